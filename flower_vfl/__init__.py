@@ -1,0 +1,1 @@
+"""Vertical federated learning for Flower in which label privacy is measured."""

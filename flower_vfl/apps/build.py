@@ -1,0 +1,153 @@
+"""From a configuration to data, models and parties."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from flower_vfl.attacks import make_attack
+from flower_vfl.config import Config
+from flower_vfl.data.catalog import load
+from flower_vfl.data.dataset import Dataset, FeatureSpec
+from flower_vfl.errors import ConfigError
+from flower_vfl.nn.dropout import bind_dropout
+from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.tabular import ConvBottom, TabularBottom, Top
+from flower_vfl.parties.attacker import Attacker
+from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.parties.scoring import Recorder
+from flower_vfl.registry import lookup
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import DEFENSES
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.vertical import optimizers_of, schedule_of
+
+BottomFactory = Callable[[FeatureSpec, Config], nn.Module]
+"""Makes a party's bottom model for what its columns are."""
+
+TopFactory = Callable[[tuple[int, ...], int, Config], nn.Module]
+"""Makes the top model for the shape of one row of the fused embedding and the number of classes."""
+
+DataFactory = Callable[[Config], Dataset]
+"""Opens the data that a configuration names; a party then loads only its own part."""
+
+
+def open_data(config: Config) -> Dataset:
+    """Open the data set that the configuration names, preparing it on first use."""
+    return load(config.data.name, path=config.data.path, options=config.data.options)
+
+
+def default_bottom(spec: FeatureSpec, config: Config) -> nn.Module:
+    """Make a bottom model for a table or for images."""
+    model = config.model
+    if spec.shape:
+        return ConvBottom(spec, cut=model.cut)
+    return TabularBottom(
+        spec, embedding_width=model.embedding_width, hidden=model.bottom, cut=model.cut, dropout=model.dropout
+    )
+
+
+def default_top(shape: tuple[int, ...], classes: int, config: Config) -> nn.Module:
+    """Make an MLP on the fused embedding."""
+    width = 1
+    for size in shape:
+        width *= size
+    return Top(width, hidden=config.model.top, classes=classes)
+
+
+def party_names(config: Config, dataset: Dataset) -> tuple[str, ...]:
+    """Return the feature parties of a run.
+
+    Raises
+    ------
+    ConfigError
+        When the configuration names parties that the data does not have, none or more than four.
+    """
+    names = tuple(config.parties.features) or tuple(name for name in dataset.parties if name != dataset.label_party)
+    for name in (*names, *config.parties.attackers):
+        if name not in dataset.parties:
+            raise ConfigError(f"there is no party {name!r} in {dataset.name}; it has {', '.join(dataset.parties)}")
+    for name in config.parties.attackers:
+        if name not in names:
+            raise ConfigError(f"parties.attackers names {name!r}, which is no feature party of this run: {', '.join(names)}")
+    if not 1 <= len(names) <= 32:
+        raise ConfigError(f"a run has 1 to 32 feature parties, given {len(names)}")
+    return names
+
+
+def build_feature_party(
+    name: str,
+    config: Config,
+    dataset: Dataset,
+    secret: Secret,
+    *,
+    bottom: BottomFactory = default_bottom,
+    simulation: bool,
+    recorder: Recorder | None = None,
+) -> FeatureParty:
+    """Build a feature party, or an attacker where the configuration says so."""
+    table = dataset.party(name)
+    schedule = schedule_of(config, dataset.alignment.rows, dataset.alignment.test_rows)
+    with seeded_initialisation(secret.seed("weights")):
+        model = bottom(table.spec, config).to(config.device)
+    dropout = secret.generator("dropout", device=config.device)
+    bind_dropout(model, dropout)
+    shared: dict[str, Any] = {
+        "alignment": dataset.alignment.digest,
+        "in_flight": config.transport.in_flight,
+        "dropout": dropout,
+        "device": config.device,
+    }
+    optimizers = optimizers_of(config, model, schedule)
+    attackers = config.parties.attackers or party_names(config, dataset)
+    if name not in attackers or not config.attack.names:
+        return FeatureParty(name, model, optimizers, table, schedule, **shared)
+    return Attacker(
+        name,
+        model,
+        optimizers,
+        table,
+        schedule,
+        attacks=[make_attack(attack) for attack in config.attack.names],
+        simulation=simulation,
+        defended=bool(config.defenses),
+        recorder=recorder,
+        every=config.attack.every,
+        **shared,
+    )
+
+
+def defend(strategy: HookedStrategy, defenses: list[dict[str, Any]]) -> HookedStrategy:
+    """Wrap a strategy in the configured defenses, given outermost first."""
+    for entry in reversed(defenses):
+        params = {key: value for key, value in entry.items() if key != "name"}
+        defense = lookup("defense", entry["name"], DEFENSES)
+        try:
+            strategy = defense(strategy, **params)
+        except TypeError as error:
+            raise ConfigError(f"defense {entry['name']!r} does not take {params}: {error}") from None
+    return strategy
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Compute with so many torch threads; 0 leaves torch's own choice."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_device(config: Config) -> None:
+    """Refuse a device that this host does not have."""
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device is {config.device!r}, but torch finds no CUDA device on this host")
+
+

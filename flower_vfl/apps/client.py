@@ -1,0 +1,238 @@
+"""The ClientApp: a Flower handler that becomes a feature party for as long as its session lasts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_vfl.apps.build import (
+    BottomFactory,
+    DataFactory,
+    build_feature_party,
+    check_device,
+    default_bottom,
+    open_data,
+    party_names,
+    torch_threads,
+)
+from flower_vfl.apps.folder import save_weights
+from flower_vfl.checkpoint import load_state, save_state
+from flower_vfl.config import Config, from_run_config
+from flower_vfl.data.dataset import Dataset
+from flower_vfl.errors import ConfigError, ProtocolError
+from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.rng import Secret
+from flower_vfl.tracking import StepLog
+from flower_vfl.transport import stream
+from flower_vfl.transport.inproc import InprocEndpoint
+from flower_vfl.transport.messages import answer, bundle
+from flower_vfl.transport.sessions import FINISHED, OFFER, OPEN, REPLY, SPARE
+
+_log = logging.getLogger(__name__)
+
+STATE_FOLDER_VARIABLE = "FLOWER_VFL_STATE"
+_STATE = "flower-vfl"
+
+
+@dataclass(frozen=True)
+class _Session:
+    """What a handler knows of the session that it takes part in."""
+
+    offer: ConfigRecord
+    party: str
+    simulation: bool
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        return str(self.offer["session"])
+
+
+class _Client:
+    """The handlers of one ClientApp.
+
+    With `messages` each Flower message may find itself in a fresh process, so the party's state lies on its own disk;
+    a party that is still in memory at the very step of that state is used as it is.
+    """
+
+    def __init__(self, bottom: BottomFactory, data: DataFactory, config: Config | None) -> None:
+        self._bottom, self._data, self._config = bottom, data, config
+        self._live: dict[tuple[str, str], tuple[int, FeatureParty, StepLog | None]] = {}
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Answer the offer of a session by taking part in it."""
+        config, offer = self._config_of(context), _offer_of(message.content)
+        dataset = self._data(config)
+        party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
+        if not party:
+            return _reply(message, SPARE, "this run has fewer feature parties than nodes")
+        session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
+        with torch_threads(config.threads):
+            machine, journal = self._build(session, context, config, dataset)
+            if offer["kind"] == "messages":
+                return self._open(message, context, session, machine, journal)
+            if offer["kind"] == "inproc":
+                InprocEndpoint.attend(session.id, machine)
+            else:
+                stream.attend(offer, session.id, machine, timeout=config.transport.connect_timeout)
+            self._leave(session, machine, journal)
+        return _reply(message, FINISHED)
+
+    def frames(self, message: Message, context: Context) -> Message:
+        """Answer the frames of one Flower message (transport `messages`)."""
+        config = self._config_of(context)
+        offer, count, state_path = _stored(context)
+        dataset = self._data(config)
+        party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
+        session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
+        with torch_threads(config.threads):
+            live = self._live.pop((session.id, party), None)
+            if live is not None and live[0] == count:
+                _, machine, journal = live
+            else:
+                machine, journal = self._build(session, context, config, dataset)
+                machine.restore(load_state(state_path))
+            content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
+            if machine.finished:
+                self._leave(session, machine, journal)
+                shutil.rmtree(state_path.parent, ignore_errors=True)
+            else:
+                self._store(context, session, machine, journal, count + 1, state_path)
+        return Message(content, reply_to=message)
+
+    def _config_of(self, context: Context) -> Config:
+        config = self._config or from_run_config(context.run_config)
+        check_device(config)
+        return config
+
+    def _build(
+        self, session: _Session, context: Context, config: Config, dataset: Dataset
+    ) -> tuple[FeatureParty, StepLog | None]:
+        secret = Secret.for_simulation(config.seed, session.party) if session.simulation else Secret.of_this_host()
+        journal = StepLog(session.folder, name=session.party) if session.offer.get("out") else None
+        machine = build_feature_party(
+            session.party,
+            config,
+            dataset,
+            secret,
+            bottom=self._bottom,
+            simulation=session.simulation,
+            recorder=journal,
+        )
+        _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
+        return machine, journal
+
+    def _leave(self, session: _Session, machine: FeatureParty, journal: StepLog | None) -> None:
+        """Keep what belongs to the party: its weights and its journal."""
+        if journal is not None:
+            journal.close()
+        if session.offer.get("out") or not session.simulation:
+            save_weights(session.folder, session.party, machine.bottom)
+
+    def _open(
+        self, message: Message, context: Context, session: _Session, machine: FeatureParty, journal: StepLog | None
+    ) -> Message:
+        state_path = _state_folder() / f"{session.id}-{session.party}" / "state.safetensors"
+        self._store(context, session, machine, journal, 0, state_path)
+        content = bundle([machine.hello()], session.id, str(session.offer["wire-dtype"]))
+        content[REPLY] = ConfigRecord({"status": OPEN, "party": session.party})
+        return Message(content, reply_to=message)
+
+    def _store(
+        self,
+        context: Context,
+        session: _Session,
+        machine: FeatureParty,
+        journal: StepLog | None,
+        count: int,
+        state_path: Path,
+    ) -> None:
+        if journal is not None:
+            journal.flush()
+        save_state(state_path, machine.state())
+        kept = {key: value for key, value in session.offer.items() if key in ("session", "simulation", "wire-dtype", "out")}
+        context.state[_STATE] = ConfigRecord({**kept, "count": count, "path": str(state_path)})
+        self._live[session.id, session.party] = (count, machine, journal)
+
+
+def _offer_of(content: RecordDict) -> ConfigRecord:
+    offer = content.config_records.get(OFFER)
+    if offer is None or offer.get("kind") not in ("inproc", "stream", "messages") or "session" not in offer:
+        raise ProtocolError("the message carries no offer of a session; is the ServerApp flower-vfl's, of this version?")
+    return offer
+
+
+def _stored(context: Context) -> tuple[ConfigRecord, int, Path]:
+    stored = context.state.config_records.get(_STATE)
+    if stored is None:
+        raise ProtocolError("frames came before an offer, or this node lost its state")
+    return stored, int(str(stored["count"])), Path(str(stored["path"]))
+
+
+def _state_folder() -> Path:
+    root = os.environ.get(STATE_FOLDER_VARIABLE) or os.environ.get("XDG_STATE_HOME")
+    return (Path(root) if root else Path.home() / ".local" / "state") / "flower-vfl"
+
+
+def _who(context: Context, config: Config, dataset: Dataset, offered_simulation: bool) -> tuple[str, bool]:
+    """Return this node's party ("" for a spare node) and whether it is simulated.
+
+    A node that its owner gave a `party` in --node-config is deployed, whatever the offer says: its secrets never come
+    from the run's seed, and it opens no audit channel.
+    """
+    names = party_names(config, dataset)
+    node: Mapping[str, object] = context.node_config
+    if "party" in node:
+        party = str(node["party"])
+        if party not in names:
+            raise ConfigError(f"this node says it is party {party!r}; the run has {', '.join(names)}")
+        return party, False
+    if not offered_simulation or "partition-id" not in node:
+        raise ConfigError('this node has no party: start its SuperNode with --node-config "party=\'NAME\'"')
+    index = int(str(node["partition-id"]))
+    return (names[index] if index < len(names) else ""), True
+
+
+def _folder(context: Context, offer: Mapping[str, object], party: str, simulation: bool) -> Path:
+    """Where the party keeps what it measured: in a simulation the run's folder, else its own."""
+    if simulation and offer.get("out"):
+        return Path(str(offer["out"]))
+    own = context.node_config.get("out")
+    return Path(str(own)) if own else _state_folder() / f"run-{context.run_id}-{party}"
+
+
+def _reply(message: Message, status: str, why: str = "") -> Message:
+    return Message(RecordDict({REPLY: ConfigRecord({"status": status, "reason": why})}), reply_to=message)
+
+
+def make_client_app(
+    *, bottom: BottomFactory = default_bottom, data: DataFactory = open_data, config: Config | None = None
+) -> ClientApp:
+    """Make the ClientApp of feature parties.
+
+    Parameters
+    ----------
+    bottom : Callable[[FeatureSpec, Config], nn.Module]
+        Makes a party's bottom model.
+    data : Callable[[Config], Dataset]
+        Opens the data; the party loads only its own part.
+    config : Config, optional
+        Instead of Flower's run config.
+
+    Returns
+    -------
+    ClientApp
+        One for all feature parties; which one a node is says its node config (`party`), in a simulation its partition.
+    """
+    client = _Client(bottom, data, config)
+    app = ClientApp()
+    app.train()(client.train)
+    app.train("frames")(client.frames)
+    return app

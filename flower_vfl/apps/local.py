@@ -1,0 +1,97 @@
+"""`run`: the whole federation in this process, with the same ServerApp and ClientApp as everywhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context, RecordDict
+
+from flower_vfl.apps.build import (
+    BottomFactory,
+    DataFactory,
+    TopFactory,
+    default_bottom,
+    default_top,
+    open_data,
+    party_names,
+)
+from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.result import RunResult
+from flower_vfl.apps.server import make_server_app
+from flower_vfl.config import Config, to_run_config
+from flower_vfl.errors import TrainingError
+from flower_vfl.strategies import Observer
+
+_JOIN_SECONDS = 10.0
+
+
+def run(
+    config: Config,
+    *,
+    out: Path | str | None = None,
+    top: TopFactory = default_top,
+    bottom: BottomFactory = default_bottom,
+    data: DataFactory = open_data,
+    observers: tuple[Observer, ...] = (),
+) -> RunResult:
+    """Train, attack and measure in this process.
+
+    Parameters
+    ----------
+    config : Config
+        What to run; see `flower_vfl.load_config`.
+    out : Path, optional
+        Folder of the results; without one nothing is written.
+    top, bottom, data
+        As for `make_server_app` and `make_client_app`.
+    observers : tuple of Observer
+        Are told how training goes.
+
+    Returns
+    -------
+    RunResult
+        Utility, leakage and cost.
+
+    Raises
+    ------
+    FlowerVflError
+        When something is wrong with the input, a party fails, or training diverges. What was measured is written.
+    """
+    results: list[RunResult] = []
+    opened = data(config)
+
+    def same_data(_config: Config):  # type: ignore[no-untyped-def] # noqa: ANN202
+        return opened
+
+    server = make_server_app(
+        top=top,
+        bottom=bottom,
+        data=same_data,
+        config=config,
+        out=Path(out) if out is not None else None,
+        observers=observers,
+        on_result=results.append,
+    )
+    client = make_client_app(bottom=bottom, data=same_data, config=config)
+    run_config = to_run_config(config)
+    grid = LocalGrid(client, len(party_names(config, opened)), run_config)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config)
+    try:
+        server(grid, context)
+    finally:
+        grid.join(_JOIN_SECONDS)
+    if not results:
+        raise TrainingError("the label party ended without a result")
+    return results[-1]
+
+
+def run_alone(config: Config, party: str, *, data: DataFactory = open_data) -> RunResult:
+    """Train the same architecture on one party's columns alone: the reason to federate, or not to."""
+    parties = config.parties.model_copy(update={"features": [party], "label_features": False, "attackers": []})
+    attack = config.attack.model_copy(update={"names": [], "max_leak": 1.0})
+    transport = config.transport.model_copy(update={"kind": "inproc", "in_flight": 1, "wire_dtype": "exact"})
+    alone = config.model_copy(
+        update={"parties": parties, "attack": attack, "transport": transport, "defenses": [], "sinks": []}
+    )
+    return run(alone, data=data)

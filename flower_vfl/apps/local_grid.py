@@ -1,0 +1,128 @@
+"""A Flower `Grid` within one process: the same ServerApp and ClientApp run without a SuperLink."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+
+from flwr.app import Context, Error, Message, Metadata, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity  # `Message(...)` reads it; Flower's runtimes set it the same way
+
+_RUN_ID = 1
+_SERVER_NODE = 1
+_UNKNOWN_ERROR = 0
+
+
+class LocalGrid(Grid):
+    """Runs a handler in a thread of its own for each message; node i is the simulation's partition i.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        What every node runs.
+    nodes : int
+        How many nodes there are.
+    run_config : Mapping[str, str | int | float | bool]
+        Flower's flat run config.
+    """
+
+    simulation = True
+    """All parties are in this process."""
+
+    def __init__(self, client_app: ClientApp, nodes: int, run_config: Mapping[str, str | int | float | bool]) -> None:
+        self._client_app = client_app
+        self._contexts = {
+            _SERVER_NODE + 1 + index: Context(
+                run_id=_RUN_ID,
+                node_id=_SERVER_NODE + 1 + index,
+                node_config={"partition-id": index, "num-partitions": nodes},
+                state=RecordDict(),
+                run_config=dict(run_config),
+            )
+            for index in range(nodes)
+        }
+        self._replies: dict[str, Message] = {}
+        self._threads: list[threading.Thread] = []
+        self._run = Run.create_empty(_RUN_ID)
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN_ID, _SERVER_NODE, 0
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._run
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._run = run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Create a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Start a handler for each message."""
+        ids = []
+        for message in messages:
+            identified = _with_id(message)
+            ids.append(identified.metadata.message_id)
+            thread = threading.Thread(target=self._handle, args=(identified,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return ids
+
+    def _handle(self, message: Message) -> None:
+        try:
+            reply = self._client_app(message, self._contexts[message.metadata.dst_node_id])
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its error reply, as in Flower
+            reply = Message(Error(_UNKNOWN_ERROR, f"{type(error).__name__}: {error}"), reply_to=message)
+        self._replies[message.metadata.message_id] = reply
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there."""
+        return [self._replies.pop(message_id) for message_id in list(message_ids) if message_id in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Push messages and wait for their replies."""
+        pending = set(self.push_messages(messages))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while pending and (deadline is None or time.monotonic() < deadline):
+            for reply in self.pull_messages(pending):
+                pending.discard(reply.metadata.reply_to_message_id)
+                replies.append(reply)
+            time.sleep(0.001)
+        return replies
+
+    def join(self, timeout: float) -> None:
+        """Wait until the handlers have returned."""
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _with_id(message: Message) -> Message:
+    """Return the message with an id, which Flower's SuperLink would give it."""
+    old = message.metadata
+    metadata = Metadata(
+        run_id=old.run_id,
+        message_id=uuid.uuid4().hex,
+        src_node_id=old.src_node_id,
+        dst_node_id=old.dst_node_id,
+        reply_to_message_id="",
+        group_id=old.group_id,
+        created_at=old.created_at,
+        ttl=old.ttl,
+        message_type=old.message_type,
+    )
+    return Message(content=message.content, metadata=metadata)  # type: ignore[call-overload]

@@ -1,0 +1,122 @@
+"""What a run leaves: `result.json` and the same as a value."""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flower_vfl.config import Config
+from flower_vfl.data.dataset import Dataset, Labels
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.training import Epoch, Outcome
+
+_UTILITY = ("test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of one run.
+
+    Attributes
+    ----------
+    status : str
+        "finished", "early stopping", "leak limit", "interrupted" or "failed".
+    summary : dict[str, Any]
+        The content of `result.json`.
+    outcome : Outcome
+        Metrics of each epoch and the rest that was measured.
+    folder : Path or None
+        Where it was written.
+    """
+
+    status: str
+    summary: dict[str, Any]
+    outcome: Outcome
+    folder: Path | None = None
+
+    @property
+    def test_auc(self) -> float:
+        """Test AUC after the last epoch; NaN where there is none."""
+        value = self.summary["utility"]["last"].get("test_auc")
+        return math.nan if value is None else float(value)
+
+    def leak(self, *, layer: str = "cut", source: str = "attacker", attack: str = "norm") -> float:
+        """Return the largest 95 % quantile of the leak AUC over parties; NaN where it was not measured."""
+        values = [
+            entry["q95"]
+            for entry in self.summary["leakage"]
+            if (entry["layer"], entry["source"], entry["attack"]) == (layer, source, attack) and entry["q95"] is not None
+        ]
+        return max(values, default=math.nan)
+
+
+def package_version(name: str) -> str:
+    """Return the version of an installed package, or an empty text."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _utility(epoch: Epoch) -> dict[str, Any]:
+    values: dict[str, Any] = {name: _number(epoch.get(name)) for name in _UTILITY}
+    values |= {name: _number(value) for name, value in epoch.items() if name.startswith("validation_")}
+    return {**values, "epoch": int(epoch["epoch"]) if epoch else None}
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def describe_data(dataset: Dataset, labels: Labels) -> dict[str, Any]:
+    """Return the `dataset` entry."""
+    positives = np.count_nonzero(labels.train) / max(1, len(labels.train)) if labels.classes == 2 else None
+    return {
+        "name": dataset.name,
+        "rows": dataset.alignment.rows,
+        "test_rows": dataset.alignment.test_rows,
+        "positives": positives,
+        "classes": labels.classes,
+    }
+
+
+def summarise(
+    outcome: Outcome, strategy: HookedStrategy, config: Config, data: dict[str, Any], *, status: str, error: str = ""
+) -> dict[str, Any]:
+    """Return the content of `result.json` (schema 1)."""
+    defenses = [{"name": defense.name, "params": defense.params} for defense in strategy.chain()]
+    last = outcome.epochs[-1] if outcome.epochs else {}
+    parties = {party: report.get("weights", "") for party, report in outcome.reports.items()}
+    return {
+        "schema": 1,
+        "status": status,
+        "error": error,
+        "dataset": data,
+        "parties": {"features": list(strategy.base.parties), "label_features": strategy.base.table is not None},
+        "defenses": defenses,
+        "utility": {"last": _utility(last), "best": _utility(outcome.best)},
+        "leakage": outcome.leakage,
+        "cost": {
+            "steps": outcome.steps,
+            "seconds": outcome.seconds,
+            "bytes_up": outcome.bytes_up,
+            "bytes_down": outcome.bytes_down,
+            "seconds_compute": outcome.seconds_compute,
+            "seconds_wait": outcome.seconds_wait,
+        },
+        "weights": {"label": outcome.weights, **parties},
+        "environment": {
+            **{name.replace("-", "_"): package_version(name) for name in ("flower-vfl", "flwr", "torch")},
+            "python": platform.python_version(),
+            "seed": config.seed,
+            "transport": config.transport.kind,
+            "device": config.device,
+            "threads": config.threads,
+        },
+    }

@@ -1,0 +1,211 @@
+"""The ServerApp: the label party."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from flower_vfl.apps.build import (
+    BottomFactory,
+    DataFactory,
+    TopFactory,
+    check_device,
+    default_bottom,
+    default_top,
+    defend,
+    open_data,
+    party_names,
+    torch_threads,
+)
+from flower_vfl.apps.folder import RunFolder, save_weights
+from flower_vfl.apps.result import RunResult, describe_data, summarise
+from flower_vfl.config import Config, from_run_config
+from flower_vfl.data.dataset import Dataset, Labels
+from flower_vfl.errors import ConfigError
+from flower_vfl.nn.dropout import bind_dropout
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import HookedStrategy, Observer, Outcome, VerticalStrategy
+from flower_vfl.strategies.vertical import is_simulation
+from flower_vfl.tracking import StepLog, make_sink
+
+_log = logging.getLogger(__name__)
+
+ResultCallback = Callable[[RunResult], None]
+
+
+class _Journal(Observer):
+    """Writes every value into the run's journal and passes everything on."""
+
+    def __init__(self, log: StepLog | None, others: tuple[Observer, ...]) -> None:
+        self._journal, self._others = log, others
+
+    def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
+        if self._journal is not None:
+            self._journal.add(
+                step=step, epoch=epoch, party=party, layer=layer, attack=attack, metric=metric, value=value
+            )
+
+    def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
+        for other in self._others:
+            other.on_start(steps, epochs, parties)
+
+    def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
+        for other in self._others:
+            other.on_step(step, epoch, loss, leak)
+
+    def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
+        if self._journal is not None:
+            self._journal.flush()
+        for other in self._others:
+            other.on_epoch(step, epoch, metrics)
+
+
+class _EpochLog(Observer):
+    """Logs one readable line an epoch."""
+
+    def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
+        _log.info("training: %d epochs, %d steps, with %s", epochs, steps, ", ".join(parties) or "nobody else")
+
+    def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
+        shown = ("train_loss", "validation_auc", "test_auc", "test_loss", "test_accuracy")
+        _log.info("epoch %d: %s", epoch, ", ".join(f"{name} {metrics[name]:.4f}" for name in shown if name in metrics))
+
+
+def build_strategy(
+    config: Config,
+    dataset: Dataset,
+    labels: Labels,
+    *,
+    top: TopFactory,
+    bottom: BottomFactory,
+    secret: Secret,
+    observer: Observer,
+    outcome: Outcome,
+) -> HookedStrategy:
+    """Build the label party's strategy with the configured defenses around it."""
+    parties = party_names(config, dataset)
+    own = dataset.label_party if config.parties.label_features and dataset.label_party in dataset.parties else ""
+    table = dataset.party(own) if own and own not in parties else None
+    if own in parties and config.parties.label_features and config.parties.features:
+        _log.info("party %r takes part as a feature party; the label party uses no columns", own)
+    dropout = secret.generator("dropout", device=config.device)
+
+    def make_bottom():  # type: ignore[no-untyped-def] # noqa: ANN202
+        model = bottom(table.spec, config)  # type: ignore[union-attr]
+        bind_dropout(model, dropout)
+        return model
+
+    def make_top(shape):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        model = top(shape, labels.classes, config)
+        bind_dropout(model, secret.generator("dropout", "top", device=config.device))
+        return model
+
+    strategy = VerticalStrategy(
+        make_top,
+        labels,
+        parties=parties,
+        config=config,
+        bottom=None if table is None else make_bottom,
+        table=table,
+        alignment=dataset.alignment.digest,
+        secret=secret,
+        observer=observer,
+        outcome=outcome,
+    )
+    return defend(strategy, config.defenses)
+
+
+def make_server_app(
+    *,
+    top: TopFactory = default_top,
+    bottom: BottomFactory = default_bottom,
+    data: DataFactory = open_data,
+    config: Config | None = None,
+    out: Path | None = None,
+    observers: tuple[Observer, ...] = (),
+    on_result: ResultCallback | None = None,
+) -> ServerApp:
+    """Make the ServerApp of the label party.
+
+    Parameters
+    ----------
+    top : Callable[[tuple[int, ...], int, Config], nn.Module]
+        Makes the top model for the shape of one row of the fused embedding and the number of classes.
+    bottom : Callable[[FeatureSpec, Config], nn.Module]
+        Makes the label party's own bottom model, where it has columns.
+    data : Callable[[Config], Dataset]
+        Opens the data; the label party loads the labels and its own columns.
+    config : Config, optional
+        Instead of Flower's run config.
+    out : Path, optional
+        Folder of the results; in Flower's run config: `out`.
+    observers : tuple of Observer
+        Are told how training goes.
+    on_result : Callable[[RunResult], None], optional
+        Gets the result, whole or interrupted.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        settings = config or from_run_config(context.run_config)
+        check_device(settings)
+        given = out or (Path(str(context.run_config["out"])) if context.run_config.get("out") else None)
+        dataset = data(settings)
+        labels = dataset.labels()
+        folder = RunFolder(given, settings) if given is not None else None
+        with torch_threads(settings.threads):
+            _train(grid, settings, dataset, labels, top, bottom, folder, observers, on_result)
+
+    return app
+
+
+def _train(  # noqa: PLR0917
+    grid: Grid,
+    config: Config,
+    dataset: Dataset,
+    labels: Labels,
+    top: TopFactory,
+    bottom: BottomFactory,
+    folder: RunFolder | None,
+    observers: tuple[Observer, ...],
+    on_result: ResultCallback | None,
+) -> None:
+    simulation = is_simulation(grid)
+    secret = Secret.for_simulation(config.seed, "label") if simulation else Secret.of_this_host()
+    if config.sinks and folder is None:
+        raise ConfigError("sinks need a folder: set `out`")
+    journal = None
+    if folder is not None:
+        journal = StepLog(folder.path, name="label", sinks=[make_sink(name, folder.path) for name in config.sinks])
+        _log.info("results go to %s", folder.path)
+    outcome = Outcome()
+    observer = _Journal(journal, (_EpochLog(), *observers))
+    strategy = build_strategy(
+        config, dataset, labels, top=top, bottom=bottom, secret=secret, observer=observer, outcome=outcome
+    )
+    status, error = "failed", ""
+    try:
+        offer = {"out": str(folder.path)} if folder is not None and simulation else {}
+        strategy.base.offer = offer
+        strategy.start(grid)
+        status = outcome.stopped
+    except KeyboardInterrupt:
+        status, error = "interrupted", "interrupted by the user"
+        raise
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        raise
+    finally:
+        summary = summarise(outcome, strategy, config, describe_data(dataset, labels), status=status, error=error)
+        if journal is not None and folder is not None:
+            journal.close()
+            folder.write_result(summary)
+            if strategy.base.label_party is not None:
+                save_weights(folder.path, "label", strategy.base.label_party.module)
+        if on_result is not None:
+            on_result(RunResult(status, summary, outcome, folder.path if folder is not None else None))

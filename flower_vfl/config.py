@@ -1,0 +1,347 @@
+"""The run configuration: one model, read from TOML, overridden by `--set` and by Flower's flat run config."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, Self, get_origin
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.registry import suggestion
+
+Value = str | int | float | bool
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class DataConfig(_Section):
+    """Which data, and from where."""
+
+    name: str = Field("census-income", description="data set; `flower-vfl data list` shows them")
+    path: str = Field("", description="folder or file of the raw or prepared data; empty: where the data set's package puts it")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the data set's loader")
+
+
+class PartiesConfig(_Section):
+    """Who takes part."""
+
+    features: list[str] = Field(default_factory=list, description="feature parties, 1 to 4; empty: all but the label party")
+    label_features: bool = Field(True, description="the label party's own columns are used, if it has any")
+    attackers: list[str] = Field(default_factory=list, description="feature parties that also look; empty: all of them")
+
+    @field_validator("features", "attackers")
+    @classmethod
+    def _names(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
+                raise ValueError(f"{name!r} is no party name: letters, digits, '-' and '_', 63 at most")
+        if len(set(names)) != len(names):
+            raise ValueError("a party is named twice")
+        return names
+
+
+class ModelConfig(_Section):
+    """The shape of the network."""
+
+    cut: int = Field(32, ge=1, le=65536, description="width of each party's embedding at the cut layer")
+    embedding_width: int = Field(8, ge=1, le=4096, description="width of the embedding of one category")
+    bottom: list[int] = Field(default_factory=lambda: [128], description="hidden layers of a bottom model")
+    top: list[int] = Field(default_factory=lambda: [64], description="hidden layers of the top model")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout in bottom models")
+    fusion: Literal["concat", "sum", "mean"] = Field("concat", description="how the parties' embeddings are joined")
+
+    @field_validator("bottom", "top")
+    @classmethod
+    def _widths(cls, widths: list[int]) -> list[int]:
+        if any(width < 1 for width in widths):
+            raise ValueError(f"layer widths must be at least 1, given {widths}")
+        return widths
+
+
+class TrainingConfig(_Section):
+    """How the network is trained."""
+
+    epochs: int = Field(6, ge=1, description="passes over the training rows")
+    batch_size: int = Field(1024, ge=1, description="rows of one step")
+    eval_batch_size: int = Field(8192, ge=1, description="rows of one evaluation message")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="optimizer of every party")
+    learning_rate: float = Field(1e-3, gt=0.0, description="learning rate")
+    schedule: Literal["constant", "cosine", "step", "linear"] = Field("constant", description="learning-rate schedule")
+    weight_decay: float = Field(0.0, ge=0.0, description="weight decay of dense weights")
+    class_weights: Literal["none", "balanced"] = Field("none", description="weights of the classes in the loss")
+    clip_norm: float = Field(0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off")
+    validation: float = Field(0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
+    patience: int = Field(0, ge=0, description="stop after so many epochs without a better validation; 0: off")
+
+
+class AttackConfig(_Section):
+    """What is attacked while training, and where it is logged."""
+
+    names: list[str] = Field(default_factory=lambda: ["norm"], description="attacks that attackers and the monitor run")
+    every: int = Field(1, ge=1, description="log each so many steps")
+    monitor: bool = Field(True, description="the label party attacks its own outgoing messages")
+    audit: bool = Field(True, description="in a simulation, true labels go to the attackers' scorers")
+    max_leak: float = Field(1.0, gt=0.5, le=1.0, description="limit of the monitor's q95 leak AUC of an epoch; 1: off")
+    on_leak: Literal["stop", "warn"] = Field("stop", description="what happens when the limit is passed")
+
+
+class TransportConfig(_Section):
+    """How messages cross the cut."""
+
+    kind: Literal["inproc", "stream", "messages"] = Field("inproc", description="carrier of the records")
+    in_flight: int = Field(1, ge=1, le=64, description="steps under way at once; 1 is exact")
+    wire_dtype: Literal["exact", "float16", "bfloat16"] = Field("exact", description="number format on the wire")
+    host: str = Field("127.0.0.1", description="address at which the label party's session endpoint listens")
+    advertise: str = Field("", description="address that feature parties dial; empty: `host`")
+    port: int = Field(0, ge=0, le=65535, description="port of the session endpoint; 0: a free one")
+    connect_timeout: float = Field(60.0, gt=0.0, description="seconds in which every party must have dialled")
+    max_frame_mib: int = Field(64, ge=1, le=1024, description="largest message that the session endpoint takes, MiB")
+    step_timeout: float = Field(600.0, gt=0.0, description="seconds to wait for one answer")
+
+
+class Config(_Section):
+    """Everything a run needs to know; it reaches every party, so nothing in it is secret."""
+
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of a simulation's secrets")
+    schedule_seed: int = Field(-1, ge=-1, lt=2**63, description="seed of the order of batches; -1: `seed`")
+    device: str = Field("cpu", description="torch device of models")
+    threads: int = Field(1, ge=0, description="torch threads of each party; 0: leave torch's own choice")
+    sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list, description="live trackers")
+    data: DataConfig = Field(default_factory=DataConfig)
+    parties: PartiesConfig = Field(default_factory=PartiesConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    attack: AttackConfig = Field(default_factory=AttackConfig)
+    transport: TransportConfig = Field(default_factory=TransportConfig)
+    defenses: list[dict[str, Any]] = Field(default_factory=list, description='outermost first, e.g. "iso(t=1.0)"')
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, device: str) -> str:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+            raise ValueError(f"{device!r} is no device: cpu, cuda or cuda:N")
+        return device
+
+    @field_validator("defenses")
+    @classmethod
+    def _defenses(cls, defenses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for entry in defenses:
+            if not isinstance(entry.get("name"), str):
+                raise ValueError(f"each defense needs a name, given {entry}")
+        return defenses
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        if self.training.validation == 0.0 and self.training.patience > 0:
+            raise ValueError("training.patience needs a validation part: set training.validation above 0")
+        if not self.attack.monitor and self.attack.max_leak < 1.0:
+            raise ValueError("attack.max_leak is measured by the monitor: set attack.monitor to true")
+        return self
+
+    @property
+    def shared_seed(self) -> int:
+        """The schedule seed that is in force."""
+        return self.seed if self.schedule_seed < 0 else self.schedule_seed
+
+
+def leaf_paths(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+    """Map each leaf's dotted path to its annotation, e.g. "training.batch_size" to int."""
+    leaves: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            leaves |= leaf_paths(kind, f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = kind
+    return leaves
+
+
+def _flat(path: str) -> str:
+    return re.sub(r"[._]", "-", path)
+
+
+def _path_of(key: str) -> tuple[str, str]:
+    """Return the leaf's dotted path that `key` means and, for dictionaries, the entry in it."""
+    leaves = leaf_paths()
+    flat = {_flat(path): path for path in leaves}
+    wanted = _flat(key)
+    if wanted in flat:
+        return flat[wanted], ""
+    for path, kind in leaves.items():
+        if get_origin(kind) is dict and wanted.startswith(_flat(path) + "-"):
+            return path, key[len(path) + 1 :]
+    raise ConfigError(f"there is no configuration key {key!r}; {suggestion(key, leaves)}")
+
+
+def parse_defenses(text: str) -> list[dict[str, Any]]:
+    """Parse `iso(t=5.0), label_dp(flip=0.02)`, outermost first.
+
+    Examples
+    --------
+    >>> parse_defenses("iso(t=5.0), max_norm")
+    [{'name': 'iso', 't': 5.0}, {'name': 'max_norm'}]
+    """
+    found: list[dict[str, Any]] = []
+    pattern = re.compile(r"\s*([A-Za-z_][\w.:-]*)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
+    position = 0
+    while position < len(text.rstrip()):
+        match = pattern.match(text, position)
+        if match is None:
+            raise ConfigError(f"defenses={text!r} is not understood at {text[position:]!r}; write e.g. \"iso(t=5.0)\"")
+        entry: dict[str, Any] = {"name": match[1]}
+        for part in filter(str.strip, (match[2] or "").split(",")):
+            key, equals, value = part.partition("=")
+            if not equals:
+                raise ConfigError(f"defenses={text!r}: {part.strip()!r} is no key=value")
+            entry[key.strip()] = _scalar(value.strip())
+        found.append(entry)
+        position = match.end()
+    return found
+
+
+def _scalar(text: str) -> Value:
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, str | int | float | bool) else text
+
+
+def _coerce(path: str, kind: Any, value: Any) -> Any:
+    """Turn a flat value (`--set`, Flower's run config) into what the leaf wants."""
+    if not isinstance(value, str):
+        return value
+    if path == "defenses":
+        return json.loads(value) if value.lstrip().startswith("[{") else parse_defenses(value)
+    if get_origin(kind) is list:
+        items = [item.strip() for item in value.strip().removeprefix("[").removesuffix("]").split(",")]
+        return [_scalar(item.strip("\"'")) for item in items if item]
+    if get_origin(kind) is dict:
+        try:
+            return json.loads(value or "{}")
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path} wants a JSON object, given {value!r}: {error}") from None
+    return value if kind is str or get_origin(kind) is Literal else _scalar(value)
+
+
+def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested `values` with flat `overrides` (dotted or kebab-case keys) put in."""
+    result: dict[str, Any] = json.loads(json.dumps(values))
+    leaves = leaf_paths()
+    for key, value in overrides.items():
+        path, entry = _path_of(key)
+        *sections, leaf = path.split(".")
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+        if entry:
+            place.setdefault(leaf, {})[entry] = _scalar(value) if isinstance(value, str) else value
+        else:
+            place[leaf] = _coerce(path, leaves[path], value)
+    return result
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"]) or "configuration"
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{path}: there is no such key; {suggestion(path, leaf_paths())}")
+        else:
+            given = "" if problem["type"] == "value_error" and not problem["loc"] else f", given {problem['input']!r}"
+            lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')}{given}")
+    return "; ".join(lines)
+
+
+def build_config(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
+    """Check nested `values` with flat `overrides` and return the configuration.
+
+    Raises
+    ------
+    ConfigError
+        Naming each field that is wrong, what was given and what is allowed.
+    """
+    try:
+        return Config.model_validate(with_overrides(values, overrides or {}))
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that come with the package."""
+    folder = files("flower_vfl") / "simulations" / "presets"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Read a preset by name or a TOML file by path, with flat overrides.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such preset or file, or when something in it is wrong.
+    """
+    if source.endswith(".toml"):
+        path = Path(source)
+        if not path.is_file():
+            raise ConfigError(f"there is no configuration file {source!r}")
+        text = path.read_text(encoding="utf8")
+    elif source in preset_names():
+        text = (files("flower_vfl") / "simulations" / "presets" / f"{source}.toml").read_text(encoding="utf8")
+    else:
+        raise ConfigError(f"there is no preset {source!r}; {suggestion(source, preset_names())}, or a path ending in .toml")
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source} is no valid TOML: {error}") from None
+    return build_config(values, overrides)
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
+    """Parse the `key=value` of the command line's `--set`."""
+    parsed: dict[str, str] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set wants key=value, given {assignment!r}")
+        parsed[key.strip()] = value.strip()
+    return parsed
+
+
+def to_toml(config: Config) -> str:
+    """Write the whole configuration as TOML; `load_config` reads it back to an equal one."""
+    return tomli_w.dumps(config.model_dump())
+
+
+def to_run_config(config: Config) -> dict[str, Value]:
+    """Write the configuration as Flower's flat run config: kebab-case keys, scalar values."""
+    nested = config.model_dump()
+    flat: dict[str, Value] = {}
+    for path in leaf_paths():
+        value: Any = nested
+        for part in path.split("."):
+            value = value[part]
+        if path == "defenses" or isinstance(value, dict):
+            flat[_flat(path)] = json.dumps(value)
+        elif isinstance(value, list):
+            flat[_flat(path)] = ",".join(map(str, value))
+        else:
+            flat[_flat(path)] = value
+    return flat
+
+
+def from_run_config(run_config: Mapping[str, Value]) -> Config:
+    """Read Flower's flat run config: `preset`, and whatever else is not the empty string overrides it."""
+    values = {key: value for key, value in run_config.items() if value != ""}
+    preset = str(values.pop("preset", ""))
+    values.pop("out", None)
+    return load_config(preset, values) if preset else build_config({}, values)

@@ -1,0 +1,43 @@
+"""The tree of errors that this package raises; every message says what was given, what is allowed and what to do."""
+
+from __future__ import annotations
+
+
+class FlowerVflError(Exception):
+    """Base class of every error that flower-vfl raises on purpose."""
+
+
+class InputError(FlowerVflError):
+    """Something that the user gave is wrong; the command line answers it with exit code 2."""
+
+
+class ConfigError(InputError):
+    """A configuration value, or a combination of values, that is unknown or impossible."""
+
+
+class DataError(InputError):
+    """A file, a column, an ID or a label that cannot be used."""
+
+
+class OutputExistsError(InputError):
+    """The output folder holds something that would be overwritten."""
+
+
+class ProtocolError(FlowerVflError):
+    """The other side sent something that the protocol does not allow; nothing of it was used."""
+
+
+class SessionError(FlowerVflError):
+    """A session could not be opened, or it broke."""
+
+
+class PartyError(SessionError):
+    """A party died, refused or reported an error; the message names the party and the reason."""
+
+
+class UnprotectedBatchError(FlowerVflError):
+    """A defense could not protect a batch; the batch must not be sent as it is."""
+
+
+class TrainingError(FlowerVflError):
+    """Training cannot go on: the loss is not finite, or a model does not fit its data."""

@@ -1,0 +1,65 @@
+"""What every metric does with its arguments: tensors or arrays in, checked numpy arrays out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flower_vfl.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeAlias
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Array: TypeAlias = Tensor | NDArray[Any] | Sequence[float]
+
+
+class ArgumentError(InputError, ValueError):
+    """An argument of a function has a shape or a value that the function does not allow."""
+
+
+def as_numpy(values: Array) -> NDArray[Any]:
+    """Return a tensor (any device, any floating type) or an array as a numpy array, without a copy where possible.
+
+    Metrics do not import torch: who has no tensor need not load it.
+    """
+    if hasattr(values, "detach"):
+        tensor = values.detach().cpu()
+        if tensor.is_floating_point() and tensor.itemsize < 4:  # numpy has no bfloat16
+            tensor = tensor.float()
+        array: NDArray[Any] = tensor.numpy()
+        return array
+    return np.asarray(values)
+
+
+def binary(scores: Array, labels: Array) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Check scores (B,) against binary labels (B,); return the scores and the mask of the positives.
+
+    Raises
+    ------
+    ArgumentError
+        For other shapes, and for labels that are neither 0 nor 1.
+    """
+    values, y = as_numpy(scores), as_numpy(labels)
+    if values.ndim != 1 or values.shape != y.shape:
+        raise ArgumentError(f"Scores {values.shape} and labels {y.shape}: give two vectors of one length (B,).")
+    if y.dtype == np.bool_:
+        return values, y
+    positive = y == 1
+    if np.count_nonzero(positive) + np.count_nonzero(y == 0) != y.size:
+        wrong = y[(y != 0) & (y != 1)][0]
+        raise ArgumentError(f"The labels contain {wrong}: give 0 for negatives and 1 for positives, nothing else.")
+    return values, positive
+
+
+def refuse_nan(values: NDArray[Any], name: str) -> None:
+    """Raise where a value is not a number: it has no place in an order."""
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        count = np.count_nonzero(np.isnan(values))
+        raise ArgumentError(
+            f"{count} of {values.size} {name} are NaN: a NaN cannot be ranked, find where it comes from."
+        )

@@ -1,0 +1,111 @@
+"""From one value a step to one line of a result: the leak of a whole run."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flower_vfl.metrics.arrays import ArgumentError
+from flower_vfl.metrics.null import null_quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import ArrayLike
+
+
+def nearest_rank(values: ArrayLike, q: float = 0.95) -> float:
+    """Return the smallest of the values that at least the share ``q`` of them does not exceed.
+
+    Always one of the values, never an interpolation; NaN where there are none.
+
+    Examples
+    --------
+    >>> nearest_rank([3.0, 1.0, 2.0, 4.0], 0.5)
+    2.0
+    """
+    if not 0 < q <= 1:
+        raise ArgumentError(f"The quantile is {q}: give a number above 0 and at most 1, such as 0.95.")
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    if not ordered.size:
+        return math.nan
+    return float(ordered[math.ceil(q * ordered.size - 1e-9) - 1])
+
+
+@dataclass
+class LeakSummary:
+    """Collects the leak of one attack, at one layer of one party, over the steps of a run.
+
+    A step whose batch has one class only has no AUC: it is counted by itself, neither dropped nor called 0.5.
+
+    Attributes
+    ----------
+    attack, params, metric, phase, source, defended, layer, party
+        What was measured; they go into the result as they are.
+
+    Examples
+    --------
+    >>> leak = LeakSummary(attack="norm", party="a")
+    >>> leak.add(0.9, negatives=940, positives=84)
+    >>> leak.add(float("nan"), negatives=1024, positives=0)
+    >>> entry = leak.result()
+    >>> entry["q95"], entry["steps"], entry["one_class_steps"]
+    (0.9, 2, 1)
+    """
+
+    attack: str
+    party: str
+    layer: str = "cut"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    metric: str = "auc"
+    phase: str = "train"
+    source: str = "attacker"
+    defended: bool = False
+    one_class_steps: int = field(default=0, init=False)
+    values: array[float] = field(default_factory=lambda: array("d"), init=False, repr=False)
+    class_counts: Counter[tuple[int, int]] = field(default_factory=Counter, init=False, repr=False)
+
+    def add(self, value: float, negatives: int, positives: int) -> None:
+        """Take in one step: the attack's value (NaN where the batch has one class) and what the batch was made of."""
+        if math.isnan(value):
+            self.one_class_steps += 1
+        else:
+            self.values.append(value)
+            self.class_counts[negatives, positives] += 1
+
+    def result(self, *, baseline: float | None = None, advantage: float | None = None) -> dict[str, Any]:
+        """Return the entry for the ``leakage`` list of ``result.json``; what is not known is None.
+
+        ``q95`` is the 95 % quantile over the steps (nearest rank), ``q95_null`` the same of a score that knows nothing
+        on these batches, ``steps`` all steps, those of one class included. ``baseline`` and ``advantage`` belong to
+        attacks that are compared with training alone.
+        """
+        values = np.frombuffer(self.values, dtype=np.float64) if self.values else np.empty(0)
+        null = null_quantile(self.class_counts.elements()) if self.metric == "auc" else math.nan
+        return {
+            "attack": self.attack,
+            "params": dict(self.params),
+            "metric": self.metric,
+            "phase": self.phase,
+            "source": self.source,
+            "defended": self.defended,
+            "layer": self.layer,
+            "party": self.party,
+            "q95": _or_none(nearest_rank(values)),
+            "q95_null": _or_none(null),
+            "mean": _or_none(float(values.mean()) if values.size else math.nan),
+            "max": _or_none(float(values.max()) if values.size else math.nan),
+            "steps": values.size + self.one_class_steps,
+            "one_class_steps": self.one_class_steps,
+            "baseline": baseline,
+            "advantage": advantage,
+        }
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,247 @@
+"""A feature party: a bottom model, its optimizer and its columns. It never learns labels, losses or metrics."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flower_vfl.data.dataset import PartyTable
+from flower_vfl.errors import ProtocolError, TrainingError
+from flower_vfl.nn.digest import weights_digest
+from flower_vfl.nn.optim import Optimizers
+from flower_vfl.protocol.codec import OVERHEAD
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import Part, Rows, Schedule
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step whose gradient is still to come."""
+
+    step: int
+    rows: Rows
+    output: Tensor | None
+    dropout: Tensor | None
+
+
+class FeatureParty:
+    """The state machine of a feature party.
+
+    Parameters
+    ----------
+    name : str
+        Name of the party.
+    bottom : nn.Module
+        Bottom model, on `device`; called with what `table.train.gather` returns.
+    optimizers : Optimizers
+        Of the bottom model.
+    table : PartyTable
+        The party's columns of the training and test rows.
+    schedule : Schedule
+        Which rows make which step.
+    alignment : str
+        Digest of the ordered IDs; the label party compares it with its own.
+    in_flight : int
+        Steps that may be under way at once. The gradient of step t is applied before the embedding of step
+        t + in_flight is computed. With more than 1, weights change between a forward pass and its backward pass, so the
+        forward pass is done again with the weights of the moment.
+    dropout : torch.Generator, optional
+        What the bottom model's dropout draws from.
+    device : str
+        Where the bottom model is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bottom: nn.Module,
+        optimizers: Optimizers,
+        table: PartyTable,
+        schedule: Schedule,
+        *,
+        alignment: str = "",
+        in_flight: int = 1,
+        dropout: torch.Generator | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.name = name
+        self.finished = False
+        self.bottom = bottom
+        self.optimizers = optimizers
+        self.seconds_compute = 0.0
+        self._table, self._schedule, self._alignment = table, schedule, alignment
+        self._in_flight, self._dropout, self._device = in_flight, dropout, device
+        self._pending: deque[_Pending] = deque()
+        self._next_step = 0
+        self._shape, self._dtype = self._probe()
+
+    def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Find the shape and number format of one row's embedding."""
+        with torch.no_grad():
+            self.bottom.eval()
+            output = self.bottom(*self._gather("train", self._schedule.train_batch(0)[:2]))
+        if not isinstance(output, Tensor) or output.dim() < 2 or not output.is_floating_point():
+            raise TrainingError(f"the bottom model of party {self.name!r} must return a floating point tensor (B, ...)")
+        return tuple(output.shape[1:]), output.dtype
+
+    @property
+    def frame_limit(self) -> int:
+        """Most bytes of a frame to or from this party."""
+        return frame_limit(self._schedule, self._shape)
+
+    def hello(self) -> Frame:
+        """Introduce the party: the shape of its embeddings and what its rows and its schedule are."""
+        return Frame(
+            Kind.HELLO,
+            fields={
+                "party": self.name,
+                "shape": json.dumps(self._shape),
+                "dtype": str(self._dtype).removeprefix("torch."),
+                "rows": len(self._table.train),
+                "test_rows": len(self._table.test),
+                "alignment": self._alignment,
+                "schedule": self._schedule.digest,
+                "in_flight": self._in_flight,
+            },
+        )
+
+    def handle(self, frame: Frame) -> Frame | None:
+        """Take one frame from the label party and return the answer, if it has one.
+
+        Raises
+        ------
+        ProtocolError
+            When the frame is not the next one that the protocol allows; nothing of it was used then.
+        """
+        started = time.perf_counter()
+        try:
+            if frame.kind is Kind.STEP:
+                return self._step(frame)
+            if frame.kind is Kind.EVALUATE:
+                return self._evaluate(frame)
+            if frame.kind is Kind.FINISH:
+                return self._finish()
+            return self._other(frame)
+        finally:
+            self.seconds_compute += time.perf_counter() - started
+
+    def _other(self, frame: Frame) -> Frame | None:
+        raise ProtocolError(f"party {self.name!r} does not take {frame.kind} frames")
+
+    def _step(self, frame: Frame) -> Frame | None:
+        gradient_of = frame.integer("gradient_of")
+        if gradient_of >= 0:
+            self._learn(gradient_of, frame)
+        return self._embed(frame.step) if frame.step >= 0 else None
+
+    def _embed(self, step: int) -> Frame:
+        if step != self._next_step or step >= self._schedule.steps:
+            raise ProtocolError(f"step {step} was asked for, the next one is {self._next_step}")
+        if len(self._pending) >= self._in_flight:
+            raise ProtocolError(f"step {step} was asked for while {len(self._pending)} steps wait for their gradient")
+        rows = self._schedule.train_batch(step)
+        exact = self._in_flight == 1
+        state = None if self._dropout is None else self._dropout.get_state()
+        self.bottom.train()
+        with torch.set_grad_enabled(exact):
+            output = self.bottom(*self._gather("train", rows))
+        self._pending.append(_Pending(step, rows, output if exact else None, state))
+        self._next_step += 1
+        return Frame(Kind.EMBEDDING, step, tensors={"embedding": output.detach()})
+
+    def _learn(self, step: int, frame: Frame) -> None:
+        if not self._pending or self._pending[0].step != step:
+            expected = self._pending[0].step if self._pending else "none"
+            raise ProtocolError(f"the gradient of step {step} came, that of step {expected} was expected")
+        pending = self._pending[0]
+        shape = (len(pending.rows), *self._shape)
+        gradient = frame.tensor("gradient", shape=shape, dtype=self._dtype).to(self._device)
+        self._pending.popleft()
+        output = pending.output if pending.output is not None else self._repeat(pending)
+        self.optimizers.zero_grad()
+        output.backward(gradient)
+        self._observe(pending.step, pending.rows, output.detach(), gradient, frame)
+        self.optimizers.step()
+
+    def _repeat(self, pending: _Pending) -> Tensor:
+        """Do a forward pass again, with the same dropout and without a second update of running statistics."""
+        buffers = [buffer.clone() for buffer in self.bottom.buffers()]
+        now = None
+        if self._dropout is not None and pending.dropout is not None:
+            now = self._dropout.get_state()
+            self._dropout.set_state(pending.dropout)
+        self.bottom.train()
+        output: Tensor = self.bottom(*self._gather("train", pending.rows))
+        if self._dropout is not None and now is not None:
+            self._dropout.set_state(now)
+        for buffer, kept in zip(self.bottom.buffers(), buffers, strict=True):
+            buffer.copy_(kept)
+        return output
+
+    def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:
+        """See one finished backward pass; an honest feature party does not look."""
+
+    def _evaluate(self, frame: Frame) -> Frame:
+        part = frame.text("part")
+        if part not in ("validation", "test") or not 0 <= frame.step < self._schedule.batches(part):  # type: ignore[arg-type]
+            raise ProtocolError(f"there is no evaluation batch {frame.step} of {part!r}")
+        chosen: Part = "validation" if part == "validation" else "test"
+        rows = self._schedule.eval_batch(chosen, frame.step)
+        self.bottom.eval()
+        with torch.no_grad():
+            output = self.bottom(*self._gather("test" if chosen == "test" else "train", rows))
+        return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": output})
+
+    def _gather(self, table: str, rows: Rows) -> list[Tensor]:
+        source = self._table.test if table == "test" else self._table.train
+        return [tensor.to(self._device) for tensor in source.gather(rows)]
+
+    def report(self) -> dict[str, Any]:
+        """Return what the party says at the end: the digest of its weights and its computing time."""
+        return {"weights": weights_digest(self.bottom), "seconds_compute": self.seconds_compute}
+
+    def _finish(self) -> Frame:
+        if self._pending:
+            raise ProtocolError(f"training was finished while {len(self._pending)} steps wait for their gradient")
+        self.finished = True
+        return Frame(Kind.REPORT, fields={"report": json.dumps(self.report())})
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that changes while training, as plain values and tensors."""
+        return {
+            "bottom": dict(self.bottom.state_dict()),
+            "optimizers": self.optimizers.state_dict(),
+            "next_step": self._next_step,
+            "pending": [{"step": pending.step, "dropout": pending.dropout} for pending in self._pending],
+            "dropout": None if self._dropout is None else self._dropout.get_state(),
+            "seconds_compute": self.seconds_compute,
+            "finished": self.finished,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned; with one step in flight the pending forward pass is done again."""
+        self.bottom.load_state_dict(state["bottom"])
+        self.optimizers.load_state_dict(state["optimizers"])
+        self._next_step, self.finished = state["next_step"], state["finished"]
+        self.seconds_compute = state["seconds_compute"]
+        self._pending.clear()
+        for entry in state["pending"]:
+            rows = self._schedule.train_batch(entry["step"])
+            self._pending.append(_Pending(entry["step"], rows, None, entry["dropout"]))
+        if self._dropout is not None:
+            self._dropout.set_state(state["dropout"])
+
+
+def frame_limit(schedule: Schedule, shape: tuple[int, ...]) -> int:
+    """Return the most bytes of a frame that carries one batch of embeddings of `shape` (8 bytes a value)."""
+    values = 1
+    for size in shape:
+        values *= size
+    return OVERHEAD + 8 * max(schedule.batch_size, schedule.eval_batch_size) * (values + 1)

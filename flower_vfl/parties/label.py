@@ -1,0 +1,191 @@
+"""The label party: the top model, the loss, the labels and, if it has columns of its own, a bottom model for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flower_vfl.data.dataset import PartyTable
+from flower_vfl.errors import TrainingError, UnprotectedBatchError
+from flower_vfl.nn.digest import weights_digest
+from flower_vfl.nn.fusion import fuse
+from flower_vfl.nn.optim import Optimizers
+from flower_vfl.protocol.schedule import Part, Rows, Schedule
+
+Log = dict[str, float]
+
+
+class Hooks(Protocol):
+    """What a defense may change; each hook also returns what it wants logged."""
+
+    def embed(self, z: Tensor) -> tuple[Tensor, Log]:
+        """Change the received embedding of one party, (B, ...)."""
+
+    def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
+        """Return the loss; `z` is (B, D), all feature parties' embeddings side by side."""
+
+    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+        """Change the cut gradients of all feature parties, (B, D), before they leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one training step gives."""
+
+    rows: Rows
+    loss: float
+    gradients: Mapping[str, Tensor]
+    log: Log = field(default_factory=dict)
+
+
+class LabelParty:
+    """The state machine of the label party.
+
+    Parameters
+    ----------
+    top : nn.Module
+        Top model; takes the fused embedding, returns logits (B,) for two classes or (B, C).
+    optimizers : Optimizers
+        Of the top model, and of `bottom` where there is one.
+    labels : NDArray
+        (N,) *prepared* labels of the training table.
+    hooks : Hooks
+        The defenses.
+    schedule : Schedule
+        Which rows make which step.
+    parties : Sequence[str]
+        Feature parties, in the order in which their embeddings are joined.
+    bottom, table : nn.Module, PartyTable, optional
+        The label party's own bottom model and columns; its embedding comes last.
+    fusion : str
+        "concat", "sum" or "mean".
+    clip_norm : float
+        Largest Frobenius norm of the batch's cut gradient over all feature parties, applied before `protect`, and
+        of the gradient of the label party's own weights; 0 for none.
+    device : str
+        Where the models are.
+    """
+
+    def __init__(
+        self,
+        top: nn.Module,
+        optimizers: Optimizers,
+        labels: NDArray[Any],
+        hooks: Hooks,
+        schedule: Schedule,
+        parties: Sequence[str],
+        *,
+        bottom: nn.Module | None = None,
+        table: PartyTable | None = None,
+        fusion: str = "concat",
+        clip_norm: float = 0.0,
+        device: str = "cpu",
+    ) -> None:
+        self.top, self.bottom, self.optimizers = top, bottom, optimizers
+        self._labels, self._hooks, self._schedule, self._parties = labels, hooks, schedule, tuple(parties)
+        self._table, self._fusion, self._clip_norm, self._device = table, fusion, clip_norm, device
+
+    def train_step(self, step: int, embeddings: Mapping[str, Tensor]) -> Step:
+        """Train on one batch and return the protected cut gradient of each feature party.
+
+        Parameters
+        ----------
+        step : int
+            The step.
+        embeddings : Mapping[str, Tensor]
+            (B, ...) of each feature party.
+
+        Raises
+        ------
+        TrainingError
+            When the loss is not finite.
+        UnprotectedBatchError
+            When a defense returned something that must not leave.
+        """
+        rows = self._schedule.train_batch(step)
+        labels = self._batch_labels(rows)
+        self.top.train()
+        received = {party: embeddings[party].detach().to(self._device).requires_grad_() for party in self._parties}
+        parts, log = self._embed(received)
+        logits = self.top(fuse([*parts, *self._own("train", rows, train=True)], self._fusion))
+        z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
+        loss, more = self._hooks.loss(logits, labels, z)
+        value = float(loss.detach())
+        if not np.isfinite(value):
+            raise TrainingError(f"the loss of step {step} is {value}; try a smaller training.learning_rate")
+        self.optimizers.zero_grad()
+        loss.backward()
+        gradients, protection = self._protect(received, labels)
+        if self._clip_norm > 0.0:
+            self.optimizers.clip_grad(self._clip_norm)
+        self.optimizers.step()
+        return Step(rows, value, gradients, {**log, **more, **protection})
+
+    def _batch_labels(self, rows: Rows) -> Tensor:
+        return torch.from_numpy(np.take(self._labels, rows).astype(np.int64)).to(self._device)
+
+    def _embed(self, received: Mapping[str, Tensor]) -> tuple[list[Tensor], Log]:
+        log: Log = {}
+        parts = []
+        for leaf in received.values():
+            part, more = self._hooks.embed(leaf)
+            parts.append(part)
+            log |= more
+        return parts, log
+
+    def _own(self, table: str, rows: Rows, *, train: bool) -> list[Tensor]:
+        """Return the label party's own embedding, if it has one."""
+        if self.bottom is None or self._table is None:
+            return []
+        self.bottom.train(train)
+        source = self._table.test if table == "test" else self._table.train
+        return [self.bottom(*(tensor.to(self._device) for tensor in source.gather(rows)))]
+
+    def _protect(self, received: Mapping[str, Tensor], labels: Tensor) -> tuple[dict[str, Tensor], Log]:
+        if not received:
+            return {}, {}
+        grads = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in received.values()]
+        joint = torch.cat([grad.flatten(1) for grad in grads], dim=1) if len(grads) > 1 else grads[0].flatten(1)
+        if self._clip_norm > 0.0:
+            joint = joint * torch.clamp(self._clip_norm / (joint.norm() + 1e-12), max=1.0)
+        protected, log = self._hooks.protect(joint, labels)
+        if protected.shape != joint.shape or protected.dtype != joint.dtype:
+            raise UnprotectedBatchError(
+                f"a defense returned {protected.dtype} {tuple(protected.shape)} "
+                f"for gradients of {joint.dtype} {tuple(joint.shape)}"
+            )
+        if not bool(torch.isfinite(protected).all()):
+            raise UnprotectedBatchError("a defense returned gradients that are not finite; they were not sent")
+        pieces = protected.split([grad[0].numel() for grad in grads], dim=1)
+        shaped = (piece.reshape(grad.shape).contiguous() for piece, grad in zip(pieces, grads, strict=True))
+        return dict(zip(received, shaped, strict=True)), log
+
+    @torch.no_grad()
+    def predict(self, part: Part, index: int, embeddings: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits of one evaluation batch."""
+        rows = self._schedule.eval_batch(part, index)
+        self.top.eval()
+        parts = [self._hooks.embed(embeddings[party].to(self._device))[0] for party in self._parties]
+        own = self._own("test" if part == "test" else "train", rows, train=False)
+        logits: Tensor = self.top(fuse([*parts, *own], self._fusion))
+        return logits
+
+    @property
+    def module(self) -> nn.ModuleDict:
+        """All that the label party trains."""
+        return nn.ModuleDict({"top": self.top, **({} if self.bottom is None else {"bottom": self.bottom})})
+
+    @property
+    def weights(self) -> str:
+        """The digest of the label party's weights."""
+        return weights_digest(self.module)
+
+
+def _flat(parts: Sequence[Tensor], logits: Tensor) -> Tensor:
+    return parts[0].flatten(1) if parts else logits.new_zeros(len(logits), 0)

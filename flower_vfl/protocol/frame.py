@@ -1,0 +1,177 @@
+"""One message across the cut, and its form as a Flower `RecordDict`.
+
+Down (label party to feature party) go `STEP` (the gradient of one step and the request for another, fused to one round
+trip), `EVALUATE`, `AUDIT` (simulations only) and `FINISH`. Up go `HELLO`, `EMBEDDING`, `REPORT` and `ERROR`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from flower_vfl.errors import ProtocolError
+
+VERSION = 1
+"""Version of the header; a peer with another one is refused."""
+
+Scalar = str | int | float | bool
+_HEADER, _TENSORS = "header", "tensors"
+_RAW = "flower-vfl.raw"
+_MAX_DIMENSIONS = 8
+_MAX_STEP = 2**53
+
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "uint8")
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Kind(StrEnum):
+    """What a frame is for."""
+
+    HELLO = "hello"
+    STEP = "step"
+    EVALUATE = "evaluate"
+    EMBEDDING = "embedding"
+    AUDIT = "audit"
+    FINISH = "finish"
+    REPORT = "report"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message across the cut.
+
+    Parameters
+    ----------
+    kind : Kind
+        What it is for.
+    step : int
+        The step (or evaluation batch) that it asks for or answers; -1 for none.
+    fields : Mapping[str, str | int | float | bool]
+        Small values, e.g. the step whose gradient is carried.
+    tensors : Mapping[str, Tensor]
+        Named tensors, (B, ...) each.
+    """
+
+    kind: Kind
+    step: int = -1
+    fields: Mapping[str, Scalar] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def integer(self, name: str) -> int:
+        """Return the integer field `name`; ProtocolError when it is missing or no integer."""
+        value = self.fields.get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ProtocolError(f"a {self.kind} frame needs the integer field {name!r}, given {value!r}")
+        return value
+
+    def text(self, name: str) -> str:
+        """Return the text field `name`; ProtocolError when it is missing or no text."""
+        value = self.fields.get(name)
+        if not isinstance(value, str):
+            raise ProtocolError(f"a {self.kind} frame needs the text field {name!r}, given {value!r}")
+        return value
+
+    def tensor(self, name: str, *, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return tensor `name` after checking shape, dtype and finiteness.
+
+        Raises
+        ------
+        ProtocolError
+            Naming what was expected and what came.
+        """
+        found = self.tensors.get(name)
+        if found is None:
+            raise ProtocolError(f"a {self.kind} frame of step {self.step} needs the tensor {name!r}; it has {sorted(self.tensors)}")
+        if found.dtype != dtype or tuple(found.shape) != shape:
+            raise ProtocolError(
+                f"{name!r} of step {self.step} must be {_DTYPE_NAMES.get(dtype, dtype)} {shape}, "
+                f"given {_DTYPE_NAMES.get(found.dtype, found.dtype)} {tuple(found.shape)}"
+            )
+        # The sum of finite numbers may overflow, so a non-finite sum is only a reason to look closely.
+        if found.is_floating_point() and not torch.isfinite(found.sum()) and not torch.isfinite(found).all():
+            raise ProtocolError(f"{name!r} of step {self.step} holds values that are not finite")
+        return found
+
+
+def _to_array(tensor: Tensor) -> Array:
+    """Wrap a tensor as a Flower `Array` of raw little-endian bytes (Flower's own encoding has no bfloat16)."""
+    name = _DTYPE_NAMES.get(tensor.dtype)
+    if name is None:
+        raise ProtocolError(f"tensors of {tensor.dtype} do not travel; allowed: {', '.join(DTYPES)}")
+    flat = tensor.detach().to("cpu").contiguous()
+    if tensor.dtype == torch.bfloat16:
+        flat = flat.view(torch.int16)
+    return Array(name, tuple(tensor.shape), _RAW, flat.numpy().tobytes())
+
+
+def _from_array(name: str, array: Array) -> Tensor:
+    dtype = DTYPES.get(array.dtype)
+    if dtype is None or array.stype != _RAW:
+        raise ProtocolError(f"{name!r} has the unknown type {array.dtype!r} / {array.stype!r}")
+    shape = tuple(array.shape)
+    if len(shape) > _MAX_DIMENSIONS or any(size < 0 for size in shape):
+        raise ProtocolError(f"{name!r} has the impossible shape {shape}")
+    elements = 1
+    for size in shape:
+        elements *= size
+    if elements * dtype.itemsize != len(array.data):
+        raise ProtocolError(f"{name!r} of shape {shape} needs {elements * dtype.itemsize} bytes, given {len(array.data)}")
+    if elements == 0:
+        return torch.empty(shape, dtype=dtype)
+    # Cloned into memory that torch aligned: some kernels round differently on unaligned input.
+    return torch.frombuffer(bytearray(array.data), dtype=dtype).view(shape).clone()
+
+
+def to_records(frame: Frame, session: str) -> RecordDict:
+    """Write a frame of `session` as a Flower `RecordDict`: a `ConfigRecord` header and an `ArrayRecord`."""
+    header = {
+        "version": VERSION,
+        "kind": str(frame.kind),
+        "session": session,
+        "step": frame.step,
+        "fields": json.dumps(dict(frame.fields), allow_nan=False),
+    }
+    arrays = {name: _to_array(tensor) for name, tensor in frame.tensors.items()}
+    return RecordDict({_HEADER: ConfigRecord(header), _TENSORS: ArrayRecord(arrays)})  # type: ignore[arg-type]
+
+
+def from_records(records: RecordDict, session: str) -> Frame:
+    """Read a frame, refusing whatever is not one of this version and of this `session`.
+
+    Raises
+    ------
+    ProtocolError
+        Naming the first thing that is wrong.
+    """
+    header, arrays = records.get(_HEADER), records.get(_TENSORS)
+    if not isinstance(header, ConfigRecord) or not isinstance(arrays, ArrayRecord) or len(records) != 2:
+        raise ProtocolError(f"a frame holds a header and tensors, given {sorted(records)}")
+    if header.get("version") != VERSION:
+        raise ProtocolError(f"the peer speaks protocol version {header.get('version')!r}, this is version {VERSION}")
+    if header.get("session") != session:
+        raise ProtocolError("the frame belongs to another session")
+    step = header.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or not -1 <= step <= _MAX_STEP:
+        raise ProtocolError(f"the frame has the impossible step {step!r}")
+    try:
+        kind = Kind(str(header.get("kind")))
+        fields = json.loads(str(header.get("fields")))
+    except (ValueError, RecursionError):
+        raise ProtocolError(f"the frame has an unknown kind ({header.get('kind')!r}) or broken fields") from None
+    if not isinstance(fields, dict) or not all(isinstance(value, Scalar) for value in fields.values()):
+        raise ProtocolError("the fields of a frame are plain values by name")
+    return Frame(kind, step, fields, {name: _from_array(name, array) for name, array in arrays.items()})

@@ -1,0 +1,71 @@
+"""Fewer bits on the wire: half-precision forms of embeddings and cut gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ProtocolError
+from flower_vfl.protocol.frame import DTYPES, Frame
+
+_SCALE, _DTYPE = ".scale", ".dtype"
+_WIRE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def compress(frame: Frame, wire_dtype: str) -> Frame:
+    """Return the frame with its floating-point tensors in `wire_dtype` ("exact" leaves them).
+
+    float16 has five bits of exponent and cut gradients of 1e-9 are normal, so each row travels divided by its largest
+    magnitude, which goes along as one float32 a row.
+    """
+    if wire_dtype == "exact":
+        return frame
+    tensors: dict[str, Tensor] = {}
+    fields = dict(frame.fields)
+    for name, tensor in frame.tensors.items():
+        if tensor.dtype not in (torch.float32, torch.float64):
+            tensors[name] = tensor
+            continue
+        fields[name + _DTYPE] = str(tensor.dtype).removeprefix("torch.")
+        if wire_dtype == "float16":
+            scale = tensor.flatten(1).abs().amax(dim=1).to(torch.float32)
+            safe = torch.where(scale > 0, scale, torch.ones_like(scale))
+            tensors[name] = (tensor / safe.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))).to(torch.float16)
+            tensors[name + _SCALE] = scale
+        else:
+            tensors[name] = tensor.to(_WIRE[wire_dtype])
+    return Frame(frame.kind, frame.step, fields, tensors)
+
+
+def expand(frame: Frame) -> Frame:
+    """Undo `compress`: return the frame with its tensors in the number format that they had.
+
+    Raises
+    ------
+    ProtocolError
+        When a scale is missing, of another shape, negative or not finite.
+    """
+    restored = [name for name in frame.tensors if name + _DTYPE in frame.fields]
+    if not restored:
+        return frame
+    tensors = {name: tensor for name, tensor in frame.tensors.items() if not name.endswith(_SCALE)}
+    for name in restored:
+        dtype = DTYPES.get(frame.text(name + _DTYPE))
+        if dtype not in (torch.float32, torch.float64):
+            raise ProtocolError(f"{name!r} claims to have been {frame.fields[name + _DTYPE]!r}")
+        tensor = tensors[name].to(dtype)
+        if tensors[name].dtype == torch.float16:
+            tensor *= _checked_scale(name, tensor, frame.tensors).to(dtype)
+        tensors[name] = tensor
+    return Frame(frame.kind, frame.step, frame.fields, tensors)
+
+
+def _checked_scale(name: str, tensor: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    scale = tensors.get(name + _SCALE)
+    if scale is None or scale.dtype != torch.float32 or scale.dim() != 1 or scale.shape[0] != tensor.shape[:1].numel():
+        raise ProtocolError(f"{name!r} in float16 needs one float32 scale a row")
+    if not torch.isfinite(scale).all() or bool((scale < 0).any()):
+        raise ProtocolError(f"the scales of {name!r} are not finite and positive")
+    return scale.view(-1, *[1] * (tensor.dim() - 1))

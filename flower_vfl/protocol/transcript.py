@@ -1,0 +1,87 @@
+"""What a feature party saw: the only thing that an attack may look at."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flower_vfl.errors import ConfigError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One mini-batch as a feature party saw it; tensors are detached and must not be written to afterwards.
+
+    Attributes
+    ----------
+    step, epoch
+        Counted over the whole training, from where the party counts.
+    rows
+        Positions of the batch in the training table, (B,).
+    embedding
+        What the party sent up, (B, ...).
+    gradients
+        What came back, (B, ...) for each layer: ``"cut"`` as received, ``"first"`` and others by going on with
+        back-propagation in the party's own model.
+    """
+
+    step: int
+    epoch: int
+    rows: NDArray[np.int64]
+    embedding: Tensor
+    gradients: Mapping[str, Tensor]
+
+
+class Transcript:
+    """The steps that a party saw, oldest first.
+
+    Parameters
+    ----------
+    history
+        How many of the last steps to keep; None keeps all of them.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> transcript = Transcript()
+    >>> for step in range(3):
+    ...     transcript.record(StepTrace(step, 0, np.arange(2), torch.zeros(2, 4), {"cut": torch.zeros(2, 4)}))
+    >>> len(transcript), transcript.last.step
+    (1, 2)
+    """
+
+    def __init__(self, history: int | None = 1) -> None:
+        if history is not None and history < 1:
+            raise ConfigError(f"A transcript's history is {history}; give at least 1, or None to keep every step.")
+        self._traces: deque[StepTrace] = deque(maxlen=history)
+
+    def record(self, trace: StepTrace) -> None:
+        """Append one step; the oldest is forgotten where the history is full."""
+        self._traces.append(trace)
+
+    @property
+    def last(self) -> StepTrace:
+        """The latest step.
+
+        Raises
+        ------
+        ProtocolError
+            Where nothing was recorded yet.
+        """
+        if not self._traces:
+            raise ProtocolError("The transcript is empty: record a step before an attack looks at it.")
+        return self._traces[-1]
+
+    def __len__(self) -> int:
+        return len(self._traces)
+
+    def __iter__(self) -> Iterator[StepTrace]:
+        return iter(self._traces)

@@ -1,0 +1,344 @@
+"""What is measured while a run goes on: a journal that survives a kill, and live sinks that people watch.
+
+A journal is a file of frames, one after the other; a frame holds a few hundred rows as an Arrow IPC stream::
+
+    b"FVL1" | length of the payload, uint32 | CRC-32 of the payload, uint32 | payload
+
+Each process appends to a file of its own. What a killed process wrote only in part fails the length or the checksum
+and is cut off; everything before it counts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import struct
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flower_vfl.errors import ConfigError, InputError
+from flower_vfl.files import replacing
+from flower_vfl.registry import lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+    from typing import Self
+
+log = logging.getLogger(__name__)
+
+STEPS = "steps.parquet"
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("epoch", pa.int32()),
+        ("party", pa.string()),
+        ("layer", pa.string()),
+        ("attack", pa.string()),
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+    ]
+)
+KEYS = SCHEMA.names[:-1]
+
+MAGIC = b"FVL1"
+HEADER = struct.Struct("<4sII")
+FLUSH_ROWS = 1024
+FLUSH_SECONDS = 5.0
+
+Series = tuple[str, str, str, str]  # party, layer, attack, metric
+Row = tuple[int, int, int, float]  # step, epoch, position of its series, value
+
+
+class Sink(Protocol):
+    """Where values are shown live, beside the journal."""
+
+    def scalar(self, name: str, step: int, value: float) -> None:
+        """Take one value of the curve ``name``, such as ``"a/cut/norm/auc"``."""
+
+    def close(self) -> None:
+        """Write what is left; nothing comes after."""
+
+
+class StepLog:
+    """Appends one row a value to a journal in a run's folder, at about a microsecond a row.
+
+    Rows are held back until there are 1024 of them, five seconds have passed, or `flush` is called; a kill costs no
+    more than those.
+
+    Parameters
+    ----------
+    folder
+        The run's folder; made where it does not exist.
+    name
+        Whose journal: each process that writes into a folder needs its own. Opening a journal again, as a resumed run
+        does, cuts off what a kill left half-written and goes on behind it.
+    sinks
+        Live sinks that get every row as it is flushed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with StepLog(folder) as steps:
+    ...     steps.add(step=0, epoch=0, party="a", layer="cut", attack="norm", metric="auc", value=0.9)
+    >>> read_steps(folder)["value"].to_pylist()
+    [0.9]
+    """
+
+    def __init__(self, folder: Path | str, *, name: str = "steps", sinks: Sequence[Sink] = ()) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*", name):
+            raise ConfigError(f"{name!r} cannot name a journal: use letters, digits and any of _ . + -")
+        self.path = Path(folder) / f"{name}.journal"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._sinks = tuple(sinks)
+        self._series: dict[Series, int] = {}
+        self._rows: list[Row] = []
+        self._due = time.monotonic() + FLUSH_SECONDS
+        if self.path.exists():
+            _cut_torn_tail(self.path)
+
+    def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
+        """Log one value; what does not belong to an attack or a layer leaves them empty (``""``)."""
+        key = (party, layer, attack, metric)
+        series = self._series.setdefault(key, len(self._series))
+        self._rows.append((step, epoch, series, float(value)))
+        if len(self._rows) >= FLUSH_ROWS or time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what is held back to the operating system; from here on it survives a kill."""
+        self._due = time.monotonic() + FLUSH_SECONDS
+        if not self._rows:
+            return
+        names = list(self._series)
+        _append(self.path, _frame(self._rows, names))
+        rows, self._rows = self._rows, []
+        for sink in self._sinks:
+            for step, _, series, value in rows:
+                sink.scalar("/".join(filter(None, names[series])), step, value)
+
+    def merge(self) -> Path:
+        """Flush, then merge all journals of the folder; see `merge_steps`."""
+        self.flush()
+        return merge_steps(self.path.parent)
+
+    def close(self) -> None:
+        """Flush, and close the sinks."""
+        self.flush()
+        for sink in self._sinks:
+            sink.close()
+        self._sinks = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class TensorBoardSink:
+    """Writes event files into ``tensorboard/`` of the run's folder; needs the extra ``tensorboard``."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self._writer = _optional("torch.utils.tensorboard", "tensorboard").SummaryWriter(Path(folder) / "tensorboard")
+
+    def scalar(self, name: str, step: int, value: float) -> None:
+        """Take one value of a curve."""
+        self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+class WandbSink:
+    """Logs to Weights & Biases as its own environment says (``WANDB_MODE=offline`` ...); needs the extra ``wandb``."""
+
+    def __init__(self, folder: Path | str) -> None:
+        folder = Path(folder)
+        self._run = _optional("wandb", "wandb").init(project="flower-vfl", name=folder.name, dir=str(folder))
+
+    def scalar(self, name: str, step: int, value: float) -> None:
+        """Take one value of a curve."""
+        self._run.log({name: value}, step=step)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+class MlflowSink:
+    """Logs to the MLflow at ``MLFLOW_TRACKING_URI``; needs the extra ``mlflow``."""
+
+    BATCH = 1000  # what one call may carry
+
+    def __init__(self, folder: Path | str) -> None:
+        self._mlflow = _optional("mlflow", "mlflow")
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            raise ConfigError("The sink 'mlflow' needs to know where to log: set MLFLOW_TRACKING_URI to your server.")
+        self._client = self._mlflow.MlflowClient(tracking_uri=uri)
+        known = self._client.get_experiment_by_name("flower-vfl")
+        experiment = known.experiment_id if known else self._client.create_experiment("flower-vfl")
+        self._run = self._client.create_run(experiment, run_name=Path(folder).name).info.run_id
+        self._held: list[Any] = []
+
+    def scalar(self, name: str, step: int, value: float) -> None:
+        """Take one value of a curve."""
+        key = re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)
+        self._held.append(self._mlflow.entities.Metric(key, value, int(time.time() * 1000), step))
+        if len(self._held) == self.BATCH:
+            self._send()
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._send()
+        self._client.set_terminated(self._run)
+
+    def _send(self) -> None:
+        if self._held:
+            self._client.log_batch(self._run, metrics=self._held)
+            self._held = []
+
+
+SINKS: dict[str, Callable[[Path | str], Sink]] = {
+    "tensorboard": TensorBoardSink,
+    "wandb": WandbSink,
+    "mlflow": MlflowSink,
+}
+
+
+def make_sink(name: str, folder: Path | str) -> Sink:
+    """Make a live sink by its name: ``"tensorboard"``, ``"wandb"`` or ``"mlflow"``.
+
+    Raises
+    ------
+    ConfigError
+        For another name, and where the sink's package is not installed.
+    """
+    return lookup("sink", name, SINKS)(folder)
+
+
+def _optional(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        install = f"pip install 'flower-vfl[{extra}]'"
+        raise ConfigError(f"The sink {extra!r} needs a package that is not installed ({error}): {install}") from error
+
+
+def merge_steps(folder: Path | str) -> Path:
+    """Put everything that the journals of a folder hold into its ``steps.parquet``, and remove them.
+
+    Of rows that differ in their value only, the last stays: a resumed run logs the steps since its checkpoint again.
+    Merging twice, or again after a kill in between, changes nothing.
+
+    Returns
+    -------
+    Path
+        ``steps.parquet``, written whole or not at all; without rows where nothing was ever logged.
+    """
+    folder = Path(folder)
+    journals = _journals(folder)
+    target = folder / STEPS
+    if journals or not target.exists():
+        table = _collect(folder, journals)
+        with replacing(target) as temporary:
+            pq.write_table(table, temporary, compression="zstd")
+        for journal in journals:
+            journal.unlink()
+    return target
+
+
+def read_steps(folder: Path | str) -> pa.Table:
+    """Read all values of a run, finished, running or killed; sorted by step, each once.
+
+    Raises
+    ------
+    InputError
+        Where the folder holds neither ``steps.parquet`` nor a journal, or the file cannot be read.
+    """
+    folder = Path(folder)
+    journals = _journals(folder)
+    if not journals and not (folder / STEPS).exists():
+        raise InputError(f"{folder / STEPS} does not exist, and there is no journal beside it: is this a run's folder?")
+    return _collect(folder, journals)
+
+
+def _journals(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.journal"))
+
+
+def _collect(folder: Path, journals: list[Path]) -> pa.Table:
+    tables = [SCHEMA.empty_table()]
+    if (folder / STEPS).exists():
+        tables.append(_read_parquet(folder / STEPS))
+    for journal in journals:
+        tables.extend(pa.ipc.open_stream(payload).read_all() for payload, _ in _frames(journal.read_bytes()))
+    table = pa.concat_tables(tables)
+    unique = table.group_by(KEYS, use_threads=False).aggregate([("value", "last")])
+    order = [(key, "ascending") for key in KEYS]
+    return unique.rename_columns({"value_last": "value"}).select(SCHEMA.names).sort_by(order).cast(SCHEMA)
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=SCHEMA.names).select(SCHEMA.names).cast(SCHEMA)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path} cannot be read as a step log: {error}") from error
+
+
+def _frame(rows: list[Row], names: list[Series]) -> bytes:
+    step, epoch, series, value = zip(*rows, strict=True)
+    labels = [pa.array(column, pa.string()).take(pa.array(series)) for column in zip(*names, strict=True)]
+    batch = pa.record_batch([pa.array(step), pa.array(epoch, pa.int32()), *labels, pa.array(value)], schema=SCHEMA)
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    payload: bytes = stream.getvalue().to_pybytes()
+    return HEADER.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload
+
+
+def _frames(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield each whole frame's payload and where it ends, up to the first that is torn."""
+    end = 0
+    while end + HEADER.size <= len(data):
+        magic, length, checksum = HEADER.unpack_from(data, end)
+        start = end + HEADER.size
+        payload = data[start : start + length]
+        if magic != MAGIC or len(payload) < length or zlib.crc32(payload) != checksum:
+            return
+        end = start + length
+        yield payload, end
+
+
+def _append(path: Path, frame: bytes) -> None:
+    with path.open("ab") as file:
+        size = file.tell()
+        try:
+            file.write(frame)
+            file.flush()
+        except OSError:  # a full disk: half a frame in the middle would hide all that follow
+            file.truncate(size)
+            raise
+
+
+def _cut_torn_tail(path: Path) -> None:
+    data = path.read_bytes()
+    whole = max((end for _, end in _frames(data)), default=0)
+    if whole < len(data):
+        log.warning(
+            "%s: the last %d bytes were left half-written by a kill; they are cut off.", path, len(data) - whole
+        )
+        with path.open("rb+") as file:
+            file.truncate(whole)

@@ -1,0 +1,116 @@
+"""The small interface that all transports share: a `Link` at the label party, a `Machine` at the feature party."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+import torch
+
+from flower_vfl.errors import PartyError, ProtocolError
+from flower_vfl.protocol.codec import OVERHEAD
+from flower_vfl.protocol.frame import Frame, Kind
+
+
+class Machine(Protocol):
+    """A feature party as its transport sees it: it answers frames and knows when it is done."""
+
+    name: str
+    finished: bool
+
+    @property
+    def frame_limit(self) -> int:
+        """Most bytes that a frame to this party can need."""
+
+    def hello(self) -> Frame:
+        """Return the frame that introduces the party."""
+
+    def handle(self, frame: Frame) -> Frame | None:
+        """Take one frame from the label party and return the answer, if it has one."""
+
+
+class Link(ABC):
+    """The label party's end of one session.
+
+    Frames that are sent are answered in their order; at most as many as the schedule allows are outstanding.
+
+    Attributes
+    ----------
+    party : str
+        The feature party at the other end.
+    hello : Frame
+        What the party said when it introduced itself.
+    shape, dtype, frame_limit : tuple[int, ...], torch.dtype, int
+        What was negotiated: one row's embedding, and the most bytes of a frame.
+    bytes_up, bytes_down : int
+        Bytes of frames handed to the transport; with `inproc`, bytes of the tensors.
+    """
+
+    def __init__(self, party: str, hello: Frame) -> None:
+        self.party = party
+        self.hello = hello
+        self.shape: tuple[int, ...] = ()
+        self.dtype = torch.float32
+        self.frame_limit = OVERHEAD
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    @abstractmethod
+    def send(self, frame: Frame) -> None:
+        """Send a frame down; it may be held back until `flush`."""
+
+    def flush(self) -> None:
+        """Let everything that was sent be under way; called on all links before an answer is waited for."""
+
+    @abstractmethod
+    def receive(self, timeout: float) -> Frame:
+        """Wait for the next frame from the party.
+
+        Raises
+        ------
+        PartyError
+            When the party died, reported an error or did not answer within `timeout` seconds.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the session; harmless when it is closed already."""
+
+    def _accept(self, frame: Frame) -> Frame:
+        """Turn a party's own error report into a `PartyError`."""
+        if frame.kind is Kind.ERROR:
+            raise PartyError(f"party {self.party!r} reported: {frame.fields.get('message', 'no reason')}")
+        return frame
+
+
+class Endpoint(Protocol):
+    """Where parties arrive, at the label party."""
+
+    def offer(self, node: str) -> dict[str, str | bytes | int]:
+        """Return what `node` needs in order to arrive; it is for that node alone."""
+
+    def accept(self) -> Link | None:
+        """Return the link to a party that has arrived, if there is one."""
+
+    def close(self) -> None:
+        """End all sessions and free what they held."""
+
+
+def error_frame(error: Exception) -> Frame:
+    """Return the frame by which a feature party says what went wrong."""
+    return Frame(Kind.ERROR, fields={"message": f"{type(error).__name__}: {error}"[:2000]})
+
+
+def expect(frame: Frame, kind: Kind, step: int, party: str) -> Frame:
+    """Return the frame if it is the expected answer.
+
+    Raises
+    ------
+    ProtocolError
+        Naming the party, what was expected and what came.
+    """
+    if frame.kind is not kind or frame.step != step:
+        raise ProtocolError(
+            f"party {party!r} should have answered with {kind} {step}, it sent {frame.kind} {frame.step}"
+        )
+    return frame

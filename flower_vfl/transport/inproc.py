@@ -1,0 +1,82 @@
+"""The transport without a carrier: a party's state machine is stepped in the label party's own thread, by reference."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import ClassVar
+
+from flower_vfl.errors import PartyError, SessionError
+from flower_vfl.protocol.frame import Frame
+from flower_vfl.transport.base import Link, Machine
+
+
+class InprocLink(Link):
+    """Frames wait in a queue and are handled when their answer is asked for."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine.name, machine.hello())
+        self._machine = machine
+        self._waiting: deque[Frame] = deque()
+        self.closed = threading.Event()
+
+    def send(self, frame: Frame) -> None:  # noqa: D102
+        self.bytes_down += frame.nbytes
+        self._waiting.append(frame)
+
+    def receive(self, timeout: float) -> Frame:  # noqa: D102
+        while self._waiting:
+            try:
+                answer = self._machine.handle(self._waiting.popleft())
+            except Exception as error:
+                raise PartyError(f"party {self.party!r} failed: {type(error).__name__}: {error}") from error
+            if answer is not None:
+                self.bytes_up += answer.nbytes
+                return self._accept(answer)
+        raise PartyError(f"party {self.party!r} has nothing to answer")
+
+    def close(self) -> None:  # noqa: D102
+        self.closed.set()
+
+
+class InprocEndpoint:
+    """Where the handlers of parties in this process hand in their state machines."""
+
+    _open: ClassVar[dict[str, InprocEndpoint]] = {}
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self._arrived: deque[InprocLink] = deque()
+        self._open[session] = self
+
+    @classmethod
+    def attend(cls, session: str, machine: Machine) -> None:
+        """Hand in a state machine and sleep until its session is closed (called by the party's handler).
+
+        Raises
+        ------
+        SessionError
+            When no label party of this process has opened the session, or when it ended it before the time.
+        """
+        endpoint = cls._open.get(session)
+        if endpoint is None:
+            raise SessionError("transport 'inproc' joins parties of one process, and this one has no such session")
+        link = InprocLink(machine)
+        endpoint._arrived.append(link)
+        link.closed.wait()
+        if not machine.finished:
+            raise SessionError("the label party ended the session before training was finished")
+
+    def offer(self, node: str) -> dict[str, str | bytes | int]:
+        """Nothing but the session's id is needed within one process."""
+        return {}
+
+    def accept(self) -> Link | None:
+        """Return the link to a party that has arrived, if there is one."""
+        return self._arrived.popleft() if self._arrived else None
+
+    def close(self) -> None:
+        """Forget the session and release the handlers that nobody accepted."""
+        self._open.pop(self.session, None)
+        while self._arrived:
+            self._arrived.popleft().close()

@@ -1,0 +1,53 @@
+"""Flower messages under way: pushed without waiting, replies collected as they come."""
+
+from __future__ import annotations
+
+import time
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+TTL = 30 * 24 * 3600.0
+"""Seconds that a message lives: a long training must not outlive it (Flower's default is 12 hours)."""
+
+
+class Mailbox:
+    """At most one message a node is under way; in a simulation a second one could overwrite the first one's state."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._pending: dict[str, int] = {}
+        self._replies: dict[int, Message] = {}
+
+    def nodes(self, wanted: int, timeout: float) -> list[int]:
+        """Wait until at least `wanted` nodes are connected, or `timeout` seconds, and return those that are."""
+        deadline = time.monotonic() + timeout
+        while len(nodes := sorted(self._grid.get_node_ids())) < wanted and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return nodes
+
+    def push(self, node: int, content: RecordDict, message_type: str) -> None:
+        """Send a message to a node."""
+        message = Message(content, node, message_type, ttl=TTL)
+        (message_id,) = self._grid.push_messages([message])
+        self._pending[message_id] = node
+
+    def take(self, node: int) -> Message | None:
+        """Return the reply of `node` if it has come."""
+        if self._pending:
+            for reply in self._grid.pull_messages(list(self._pending)):
+                sender = self._pending.pop(reply.metadata.reply_to_message_id, None)
+                if sender is not None:
+                    self._replies[sender] = reply
+        return self._replies.pop(node, None)
+
+    @property
+    def busy(self) -> set[int]:
+        """Nodes whose reply is still to come or to be taken."""
+        return set(self._pending.values()) | set(self._replies)
+
+
+def reason(reply: Message) -> str:
+    """Say in one line why a node failed, without Flower's own frame around it."""
+    text = (reply.error.reason or f"error code {reply.error.code}").strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:2000] if lines else "no reason given"

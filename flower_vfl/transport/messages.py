@@ -1,0 +1,113 @@
+"""The transport that needs no port: frames ride in plain Flower messages, up to W of them in one. Slow, always works."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from flwr.app import ArrayRecord, Message, RecordDict
+
+from flower_vfl.errors import PartyError, ProtocolError
+from flower_vfl.protocol.frame import Frame, from_records, to_records
+from flower_vfl.protocol.numbers import compress, expand
+from flower_vfl.transport.base import Link, Machine
+from flower_vfl.transport.mailbox import Mailbox, reason
+
+FRAMES = "train.frames"
+"""Flower message type that carries frames."""
+
+_MOST_FRAMES = 4096
+_POLL_SECONDS = (0.001, 0.25)
+
+
+def bundle(frames: list[Frame], session: str, wire_dtype: str) -> RecordDict:
+    """Put several frames into one `RecordDict`, in their order."""
+    records = RecordDict()
+    for index, frame in enumerate(frames):
+        for name, record in to_records(compress(frame, wire_dtype), session).items():
+            records[f"{index}.{name}"] = record
+    return records
+
+
+def unbundle(records: RecordDict, session: str, *, limit: int) -> list[Frame]:
+    """Read what `bundle` wrote.
+
+    Raises
+    ------
+    ProtocolError
+        When something is missing, unknown or larger than `limit` bytes a frame.
+    """
+    grouped: dict[int, RecordDict] = {}
+    for key, record in records.items():
+        index, _, name = key.partition(".")
+        if not index.isdigit() or int(index) >= _MOST_FRAMES:
+            raise ProtocolError(f"a message holds the unknown record {key!r}")
+        grouped.setdefault(int(index), RecordDict())[name] = record
+    if sorted(grouped) != list(range(len(grouped))):
+        raise ProtocolError("frames of a message are missing")
+    for part in grouped.values():
+        if _size(part) > limit:
+            raise ProtocolError(f"a frame of {_size(part)} bytes came; at most {limit} are allowed here")
+    return [expand(from_records(grouped[index], session)) for index in range(len(grouped))]
+
+
+def _size(records: RecordDict) -> int:
+    return sum(
+        len(array.data) for record in records.values() if isinstance(record, ArrayRecord) for array in record.values()
+    )
+
+
+def answer(content: RecordDict, session: str, wire_dtype: str, machine: Machine) -> RecordDict:
+    """Let a party's state machine answer all frames of one Flower message (called by the party's handler)."""
+    frames = unbundle(content, session, limit=machine.frame_limit)
+    answers = [machine.handle(frame) for frame in frames]
+    return bundle([frame for frame in answers if frame is not None], session, wire_dtype)
+
+
+class MessagesLink(Link):
+    """Frames are held back until an answer is needed, then go out together in one Flower message."""
+
+    def __init__(self, node: int, hello: Frame, session: str, wire_dtype: str, mailbox: Mailbox) -> None:
+        super().__init__(hello.text("party"), hello)
+        self._node, self._session, self._wire_dtype, self._mailbox = node, session, wire_dtype, mailbox
+        self._outgoing: list[Frame] = []
+        self._frames: deque[Frame] = deque()
+
+    def send(self, frame: Frame) -> None:  # noqa: D102
+        self._outgoing.append(frame)
+
+    def flush(self) -> None:  # noqa: D102
+        if self._frames or not self._outgoing or self._node in self._mailbox.busy:
+            return
+        content = bundle(self._outgoing, self._session, self._wire_dtype)
+        self._outgoing = []
+        self.bytes_down += _size(content)
+        self._mailbox.push(self._node, content, FRAMES)
+
+    def receive(self, timeout: float) -> Frame:  # noqa: D102
+        self.flush()
+        deadline, pause = time.monotonic() + timeout, _POLL_SECONDS[0]
+        while not self._frames:
+            reply = self._mailbox.take(self._node)
+            if reply is not None:
+                self._open(reply)
+            elif time.monotonic() > deadline:
+                raise PartyError(f"party {self.party!r} did not answer within {timeout:g} s")
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, _POLL_SECONDS[1])
+        return self._accept(self._frames.popleft())
+
+    def _open(self, reply: Message) -> None:
+        if reply.has_error():
+            raise PartyError(f"party {self.party!r} failed: {reason(reply)}")
+        self.bytes_up += _size(reply.content)
+        try:
+            self._frames.extend(unbundle(reply.content, self._session, limit=self.frame_limit))
+        except ProtocolError as error:
+            raise ProtocolError(f"party {self.party!r}: {error}") from None
+        if not self._frames:
+            raise PartyError(f"party {self.party!r} has nothing to answer")
+
+    def close(self) -> None:  # noqa: D102
+        self._outgoing = []

@@ -1,0 +1,214 @@
+"""How sessions open: one Flower `train` message with an offer to every node, then the parties arrive."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from flower_vfl.config import TransportConfig
+from flower_vfl.errors import PartyError, ProtocolError, SessionError
+from flower_vfl.protocol.codec import OVERHEAD
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.transport.base import Endpoint, Link
+from flower_vfl.transport.inproc import InprocEndpoint
+from flower_vfl.transport.mailbox import Mailbox, reason
+from flower_vfl.transport.messages import MessagesLink, unbundle
+from flower_vfl.transport.stream import StreamEndpoint
+
+_log = logging.getLogger(__name__)
+
+OFFER, REPLY = "offer", "reply"
+"""Names of the config records in the Flower message that opens a session and in its answer."""
+
+SPARE, OPEN, FINISHED = "spare", "open", "finished"
+"""What a node answers: it is not needed, its session goes on in further messages, training is finished."""
+
+_REPLY_SECONDS = 60.0
+
+
+class _MessagesEndpoint:
+    """Where parties arrive when frames ride in Flower messages: their greeting is the answer to the offer."""
+
+    def __init__(self, session: str, wire_dtype: str, mailbox: Mailbox) -> None:
+        self._session, self._wire_dtype, self._mailbox = session, wire_dtype, mailbox
+        self._arrived: list[MessagesLink] = []
+
+    def offer(self, node: str) -> dict[str, str | bytes | int]:
+        return {"wire-dtype": self._wire_dtype}
+
+    def greet(self, node: int, content: RecordDict) -> None:
+        """Take the greeting out of a node's answer to its offer."""
+        records = RecordDict({name: record for name, record in content.items() if name != REPLY})
+        (hello,) = unbundle(records, self._session, limit=OVERHEAD)
+        self._arrived.append(MessagesLink(node, hello, self._session, self._wire_dtype, self._mailbox))
+
+    def accept(self) -> Link | None:
+        return self._arrived.pop() if self._arrived else None
+
+    def close(self) -> None:
+        self._arrived.clear()
+
+
+class Sessions:
+    """The open sessions of one run; closing them ends the run for every party.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    parties : Sequence[str]
+        Names of the feature parties that must arrive, in their order.
+    config : TransportConfig
+        Which transport, where it listens and how long it waits.
+    simulation : bool
+        Whether all parties run on this side of one trust boundary; it goes into the offers.
+    offer : Mapping[str, str], optional
+        What else goes into every offer.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        parties: Sequence[str],
+        config: TransportConfig,
+        *,
+        simulation: bool,
+        offer: Mapping[str, str] | None = None,
+    ) -> None:
+        self.session = secrets.token_hex(16)
+        self.links: dict[str, Link] = {}
+        self._parties, self._config = tuple(parties), config
+        self._mailbox = Mailbox(grid)
+        self._nodes: dict[str, int] = {}
+        self._endpoint = self._make_endpoint()
+        self._offer = {**(offer or {}), "kind": config.kind, "session": self.session, "simulation": simulation}
+        self._simulation = simulation
+
+    def _make_endpoint(self) -> Endpoint:
+        config = self._config
+        if config.kind == "inproc":
+            return InprocEndpoint(self.session)
+        if config.kind == "messages":
+            return _MessagesEndpoint(self.session, config.wire_dtype, self._mailbox)
+        return StreamEndpoint(
+            self.session,
+            host=config.host,
+            port=config.port,
+            advertise=config.advertise,
+            parties=len(self._parties),
+            wire_dtype=config.wire_dtype,
+            limit=config.max_frame_mib * 2**20,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for link in self.links.values():
+            link.close()
+        self._endpoint.close()
+
+    def open(self, check: Callable[[Link], None]) -> dict[str, Link]:
+        """Offer a session to every node and wait until all parties have arrived.
+
+        Parameters
+        ----------
+        check : Callable[[Link], None]
+            Called with each new link before it is used; it raises when the party does not fit, and sets `frame_limit`.
+
+        Raises
+        ------
+        SessionError
+            When parties are missing after `connect_timeout` seconds.
+        PartyError
+            When a node fails or refuses.
+        """
+        waiting = self._push_offers()
+        started = time.monotonic()
+        while len(self.links) < len(self._parties):
+            for node in list(waiting):
+                reply = self._mailbox.take(node)
+                if reply is not None and self._opening_reply(node, reply):
+                    waiting.discard(node)
+            while (link := self._endpoint.accept()) is not None:
+                self._admit(link, check)
+            if time.monotonic() - started > self._config.connect_timeout:
+                raise SessionError(self._missing())
+            time.sleep(0.002 if self._config.kind == "inproc" else 0.02)
+        _log.info("all %d parties have arrived: %s", len(self.links), ", ".join(self.links))
+        self.links = {party: self.links[party] for party in self._parties}
+        return self.links
+
+    def _push_offers(self) -> set[int]:
+        nodes = self._mailbox.nodes(len(self._parties), self._config.connect_timeout) if self._parties else []
+        if len(nodes) < len(self._parties):
+            raise SessionError(
+                f"{len(nodes)} nodes are connected, the run has {len(self._parties)} feature parties "
+                f"({', '.join(self._parties)}); {self._setting()}"
+            )
+        for node in nodes:
+            offer = ConfigRecord({**self._offer, **self._endpoint.offer(str(node))})  # type: ignore[arg-type]
+            self._mailbox.push(node, RecordDict({OFFER: offer}), "train")
+        return set(nodes)
+
+    def _opening_reply(self, node: int, reply: Message) -> bool:
+        """Handle what a node answers while sessions open; True when nothing more is awaited from it."""
+        if reply.has_error():
+            raise PartyError(f"node {node} could not open its session: {reason(reply)}")
+        record = reply.content.config_records.get(REPLY)
+        status = record.get("status") if record is not None else None
+        if status == OPEN and isinstance(self._endpoint, _MessagesEndpoint):
+            self._endpoint.greet(node, reply.content)
+        elif status == SPARE:
+            _log.info("node %d is not needed: %s", node, record and record.get("reason"))
+        else:
+            raise ProtocolError(f"node {node} answered its offer with {status!r}")
+        return True
+
+    def _admit(self, link: Link, check: Callable[[Link], None]) -> None:
+        if link.hello.kind is not Kind.HELLO or link.party not in self._parties:
+            link.close()
+            raise PartyError(f"a party {link.party!r} arrived; this run has {', '.join(self._parties)}")
+        if link.party in self.links:
+            link.close()
+            raise PartyError(f"two nodes claim to be party {link.party!r}; give each its own `party` in --node-config")
+        check(link)
+        self.links[link.party] = link
+
+    def _setting(self) -> str:
+        count = len(self._parties)
+        if self._simulation:
+            return (
+                "all of them must run at once. Start the simulation with: --federation-config "
+                f'"num-supernodes={count} client-resources-num-cpus=1 init-args-num-cpus={count}"'
+            )
+        return "start one SuperNode a party"
+
+    def _missing(self) -> str:
+        missing = [party for party in self._parties if party not in self.links]
+        return (
+            f"after {self._config.connect_timeout:g} s these parties have not arrived: {', '.join(missing)}; "
+            f"{self._setting()}"
+        )
+
+    def finish(self, timeout: float) -> dict[str, Frame]:
+        """Tell every party that training is finished and return their reports."""
+        for link in self.links.values():
+            link.send(Frame(Kind.FINISH))
+            link.flush()
+        reports: dict[str, Frame] = {}
+        for party, link in self.links.items():
+            report = link.receive(timeout)
+            if report.kind is not Kind.REPORT:
+                raise ProtocolError(f"party {party!r} should have reported, it sent {report.kind}")
+            reports[party] = report
+        return reports

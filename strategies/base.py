@@ -1,0 +1,216 @@
+"""What every strategy of the label party shares: four hooks, and `start` that drives them.
+
+A defense wraps a strategy, overrides one or more hooks and delegates the rest. `start` belongs to the outermost
+strategy: it drives its own hooks, and a wrapper never delegates it, or the outer hooks would not run.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.parties.label import Log
+
+if TYPE_CHECKING:
+    from flower_vfl.strategies.vertical import VerticalStrategy
+
+_log = logging.getLogger(__name__)
+Scope = Literal["joint", "per-party"]
+
+
+class HookedStrategy(Strategy):
+    """A label party's strategy: the hooks that defenses override, and Flower's interface."""
+
+    @property
+    @abstractmethod
+    def base(self) -> VerticalStrategy:
+        """The innermost strategy, which holds model, loss and labels."""
+
+    @abstractmethod
+    def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
+        """Change the training labels (N,), once, before training."""
+
+    @abstractmethod
+    def embed(self, z: Tensor) -> tuple[Tensor, Log]:
+        """Change the received embedding of one party, (B, ...)."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
+        """Return the loss of a batch; `z` is (B, D), all feature parties' embeddings side by side."""
+
+    @abstractmethod
+    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+        """Change the cut gradients of all feature parties, (B, D), before they leave."""
+
+    @abstractmethod
+    def chain(self) -> list[Defense]:
+        """Return the defenses, outermost first."""
+
+    def start(  # noqa: PLR0917
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train with every feature party that `grid` reaches.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        initial_arrays : ArrayRecord, optional
+            Weights of the top model to start from.
+        num_rounds : int
+            Epochs; 0 takes the configuration's.
+        timeout : float
+            Seconds to wait for the parties' last reports.
+        train_config, evaluate_config : ConfigRecord, optional
+            Must be empty: the parties' configuration is the run config.
+        evaluate_fn : Callable, optional
+            Called with the epoch and the top model's weights after each epoch.
+
+        Returns
+        -------
+        Result
+            Flower's result; `outcome` holds utility, leakage and cost.
+        """
+        from flower_vfl.strategies.vertical import run_training
+
+        if train_config or evaluate_config:
+            raise ConfigError("train_config and evaluate_config must be empty; parties read Flower's run config")
+        return run_training(self, grid, initial_arrays, num_rounds, timeout, evaluate_fn)
+
+    def summary(self) -> None:
+        """Log the strategy and its defenses as a tree, outermost first."""
+        defenses = self.chain()
+        _log.info("strategy:")
+        for depth, defense in enumerate(defenses):
+            _log.info("  %s└─ %r", "   " * depth, defense)
+        _log.info("  %s└─ %r", "   " * len(defenses), self.base)
+        if not defenses:
+            _log.warning("no defense is in force: cut gradients go out as they are, and they leak labels")
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return no message: training happens in sessions, not in Flower's rounds."""
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate nothing: there is one model, and its parts stay where they are."""
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return no message: evaluation happens in sessions."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Aggregate nothing."""
+        return None
+
+
+class Defense(HookedStrategy):
+    """A wrapper around a strategy; it delegates every hook that a subclass does not override.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, strategy: HookedStrategy) -> None:
+        if not isinstance(strategy, HookedStrategy):
+            raise ConfigError(f"{type(self).__name__} wraps a VerticalStrategy or another defense, given {strategy!r}")
+        self.strategy = strategy
+        self._generator: torch.Generator | None = None
+
+    @property
+    def base(self) -> VerticalStrategy:
+        """The innermost strategy."""
+        return self.strategy.base
+
+    @property
+    @abstractmethod
+    def params(self) -> dict[str, Any]:
+        """The defense's parameters as they go into `result.json`."""
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Return the defense's own generator, which derives from the label party's secret."""
+        if self._generator is None or self._generator.device != device:
+            depth = len(self.strategy.chain())
+            self._generator = self.base.secret.generator("defense", self.name, depth, device=str(device))
+        return self._generator
+
+    def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
+        return self.strategy.prepare_labels(labels)
+
+    def embed(self, z: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
+        return self.strategy.embed(z)
+
+    def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
+        return self.strategy.loss(logits, labels, z)
+
+    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
+        return self.strategy.protect(grads, labels)
+
+    def chain(self) -> list[Defense]:  # noqa: D102
+        return [self, *self.strategy.chain()]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.params.items())})"
+
+
+class GradientDefense(Defense):
+    """A defense that perturbs cut gradients: subclasses write `perturb`, this class applies it in the right scope.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    scope : {"joint", "per-party"}
+        Whether the gradients of all feature parties are perturbed together, so that colluding parties learn no more
+        than one, or each party's by themselves.
+    """
+
+    def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint") -> None:
+        super().__init__(strategy)
+        if scope not in ("joint", "per-party"):
+            raise ConfigError(f'{type(self).__name__}: scope must be "joint" or "per-party", given {scope!r}')
+        self.scope: Scope = scope
+
+    @abstractmethod
+    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        """Perturb gradients (B, D) of examples with prepared labels (B,)."""
+
+    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+        """Let the inner strategy protect first, then perturb."""
+        inner, log = self.strategy.protect(grads, labels)
+        widths = self.base.widths
+        if self.scope == "joint" or len(widths) < 2:
+            perturbed, more = self.perturb(inner, labels)
+            return perturbed, {**log, **{f"{self.name}.{key}": value for key, value in more.items()}}
+        pieces = []
+        for party, piece in zip(widths, inner.split(list(widths.values()), dim=1), strict=True):
+            perturbed, more = self.perturb(piece, labels)
+            pieces.append(perturbed)
+            log |= {f"{self.name}.{key}.{party}": value for key, value in more.items()}
+        return torch.cat(pieces, dim=1), log

@@ -1,0 +1,20 @@
+"""Who wants to know how training goes: a journal, a progress display, live trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flower_vfl.parties.scoring import NoRecorder
+
+
+class Observer(NoRecorder):
+    """Does nothing; override what is of interest."""
+
+    def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
+        """Sessions are open; training of at most so many steps begins."""
+
+    def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
+        """A step is done; `leak` is the monitor's largest leak AUC of the step, NaN where it has none."""
+
+    def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        """An epoch is done and evaluated."""

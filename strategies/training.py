@@ -1,0 +1,264 @@
+"""The training loop of the label party: steps across the cut, evaluation, and when to stop."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.config import Config
+from flower_vfl.metrics import adaptive_calibration_error, leak_auc
+from flower_vfl.parties.label import LabelParty, Step
+from flower_vfl.parties.monitor import LeakageMonitor
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import Part, Schedule
+from flower_vfl.strategies.observer import Observer
+from flower_vfl.transport.base import Link, expect
+
+_logger = logging.getLogger(__name__)
+
+_EVALUATIONS_UNDER_WAY = 4
+Epoch = dict[str, float]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a training gave.
+
+    Attributes
+    ----------
+    epochs : list[dict[str, float]]
+        Metrics of each finished epoch; the key "epoch" counts from 1.
+    steps : int
+        Steps that were done.
+    seconds, seconds_compute, seconds_wait : float
+        Time in all, computing at the label party, and waiting for answers.
+    bytes_up, bytes_down : int
+        Bytes of frames handed to the transport.
+    stopped : str
+        Why training ended: "finished", "early stopping" or "leak limit".
+    leakage : list[dict[str, Any]]
+        Entries of `result.json`.
+    reports : dict[str, dict[str, Any]]
+        What each feature party reported at the end.
+    weights : str
+        Digest of the label party's weights.
+    """
+
+    epochs: list[Epoch] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+    seconds_compute: float = 0.0
+    seconds_wait: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    stopped: str = ""
+    leakage: list[dict[str, Any]] = field(default_factory=list)
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    weights: str = ""
+
+    @property
+    def best(self) -> Epoch:
+        """The epoch with the best validation; the last one where there is no validation part."""
+        return max(self.epochs, key=_validation_score) if self.epochs else {}
+
+
+def _validation_score(epoch: Epoch) -> float:
+    score = epoch.get("validation_auc", epoch.get("validation_accuracy", epoch["epoch"]))
+    return -math.inf if math.isnan(score) else score
+
+
+class Training:
+    """Drives a label party and its links through a schedule.
+
+    Parameters
+    ----------
+    label : LabelParty
+        The state machine of the label party.
+    links : Mapping[str, Link]
+        One a feature party.
+    schedule : Schedule
+        Which rows make which step.
+    labels : tuple of NDArray
+        (N,) and (M,) true labels of the training and test table, for metrics.
+    classes : int
+        Number of classes.
+    config : Config
+        Batch sizes, limits, patience.
+    monitor : LeakageMonitor, optional
+        Watches what goes out.
+    observer : Observer
+        Is told.
+    outcome : Outcome
+        Filled while training goes on, so that an interruption keeps what was measured.
+    """
+
+    def __init__(
+        self,
+        label: LabelParty,
+        links: Mapping[str, Link],
+        schedule: Schedule,
+        labels: tuple[NDArray[Any], NDArray[Any]],
+        classes: int,
+        config: Config,
+        *,
+        monitor: LeakageMonitor | None,
+        observer: Observer,
+        outcome: Outcome,
+    ) -> None:
+        self._label, self._links, self._schedule = label, links, schedule
+        self._labels, self._classes, self._config = labels, classes, config
+        self._monitor, self._observer, self.outcome = monitor, observer, outcome
+
+    def run(self, after_epoch: Callable[[int], None]) -> None:
+        """Train epoch by epoch until the schedule, early stopping or the leak limit ends it."""
+        self._observer.on_start(self._schedule.steps, self._schedule.epochs, tuple(self._links))
+        started = time.perf_counter()
+        try:
+            for epoch in range(1, self._schedule.epochs + 1):
+                loss = self._train_epoch(epoch)
+                self.outcome.epochs.append(self._evaluate(epoch, loss))
+                after_epoch(epoch)
+                self.outcome.stopped = self._reason_to_stop(epoch)
+                if self.outcome.stopped:
+                    return
+            self.outcome.stopped = "finished"
+        finally:
+            self.outcome.seconds = time.perf_counter() - started
+            self.outcome.bytes_up = sum(link.bytes_up for link in self._links.values())
+            self.outcome.bytes_down = sum(link.bytes_down for link in self._links.values())
+
+    def _train_epoch(self, epoch: int) -> float:
+        """Do the steps of one epoch; the pipeline fills at its start and drains at its end."""
+        steps = self._schedule.steps_of(epoch)
+        ahead = self._config.transport.in_flight
+        for step in steps[:ahead]:
+            self._send_all(lambda _party, step=step: Frame(Kind.STEP, step, {"gradient_of": -1}))
+        losses = []
+        for step in steps:
+            embeddings = self._receive_all(step, self._schedule.train_batch(step).size)
+            started = time.perf_counter()
+            done = self._label.train_step(step, embeddings)
+            request = step + ahead if step + ahead in steps else -1
+            self.outcome.seconds_compute += time.perf_counter() - started
+            self._send_all(
+                lambda party, step=step, done=done, request=request: Frame(
+                    Kind.STEP, request, {"gradient_of": step}, {"gradient": done.gradients[party]}
+                )
+            )
+            self._record(step, epoch, done, embeddings)
+            losses.append(done.loss)
+            self.outcome.steps = step + 1
+        return float(np.mean(losses))
+
+    def _record(self, step: int, epoch: int, done: Step, embeddings: Mapping[str, Tensor]) -> None:
+        """Measure and log while the answers are on their way."""
+        leak = math.nan
+        if self._monitor is not None:
+            self._monitor.observe(step, epoch, done.rows, embeddings, done.gradients)
+            leak = self._monitor.last
+        for metric, value in {"train_loss": done.loss, **done.log}.items():
+            self._log(step, epoch, metric, value)
+        self._observer.on_step(step, epoch, done.loss, leak)
+
+    def _log(self, step: int, epoch: int, metric: str, value: float) -> None:
+        self._observer.add(step=step, epoch=epoch, party="label", layer="", attack="", metric=metric, value=value)
+
+    def _send_all(self, frame_of: Callable[[str], Frame]) -> None:
+        for party, link in self._links.items():
+            link.send(frame_of(party))
+
+    def _receive_all(self, step: int, rows: int) -> dict[str, Tensor]:
+        """Return the checked embeddings (B, ...) of all parties."""
+        started = time.perf_counter()
+        for link in self._links.values():
+            link.flush()
+        embeddings = {}
+        for party, link in self._links.items():
+            frame = expect(link.receive(self._config.transport.step_timeout), Kind.EMBEDDING, step, party)
+            embeddings[party] = frame.tensor("embedding", shape=(rows, *link.shape), dtype=link.dtype)
+        self.outcome.seconds_wait += time.perf_counter() - started
+        return embeddings
+
+    def _evaluate(self, epoch: int, train_loss: float) -> Epoch:
+        """Evaluate on the validation part and on the test table."""
+        metrics: Epoch = {"epoch": epoch, "train_loss": train_loss}
+        for part in ("validation", "test"):
+            if self._schedule.batches(part) == 0:
+                continue
+            logits = self._predict(part)
+            rows = [self._schedule.eval_batch(part, index) for index in range(self._schedule.batches(part))]
+            labels = self._labels[1 if part == "test" else 0][np.concatenate(rows)]
+            metrics |= {f"{part}_{name}": value for name, value in utility(logits, labels, self._classes).items()}
+        step = self._schedule.steps_of(epoch)[-1]
+        for metric, value in metrics.items():
+            if metric != "epoch":
+                self._log(step, epoch, f"epoch_{metric}" if metric == "train_loss" else metric, value)
+        self._observer.on_epoch(step, epoch, metrics)
+        return metrics
+
+    def _predict(self, part: Part) -> Tensor:
+        count = self._schedule.batches(part)
+        logits = []
+        for index in range(-_EVALUATIONS_UNDER_WAY, count):
+            ahead = index + _EVALUATIONS_UNDER_WAY
+            if ahead < count:
+                self._send_all(lambda _party, ahead=ahead: Frame(Kind.EVALUATE, ahead, {"part": part}))
+            if index >= 0:
+                embeddings = self._receive_all(index, self._schedule.eval_batch(part, index).size)
+                started = time.perf_counter()
+                logits.append(self._label.predict(part, index, embeddings).cpu())
+                self.outcome.seconds_compute += time.perf_counter() - started
+        return torch.cat(logits)
+
+    def _reason_to_stop(self, epoch: int) -> str:
+        attack, patience = self._config.attack, self._config.training.patience
+        leak = self._monitor.epoch_q95 if self._monitor is not None else math.nan
+        if leak > attack.max_leak:
+            message = f"the leak AUC (q95) of epoch {epoch} is {leak:.3f}; the limit attack.max_leak is {attack.max_leak}"
+            _logger.warning("%s", message)
+            if attack.on_leak == "stop":
+                return "leak limit"
+        if patience and epoch - self.outcome.best["epoch"] >= patience:
+            return "early stopping"
+        return ""
+
+
+def utility(logits: Tensor, labels: NDArray[Any], classes: int) -> dict[str, float]:
+    """Return AUC (two classes), loss, accuracy and adaptive calibration error of predictions.
+
+    Parameters
+    ----------
+    logits : Tensor
+        (N,) for two classes, else (N, C).
+    labels : NDArray
+        (N,) true labels.
+    classes : int
+        Number of classes C.
+    """
+    target = torch.from_numpy(labels.astype(np.int64))
+    if classes == 2:
+        scores = logits.double()
+        probabilities = torch.sigmoid(scores)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, target.double())
+        correct = (scores > 0).long() == target
+        metrics = {"auc": leak_auc(scores.numpy(), labels)}
+    else:
+        probabilities = torch.softmax(logits.double(), dim=1)
+        loss = torch.nn.functional.cross_entropy(logits.double(), target)
+        correct = logits.argmax(dim=1) == target
+        metrics = {}
+    return {
+        **metrics,
+        "loss": float(loss),
+        "accuracy": float(correct.double().mean()),
+        "ace": adaptive_calibration_error(probabilities.numpy(), labels),
+    }

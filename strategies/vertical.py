@@ -1,0 +1,363 @@
+"""`VerticalStrategy`: the label party's Flower strategy. It holds the top model, the loss and the labels."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flower_vfl.attacks import make_attack
+from flower_vfl.config import Config
+from flower_vfl.data.dataset import Labels, PartyTable
+from flower_vfl.errors import ConfigError, DataError, PartyError, ProtocolError
+from flower_vfl.nn.fusion import fused_shape
+from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.optim import Optimizers
+from flower_vfl.parties.feature import frame_limit
+from flower_vfl.parties.label import LabelParty, Log
+from flower_vfl.parties.monitor import LeakageMonitor
+from flower_vfl.parties.scoring import AuditLabels
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.rng import Secret
+from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.observer import Observer
+from flower_vfl.strategies.training import Outcome, Training
+from flower_vfl.transport.base import Link
+from flower_vfl.transport.sessions import Sessions
+
+_log = logging.getLogger(__name__)
+
+TopFactory = Callable[[tuple[int, ...]], nn.Module]
+"""Makes the top model for the shape of one row of the fused embedding."""
+
+
+@dataclass
+class VerticalResult(Result):
+    """Flower's result, with what a vertical training measured."""
+
+    outcome: Outcome = field(default_factory=Outcome)
+
+
+class VerticalStrategy(HookedStrategy):
+    """The label party's strategy without any defense; wrap it to defend.
+
+    Parameters
+    ----------
+    top : nn.Module or Callable[[tuple[int, ...]], nn.Module]
+        Top model, or a factory that is called with the shape of one row of the fused embedding.
+    labels : Labels, Tensor or NDArray
+        True labels of the training table and, with `Labels`, of the test table.
+    parties : Sequence[str]
+        Feature parties, in the order in which their embeddings are joined.
+    config : Config
+        Training, transport and attack settings.
+    bottom, table : Callable[[], nn.Module], PartyTable, optional
+        Factory of the label party's own bottom model, and its columns.
+    alignment : str
+        Digest of the ordered IDs; each party must have the same.
+    secret : Secret, optional
+        The label party's root of randomness; by default of this host, in a simulation from the seed.
+    observer : Observer, optional
+        Is told how training goes.
+    outcome : Outcome, optional
+        Filled while training goes on.
+
+    Examples
+    --------
+    >>> strategy = VerticalStrategy(top=nn.Linear(4, 1), labels=torch.tensor([0, 1, 1]))
+    >>> strategy.protect(torch.ones(2, 4), torch.tensor([0, 1]))[0].shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        top: nn.Module | TopFactory,
+        labels: Labels | Tensor | NDArray[Any],
+        *,
+        parties: Sequence[str] = ("a",),
+        config: Config | None = None,
+        bottom: Callable[[], nn.Module] | None = None,
+        table: PartyTable | None = None,
+        alignment: str = "",
+        secret: Secret | None = None,
+        observer: Observer | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        self.config = config or Config()
+        self.parties = tuple(parties)
+        self.labels = labels if isinstance(labels, Labels) else _wrap_labels(labels)
+        self.top, self.bottom, self.table = top, bottom, table
+        self.alignment = alignment
+        self.observer = observer or Observer()
+        self.outcome = outcome or Outcome()
+        self.widths: dict[str, int] = {}
+        self.label_party: LabelParty | None = None
+        self.offer: dict[str, str] = {}
+        self._secret = secret
+        self._class_weights: Tensor | None = None
+
+    @property
+    def base(self) -> VerticalStrategy:
+        """The strategy itself."""
+        return self
+
+    @property
+    def secret(self) -> Secret:
+        """The label party's root of randomness."""
+        if self._secret is None:
+            self._secret = Secret.of_this_host()
+        return self._secret
+
+    def chain(self) -> list[Defense]:
+        """No defense is in force here."""
+        return []
+
+    def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
+        """Leave the labels as they are and learn the weights of the classes from them."""
+        if self.config.training.class_weights == "balanced":
+            counts = torch.bincount(labels.long(), minlength=self.labels.classes).clamp(min=1)
+            self._class_weights = len(labels) / (self.labels.classes * counts.float())
+        return labels, {}
+
+    def embed(self, z: Tensor) -> tuple[Tensor, Log]:
+        """Leave the embedding as it is."""
+        return z, {}
+
+    def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
+        """Return the mean cross-entropy of the batch."""
+        weights = None if self._class_weights is None else self._class_weights.to(logits)
+        if self.labels.classes > 2:
+            return nn.functional.cross_entropy(logits, labels, weight=weights), {}
+        weight = None if weights is None else weights[labels]
+        target = labels.to(logits.dtype)
+        return nn.functional.binary_cross_entropy_with_logits(logits.view(-1), target, weight=weight), {}
+
+    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+        """Leave the gradients as they are."""
+        return grads, {}
+
+    def __repr__(self) -> str:
+        top = self.top if isinstance(self.top, nn.Module) else getattr(self.top, "__name__", "factory")
+        name = type(top).__name__ if isinstance(top, nn.Module) else top
+        return f"VerticalStrategy(top={name}, parties={list(self.parties)}, classes={self.labels.classes})"
+
+
+def _wrap_labels(labels: Tensor | NDArray[Any]) -> Labels:
+    values = labels.numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if values.ndim != 1 or not (np.issubdtype(values.dtype, np.integer) or values.dtype == bool):
+        raise DataError(f"labels must be whole numbers (N,), given {values.dtype} {values.shape}")
+    return Labels(values, values[:0], max(2, int(values.max(initial=0)) + 1))
+
+
+def is_simulation(grid: Grid) -> bool:
+    """Say whether all parties of this grid run on one side of one trust boundary.
+
+    The label party decides this by itself, from the grid in its own process: nothing that comes from a node or from
+    the run config may, because in a simulation secrets derive from the seed.
+    """
+    return getattr(grid, "simulation", False) or type(grid).__name__ == "InMemoryGrid"
+
+
+def schedule_of(config: Config, rows: int, test_rows: int, epochs: int = 0) -> Schedule:
+    """Return the schedule that a configuration means for tables of these lengths."""
+    training = config.training
+    return Schedule(
+        config.shared_seed,
+        rows,
+        test_rows,
+        training.batch_size,
+        training.eval_batch_size,
+        epochs or training.epochs,
+        training.validation,
+    )
+
+
+def optimizers_of(config: Config, module: nn.Module, schedule: Schedule) -> Optimizers:
+    """Return the optimizers that a configuration means for one party's model."""
+    training = config.training
+    return Optimizers(
+        module,
+        training.optimizer,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+        schedule=training.schedule,
+        steps=schedule.steps,
+    )
+
+
+def run_training(
+    strategy: HookedStrategy,
+    grid: Grid,
+    initial_arrays: ArrayRecord | None,
+    epochs: int,
+    timeout: float,
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+) -> VerticalResult:
+    """Open the sessions, train, evaluate, collect the reports; `strategy` is the outermost one and its hooks run."""
+    base, simulation = strategy.base, is_simulation(grid)
+    config = base.config
+    if base._secret is None and simulation:
+        base._secret = Secret.for_simulation(config.seed, "label")
+    schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs)
+    attacks = [make_attack(name) for name in config.attack.names]
+    if attacks and base.labels.classes != 2:
+        raise ConfigError(f"gradient attacks read two classes, this data has {base.labels.classes}; set attack.names to []")
+    prepared, _ = strategy.prepare_labels(torch.from_numpy(base.labels.train))
+    strategy.summary()
+    outcome, result = base.outcome, VerticalResult(outcome=base.outcome)
+    with Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:
+        links = sessions.open(lambda link: _check(link, base, schedule))
+        base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
+        label = base.label_party = _build_label_party(strategy, prepared.numpy(), schedule, links, initial_arrays)
+        audit = AuditLabels.of(base.labels.train)
+        monitor = None
+        if attacks and config.attack.monitor:
+            monitor = LeakageMonitor(
+                base.parties,
+                attacks,
+                audit,
+                defended=bool(strategy.chain()),
+                recorder=base.observer,
+                every=config.attack.every,
+            )
+        if attacks and simulation and config.attack.audit:
+            _open_audit(links, config, base.labels.train)
+
+        def after_epoch(epoch: int) -> None:
+            result.evaluate_metrics_serverapp[epoch] = MetricRecord(dict(outcome.epochs[-1]))  # type: ignore[arg-type]
+            if evaluate_fn is not None:
+                evaluate_fn(epoch, ArrayRecord(dict(label.top.state_dict())))  # type: ignore[arg-type]
+
+        training = Training(
+            label,
+            links,
+            schedule,
+            (base.labels.train, base.labels.test),
+            base.labels.classes,
+            config,
+            monitor=monitor,
+            observer=base.observer,
+            outcome=outcome,
+        )
+        try:
+            training.run(after_epoch)
+        finally:
+            outcome.leakage = monitor.entries() if monitor is not None else []
+            outcome.weights = label.weights
+        for party, frame in sessions.finish(timeout).items():
+            outcome.reports[party] = _read_report(party, frame)
+            outcome.leakage = [*outcome.reports[party].get("leakage", []), *outcome.leakage]
+    result.arrays = ArrayRecord(dict(label.top.state_dict()))  # type: ignore[arg-type]
+    return result
+
+
+def _check(link: Link, base: VerticalStrategy, schedule: Schedule) -> None:
+    """Refuse a party that does not fit, and settle the shape of its embeddings."""
+    hello = link.hello
+    expected: dict[str, str | int] = {
+        "rows": schedule.rows,
+        "test_rows": schedule.test_rows,
+        "alignment": base.alignment,
+        "schedule": schedule.digest,
+        "in_flight": base.config.transport.in_flight,
+    }
+    cures = {
+        "alignment": "its IDs differ or are in another order: prepare or align the data again at both parties",
+        "schedule": "it runs with another configuration",
+    }
+    for name, value in expected.items():
+        if hello.fields.get(name) != value:
+            raise PartyError(
+                f"party {link.party!r} does not fit: its {name} is {hello.fields.get(name)!r}, here it is {value!r}; "
+                f"{cures.get(name, 'give both the same data and configuration')}"
+            )
+    try:
+        shape = tuple(json.loads(hello.text("shape")))
+    except (ValueError, TypeError, RecursionError):
+        shape = ()
+    if not 0 < len(shape) < 7 or not all(type(size) is int and 0 < size <= 2**24 for size in shape):
+        raise ProtocolError(f"party {link.party!r} says its embeddings have the shape {hello.fields.get('shape')!r}")
+    dtypes = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if hello.text("dtype") not in dtypes:
+        raise ProtocolError(f"party {link.party!r} says its embeddings are {hello.text('dtype')!r}")
+    link.shape, link.dtype = shape, dtypes[hello.text("dtype")]
+    link.frame_limit = frame_limit(schedule, shape)
+    largest = base.config.transport.max_frame_mib * 2**20
+    if base.config.transport.kind == "stream" and link.frame_limit > largest:
+        raise ConfigError(
+            f"embeddings {shape} of party {link.party!r} need messages of {link.frame_limit / 2**20:.0f} MiB; set "
+            "transport.max_frame_mib to that or more, or training.eval_batch_size and training.batch_size lower"
+        )
+
+
+def _build_label_party(
+    strategy: HookedStrategy,
+    prepared: NDArray[Any],
+    schedule: Schedule,
+    links: dict[str, Link],
+    initial_arrays: ArrayRecord | None,
+) -> LabelParty:
+    base, config = strategy.base, strategy.base.config
+    bottom = None
+    shapes = [link.shape for link in links.values()]
+    if base.bottom is not None and base.table is not None:
+        with seeded_initialisation(base.secret.seed("weights", "bottom")):
+            bottom = base.bottom().to(config.device)
+        with torch.no_grad():
+            rows = base.table.train.gather(schedule.train_batch(0)[:2])
+            shapes.append(tuple(bottom.eval()(*(tensor.to(config.device) for tensor in rows)).shape[1:]))
+    if not shapes:
+        raise ConfigError("nobody has features: name feature parties or let the label party use its own columns")
+    top = base.top
+    if not isinstance(top, nn.Module):
+        with seeded_initialisation(base.secret.seed("weights", "top")):
+            top = top(fused_shape(shapes, config.model.fusion))
+    top = top.to(config.device)
+    if initial_arrays is not None:
+        top.load_state_dict(initial_arrays.to_torch_state_dict())
+    modules = nn.ModuleDict({"top": top, **({} if bottom is None else {"bottom": bottom})})
+    return LabelParty(
+        top,
+        optimizers_of(config, modules, schedule),
+        prepared,
+        strategy,
+        schedule,
+        base.parties,
+        bottom=bottom,
+        table=base.table,
+        fusion=config.model.fusion,
+        clip_norm=config.training.clip_norm,
+        device=config.device,
+    )
+
+
+def _open_audit(links: dict[str, Link], config: Config, labels: NDArray[Any]) -> None:
+    """In a simulation, give true labels to the scorers that sit beside the attackers."""
+    attackers = config.parties.attackers or list(links)
+    for party in attackers:
+        if party not in links:
+            raise ConfigError(f"parties.attackers names {party!r}; feature parties are {', '.join(links)}")
+        for offset in range(0, len(labels), AuditLabels.PIECE):
+            piece = torch.from_numpy(labels[offset : offset + AuditLabels.PIECE].astype(np.uint8))
+            links[party].send(Frame(Kind.AUDIT, fields={"offset": offset}, tensors={"labels": piece}))
+
+
+def _read_report(party: str, frame: Frame) -> dict[str, Any]:
+    try:
+        report = json.loads(frame.text("report"))
+    except (ValueError, RecursionError):
+        report = None
+    if not isinstance(report, dict) or not isinstance(report.get("leakage", []), list):
+        raise ProtocolError(f"party {party!r} sent a report that cannot be read")
+    return report

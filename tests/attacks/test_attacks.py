@@ -1,0 +1,70 @@
+"""What every attack must be: listed under its name, built from its parameters, shut off from everything else."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from flower_vfl import attacks
+from flower_vfl.attacks import ATTACKS, Attack, make_attack
+from flower_vfl.errors import ConfigError
+
+FOLDER = Path(attacks.__file__).parent
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_made_by_its_name(name):
+    attack = make_attack(name)
+    assert type(attack) is ATTACKS[name]
+    assert attack.name == name
+    assert isinstance(attack, Attack)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_parameters_and_needs_can_stand_in_a_result(name):
+    attack = make_attack(name)
+    assert isinstance(attack.params, dict)
+    assert isinstance(attack.needs, frozenset)
+
+
+def test_an_unknown_attack_is_refused_with_the_nearest_name():
+    with pytest.raises(ConfigError, match=r"nrom.*norm"):
+        make_attack("nrom")
+
+
+def test_a_parameter_that_an_attack_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match="strength"):
+        make_attack("norm", strength=3)
+
+
+def test_an_attack_cannot_be_made_without_a_score():
+    with pytest.raises(TypeError, match="abstract"):
+        Attack()
+
+
+def test_a_method_author_writes_one_method():
+    class First(Attack):
+        name = "first-coordinate"
+
+        def score(self, transcript, layer, side=attacks.base.NOTHING):
+            return transcript[layer][:, 0]
+
+    assert First().score({"cut": torch.ones(2, 2)}, "cut").tolist() == [1.0, 1.0]
+    assert First().params == {}
+
+
+def test_scores_take_a_transcript_a_layer_and_side_information_only():
+    for attack in ATTACKS.values():
+        assert list(inspect.signature(attack.score).parameters) == ["self", "transcript", "layer", "side"]
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.name)
+def test_attacks_import_nothing_that_knows_labels_or_defenses(file):
+    allowed = ("attacks", "errors", "registry", "protocol", "metrics")
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert not name.startswith("flower_vfl") or name.split(".")[1] in allowed, name

@@ -1,0 +1,118 @@
+"""What chance reaches, against scipy's exact distribution and against simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom, mannwhitneyu
+
+from flower_vfl.metrics import ArgumentError, leak_auc, null_quantile
+from flower_vfl.metrics import null as module
+
+
+def simulated(counts, draws, seed=0):
+    """AUCs of scores that know nothing, draws for each batch."""
+    rng = np.random.default_rng(seed)
+    aucs = [leak_auc(rng.random(n + p), np.arange(n + p) < p) for n, p in counts for _ in range(draws)]
+    return np.array(aucs)
+
+
+@given(st.integers(1, 12), st.integers(1, 12))
+@settings(max_examples=30, deadline=None)
+def test_the_exact_distribution_is_the_mann_whitney_distribution(m, n):
+    cdf = module._mann_whitney_cdf(m, n)
+    for u in range(0, m * n + 1, 3):
+        assert cdf[u] == pytest.approx(_mann_whitney_by_scipy(u, m, n), abs=1e-12)
+
+
+def _mann_whitney_by_scipy(u, m, n):
+    """P(U <= u) from a sample that has exactly this U."""
+    above, rest = divmod(u, n)  # `above` positives over all negatives, one over `rest` of them, the others under all
+    positives = [n + 1.0 + i for i in range(above)]
+    if len(positives) < m:
+        positives.append(rest + 0.5)
+    positives += [-1.0 - i for i in range(m - len(positives))]
+    result = mannwhitneyu(positives, np.arange(1.0, n + 1), alternative="less", method="exact")
+    assert result.statistic == u
+    return result.pvalue
+
+
+def test_one_negative_and_one_positive_is_a_coin():
+    assert null_quantile([(1, 1)], q=0.4) == pytest.approx(0, abs=1e-9)
+    assert null_quantile([(1, 1)], q=0.95) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("batch", "share", "expected"), [(1024, 0.256, 0.53), (1024, 0.083, 0.55), (128, 0.10, 0.64)], ids=str
+)
+def test_the_published_floors_come_out(batch, share, expected):
+    positives = np.random.default_rng(0).binomial(batch, share, 500)
+    assert null_quantile([(batch - p, p) for p in positives]) == pytest.approx(expected, abs=0.006)
+
+
+@pytest.mark.parametrize(("batch", "share"), [(1024, 0.083), (128, 0.10), (32, 0.2)], ids=str)
+def test_a_score_that_knows_nothing_exceeds_the_quantile_in_one_step_of_twenty(batch, share):
+    positives = np.random.default_rng(1).binomial(batch, share, 200)
+    counts = [(batch - p, p) for p in positives if 0 < p < batch]
+    aucs = simulated(counts, 25)
+    exceeding = int((aucs > null_quantile(counts) + 1e-9).sum())
+    # A binomial of 5,000 draws at 5 %: outside these limits in 1 of 10,000 correct programs; ties of small batches
+    # lower the rate a little, never raise it.
+    assert exceeding <= binom.ppf(0.99995, aucs.size, 0.05)
+    assert exceeding >= binom.ppf(0.00005, aucs.size, 0.045)
+
+
+def test_a_mixture_of_very_different_batches_is_not_an_average_of_quantiles():
+    counts = [(1000, 1000)] * 9 + [(3, 1)]
+    aucs = simulated(counts, 500)
+    assert null_quantile(counts, q=0.9) == pytest.approx(np.quantile(aucs, 0.9), abs=0.003)
+    assert null_quantile(counts, q=0.99) == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("pair", [(36, 36), (115, 20), (300, 13), (1300, 6)])
+def test_normal_and_exact_distribution_agree_where_they_meet(pair, monkeypatch):
+    assert 0.9 < math.prod(pair) * min(pair) / module.EXACT_WORK < 1.02
+    monkeypatch.setattr(module, "EXACT_WORK", 0)
+    normal = null_quantile([pair])
+    monkeypatch.setattr(module, "EXACT_WORK", 1_000_000)
+    assert normal == pytest.approx(null_quantile([pair]), abs=2e-3)
+
+
+def test_few_positives_among_very_many_negatives_stay_exact():
+    # The larger of two ranks matters: U / (2 N) is nearly the mean of two uniform numbers, so P(AUC > x) = 2 (1 - x)^2.
+    assert null_quantile([(10_000, 2)]) == pytest.approx(1 - math.sqrt(0.05 / 2), abs=5e-4)
+
+
+def test_a_score_on_the_quantile_does_not_exceed_it():
+    assert null_quantile([(20, 4)]) >= round(null_quantile([(20, 4)]) * 80) / 80
+
+
+def test_batches_of_one_class_are_left_out():
+    assert null_quantile([(90, 10), (100, 0), (0, 100)]) == null_quantile([(90, 10)])
+    assert math.isnan(null_quantile([(100, 0), (0, 3)]))
+    assert math.isnan(null_quantile([]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=5))
+@settings(deadline=None, max_examples=40)
+def test_the_quantile_does_not_depend_on_which_class_is_called_positive(counts):
+    turned = [(p, n) for n, p in counts]
+    assert null_quantile(counts) == pytest.approx(null_quantile(turned), nan_ok=True, abs=1e-9)
+
+
+def test_counts_may_be_an_iterator_of_numpy_integers():
+    pairs = zip(np.array([90, 91]), np.array([10, 9]), strict=True)
+    assert 0.6 < null_quantile(pairs) < 0.7
+
+
+@pytest.mark.parametrize("q", [0.0, 1.0, -0.1, math.nan])
+def test_a_quantile_outside_zero_and_one_is_refused(q):
+    with pytest.raises(ArgumentError, match="quantile"):
+        null_quantile([(1, 1)], q=q)
+
+
+def test_negative_counts_are_refused():
+    with pytest.raises(ArgumentError, match="negative number"):
+        null_quantile([(-1, 3)])

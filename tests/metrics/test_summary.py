@@ -1,0 +1,106 @@
+"""A run's leak as one entry of the result."""
+
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_vfl.metrics import ArgumentError, LeakSummary, nearest_rank, null_quantile
+
+CONTRACT = {
+    *("attack", "params", "metric", "phase", "source", "defended", "layer", "party", "q95", "q95_null", "mean", "max"),
+    *("steps", "one_class_steps", "baseline", "advantage"),
+}
+
+
+def filled(values, counts=(90, 10), **facts):
+    leak = LeakSummary(attack="norm", party="a", **facts)
+    for value in values:
+        leak.add(value, *counts)
+    return leak
+
+
+def test_the_entry_has_exactly_the_keys_of_the_contract():
+    assert set(filled([0.5]).result()) == CONTRACT
+
+
+def test_what_was_measured_goes_into_the_entry():
+    entry = filled([0.5], layer="first", source="monitor", defended=True, params={"k": 3}, phase="inference").result()
+    assert entry["attack"] == "norm"
+    assert entry["party"] == "a"
+    assert (entry["layer"], entry["source"], entry["defended"]) == ("first", "monitor", True)
+    assert (entry["params"], entry["phase"], entry["metric"]) == ({"k": 3}, "inference", "auc")
+
+
+def test_quantile_mean_and_maximum_are_those_of_the_steps():
+    values = np.random.default_rng(0).random(1234)
+    entry = filled(values).result()
+    assert entry["q95"] == np.quantile(values, 0.95, method="inverted_cdf")
+    assert entry["mean"] == pytest.approx(values.mean())
+    assert entry["max"] == values.max()
+    assert (entry["steps"], entry["one_class_steps"]) == (1234, 0)
+
+
+def test_the_null_is_that_of_the_very_batches():
+    leak = LeakSummary(attack="norm", party="a")
+    leak.add(0.6, 90, 10)
+    leak.add(0.7, 95, 5)
+    leak.add(math.nan, 100, 0)
+    assert leak.result()["q95_null"] == null_quantile([(90, 10), (95, 5)])
+
+
+def test_steps_of_one_class_are_counted_and_do_not_touch_the_values():
+    leak = filled([0.7, 0.9])
+    leak.add(math.nan, 100, 0)
+    entry = leak.result()
+    assert (entry["steps"], entry["one_class_steps"]) == (3, 1)
+    assert (entry["mean"], entry["max"]) == (pytest.approx(0.8), 0.9)
+
+
+def test_an_auc_of_zero_is_a_value():
+    entry = filled([0.0, 0.0]).result()
+    assert (entry["q95"], entry["mean"], entry["max"], entry["one_class_steps"]) == (0.0, 0.0, 0.0, 0)
+
+
+def test_nothing_measured_is_null_and_the_entry_is_json():
+    entry = filled([math.nan]).result()
+    assert [entry[key] for key in ("q95", "q95_null", "mean", "max", "baseline", "advantage")] == [None] * 6
+    assert json.loads(json.dumps(entry, allow_nan=False)) == entry
+
+
+def test_a_metric_other_than_auc_has_no_null():
+    assert filled([0.5], metric="accuracy").result()["q95_null"] is None
+
+
+def test_a_baseline_goes_into_the_entry():
+    entry = filled([0.5]).result(baseline=0.25, advantage=0.0)
+    assert (entry["baseline"], entry["advantage"]) == (0.25, 0.0)
+
+
+def test_a_summary_survives_a_checkpoint():
+    leak = filled([0.1, 0.9])
+    copy = pickle.loads(pickle.dumps(leak))
+    copy.add(0.5, 90, 10)
+    assert (copy.result()["steps"], leak.result()["steps"]) == (3, 2)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.95, 1.0]))
+def test_nearest_rank_is_the_smallest_value_that_enough_do_not_exceed(values, q):
+    found = nearest_rank(values, q)
+    assert found in values
+    assert sum(v <= found for v in values) >= q * len(values) - 1e-9
+    assert sum(v < found for v in values) < q * len(values)
+
+
+def test_nearest_rank_of_twenty_is_the_nineteenth():
+    assert nearest_rank(range(1, 21)) == 19
+
+
+def test_nearest_rank_of_nothing_is_nan_and_a_wrong_quantile_is_refused():
+    assert math.isnan(nearest_rank([]))
+    with pytest.raises(ArgumentError, match="quantile"):
+        nearest_rank([1.0], 0.0)

@@ -1,0 +1,62 @@
+"""A file is there whole, or as it was before."""
+
+import json
+import math
+import os
+import stat
+
+import pytest
+
+from flower_vfl.files import replacing, write_json_atomic, write_text_atomic
+
+
+def test_text_is_written_in_utf8(tmp_path):
+    write_text_atomic(tmp_path / "a.txt", "naïve ✓\n")
+    assert (tmp_path / "a.txt").read_bytes() == "naïve ✓\n".encode()
+
+
+def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+
+    def fail():
+        with replacing(target) as temporary:
+            temporary.write_text("half of the n")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_until_the_block_ends_readers_see_the_old_file(tmp_path):
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    with replacing(target) as temporary:
+        temporary.write_text("new")
+        assert target.read_text() == "old"
+    assert target.read_text() == "new"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_others_may_read_what_the_umask_allows(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_text_atomic(tmp_path / "a.txt", "")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o644
+
+
+def test_json_has_null_where_a_number_is_not_finite(tmp_path):
+    write_json_atomic(tmp_path / "a.json", {"x": math.nan, "y": [math.inf, 0.0, {"z": (-math.inf, 1)}], "s": "é"})
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert json.loads(text) == {"x": None, "y": [None, 0.0, {"z": [None, 1]}], "s": "é"}
+    assert text.endswith("}\n")
+
+
+def test_what_json_cannot_hold_leaves_no_file(tmp_path):
+    with pytest.raises(TypeError):
+        write_json_atomic(tmp_path / "a.json", {"x": object()})
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,360 @@
+"""The journal keeps every whole frame through kills, tears and resumes; sinks show what it holds."""
+
+import builtins
+import importlib
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flower_vfl import tracking
+from flower_vfl.errors import ConfigError, InputError
+from flower_vfl.tracking import SCHEMA, SINKS, STEPS, StepLog, make_sink, merge_steps, read_steps
+
+
+def add(log, step, value=0.5, **changes):
+    facts = {"epoch": step // 10, "party": "a", "layer": "cut", "attack": "norm", "metric": "auc", **changes}
+    log.add(step=step, value=value, **facts)
+
+
+def steps_of(folder):
+    return read_steps(folder)["step"].to_pylist()
+
+
+def test_rows_come_back_as_they_went_in(tmp_path):
+    rows = [
+        {"step": 0, "epoch": 0, "party": "a", "layer": "cut", "attack": "norm", "metric": "auc", "value": 0.75},
+        {"step": 1, "epoch": 0, "party": "a+b", "layer": "first", "attack": "norm", "metric": "auc", "value": 1e-300},
+        {"step": 2**40, "epoch": 9, "party": "label", "layer": "", "attack": "", "metric": "train_loss", "value": -0.1},
+    ]
+    with StepLog(tmp_path) as log:
+        for row in rows:
+            log.add(**row)
+    assert read_steps(tmp_path).to_pylist() == rows
+    merge_steps(tmp_path)
+    assert read_steps(tmp_path).to_pylist() == rows
+    assert pq.read_table(tmp_path / STEPS).to_pylist() == rows
+
+
+def test_the_file_has_the_columns_of_the_contract(tmp_path):
+    with StepLog(tmp_path) as log:
+        add(log, 0)
+        path = log.merge()
+    assert path == tmp_path / "steps.parquet"
+    assert pq.read_schema(path).names == ["step", "epoch", "party", "layer", "attack", "metric", "value"]
+    assert pq.read_schema(path).equals(SCHEMA)
+
+
+def test_a_value_that_is_not_a_number_stays_one(tmp_path):
+    with StepLog(tmp_path) as log:
+        add(log, 0, math.nan)
+        add(log, 1, math.inf)
+    values = read_steps(tmp_path)["value"].to_pylist()
+    assert math.isnan(values[0])
+    assert values[1] == math.inf
+
+
+def test_rows_wait_for_company_and_flush_sends_them(tmp_path):
+    log = StepLog(tmp_path)
+    for step in range(tracking.FLUSH_ROWS - 1):
+        add(log, step)
+    assert not log.path.exists()
+    add(log, tracking.FLUSH_ROWS - 1)
+    assert len(steps_of(tmp_path)) == tracking.FLUSH_ROWS
+    add(log, tracking.FLUSH_ROWS)
+    log.flush()
+    assert len(steps_of(tmp_path)) == tracking.FLUSH_ROWS + 1
+
+
+def test_rows_of_a_slow_run_do_not_wait_long(tmp_path, monkeypatch):
+    log = StepLog(tmp_path)
+    add(log, 0)
+    assert not log.path.exists()
+    now = time.monotonic()
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: now + tracking.FLUSH_SECONDS + 1)
+    add(log, 1)
+    assert steps_of(tmp_path) == [0, 1]
+
+
+def test_a_journal_torn_at_any_byte_keeps_every_whole_frame(tmp_path):
+    log, ends = StepLog(tmp_path / "whole"), []
+    for step in range(3):
+        add(log, step)
+        log.flush()
+        ends.append(log.path.stat().st_size)
+    data = log.path.read_bytes()
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    for cut in range(len(data) + 1):
+        (torn / log.path.name).write_bytes(data[:cut])
+        assert steps_of(torn) == list(range(sum(end <= cut for end in ends)))
+
+
+def test_a_journal_with_any_byte_changed_never_shows_a_wrong_row(tmp_path):
+    log = StepLog(tmp_path)
+    for step in range(2):
+        add(log, step)
+        log.flush()
+    first = log.path.stat().st_size // 2
+    data = log.path.read_bytes()
+    for position in range(0, len(data), 3):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x55
+        log.path.write_bytes(damaged)
+        assert steps_of(tmp_path) == ([] if position < first else [0])
+
+
+def test_a_resumed_run_cuts_the_torn_tail_and_goes_on_behind_it(tmp_path, caplog):
+    log = StepLog(tmp_path)
+    for step in range(2):
+        add(log, step)
+        log.flush()
+    with log.path.open("rb+") as file:
+        file.truncate(log.path.stat().st_size - 1)
+    with StepLog(tmp_path) as again:
+        assert "half-written" in caplog.text
+        add(again, 7)
+    assert steps_of(tmp_path) == [0, 7]
+
+
+def test_a_resumed_run_logs_steps_again_and_the_later_value_stays(tmp_path):
+    with StepLog(tmp_path) as log:
+        for step in range(4):
+            add(log, step, 0.1)
+        log.merge()
+    with StepLog(tmp_path) as log:
+        for step in range(2, 6):
+            add(log, step, 0.2)
+    before = read_steps(tmp_path).to_pylist()
+    merge_steps(tmp_path)
+    assert read_steps(tmp_path).to_pylist() == before
+    assert [row["value"] for row in before] == [0.1, 0.1, 0.2, 0.2, 0.2, 0.2]
+
+
+def test_a_write_that_fails_leaves_no_half_frame_and_loses_no_row(tmp_path, monkeypatch):
+    log = StepLog(tmp_path)
+    add(log, 0)
+    log.flush()
+    add(log, 1)
+
+    class Disk:
+        """A file on a disk that is full after ten bytes."""
+
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, data):
+            self.file.write(data[:10])
+            self.file.flush()
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking.Path, "open", lambda path, mode: Disk(builtins.open(path, mode)))  # noqa: SIM115
+        with pytest.raises(OSError, match="No space"):
+            log.flush()
+    assert steps_of(tmp_path) == [0]
+    log.flush()
+    assert steps_of(tmp_path) == [0, 1]
+
+
+def test_several_parties_write_files_of_their_own_and_are_merged(tmp_path):
+    logs = [StepLog(tmp_path, name=name) for name in ("label", "a", "b")]
+    for step in range(3):
+        for log, party in zip(logs, ("label", "a", "b"), strict=True):
+            add(log, step, party=party)
+    for log in logs:
+        log.close()
+    assert sorted(os.listdir(tmp_path)) == ["a.journal", "b.journal", "label.journal"]
+    logs[0].merge()
+    assert os.listdir(tmp_path) == [STEPS]
+    rows = [(row["step"], row["party"]) for row in read_steps(tmp_path).to_pylist()]
+    assert rows == [(step, party) for step in range(3) for party in ("a", "b", "label")]
+
+
+def test_merging_again_changes_nothing_even_after_a_kill_between_its_two_halves(tmp_path):
+    with StepLog(tmp_path) as log:
+        for step in range(5):
+            add(log, step)
+    journal = log.path.read_bytes()
+    first = merge_steps(tmp_path).read_bytes()
+    assert merge_steps(tmp_path).read_bytes() == first
+    log.path.write_bytes(journal)  # killed after the file was written, before the journal was removed
+    assert merge_steps(tmp_path).read_bytes() == first
+    assert os.listdir(tmp_path) == [STEPS]
+
+
+def test_a_log_goes_on_after_a_merge(tmp_path):
+    log = StepLog(tmp_path)
+    add(log, 0)
+    log.merge()
+    add(log, 1)
+    log.close()
+    assert steps_of(tmp_path) == [0, 1]
+
+
+def test_a_run_that_logged_nothing_has_a_file_without_rows(tmp_path):
+    assert read_steps(StepLog(tmp_path).merge().parent).num_rows == 0
+
+
+def test_a_folder_without_any_log_is_refused_by_name(tmp_path):
+    with pytest.raises(InputError, match=re.escape(str(tmp_path / STEPS))):
+        read_steps(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and nothing else", "columns"])
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, content):
+    if content == "columns":
+        pq.write_table(pa.table({"step": [1], "value": ["x"]}), tmp_path / STEPS)
+    else:
+        (tmp_path / STEPS).write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(str(tmp_path / STEPS))):
+        read_steps(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "../a", "a/b", ".hidden", "a b"])
+def test_a_name_that_is_no_file_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="journal"):
+        StepLog(tmp_path, name=name)
+
+
+WRITER = """
+import sys
+from flower_vfl.tracking import StepLog
+log = StepLog(sys.argv[1])
+for step in range(10_000_000):
+    log.add(step=step, epoch=0, party="a", layer="cut", attack="norm", metric="auc", value=step / 2)
+    if step == 5000:
+        print("under way", flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_every_row_but_the_last_thousand(tmp_path):
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+    assert writer.stdout.readline().strip() == b"under way"
+    time.sleep(0.1)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    table = read_steps(tmp_path)
+    count = table.num_rows
+    assert count >= 5001 - tracking.FLUSH_ROWS
+    assert table["step"].to_pylist() == list(range(count))
+    assert table["value"].to_pylist() == [step / 2 for step in range(count)]
+    merge_steps(tmp_path)
+    assert read_steps(tmp_path).equals(table)
+
+
+def test_a_row_costs_a_few_microseconds(tmp_path):
+    def seconds():
+        log = StepLog(tmp_path)
+        start = time.perf_counter()
+        for step in range(20_000):
+            add_raw(step=step, epoch=0, party="a", layer="cut", attack="norm", metric="auc", value=0.5, log=log)
+        log.flush()
+        return time.perf_counter() - start
+
+    def add_raw(*, log, **row):
+        log.add(**row)
+
+    assert min(seconds() for _ in range(3)) / 20_000 < 6e-6
+
+
+class Recorder:
+    """A sink that remembers."""
+
+    def __init__(self):
+        self.seen, self.closed = [], 0
+
+    def scalar(self, name, step, value):
+        self.seen.append((name, step, value))
+
+    def close(self):
+        self.closed += 1
+
+
+def test_sinks_get_every_row_under_a_path_and_are_closed_once(tmp_path):
+    sink = Recorder()
+    with StepLog(tmp_path, sinks=[sink]) as log:
+        add(log, 3, 0.9)
+        add(log, 3, 0.1, party="label", layer="", attack="", metric="train_loss")
+        assert sink.seen == []
+        log.flush()
+        assert sink.seen == [("a/cut/norm/auc", 3, 0.9), ("label/train_loss", 3, 0.1)]
+        add(log, 4, 0.8)
+        log.close()
+    assert sink.seen[2:] == [("a/cut/norm/auc", 4, 0.8)]
+    assert sink.closed == 1
+
+
+def test_an_unknown_sink_is_refused_with_the_nearest_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"tensorbord.*tensorboard"):
+        make_sink("tensorbord", tmp_path)
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_a_sink_whose_package_is_missing_says_how_to_install_it(tmp_path, name, monkeypatch):
+    def missing(module):
+        raise ModuleNotFoundError(f"No module named {module!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=re.escape(f"pip install 'flower-vfl[{name}]'")):
+        make_sink(name, tmp_path)
+
+
+def test_tensorboard_reads_back_what_was_logged(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with StepLog(tmp_path, sinks=[make_sink("tensorboard", tmp_path)]) as log:
+        for step in range(3):
+            add(log, step, step / 4)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("a/cut/norm/auc")] == [(0, 0.0), (1, 0.25), (2, 0.5)]
+
+
+def test_mlflow_reads_back_what_was_logged(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    with StepLog(tmp_path, sinks=[make_sink("mlflow", tmp_path)]) as log:
+        for step in range(3):
+            add(log, step, step / 4, party="a+b")
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("flower-vfl").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "a_b/cut/norm/auc")
+    assert sorted((metric.step, metric.value) for metric in history) == [(0, 0.0), (1, 0.25), (2, 0.5)]
+    assert run.info.status == "FINISHED"
+
+
+def test_mlflow_without_a_server_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib, "import_module", lambda name: None)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI"):
+        make_sink("mlflow", tmp_path)
+
+
+def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with StepLog(tmp_path, sinks=[make_sink("wandb", tmp_path)]) as log:
+        for step in range(3):
+            add(log, step, step / 4)
+    (written,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"a/cut/norm/auc" in written.read_bytes()
