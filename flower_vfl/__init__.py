@@ -1,1 +1,32 @@
-"""Vertical federated learning for Flower in which label privacy is measured."""
+"""Vertical federated learning for Flower in which label privacy is measured.
+
+Importing this package loads neither torch nor flwr; its names load what they need when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flower_vfl.apps import RunResult, make_client_app, make_server_app, run
+    from flower_vfl.config import Config, build_config, load_config
+
+__version__ = "0.1.0"
+
+__all__ = ["Config", "RunResult", "build_config", "load_config", "make_client_app", "make_server_app", "run"]
+
+_HOMES = {
+    **dict.fromkeys(("Config", "build_config", "load_config"), "flower_vfl.config"),
+    **dict.fromkeys(("RunResult", "make_client_app", "make_server_app", "run"), "flower_vfl.apps"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'flower_vfl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

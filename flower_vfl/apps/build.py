@@ -12,11 +12,10 @@ from torch import nn
 from flower_vfl.attacks import make_attack
 from flower_vfl.config import Config
 from flower_vfl.data.catalog import load
-from flower_vfl.data.dataset import Dataset, FeatureSpec
+from flower_vfl.data.dataset import FeatureSpec
+from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError
-from flower_vfl.nn.dropout import bind_dropout
-from flower_vfl.nn.initialise import seeded_initialisation
-from flower_vfl.nn.tabular import ConvBottom, TabularBottom, Top
+from flower_vfl.nn import Top, bind_dropout, build_bottom, seeded_initialisation
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.parties.scoring import Recorder
@@ -32,11 +31,11 @@ BottomFactory = Callable[[FeatureSpec, Config], nn.Module]
 TopFactory = Callable[[tuple[int, ...], int, Config], nn.Module]
 """Makes the top model for the shape of one row of the fused embedding and the number of classes."""
 
-DataFactory = Callable[[Config], Dataset]
+DataFactory = Callable[[Config], VerticalData]
 """Opens the data that a configuration names; a party then loads only its own part."""
 
 
-def open_data(config: Config) -> Dataset:
+def open_data(config: Config) -> VerticalData:
     """Open the data set that the configuration names, preparing it on first use."""
     return load(config.data.name, path=config.data.path, options=config.data.options)
 
@@ -44,9 +43,7 @@ def open_data(config: Config) -> Dataset:
 def default_bottom(spec: FeatureSpec, config: Config) -> nn.Module:
     """Make a bottom model for a table or for images."""
     model = config.model
-    if spec.shape:
-        return ConvBottom(spec, cut=model.cut)
-    return TabularBottom(
+    return build_bottom(
         spec, embedding_width=model.embedding_width, hidden=model.bottom, cut=model.cut, dropout=model.dropout
     )
 
@@ -59,7 +56,7 @@ def default_top(shape: tuple[int, ...], classes: int, config: Config) -> nn.Modu
     return Top(width, hidden=config.model.top, classes=classes)
 
 
-def party_names(config: Config, dataset: Dataset) -> tuple[str, ...]:
+def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
     """Return the feature parties of a run.
 
     Raises
@@ -82,7 +79,7 @@ def party_names(config: Config, dataset: Dataset) -> tuple[str, ...]:
 def build_feature_party(
     name: str,
     config: Config,
-    dataset: Dataset,
+    dataset: VerticalData,
     secret: Secret,
     *,
     bottom: BottomFactory = default_bottom,

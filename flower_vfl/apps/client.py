@@ -25,7 +25,7 @@ from flower_vfl.apps.build import (
 from flower_vfl.apps.folder import save_weights
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.config import Config, from_run_config
-from flower_vfl.data.dataset import Dataset
+from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
@@ -113,7 +113,7 @@ class _Client:
         return config
 
     def _build(
-        self, session: _Session, context: Context, config: Config, dataset: Dataset
+        self, session: _Session, context: Context, config: Config, dataset: VerticalData
     ) -> tuple[FeatureParty, StepLog | None]:
         secret = Secret.for_simulation(config.seed, session.party) if session.simulation else Secret.of_this_host()
         journal = StepLog(session.folder, name=session.party) if session.offer.get("out") else None
@@ -181,7 +181,7 @@ def _state_folder() -> Path:
     return (Path(root) if root else Path.home() / ".local" / "state") / "flower-vfl"
 
 
-def _who(context: Context, config: Config, dataset: Dataset, offered_simulation: bool) -> tuple[str, bool]:
+def _who(context: Context, config: Config, dataset: VerticalData, offered_simulation: bool) -> tuple[str, bool]:
     """Return this node's party ("" for a spare node) and whether it is simulated.
 
     A node that its owner gave a `party` in --node-config is deployed, whatever the offer says: its secrets never come

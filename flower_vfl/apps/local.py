@@ -86,7 +86,9 @@ def run(
     return results[-1]
 
 
-def run_alone(config: Config, party: str, *, data: DataFactory = open_data) -> RunResult:
+def run_alone(
+    config: Config, party: str, *, data: DataFactory = open_data, observers: tuple[Observer, ...] = ()
+) -> RunResult:
     """Train the same architecture on one party's columns alone: the reason to federate, or not to."""
     parties = config.parties.model_copy(update={"features": [party], "label_features": False, "attackers": []})
     attack = config.attack.model_copy(update={"names": [], "max_leak": 1.0})
@@ -94,4 +96,4 @@ def run_alone(config: Config, party: str, *, data: DataFactory = open_data) -> R
     alone = config.model_copy(
         update={"parties": parties, "attack": attack, "transport": transport, "defenses": [], "sinks": []}
     )
-    return run(alone, data=data)
+    return run(alone, data=data, observers=observers)

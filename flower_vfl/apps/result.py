@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from flower_vfl.config import Config
-from flower_vfl.data.dataset import Dataset, Labels
+from flower_vfl.data.dataset import Labels
+from flower_vfl.data.memory import VerticalData
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.training import Epoch, Outcome
 
@@ -74,7 +75,7 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def describe_data(dataset: Dataset, labels: Labels) -> dict[str, Any]:
+def describe_data(dataset: VerticalData, labels: Labels) -> dict[str, Any]:
     """Return the `dataset` entry."""
     positives = np.count_nonzero(labels.train) / max(1, len(labels.train)) if labels.classes == 2 else None
     return {

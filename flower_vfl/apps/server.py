@@ -24,7 +24,8 @@ from flower_vfl.apps.build import (
 from flower_vfl.apps.folder import RunFolder, save_weights
 from flower_vfl.apps.result import RunResult, describe_data, summarise
 from flower_vfl.config import Config, from_run_config
-from flower_vfl.data.dataset import Dataset, Labels
+from flower_vfl.data.dataset import Labels
+from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.rng import Secret
@@ -77,7 +78,7 @@ class _EpochLog(Observer):
 
 def build_strategy(
     config: Config,
-    dataset: Dataset,
+    dataset: VerticalData,
     labels: Labels,
     *,
     top: TopFactory,
@@ -167,7 +168,7 @@ def make_server_app(
 def _train(  # noqa: PLR0917
     grid: Grid,
     config: Config,
-    dataset: Dataset,
+    dataset: VerticalData,
     labels: Labels,
     top: TopFactory,
     bottom: BottomFactory,

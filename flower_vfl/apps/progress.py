@@ -1,0 +1,84 @@
+"""A live display for a person at a terminal: how far, how fast, loss and leak."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flower_vfl.strategies import Observer
+
+_REFRESH_STEPS = 5
+
+
+class LiveProgress(Observer):
+    """Shows a bar of steps with loss, leak AUC and speed, and one line an epoch.
+
+    Parameters
+    ----------
+    title : str
+        What is trained.
+    console : Console
+        Where it is shown; without a terminal the bar stays away.
+    """
+
+    def __init__(self, title: str, console: Console) -> None:
+        self._title = title
+        self._smooth = [math.nan, math.nan]
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.fields[values]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(title, total=None, speed="", values="opening sessions")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
+        """Learn how many steps there are."""
+        self._progress.reset(self._task, total=steps, values="")
+
+    def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
+        """Move the bar."""
+        for index, value in enumerate((loss, leak)):
+            if not math.isnan(value):
+                before = self._smooth[index]
+                self._smooth[index] = value if math.isnan(before) else 0.9 * before + 0.1 * value
+        if step % _REFRESH_STEPS:
+            return
+        shown = [f"loss {self._smooth[0]:.4f}"]
+        if not math.isnan(self._smooth[1]):
+            shown.append(f"leak AUC {self._smooth[1]:.3f}")
+        speed = self._progress.tasks[0].speed
+        self._progress.update(
+            self._task,
+            completed=step + 1,
+            description=f"{self._title} · epoch {epoch}",
+            values=" · ".join(shown),
+            speed=f"{speed:.0f} steps/s" if speed else "",
+        )
+
+    def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Print what an epoch reached."""
+        names = {"train_loss": "loss", "validation_auc": "validation AUC", "test_auc": "test AUC"}
+        names |= {"test_accuracy": "test accuracy"} if "test_auc" not in metrics else {}
+        shown = ", ".join(f"{label} {metrics[name]:.4f}" for name, label in names.items() if name in metrics)
+        if not self._progress.disable:
+            self._progress.console.print(f"  {self._title} · epoch {epoch}: {shown}", highlight=False)

@@ -1,0 +1,152 @@
+"""The command line. Exit codes: 0 success, 1 failure, 2 bad input, 130 interrupted; never a traceback for bad input."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="flower-vfl",
+    help="Vertical federated learning for Flower in which label privacy is measured.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Data sets: which there are, and preparing your own.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one configuration value; repeatable.")
+]
+
+
+class Engine(StrEnum):
+    """What carries the run."""
+
+    local = "local"
+    flower = "flower"
+
+
+def _say(message: str) -> None:
+    typer.echo(message)
+
+
+@app.command()
+def run(
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset's name or a TOML file.")],
+    set_: SetOption = None,
+    engine: Annotated[Engine, typer.Option(help="In this process, or in Flower's simulation runtime.")] = Engine.local,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results [default: runs/<preset>-<time>].")] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Also train on each party's columns alone.")] = False,
+) -> None:
+    """Train, attack and measure one configuration."""
+    from flower_vfl.config import load_config, parse_assignments
+    from flower_vfl.simulations.flower_engine import run_flower
+    from flower_vfl.simulations.running import run_here
+
+    config = load_config(source, parse_assignments(set_ or []))
+    folder = out or default_folder(source)
+    if engine is Engine.flower:
+        summary = run_flower(config, folder)
+    else:
+        summary = run_here(config, folder, title=Path(source).stem, alone=alone)
+    _finish([summary], folder)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder of the results [default: runs/demo-<time>].")] = None,
+    set_: SetOption = None,
+) -> None:
+    """Run the main job on real data: train, attack, compare, report."""
+    from flower_vfl.config import parse_assignments
+    from flower_vfl.simulations.running import run_demo
+
+    folder = out or default_folder("demo")
+    _finish(run_demo(folder, parse_assignments(set_ or [])), folder)
+
+
+@app.command()
+def report(folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs.")]) -> None:
+    """Rebuild report.html from what is in a run's folder; several folders are compared."""
+    from flower_vfl.reports import render
+
+    _say(f"report: {render(folders)}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what of this machine is usable and what is missing."""
+    from flower_vfl.simulations.doctor import examine
+
+    problems = examine()
+    if problems:
+        raise typer.Exit(1)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets and whether they are usable here."""
+    from flower_vfl.simulations.tables import print_data_sets
+
+    print_data_sets()
+
+
+@data_app.command("prepare")
+def data_prepare(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set; `flower-vfl data list` shows them.")],
+    out: Annotated[Path, typer.Option(help="Folder of the prepared data; must not exist.")],
+    source: Annotated[Path | None, typer.Option("--from", metavar="PATH", help="The raw files.")] = None,
+    set_: SetOption = None,
+) -> None:
+    """Read raw files and write what runs read: one folder a party, memory-mapped columns, a manifest."""
+    from flower_vfl.config import parse_assignments
+    from flower_vfl.simulations.tables import prepare_data
+
+    prepare_data(name, source, out, parse_assignments(set_ or []))
+
+
+def default_folder(source: str) -> Path:
+    """Return runs/<preset>-<time>."""
+    return Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _finish(summaries: Sequence[dict[str, Any]], folder: Path) -> None:
+    from flower_vfl.simulations.tables import print_results
+
+    print_results(summaries)
+    _say(f"report: {folder / 'report.html'}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    from flower_vfl.errors import FlowerVflError, InputError
+
+    try:
+        code = app(list(arguments) if arguments is not None else None, standalone_mode=False)
+    except InputError as error:
+        _fail(str(error), 2)
+    except FlowerVflError as error:
+        _fail(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted; what was measured is kept", 130)
+    except Exception as error:
+        import click
+
+        if isinstance(error, click.ClickException):
+            error.show()
+            sys.exit(error.exit_code)
+        raise
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"flower-vfl: {message}", err=True)
+    sys.exit(code)

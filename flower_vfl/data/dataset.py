@@ -1,0 +1,321 @@
+"""A vertical data set on disk: what each party holds, opened without reading what it does not need.
+
+A prepared folder looks like this, and a party's host needs only the manifest and the party's own folder::
+
+    manifest.json                     name, parties, counts, digest of the alignment, licence: nothing private
+    ids/{train,test}.parquet          the shared IDs in their canonical order (absent where rows are numbered)
+    <party>/party.json                the party's columns, shapes, digests of its files
+    <party>/encoding.json             how each of its columns was encoded, so that new rows can be
+    <party>/{train,test}/*.npy        numeric (N, F) float32, categorical (N, K) int32, or features (N, ...) float32
+    labels/labels.json, {train,test}.npy
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.data import layout
+from flower_vfl.data.encoding import PartyEncoding
+from flower_vfl.data.source import ArraySource, FeatureSource
+from flower_vfl.errors import DataError
+
+Part = Literal["train", "test"]
+PARTS: tuple[Part, Part] = ("train", "test")
+PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+RESERVED_NAMES = frozenset({"ids", "labels"})
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """The shape of a party's features, all that a bottom model needs to know.
+
+    Parameters
+    ----------
+    numeric : int
+        Numeric columns.
+    cardinalities : tuple of int
+        Levels of each categorical column, the bucket of unseen values (0) included.
+    shape : tuple of int
+        Shape of one row of plain arrays, (channels, height, width) for images; empty for tables.
+    """
+
+    numeric: int
+    cardinalities: tuple[int, ...]
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers = (self.numeric, *self.cardinalities, *self.shape)
+        if any(not isinstance(number, int) or isinstance(number, bool) or number < 0 for number in numbers):
+            raise DataError(f"sizes of features must be whole numbers of at least 0, given {self}")
+        if any(number < 1 for number in (*self.cardinalities, *self.shape)):
+            raise DataError(f"levels and shapes must be at least 1, given {self}")
+        if bool(self.shape) == bool(self.numeric or self.cardinalities):
+            raise DataError(f"features are either a table (numeric, cardinalities) or plain arrays (shape), given {self}")
+
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Return the arrays of these features: file name to shape of one row and dtype."""
+        if self.shape:
+            return {"features.npy": (self.shape, "float32")}
+        found: dict[str, tuple[tuple[int, ...], str]] = {}
+        if self.numeric:
+            found["numeric.npy"] = ((self.numeric,), "float32")
+        if self.cardinalities:
+            found["categorical.npy"] = ((len(self.cardinalities),), "int32")
+        return found
+
+
+@dataclass(frozen=True)
+class PartyTable:
+    """One party's features.
+
+    Parameters
+    ----------
+    name : str
+        The party.
+    spec : FeatureSpec
+        Shape of the features.
+    train, test : FeatureSource
+        The rows, in the order that all parties share.
+    columns : tuple of str
+        Names of the columns, numeric first.
+    """
+
+    name: str
+    spec: FeatureSpec
+    train: FeatureSource
+    test: FeatureSource
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels; only the label party opens them.
+
+    Parameters
+    ----------
+    train, test : ndarray of int64, (N,)
+        Class of each row, 0 to `classes` - 1; 1 is the positive class of two.
+    classes : int
+        Number of classes.
+    """
+
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    classes: int
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What all parties must agree on before a row of one means the same person as the row of another.
+
+    Parameters
+    ----------
+    rows, test_rows : int
+        Rows of the training and of the test table.
+    digest : str
+        SHA-256 of the ordered IDs of both.
+    """
+
+    rows: int
+    test_rows: int
+    digest: str
+
+
+class Dataset:
+    """A prepared data set; opening it reads the manifest and nothing else.
+
+    Parameters
+    ----------
+    folder : Path
+        The prepared folder.
+    manifest : Mapping
+        Contents of its manifest.json; `open_dataset` reads it.
+
+    Raises
+    ------
+    DataError
+        When the manifest is not one of ours.
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self.folder = folder
+        where = folder / layout.MANIFEST
+        alignment = layout.entry(where, manifest, "alignment", dict)
+        self.name: str = layout.entry(where, manifest, "name", str)
+        self.parties: tuple[str, ...] = tuple(layout.entry(where, manifest, "parties", list))
+        self.label_party: str = layout.entry(where, manifest, "label_party", str)
+        self.licence: str = layout.entry(where, manifest, "licence", str)
+        self.source: str = layout.entry(where, manifest, "source", str)
+        self.options: dict[str, Any] = layout.entry(where, manifest, "options", dict)
+        self.alignment = Alignment(
+            layout.count(where, alignment, "rows"),
+            layout.count(where, alignment, "test_rows"),
+            layout.entry(where, alignment, "digest", str),
+        )
+        for name in (*self.parties, self.label_party):
+            check_party_name(name)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.name!r}, parties={self.parties}, label_party={self.label_party!r}, {self.alignment.rows} rows)"
+
+    def rows(self, part: Part) -> int:
+        """Return the number of rows of the training or of the test table."""
+        return self.alignment.rows if part == "train" else self.alignment.test_rows
+
+    def spec(self, name: str) -> FeatureSpec:
+        """Return the shape of a party's features."""
+        return read_spec(self._party_folder(name))
+
+    def party(self, name: str) -> PartyTable:
+        """Open a party's features, memory-mapped; no other party's file is touched.
+
+        Raises
+        ------
+        DataError
+            When there is no such party here, or when its files are not what they say they are.
+        """
+        folder = self._party_folder(name)
+        spec = read_spec(folder)
+        facts = layout.read_json(folder / layout.PARTY)
+        columns = tuple(str(column) for column in layout.entry(folder / layout.PARTY, facts, "columns", list))
+        sources = {
+            part: ArraySource(
+                *(
+                    layout.open_array(folder / part / file, (self.rows(part), *shape), dtype)
+                    for file, (shape, dtype) in spec.arrays().items()
+                )
+            )
+            for part in PARTS
+        }
+        return PartyTable(name, spec, sources["train"], sources["test"], columns)
+
+    def encoding(self, name: str) -> PartyEncoding:
+        """Return how a party's columns were encoded, to encode new rows for predictions."""
+        return PartyEncoding.read(self._party_folder(name) / layout.ENCODING)
+
+    @cached_property
+    def classes(self) -> int:
+        """Number of classes; needs the labels' folder."""
+        folder = self._labels_folder()
+        return layout.count(folder / layout.LABELS, layout.read_json(folder / layout.LABELS), "classes")
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """What each class was called in the source."""
+        folder = self._labels_folder()
+        names = layout.entry(folder / layout.LABELS, layout.read_json(folder / layout.LABELS), "class_names", list)
+        return tuple(str(name) for name in names)
+
+    def labels(self) -> Labels:
+        """Open the labels, and no features.
+
+        Raises
+        ------
+        DataError
+            When this host does not hold them, or when they are not classes 0 to C - 1.
+        """
+        folder = self._labels_folder()
+        arrays = [layout.open_array(folder / f"{part}.npy", (self.rows(part),), "int64", "c") for part in PARTS]
+        for part, array in zip(PARTS, arrays, strict=True):
+            layout.check_range(folder / f"{part}.npy", array[:, None], [self.classes])
+        return Labels(arrays[0], arrays[1], self.classes)
+
+    def ids(self, part: Part) -> list[str]:
+        """Return the IDs in the shared order; where the source has none, the number of the row."""
+        file = self.folder / "ids" / f"{part}.parquet"
+        if not (self.folder / "ids").is_dir():
+            return [str(row) for row in range(self.rows(part))]
+        return layout.read_ids(file, self.rows(part))
+
+    def verify(self) -> None:
+        """Read every file that this host holds and check its digest, its numbers and its category ids.
+
+        Raises
+        ------
+        DataError
+            Naming the first file that is not as it was prepared.
+        """
+        for name in self.parties:
+            if (self.folder / name).is_dir():
+                spec = self.spec(name)
+                for part in PARTS:
+                    for file, (shape, dtype) in spec.arrays().items():
+                        layout.verify_array(
+                            self.folder / name, f"{part}/{file}", (self.rows(part), *shape), dtype, spec.cardinalities
+                        )
+        if (self.folder / "labels").is_dir():
+            for part in PARTS:
+                layout.verify_array(
+                    self.folder / "labels", f"{part}.npy", (self.rows(part),), "int64", (self.classes,)
+                )
+
+    def _party_folder(self, name: str) -> Path:
+        if name not in self.parties:
+            raise DataError(f"{self.name} has no party {name!r} with features; it has {', '.join(self.parties) or 'none'}")
+        folder = self.folder / name
+        if not folder.is_dir():
+            raise DataError(f"this host does not hold the features of party {name!r}: there is no folder {folder}")
+        return folder
+
+    def _labels_folder(self) -> Path:
+        folder = self.folder / "labels"
+        if not folder.is_dir():
+            raise DataError(
+                f"this host does not hold the labels of {self.name}: there is no folder {folder}; they belong to the "
+                f"label party {self.label_party!r}"
+            )
+        return folder
+
+
+def check_party_name(name: object) -> str:
+    """Return `name` if it can be a party's (and its folder's) name.
+
+    Raises
+    ------
+    DataError
+        When it cannot.
+    """
+    if not isinstance(name, str) or not PARTY_NAME.fullmatch(name) or name in RESERVED_NAMES:
+        raise DataError(
+            f"{name!r} is no party name: letters, digits, '-' and '_', 63 at most, and neither 'ids' nor 'labels'"
+        )
+    return name
+
+
+def read_spec(folder: Path) -> FeatureSpec:
+    """Read the shape of the features in a party's folder."""
+    facts = layout.read_json(folder / layout.PARTY)
+    spec = layout.entry(folder / layout.PARTY, facts, "spec", dict)
+    where = folder / layout.PARTY
+    return FeatureSpec(
+        layout.count(where, spec, "numeric"),
+        tuple(layout.entry(where, spec, "cardinalities", list)),
+        tuple(layout.entry(where, spec, "shape", list)),
+    )
+
+
+def open_dataset(path: Path | str) -> Dataset:
+    """Open a prepared folder.
+
+    Raises
+    ------
+    DataError
+        When `path` is no folder that `flower-vfl data prepare` wrote.
+    """
+    folder = Path(path)
+    where = folder / layout.MANIFEST
+    if not where.is_file():
+        raise DataError(f"{folder} is no prepared data set: it has no {layout.MANIFEST}; see `flower-vfl data prepare`")
+    manifest = layout.read_json(where)
+    schema = manifest.get("schema")
+    if schema != layout.SCHEMA:
+        raise DataError(f"{where} has schema {schema!r}, this version reads {layout.SCHEMA}; prepare the data again")
+    return Dataset(folder, manifest)

@@ -1,0 +1,351 @@
+"""How columns become numbers: fitted on training rows only, kept beside the data, applied again to new rows.
+
+Numeric columns are compressed when they are skewed, sign(x) log(1 + |x|), then standardised. Categorical columns become
+ids: 0 stands for every value that training never saw (or saw too rarely), a missing value is a value like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flower_vfl.data import layout
+from flower_vfl.errors import DataError
+from flower_vfl.registry import suggestion
+
+MISSING = ""
+MISSING_NUMBERS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
+_SKEWED = 2.0
+
+Missing = Literal["error", "mean"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a column came from, for messages.
+
+    Parameters
+    ----------
+    file : str
+        File, or what else the rows were read from.
+    column : str
+        Column.
+    """
+
+    file: str
+    column: str
+
+
+@dataclass(frozen=True)
+class NumericEncoding:
+    """One numeric column: compressed or not, then (x - mean) / scale.
+
+    Parameters
+    ----------
+    name : str
+        Column.
+    transform : {"identity", "log1p"}
+        "log1p" is sign(x) log(1 + |x|), for skewed columns.
+    mean, scale : float
+        Of the transformed training rows; a constant column has scale 1.
+    missing : {"error", "mean"}
+        What a missing number becomes: an error, or 0 (the mean) and a 1 in an indicator column of its own.
+    """
+
+    name: str
+    transform: Literal["identity", "log1p"]
+    mean: float
+    scale: float
+    missing: Missing = "error"
+
+    @classmethod
+    def fit(cls, name: str, values: NDArray[np.float64], missing: Missing = "error") -> NumericEncoding:
+        """Choose and fit the transformation on training rows (N,); NaN stands for missing."""
+        known = values[~np.isnan(values)]
+        if not len(known):
+            return cls(name, "identity", 0.0, 1.0, missing)
+        transform: Literal["identity", "log1p"] = "log1p" if abs(_skewness(known)) > _SKEWED else "identity"
+        shaped = _shape(known, transform)
+        mean, scale = float(shaped.mean()), float(shaped.std())
+        # Standardising a column whose spread is rounding error would blow that error up to size one.
+        constant = not scale > 1e-9 * max(1.0, abs(mean))
+        return cls(name, transform, mean, 1.0 if constant else scale, missing)
+
+    @property
+    def width(self) -> int:
+        """Columns that this one becomes."""
+        return 2 if self.missing == "mean" else 1
+
+    def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Encode (N,) numbers to (N, width)."""
+        shaped = (_shape(values, self.transform) - self.mean) / self.scale
+        if self.missing == "error":
+            return shaped.astype(np.float32)[:, None]
+        absent = np.isnan(shaped)
+        return np.stack([np.where(absent, 0.0, shaped), absent], axis=1).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class CategoricalEncoding:
+    """One categorical column: value `values[i]` becomes i + 1, anything else 0.
+
+    Parameters
+    ----------
+    name : str
+        Column.
+    values : tuple of str
+        Values of the training rows, sorted; "" stands for missing.
+    """
+
+    name: str
+    values: tuple[str, ...]
+
+    @classmethod
+    def fit(cls, name: str, values: pa.Array, min_count: int = 1) -> CategoricalEncoding:
+        """Collect the values of training rows; those rarer than `min_count` share bucket 0 with the unseen."""
+        counts = pc.value_counts(values)
+        found = zip(counts.field(0).to_pylist(), counts.field(1).to_pylist(), strict=True)
+        return cls(name, tuple(sorted(value for value, number in found if number >= min_count)))
+
+    @property
+    def cardinality(self) -> int:
+        """Number of ids, bucket 0 included."""
+        return len(self.values) + 1
+
+    def apply(self, values: pa.Array) -> NDArray[np.int32]:
+        """Encode (N,) texts to (N,) ids."""
+        known = pc.index_in(values, value_set=pa.array(self.values, pa.string()))
+        ids = pc.add(pc.fill_null(known, -1), 1)
+        return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class PartyEncoding:
+    """The encodings of all columns of a party, numeric and categorical, each in the order of the arrays.
+
+    Parameters
+    ----------
+    numeric : tuple of NumericEncoding
+        Columns of `numeric.npy`.
+    categorical : tuple of CategoricalEncoding
+        Columns of `categorical.npy`.
+    """
+
+    numeric: tuple[NumericEncoding, ...]
+    categorical: tuple[CategoricalEncoding, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the encoded columns, indicators of missing numbers included, numeric first."""
+        names: list[str] = []
+        for column in self.numeric:
+            names += [column.name, f"{column.name} is missing"][: column.width]
+        return (*names, *(column.name for column in self.categorical))
+
+    @property
+    def numeric_width(self) -> int:
+        """Width of the numeric array."""
+        return sum(column.width for column in self.numeric)
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """Number of ids of each categorical column."""
+        return tuple(column.cardinality for column in self.categorical)
+
+    def encode(self, table: pa.Table, file: str = "the table") -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Encode rows as the training rows were: raw columns in, arrays (N, F) and (N, K) out.
+
+        Parameters
+        ----------
+        table : pyarrow.Table
+            Columns as texts or numbers; more columns than needed are allowed.
+        file : str
+            Where the rows come from, for messages.
+
+        Raises
+        ------
+        DataError
+            When a column is missing, or a number is missing or unreadable.
+        """
+        require_columns(table, [column.name for column in (*self.numeric, *self.categorical)], file)
+        rows = table.num_rows
+        numeric = np.empty((rows, self.numeric_width), np.float32)
+        start = 0
+        for number in self.numeric:
+            values = numbers(table.column(number.name), Place(file, number.name), number.missing)
+            numeric[:, start : start + number.width] = number.apply(values)
+            start += number.width
+        categorical = np.empty((rows, len(self.categorical)), np.int32)
+        for position, column in enumerate(self.categorical):
+            categorical[:, position] = column.apply(texts(table.column(column.name)))
+        return numeric, categorical
+
+    def write(self, path: Path) -> None:
+        """Write as JSON."""
+        layout.write_json(path, asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> PartyEncoding:
+        """Read what `write` wrote.
+
+        Raises
+        ------
+        DataError
+            When the file is missing or holds something else.
+        """
+        content = layout.read_json(path)
+        try:
+            return cls(
+                tuple(NumericEncoding(**_numeric(item)) for item in layout.entry(path, content, "numeric", list)),
+                tuple(
+                    CategoricalEncoding(str(item["name"]), tuple(map(str, item["values"])))
+                    for item in layout.entry(path, content, "categorical", list)
+                ),
+            )
+        except (TypeError, KeyError, ValueError) as error:
+            raise DataError(f"{path} is no encoding of columns: {error!r}") from None
+
+
+def _numeric(item: Mapping[str, Any]) -> dict[str, Any]:
+    if item["transform"] not in ("identity", "log1p") or item["missing"] not in ("error", "mean"):
+        raise ValueError(dict(item))
+    return {**item, "mean": float(item["mean"]), "scale": float(item["scale"])}
+
+
+def fit_party(
+    table: pa.Table,
+    *,
+    numeric: Sequence[str],
+    categorical: Sequence[str],
+    file: str,
+    missing: Missing = "error",
+    min_count: int = 1,
+) -> PartyEncoding:
+    """Fit the encodings of a party on its training rows.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Training rows, and no others.
+    numeric, categorical : sequence of str
+        Names of the columns.
+    file : str
+        Where the rows come from, for messages.
+    missing : {"error", "mean"}
+        What a missing number becomes.
+    min_count : int
+        Values that occur less often share the bucket of unseen values.
+    """
+    require_columns(table, [*numeric, *categorical], file)
+    return PartyEncoding(
+        tuple(
+            NumericEncoding.fit(name, numbers(table.column(name), Place(file, name), missing), missing)
+            for name in numeric
+        ),
+        tuple(CategoricalEncoding.fit(name, texts(table.column(name)), min_count) for name in categorical),
+    )
+
+
+def require_columns(table: pa.Table, names: Sequence[str], file: str) -> None:
+    """Check that a table has these columns, each once.
+
+    Raises
+    ------
+    DataError
+        Naming the column and the nearest that there is.
+    """
+    for name in names:
+        found = table.column_names.count(name)
+        if found == 0:
+            raise DataError(f"{file} has no column {name!r}; {suggestion(name, table.column_names)}")
+        if found > 1:
+            raise DataError(f"{file} has {found} columns named {name!r}; names must be unique")
+
+
+def texts(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a column as trimmed texts, missing values as ""."""
+    array = _whole(column)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return pc.fill_null(pc.utf8_trim_whitespace(array.cast(pa.string())), MISSING)
+
+
+def numbers(column: pa.ChunkedArray | pa.Array, place: Place, missing: Missing = "error") -> NDArray[np.float64]:
+    """Return a column as finite numbers, or NaN where missing numbers are allowed.
+
+    Raises
+    ------
+    DataError
+        Naming file, column and row (from 1) of the first value that is no finite number.
+    """
+    values, unreadable = parse_numbers(column)
+    if unreadable.any():
+        row = int(unreadable.argmax())
+        given = _whole(column)[row].as_py()
+        raise DataError(f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}, a finite number is needed")
+    absent = np.isnan(values)
+    if missing == "error" and absent.any():
+        row = int(absent.argmax())
+        raise DataError(
+            f"{place.file}: column {place.column!r}, row {row + 1} is missing or NaN ({int(absent.sum())} such rows); "
+            'fill it, or set the option missing = "mean" where the data set has it'
+        )
+    return values
+
+
+def parse_numbers(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return numbers, NaN where missing, and a mask of what is neither a finite number nor missing."""
+    array = _whole(column)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        array = texts(array)
+        absent = pc.is_in(array, value_set=pa.array(MISSING_NUMBERS))
+        array = pc.if_else(absent, pa.scalar(None, pa.string()), array)
+        try:
+            values = _to_numpy(array.cast(pa.float64()))
+        except pa.ArrowInvalid:
+            values = np.array([_number(value) for value in array.to_pylist()])
+        unreadable = np.isnan(values) & ~absent.to_numpy(zero_copy_only=False)
+        return values, unreadable | np.isinf(values)
+    if pa.types.is_null(array.type) or pa.types.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    try:
+        values = _to_numpy(array.cast(pa.float64(), safe=False))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return np.full(len(array), np.nan), np.ones(len(array), bool)
+    return values, np.isinf(values)
+
+
+def _number(value: str | None) -> float:
+    try:
+        return np.nan if value is None else float(value)
+    except ValueError:
+        return np.nan
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    joined = column.combine_chunks()
+    return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def _to_numpy(array: pa.Array) -> NDArray[np.float64]:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _shape(values: NDArray[np.float64], transform: str) -> NDArray[np.float64]:
+    return np.sign(values) * np.log1p(np.abs(values)) if transform == "log1p" else values
+
+
+def _skewness(values: NDArray[np.float64]) -> float:
+    spread = float(values.std())
+    return 0.0 if not spread > 0.0 else float((((values - values.mean()) / spread) ** 3).mean())

@@ -1,0 +1,206 @@
+"""Files of a prepared data set: safe reading, streaming writing, and folders that are complete or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.errors import DataError, OutputExistsError
+
+SCHEMA = 1
+MANIFEST, PARTY, LABELS, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
+_CHUNK_BYTES = 32 * 2**20
+
+T = TypeVar("T")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises
+    ------
+    DataError
+        When the file is missing or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds {type(content).__name__}, a JSON object is needed")
+    return content
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf8")
+
+
+def entry(where: Path, content: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    """Return `content[key]`, which must be there and of that type."""
+    value = content.get(key)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise DataError(f"{where}: {key!r} must be {kind.__name__}, given {value!r}")
+    return value
+
+
+def count(where: Path, content: Mapping[str, Any], key: str) -> int:
+    """Return a whole number of at least 0."""
+    value = entry(where, content, key, int)
+    if value < 0:
+        raise DataError(f"{where}: {key!r} must be at least 0, given {value}")
+    return value
+
+
+def open_array(path: Path, shape: tuple[int, ...], dtype: str, mode: Literal["r", "c"] = "r") -> NDArray[Any]:
+    """Memory-map an array and check that it has the shape and the dtype that it should have; nothing is read yet.
+
+    Raises
+    ------
+    DataError
+        When the file is missing, is no array, holds objects, is cut short, or has another shape or dtype.
+    """
+    try:
+        array = np.load(path, mmap_mode=mode if np.prod(shape) else None, allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise DataError(f"{path} is no array that can be read: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{path} is an archive, one array is needed")
+    if array.shape != shape or array.dtype != np.dtype(dtype) or not array.flags.c_contiguous:
+        raise DataError(f"{path} holds {array.dtype} of shape {array.shape}; needed: {dtype} of shape {shape}, by rows")
+    return np.asarray(array)
+
+
+def chunks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield the first row and the rows of pieces of bounded size."""
+    step = max(1, _CHUNK_BYTES // max(1, array.nbytes // max(1, len(array))))
+    for start in range(0, len(array), step):
+        yield start, array[start : start + step]
+
+
+def check_range(path: Path, array: NDArray[Any], cardinalities: Sequence[int]) -> None:
+    """Check that each column of category ids lies in 0 to its cardinality - 1, reading in pieces."""
+    limits = np.asarray(cardinalities)
+    for start, piece in chunks(array):
+        wrong = (piece < 0) | (piece >= limits)
+        if wrong.any():
+            row, column = (int(index) for index in np.argwhere(wrong)[0])
+            raise DataError(
+                f"{path}: row {start + row}, column {column} holds {int(piece[row, column])}, allowed are 0 to "
+                f"{int(limits[column]) - 1}"
+            )
+
+
+def check_finite(path: Path, array: NDArray[Any]) -> None:
+    """Check that floats are finite, reading in pieces."""
+    for start, piece in chunks(array):
+        wrong = ~np.isfinite(piece)
+        if wrong.any():
+            place = [int(index) for index in np.argwhere(wrong)[0]]
+            raise DataError(f"{path}: row {start + place[0]}, position {place[1:]} is not a finite number")
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_array(path: Path, shape: tuple[int, ...], dtype: str, cardinalities: Sequence[int]) -> None:
+    """Read a whole array and check shape, dtype, numbers and category ids."""
+    array = open_array(path, shape, dtype)
+    if array.dtype.kind == "f":
+        check_finite(path, array)
+    else:
+        check_range(path, array.reshape(len(array), len(cardinalities)), cardinalities)
+
+
+def verify_array(
+    folder: Path, file: str, shape: tuple[int, ...], dtype: str, cardinalities: Sequence[int]
+) -> None:
+    """Check an array against the digest that was noted when it was written, then its contents."""
+    notes = folder / (LABELS if folder.name == "labels" else PARTY)
+    noted = entry(notes, read_json(notes), "files", dict).get(file)
+    path = folder / file
+    if path.is_file() and digest(path) != noted:
+        raise DataError(f"{path} is not as it was prepared: its SHA-256 differs from the one in {notes}")
+    check_array(path, shape, dtype, cardinalities)
+
+
+def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Create an array on disk that is written piece by piece through its memory map."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if 0 in shape:
+        np.save(path, np.zeros(shape, dtype))
+        return np.zeros(shape, dtype)
+    return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+
+
+def save_array(path: Path, array: NDArray[Any], dtype: str) -> None:
+    """Write an array by rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, np.ascontiguousarray(array, dtype=np.dtype(dtype)), allow_pickle=False)
+
+
+def write_ids(path: Path, ids: Sequence[str]) -> None:
+    """Write IDs in their order."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": pa.array(ids, pa.string())}), path)
+
+
+def read_ids(path: Path, rows: int) -> list[str]:
+    """Read IDs in their order and check how many there are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=["id"])
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if table.num_columns != 1 or table.num_rows != rows:
+        raise DataError(f"{path} holds {table.num_rows} IDs in {table.num_columns} columns, needed: {rows} in one")
+    return [str(value) for value in table.column(0).to_pylist()]
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `out` that becomes `out` when all went well, and vanishes otherwise.
+
+    Raises
+    ------
+    OutputExistsError
+        When `out` exists, before or after.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OutputExistsError(f"{out} exists; choose another folder or remove it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror}") from None
+    try:
+        yield temporary
+        try:
+            os.rename(temporary, out)
+        except OSError:
+            raise OutputExistsError(f"{out} was written by someone else meanwhile") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,116 @@
+"""Data that is in memory already: what a user's own loader returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.data.dataset import Alignment, FeatureSpec, Labels, PartyTable
+from flower_vfl.data.source import ArraySource
+from flower_vfl.errors import DataError
+
+
+class VerticalData(Protocol):
+    """What a run needs of its data; each party asks for its own part only."""
+
+    @property
+    def name(self) -> str:
+        """Name in the results."""
+        ...
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """Parties that have features."""
+        ...
+
+    @property
+    def label_party(self) -> str:
+        """The party that holds the labels; it may have features too."""
+        ...
+
+    @property
+    def alignment(self) -> Alignment:
+        """How many rows there are, and the digest of their ordered IDs."""
+        ...
+
+    def party(self, name: str) -> PartyTable:
+        """Return a party's features."""
+        ...
+
+    def labels(self) -> Labels:
+        """Return the labels; only the label party calls this."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryData:
+    """A vertical data set of arrays.
+
+    Parameters
+    ----------
+    name : str
+        Name in the results.
+    tables : Mapping[str, PartyTable]
+        Features of each party; `array_table` makes one from arrays.
+    label_party : str
+        The party that holds the labels.
+    target : Labels
+        The labels.
+    digest : str
+        Of the ordered IDs; leave it empty where rows are aligned by construction.
+
+    Raises
+    ------
+    DataError
+        When tables and labels differ in their number of rows.
+    """
+
+    name: str
+    tables: Mapping[str, PartyTable]
+    label_party: str
+    target: Labels
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        for name, table in self.tables.items():
+            rows = (len(table.train), len(table.test))
+            if rows != (len(self.target.train), len(self.target.test)):
+                raise DataError(
+                    f"party {name!r} has {rows[0]} + {rows[1]} rows, the labels have "
+                    f"{len(self.target.train)} + {len(self.target.test)}"
+                )
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """Parties that have features."""
+        return tuple(self.tables)
+
+    @property
+    def alignment(self) -> Alignment:
+        """How many rows there are."""
+        return Alignment(len(self.target.train), len(self.target.test), self.digest)
+
+    def party(self, name: str) -> PartyTable:
+        """Return a party's features."""
+        if name not in self.tables:
+            raise DataError(f"{self.name} has no party {name!r}; it has {', '.join(self.tables)}")
+        return self.tables[name]
+
+    def labels(self) -> Labels:
+        """Return the labels."""
+        return self.target
+
+
+def array_table(name: str, train: NDArray[Any], test: NDArray[Any]) -> PartyTable:
+    """Return a party's features from arrays (N, ...) and (M, ...): a matrix is a numeric table, more are images."""
+    if train.ndim < 2 or train.shape[1:] != test.shape[1:]:
+        raise DataError(f"features must be (N, ...) and (M, ...), given {train.shape} and {test.shape}")
+    spec = FeatureSpec(train.shape[1], ()) if train.ndim == 2 else FeatureSpec(0, (), tuple(train.shape[1:]))
+    columns = tuple(f"x{index}" for index in range(train.shape[1])) if train.ndim == 2 else ()
+    return PartyTable(
+        name, spec, ArraySource(train.astype(np.float32)), ArraySource(test.astype(np.float32)), columns
+    )

@@ -1,0 +1,106 @@
+"""Where a party's features come from, one batch of rows at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@runtime_checkable
+class FeatureSource(Protocol):
+    """Rows of features that can be gathered by position.
+
+    Anything with these two methods can feed a party: memory maps, images on disk, a data base.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
+        """Return copies of the features at `rows`, each tensor (B, ...), floats as float32 and integers as int64."""
+        ...
+
+
+class ArraySource:
+    """Features that lie in arrays of equal length, memory-mapped or not.
+
+    A gather reads the rows of the batch and nothing else: its cost and its memory do not depend on the length of the
+    table.
+
+    Parameters
+    ----------
+    *arrays : ndarray, each (N, ...)
+        Floats become float32, integers and booleans int64, one tensor an array.
+
+    Raises
+    ------
+    DataError
+        When there is no array, when lengths differ, or when one holds neither numbers nor booleans.
+
+    Examples
+    --------
+    >>> source = ArraySource(np.arange(6.0).reshape(3, 2), np.array([[7], [8], [9]]))
+    >>> [tensor.tolist() for tensor in source.gather(np.array([2, 0]))]
+    [[[4.0, 5.0], [0.0, 1.0]], [[9], [7]]]
+    """
+
+    __slots__ = ("_arrays", "_length")
+
+    def __init__(self, *arrays: NDArray[Any]) -> None:
+        if not arrays:
+            raise DataError("a source of features needs at least one array, given none")
+        for position, array in enumerate(arrays):
+            if array.ndim == 0 or array.dtype.kind not in "fiub":
+                raise DataError(
+                    f"array {position} has dtype {array.dtype} and {array.ndim} dimensions; allowed: floats, integers "
+                    "or booleans with one row an example"
+                )
+        lengths = [len(array) for array in arrays]
+        if len(set(lengths)) > 1:
+            raise DataError(f"arrays of one source must be equally long, given {lengths} rows")
+        self._length = lengths[0]
+        # A plain view: np.memmap's own indexing costs several microseconds a call.
+        self._arrays = tuple((np.asarray(array), _wanted(array.dtype)) for array in arrays)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
+        """Return copies of the rows.
+
+        Parameters
+        ----------
+        rows : ndarray of integers, (B,)
+            Positions from 0; a position may occur more than once.
+
+        Returns
+        -------
+        tuple of Tensor
+            One (B, ...) tensor an array, in the order of the arrays.
+
+        Raises
+        ------
+        DataError
+            When `rows` is no vector of integers, or when a position lies outside the table.
+        """
+        import torch
+
+        if rows.ndim != 1 or rows.dtype.kind not in "iu":
+            raise DataError(f"rows must be a vector of integers, given {rows.dtype} of shape {rows.shape}")
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._length:
+            raise DataError(f"rows {rows.min()} to {rows.max()} were asked for, the table has rows 0 to {self._length - 1}")
+        return tuple(
+            torch.from_numpy(array.take(rows, axis=0).astype(dtype, copy=False)) for array, dtype in self._arrays
+        )
+
+
+def _wanted(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float32 if dtype.kind == "f" else np.int64)

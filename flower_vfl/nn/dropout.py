@@ -1,0 +1,124 @@
+"""Dropout that draws from a generator of its party's own, never from torch's global one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flower_vfl.errors import ConfigError
+
+# Number of trailing dimensions that share one draw: a whole channel is dropped at once.
+_SHARED_DIMENSIONS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+_ALWAYS_RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_RANDOM_WITH_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
+
+
+class Dropout(nn.Module):
+    """Zero entries with probability `p` and scale the others by 1 / (1 - p), while training.
+
+    The mask is drawn from `generator`, so that a run can be repeated and resumed bit for bit: save
+    `generator.get_state()`, a tensor of bytes, and put it back with `generator.set_state`.
+
+    Parameters
+    ----------
+    p : float
+        Probability, 0 <= p < 1.
+    generator : torch.Generator
+        On the device of the input.
+    shared_dimensions : int
+        Trailing dimensions that live or die together: 0 for entries, 2 for the channels of images.
+
+    Raises
+    ------
+    ConfigError
+        When `p` is no such probability.
+    """
+
+    def __init__(self, p: float, *, generator: torch.Generator, shared_dimensions: int = 0) -> None:
+        super().__init__()
+        if not 0.0 <= p < 1.0:
+            raise ConfigError(f"dropout must be at least 0 and below 1, given {p}")
+        self.p = p
+        self.shared_dimensions = shared_dimensions
+        self.generator = generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` with a fresh mask while training, unchanged otherwise."""
+        if not self.training or self.p == 0.0:
+            return x
+        kept = x.shape[: x.dim() - self.shared_dimensions]
+        mask = torch.empty((*kept, *[1] * self.shared_dimensions), dtype=x.dtype, device=x.device)
+        mask.bernoulli_(1.0 - self.p, generator=self.generator)
+        return x * mask.div_(1.0 - self.p)
+
+    def extra_repr(self) -> str:
+        """Show the settings in the module's representation."""
+        return f"p={self.p}, shared_dimensions={self.shared_dimensions}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Generators can be neither copied nor pickled: a copy of the module starts where the original stands.
+        state = self.__dict__.copy()
+        generator = state.pop("generator")
+        return {**state, "_generator": (str(generator.device), generator.get_state())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        device, bits = state.pop("_generator")
+        super().__setstate__(state)
+        self.generator = torch.Generator(device=device)
+        self.generator.set_state(bits)
+
+
+def bind_dropout(module: nn.Module, generator: torch.Generator) -> nn.Module:
+    """Make every dropout in `module` draw from `generator`.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Changed in place.
+    generator : torch.Generator
+        On the device where the module runs.
+
+    Returns
+    -------
+    torch.nn.Module
+        `module`, or its replacement when it is itself a dropout.
+
+    Raises
+    ------
+    ConfigError
+        When a part of it draws from torch's global generator and cannot be bound; nothing is changed then.
+    """
+    for name, part in module.named_modules():
+        _refuse(name, part)
+    fresh: dict[nn.Module, nn.Module] = {}
+    for part in list(module.modules()):
+        for name, child in part.named_children():
+            setattr(part, name, _bound(child, generator, fresh))
+    return _bound(module, generator, fresh)
+
+
+def _bound(part: nn.Module, generator: torch.Generator, fresh: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Return the replacement of one dropout, the same for the same; other modules are returned as they are."""
+    if isinstance(part, Dropout):
+        part.generator = generator
+    if type(part) not in _SHARED_DIMENSIONS:
+        return part
+    if part not in fresh:
+        shared = _SHARED_DIMENSIONS[type(part)]
+        fresh[part] = Dropout(float(part.p), generator=generator, shared_dimensions=shared).train(part.training)  # type: ignore[arg-type]
+    return fresh[part]
+
+
+def _refuse(name: str, part: nn.Module) -> None:
+    kind = type(part)
+    unknown_dropout = isinstance(part, nn.modules.dropout._DropoutNd) and kind not in _SHARED_DIMENSIONS
+    with_dropout = isinstance(part, _RANDOM_WITH_DROPOUT) and float(getattr(part, "dropout", 0.0)) > 0.0
+    if not (unknown_dropout or with_dropout or isinstance(part, _ALWAYS_RANDOM)):
+        return
+    cure = "set its dropout to 0" if with_dropout else "use torch.nn.Dropout, Dropout1d, Dropout2d or Dropout3d instead"
+    raise ConfigError(
+        f"{name or 'the model'} is a {kind.__name__}, which draws from torch's global generator: the run could not be "
+        f"repeated or resumed exactly; {cure}"
+    )

@@ -1,0 +1,217 @@
+"""One optimizer a module, for dense weights and sparse embeddings alike, with a schedule and a state that can be stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from flower_vfl.errors import ConfigError, DataError
+from flower_vfl.registry import lookup
+
+OptimizerName = Literal["adam", "adamw", "sgd"]
+ScheduleName = Literal["constant", "cosine", "step", "linear"]
+State = dict[str, Tensor | int | float]
+
+_DENSE: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+_SPARSE: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.SparseAdam,
+    "adamw": torch.optim.SparseAdam,
+    "sgd": torch.optim.SGD,
+}
+# Factor of the learning rate when a part 0 <= done <= 1 of the training is over.
+_SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "step": lambda done: 1.0 if done < 0.6 else 0.1 if done < 0.85 else 0.01,
+    "linear": lambda done: 1.0 - done,
+}
+
+
+class Optimizers:
+    """The optimizer of one module: sparse embeddings are updated at the rows of the batch only, the rest as usual.
+
+    Weights of `torch.nn.Embedding(sparse=True)` get `torch.optim.SparseAdam` (for adam and adamw) or plain SGD; all
+    other weights get the optimizer of that name. The cost of a step does not depend on the size of a vocabulary.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        May be without parameters; then nothing happens.
+    name : {"adam", "adamw", "sgd"}
+        Optimizer.
+    lr : float
+        Learning rate at the start.
+    weight_decay : float
+        Of dense weights only: decay of an embedding would touch its whole table in every step.
+    momentum : float
+        Of sgd; refused for a module with sparse embeddings, for the same reason.
+    schedule : {"constant", "cosine", "step", "linear"}
+        Learning rate along the training: unchanged; a half cosine down to 0; divided by 10 after 60 % and again after
+        85 % of the steps; straight down to 0.
+    total_steps : int
+        Steps of the whole training; needed by every schedule but "constant".
+
+    Raises
+    ------
+    ConfigError
+        When a name is unknown, a number is out of range or a combination is impossible.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        name: str = "adam",
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        schedule: str = "constant",
+        total_steps: int = 0,
+    ) -> None:
+        self._factor = lookup("learning-rate schedule", schedule, _SCHEDULES)
+        dense, sparse = split_parameters(module)
+        _check(name, lr, weight_decay, momentum, sparse)
+        if schedule != "constant" and total_steps < 1:
+            raise ConfigError(f"schedule {schedule!r} needs the number of steps, given total_steps={total_steps}")
+        self._base = lr
+        self._total = total_steps
+        self._steps = 0
+        self._parameters = dense | sparse
+        self._optimizers: list[torch.optim.Optimizer] = []
+        if dense:
+            more = {"momentum": momentum} if name == "sgd" else {}
+            kind = lookup("optimizer", name, _DENSE)
+            self._optimizers.append(kind(list(dense.values()), lr=lr, weight_decay=weight_decay, **more))  # type: ignore[call-arg]
+        if sparse:
+            self._optimizers.append(_SPARSE[name](list(sparse.values()), lr=lr))  # type: ignore[call-arg]
+
+    @property
+    def steps(self) -> int:
+        """Steps taken so far."""
+        return self._steps
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step."""
+        return self._base * self._factor(min(1.0, self._steps / self._total) if self._total else 0.0)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def clip_grad(self, max_norm: float) -> float:
+        """Scale all gradients so that their joint norm is at most `max_norm`; return the norm before.
+
+        Rows of an embedding that occur several times in the batch count once, with the sum of their gradients.
+        """
+        values: list[Tensor] = []
+        for parameter in self._parameters.values():
+            if parameter.grad is not None:
+                if parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.coalesce()
+                values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+        if not values:
+            return 0.0
+        norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in values])))
+        if norm > max_norm:
+            for value in values:
+                value.mul_(max_norm / norm)
+        return norm
+
+    def step(self) -> None:
+        """Update the weights from their gradients."""
+        rate = self.lr
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+        self._steps += 1
+
+    def state_dict(self) -> State:
+        """Return tensors (not copied) and plain numbers by name: what safetensors and JSON can hold."""
+        state: State = {"steps": self._steps}
+        for name, parameter in self._parameters.items():
+            for optimizer in self._optimizers:
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if value is not None:
+                        state[f"{name}:{key}"] = value
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Put back what `state_dict` returned for the same module and settings.
+
+        Raises
+        ------
+        DataError
+            When the state belongs to another module; nothing is changed then.
+        """
+        steps = state.get("steps")
+        if not isinstance(steps, int) or steps < 0:
+            raise DataError(f"the optimizer's state must hold the number of steps, given {steps!r}")
+        fresh: dict[str, dict[str, Tensor | int | float]] = {}
+        for key, value in state.items():
+            name, colon, slot = key.rpartition(":")
+            if colon:
+                fresh.setdefault(name, {})[slot] = self._fitting(name, slot, value)
+            elif key != "steps":
+                raise DataError(f"the optimizer's state has an unknown entry {key!r}")
+        self._steps = steps
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+                name = next(name for name, mine in self._parameters.items() if mine is parameter)
+                if name in fresh:
+                    optimizer.state[parameter] = dict(fresh[name])
+
+    def _fitting(self, name: str, slot: str, value: Tensor | int | float) -> Tensor | int | float:
+        """Return a copy of one entry of a state, on the device of its parameter where it is shaped like it."""
+        parameter = self._parameters.get(name)
+        if parameter is None:
+            raise DataError(f"the optimizer's state is for a weight {name!r}, which this model does not have")
+        if not isinstance(value, Tensor):
+            return value
+        if slot == "step":
+            return value.clone()
+        if value.shape != parameter.shape:
+            raise DataError(
+                f"the optimizer's state has shape {tuple(value.shape)} for {name!r}, the weight has {tuple(parameter.shape)}"
+            )
+        return value.to(parameter.device, copy=True)
+
+
+def split_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """Return the trainable parameters by name, dense ones and those with sparse gradients."""
+    tables = {
+        id(part.weight)
+        for part in module.modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
+    }
+    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    dense = {name: parameter for name, parameter in named.items() if id(parameter) not in tables}
+    return dense, {name: parameter for name, parameter in named.items() if id(parameter) in tables}
+
+
+def _check(name: str, lr: float, weight_decay: float, momentum: float, sparse: Mapping[str, nn.Parameter]) -> None:
+    lookup("optimizer", name, _DENSE)
+    if not (math.isfinite(lr) and lr > 0.0):
+        raise ConfigError(f"the learning rate must be above 0, given {lr}")
+    if not (math.isfinite(weight_decay) and weight_decay >= 0.0):
+        raise ConfigError(f"weight_decay must be at least 0, given {weight_decay}")
+    if not 0.0 <= momentum < 1.0:
+        raise ConfigError(f"momentum must be at least 0 and below 1, given {momentum}")
+    if momentum and name != "sgd":
+        raise ConfigError(f"momentum is an option of sgd, given optimizer {name!r}")
+    if momentum and sparse:
+        raise ConfigError(
+            f"momentum cannot be used with sparse embeddings ({', '.join(sparse)}): it would update the whole table in "
+            "every step; set momentum = 0, or use adam"
+        )

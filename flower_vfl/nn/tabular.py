@@ -1,0 +1,167 @@
+"""Bottom and top models for tables: categorical columns are embedded, then a multilayer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flower_vfl.errors import ConfigError, TrainingError
+
+_EMBEDDING_SCALE = 0.1
+
+
+class FeatureShape(Protocol):
+    """What a bottom model needs to know of its features; `flower_vfl.data.FeatureSpec` is one."""
+
+    @property
+    def numeric(self) -> int:
+        """Number of numeric columns."""
+        ...
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """Levels of each categorical column."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row of plain arrays; empty for tables."""
+        ...
+
+
+class TabularBottom(nn.Module):
+    """Embeddings of all categorical columns, concatenated with the numeric ones, then a perceptron up to the cut.
+
+    All categorical columns share one embedding table with sparse gradients: a step touches the rows of its batch and
+    costs the same whatever the vocabulary.
+
+    The last operation before the cut is a ReLU, as in the networks of the papers: a top model that is a single linear
+    layer still gives a non-linear network, and no coordinate of the cut gradient is zero by construction (a ReLU on the
+    other side would mask them with the label party's activations).
+
+    Parameters
+    ----------
+    spec : FeatureShape
+        Numeric columns and cardinalities.
+    embedding_width : int
+        Width of the embedding of one category.
+    hidden : sequence of int
+        Widths of hidden layers.
+    cut : int
+        Width D of the cut layer.
+    dropout : float
+        After each hidden layer; bind it to the party's generator with `bind_dropout`.
+
+    Raises
+    ------
+    ConfigError
+        When there is no column, or a width is below 1.
+    """
+
+    def __init__(
+        self,
+        spec: FeatureShape,
+        *,
+        embedding_width: int = 8,
+        hidden: Sequence[int] = (128,),
+        cut: int = 32,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        columns = len(spec.cardinalities)
+        if spec.shape or not spec.numeric + columns:
+            raise ConfigError(f"a model for tables needs numeric or categorical columns, given {spec}")
+        _check_widths({"embedding_width": embedding_width, "cut": cut}, hidden)
+        self.numeric = spec.numeric
+        self.categorical = columns
+        self.cut_shape = (cut,)
+        if columns:
+            self.embedding = _embedding_table(spec.cardinalities, embedding_width)
+            offsets = torch.tensor([0, *spec.cardinalities[:-1]]).cumsum(0)
+            self.register_buffer("offsets", offsets, persistent=False)
+            self.offsets: Tensor
+        width = spec.numeric + columns * embedding_width
+        self.layers = _perceptron(width, [*hidden, cut], dropout)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Map what a table's source gathers, numeric (B, F) and categorical (B, K), to the embedding (B, D)."""
+        wanted = bool(self.numeric) + bool(self.categorical)
+        if len(inputs) != wanted:
+            raise TrainingError(f"the model takes {wanted} tensors (numeric, categorical), given {len(inputs)}")
+        parts: list[Tensor] = []
+        if self.numeric:
+            parts.append(inputs[0])
+        if self.categorical:
+            ids = inputs[-1]
+            parts.append(self.embedding(ids + self.offsets).flatten(1))
+        z: Tensor = self.layers(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
+        return z
+
+    def watched_layers(self) -> dict[str, nn.Module]:
+        """Return the first linear layer after the embeddings, with its activation."""
+        return {"first": self.layers[1]}
+
+
+class Top(nn.Module):
+    """A perceptron from the joined embeddings to the logits.
+
+    Parameters
+    ----------
+    in_width : int
+        Width of the joined embedding, flattened.
+    hidden : sequence of int
+        Widths of hidden layers; none gives one linear layer.
+    classes : int
+        2 gives one logit (B,), more give logits (B, C).
+
+    Raises
+    ------
+    ConfigError
+        When a width is below 1, or there are fewer than two classes.
+    """
+
+    def __init__(self, in_width: int, *, hidden: Sequence[int] = (64,), classes: int = 2) -> None:
+        super().__init__()
+        _check_widths({"in_width": in_width}, hidden)
+        if classes < 2:
+            raise ConfigError(f"a top model needs at least two classes, given {classes}")
+        self.classes = classes
+        last = hidden[-1] if hidden else in_width
+        body = _perceptron(in_width, hidden)
+        self.layers = nn.Sequential(*body, nn.Linear(last, 1 if classes == 2 else classes))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map joined embeddings (B, ...) to logits, (B,) for two classes and (B, C) for more."""
+        logits: Tensor = self.layers(z.flatten(1))
+        return logits.squeeze(1) if self.classes == 2 else logits
+
+
+def _embedding_table(cardinalities: Sequence[int], width: int) -> nn.Embedding:
+    """Return one table for all columns; small weights, and zeros for the buckets of unseen values."""
+    table = nn.Embedding(sum(cardinalities), width, sparse=True)
+    with torch.no_grad():
+        table.weight.mul_(_EMBEDDING_SCALE)
+        # Training may never meet bucket 0: an unseen value should then say nothing rather than something random.
+        table.weight[torch.tensor([0, *cardinalities[:-1]]).cumsum(0)] = 0.0
+    return table
+
+
+def _perceptron(width: int, widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
+    """Return linear layers with a ReLU after each, and dropout after all but the last."""
+    parts: list[nn.Module] = []
+    for position, out in enumerate(widths):
+        parts += [nn.Linear(width, out), nn.ReLU()]
+        if dropout and position < len(widths) - 1:
+            parts.append(nn.Dropout(dropout))
+        width = out
+    return nn.Sequential(*parts)
+
+
+def _check_widths(named: dict[str, int], hidden: Sequence[int]) -> None:
+    wrong = [f"{name}={width}" for name, width in named.items() if width < 1]
+    wrong += [f"hidden={list(hidden)}"] if any(width < 1 for width in hidden) else []
+    if wrong:
+        raise ConfigError(f"widths of layers must be at least 1, given {', '.join(wrong)}")

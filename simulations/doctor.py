@@ -1,0 +1,75 @@
+"""`flower-vfl doctor`: what of this machine is usable, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from flower_vfl.apps.result import package_version
+from flower_vfl.data.catalog import available
+
+_NEEDED = ("flwr", "torch", "ray", "grpcio", "pydantic", "pyarrow", "safetensors", "numpy", "scipy", "scikit-learn")
+_OPTIONAL = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
+_MEMORY_GIB = 4.0
+
+Finding = tuple[str, str, str]
+"""What was looked at, "ok" | "missing" | "optional", and what was found or is to be done."""
+
+
+def findings() -> Iterator[Finding]:
+    """Look at the machine, one finding at a time."""
+    yield "python", "ok", sys.version.split()[0]
+    for name in _NEEDED:
+        found = package_version(name)
+        yield name, "ok" if found else "missing", found or f"pip install {name}"
+    for module, package in _OPTIONAL.items():
+        installed = find_spec(module) is not None
+        yield module, "ok" if installed else "optional", package_version(package) if installed else (
+            f"live tracking; pip install 'flower-vfl[{module}]'"
+        )
+    yield from _machine()
+    for tool in ("flwr", "flower-superlink", "flower-supernode"):
+        beside = Path(sys.executable).parent / tool
+        path = str(beside) if beside.exists() else shutil.which(tool)
+        yield tool, "ok" if path else "missing", path or "pip install 'flwr[simulation]'"
+    for entry in available():
+        yield f"data: {entry.name}", "ok" if entry.usable else "optional", "usable" if entry.usable else entry.advice
+
+
+def _machine() -> Iterator[Finding]:
+    import torch
+
+    yield "processors", "ok", str(os.cpu_count())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    enough = memory >= _MEMORY_GIB
+    yield "memory", "ok" if enough else "optional", f"{memory:.0f} GiB" + ("" if enough else "; 4 are comfortable")
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        yield "GPU", "ok", names
+    else:
+        yield "GPU", "optional", "none; everything runs on the processor"
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    yield "disk here", "ok" if free > 1 else "missing", f"{free:.0f} GiB free"
+
+
+def examine() -> list[Finding]:
+    """Print all findings and return those that must be mended."""
+    table = Table(title="flower-vfl doctor")
+    for column in ("what", "state", "found, or what to do"):
+        table.add_column(column)
+    problems = []
+    for finding in findings():
+        table.add_row(*finding)
+        if finding[1] == "missing":
+            problems.append(finding)
+    console = Console()
+    console.print(table)
+    console.print("everything that is needed is here" if not problems else f"{len(problems)} things are missing")
+    return problems

@@ -1,0 +1,134 @@
+"""`--engine flower`: the same run in Flower's simulation runtime, on a SuperLink of its own that ends with the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tomli_w
+
+from flower_vfl.apps.build import open_data, party_names
+from flower_vfl.apps.folder import check_free
+from flower_vfl.apps.result import package_version
+from flower_vfl.config import Config, to_run_config
+from flower_vfl.errors import SessionError
+
+_NAME = "flower-vfl-run"
+_START_SECONDS = 60.0
+_STOP_SECONDS = 15.0
+
+
+def run_flower(config: Config, out: Path) -> dict[str, Any]:
+    """Run a configuration with `flwr run` and return its `result.json`.
+
+    Raises
+    ------
+    SessionError
+        When Flower could not be started, or the run failed; the message ends with the run's own words.
+    """
+    out = out.expanduser().absolute()
+    check_free(out)
+    parties = len(party_names(config, open_data(config)))
+    with tempfile.TemporaryDirectory(prefix="flower-vfl-") as temporary:
+        home, app = Path(temporary) / "home", Path(temporary) / "app"
+        write_app(app, config, out)
+        environment = {
+            **os.environ,
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        }
+        with super_link(home, environment):
+            resources = f"num-supernodes={parties} client-resources-num-cpus=1 init-args-num-cpus={parties}"
+            command = [_tool("flwr"), "run", str(app), _NAME, "--stream", "--federation-config", resources]
+            finished = subprocess.run(command, env=environment, check=False)  # noqa: S603
+    result = out / "result.json"
+    if not result.is_file():
+        raise SessionError(f"the Flower run left no result (flwr run ended with {finished.returncode}); its log is above")
+    summary: dict[str, Any] = json.loads(result.read_text(encoding="utf8"))
+    if summary.get("status") == "failed":
+        raise SessionError(f"the Flower run failed: {summary.get('error')}")
+    return summary
+
+
+def write_app(folder: Path, config: Config, out: Path) -> None:
+    """Write the Flower App of one run: the two thin apps and its run config."""
+    folder.mkdir(parents=True)
+    for name in ("server_app.py", "client_app.py"):
+        text = (files("flower_vfl") / "simulations" / name).read_text(encoding="utf8")
+        (folder / name).write_text(text, encoding="utf8")
+    project = {
+        "project": {"name": _NAME, "version": package_version("flower-vfl") or "0", "dependencies": []},
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "flower-vfl",
+                    "components": {"serverapp": "server_app:app", "clientapp": "client_app:app"},
+                    "config": {**to_run_config(config), "out": str(out)},
+                }
+            }
+        },
+    }
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(project), encoding="utf8")
+
+
+@contextlib.contextmanager
+def super_link(home: Path, environment: dict[str, str]) -> Iterator[str]:
+    """Start a SuperLink for simulations on free ports, write its address into `home`, and end it afterwards."""
+    home.mkdir(parents=True, exist_ok=True)
+    port, control = free_port(), free_port()
+    address = f"127.0.0.1:{port}"
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{_NAME}"\n\n[superlink.{_NAME}]\naddress = "{address}"\ninsecure = true\n',
+        encoding="utf8",
+    )
+    command = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--control-api-address", f"127.0.0.1:{control}"]
+    log = (home / "superlink.log").open("wb")
+    with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:  # noqa: S603
+        try:
+            _wait_until_up(address, process, home)
+            yield address
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait_until_up(address: str, process: subprocess.Popen[bytes], home: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"http://{address}/health", timeout=1.0).is_success:
+                return
+        time.sleep(0.1)
+    words = (home / "superlink.log").read_text(encoding="utf8", errors="replace")[-1000:]
+    raise SessionError(f"Flower's SuperLink did not start: {words}")
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tool(name: str) -> str:
+    """Return the path of a command of this environment, activated or not."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name

@@ -1,0 +1,91 @@
+"""What the command line runs: one configuration, or the demo's comparison of several."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flower_vfl.apps.build import open_data, party_names
+from flower_vfl.apps.folder import check_free
+from flower_vfl.apps.local import run, run_alone
+from flower_vfl.apps.progress import LiveProgress
+from flower_vfl.config import Config, build_config, load_config, parse_defenses
+from flower_vfl.files import write_json_atomic
+from flower_vfl.reports import render
+
+DEMO_PRESET = "census"
+DEMO_DEFENSES = {"none": "", "iso-t25": "iso(t=25.0)"}
+"""The demo's runs: no defense, and isotropic noise at the authors' ratio 5."""
+
+_console = Console(stderr=True)
+
+
+def run_here(config: Config, out: Path, *, title: str, alone: bool = False) -> dict[str, Any]:
+    """Run a configuration in this process, write its report and return its `result.json`.
+
+    With `alone`, each party's columns are trained by themselves too, and the test AUCs go into the result.
+    """
+    out = out.expanduser().absolute()
+    check_free(out)
+    interrupted: BaseException | None = None
+    try:
+        with LiveProgress(title, _console) as progress:
+            run(config, out=out, observers=(progress,))
+    except KeyboardInterrupt as error:
+        interrupted = error
+    if (out / "result.json").is_file() and (alone and interrupted is None):
+        write_alone(out, alone_aucs(config))
+    if (out / "result.json").is_file():
+        render([out])
+    if interrupted is not None:
+        raise interrupted
+    return read_result(out)
+
+
+def alone_aucs(config: Config) -> dict[str, float]:
+    """Return the test AUC that each party's columns reach by themselves, with the same architecture."""
+    dataset = open_data(config)
+    parties = list(party_names(config, dataset))
+    if config.parties.label_features and dataset.label_party in dataset.parties and dataset.label_party not in parties:
+        parties.append(dataset.label_party)
+    found = {}
+    for party in parties:
+        with LiveProgress(f"{party} alone", _console) as progress:
+            found[party] = run_alone(config, party, observers=(progress,)).test_auc
+    return found
+
+
+def write_alone(out: Path, aucs: dict[str, float]) -> None:
+    """Add what each party reaches alone to a run's result."""
+    write_json_atomic(out / "result.json", {**read_result(out), "alone": aucs})
+
+
+def run_demo(out: Path, overrides: dict[str, str]) -> list[dict[str, Any]]:
+    """Train with and without a defense while one party attacks, compare and report."""
+    out = out.expanduser().absolute()
+    check_free(out)
+    plain = load_config(DEMO_PRESET, overrides)
+    aucs: dict[str, float] | None = None
+    summaries: list[dict[str, Any]] = []
+    folders: list[Path] = []
+    for name, defenses in DEMO_DEFENSES.items():
+        config = build_config({**plain.model_dump(), "defenses": parse_defenses(defenses)})
+        folder = out / name
+        folders.append(folder)
+        run_here(config, folder, title=name)
+        aucs = aucs if aucs is not None else alone_aucs(plain)
+        write_alone(folder, aucs)
+        render([folder])
+        summaries.append({"run": name, **read_result(folder)})
+        write_json_atomic(out / "summary.json", summaries)
+    render(folders, out / "report.html")
+    return summaries
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Read the `result.json` of a run that has just been written."""
+    summary: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf8"))
+    return summary
