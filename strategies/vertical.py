@@ -188,11 +188,11 @@ def optimizers_of(config: Config, module: nn.Module, schedule: Schedule) -> Opti
     training = config.training
     return Optimizers(
         module,
-        name=training.optimizer,
-        lr=training.learning_rate,
+        training.optimizer,
+        learning_rate=training.learning_rate,
         weight_decay=training.weight_decay,
         schedule=training.schedule,
-        total_steps=schedule.steps,
+        steps=schedule.steps,
     )
 
 

@@ -11,11 +11,10 @@ from torch import nn
 
 from flower_vfl.attacks import make_attack
 from flower_vfl.config import Config
-from flower_vfl.data.catalog import load
 from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError
-from flower_vfl.nn import Top, bind_dropout, build_bottom, seeded_initialisation
+from flower_vfl.nn import ConvBottom, TabularBottom, Top, bind_dropout, seeded_initialisation
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.parties.scoring import Recorder
@@ -37,13 +36,17 @@ DataFactory = Callable[[Config], VerticalData]
 
 def open_data(config: Config) -> VerticalData:
     """Open the data set that the configuration names, preparing it on first use."""
+    from flower_vfl.data.catalog import load
+
     return load(config.data.name, path=config.data.path, options=config.data.options)
 
 
 def default_bottom(spec: FeatureSpec, config: Config) -> nn.Module:
     """Make a bottom model for a table or for images."""
     model = config.model
-    return build_bottom(
+    if spec.shape:
+        return ConvBottom(spec, cut=model.cut, dropout=model.dropout)
+    return TabularBottom(
         spec, embedding_width=model.embedding_width, hidden=model.bottom, cut=model.cut, dropout=model.dropout
     )
 

@@ -58,7 +58,7 @@ class FeatureSpec:
         if any(number < 1 for number in (*self.cardinalities, *self.shape)):
             raise DataError(f"levels and shapes must be at least 1, given {self}")
         if bool(self.shape) == bool(self.numeric or self.cardinalities):
-            raise DataError(f"features are either a table (numeric, cardinalities) or plain arrays (shape), given {self}")
+            raise DataError(f"features are a table (numeric, cardinalities) or plain arrays (shape), given {self}")
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return the arrays of these features: file name to shape of one row and dtype."""
@@ -164,7 +164,7 @@ class Dataset:
             check_party_name(name)
 
     def __repr__(self) -> str:
-        return f"Dataset({self.name!r}, parties={self.parties}, label_party={self.label_party!r}, {self.alignment.rows} rows)"
+        return f"Dataset({self.name!r}, parties={self.parties}, label_party={self.label_party!r}, {self.alignment})"
 
     def rows(self, part: Part) -> int:
         """Return the number of rows of the training or of the test table."""
@@ -253,13 +253,12 @@ class Dataset:
                         )
         if (self.folder / "labels").is_dir():
             for part in PARTS:
-                layout.verify_array(
-                    self.folder / "labels", f"{part}.npy", (self.rows(part),), "int64", (self.classes,)
-                )
+                layout.verify_array(self.folder / "labels", f"{part}.npy", (self.rows(part),), "int64", (self.classes,))
 
     def _party_folder(self, name: str) -> Path:
         if name not in self.parties:
-            raise DataError(f"{self.name} has no party {name!r} with features; it has {', '.join(self.parties) or 'none'}")
+            known = ", ".join(self.parties) or "none"
+            raise DataError(f"{self.name} has no party {name!r} with features; it has {known}")
         folder = self.folder / name
         if not folder.is_dir():
             raise DataError(f"this host does not hold the features of party {name!r}: there is no folder {folder}")

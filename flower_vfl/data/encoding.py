@@ -174,7 +174,7 @@ class PartyEncoding:
         DataError
             When a column is missing, or a number is missing or unreadable.
         """
-        require_columns(table, [column.name for column in (*self.numeric, *self.categorical)], file)
+        require_columns(table, [*(column.name for column in self.numeric), *(column.name for column in self.categorical)], file)
         rows = table.num_rows
         numeric = np.empty((rows, self.numeric_width), np.float32)
         start = 0
@@ -289,7 +289,9 @@ def numbers(column: pa.ChunkedArray | pa.Array, place: Place, missing: Missing =
     if unreadable.any():
         row = int(unreadable.argmax())
         given = _whole(column)[row].as_py()
-        raise DataError(f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}, a finite number is needed")
+        raise DataError(
+            f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}, a finite number is needed"
+        )
     absent = np.isnan(values)
     if missing == "error" and absent.any():
         row = int(absent.argmax())

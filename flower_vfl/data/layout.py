@@ -130,9 +130,7 @@ def check_array(path: Path, shape: tuple[int, ...], dtype: str, cardinalities: S
         check_range(path, array.reshape(len(array), len(cardinalities)), cardinalities)
 
 
-def verify_array(
-    folder: Path, file: str, shape: tuple[int, ...], dtype: str, cardinalities: Sequence[int]
-) -> None:
+def verify_array(folder: Path, file: str, shape: tuple[int, ...], dtype: str, cardinalities: Sequence[int]) -> None:
     """Check an array against the digest that was noted when it was written, then its contents."""
     notes = folder / (LABELS if folder.name == "labels" else PARTY)
     noted = entry(notes, read_json(notes), "files", dict).get(file)

@@ -111,6 +111,4 @@ def array_table(name: str, train: NDArray[Any], test: NDArray[Any]) -> PartyTabl
         raise DataError(f"features must be (N, ...) and (M, ...), given {train.shape} and {test.shape}")
     spec = FeatureSpec(train.shape[1], ()) if train.ndim == 2 else FeatureSpec(0, (), tuple(train.shape[1:]))
     columns = tuple(f"x{index}" for index in range(train.shape[1])) if train.ndim == 2 else ()
-    return PartyTable(
-        name, spec, ArraySource(train.astype(np.float32)), ArraySource(test.astype(np.float32)), columns
-    )
+    return PartyTable(name, spec, ArraySource(train.astype(np.float32)), ArraySource(test.astype(np.float32)), columns)

@@ -96,7 +96,7 @@ class ArraySource:
         if rows.ndim != 1 or rows.dtype.kind not in "iu":
             raise DataError(f"rows must be a vector of integers, given {rows.dtype} of shape {rows.shape}")
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._length:
-            raise DataError(f"rows {rows.min()} to {rows.max()} were asked for, the table has rows 0 to {self._length - 1}")
+            raise DataError(f"rows {rows.min()} to {rows.max()} were asked for, the table has 0 to {self._length - 1}")
         return tuple(
             torch.from_numpy(array.take(rows, axis=0).astype(dtype, copy=False)) for array, dtype in self._arrays
         )

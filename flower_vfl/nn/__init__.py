@@ -1,13 +1,12 @@
 """Bottom and top models, the fusion of several parties' embeddings, and the optimizer of one party."""
 
-from flower_vfl.nn.build import build_bottom
+from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.dropout import Dropout, bind_dropout
 from flower_vfl.nn.fusion import fuse, fused_shape
-from flower_vfl.nn.images import ConvBottom
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.nn.optim import Optimizers
-from flower_vfl.nn.tabular import TabularBottom, Top
+from flower_vfl.nn.tabular import ConvBottom, TabularBottom, Top
 
 __all__ = [
     "ConvBottom",
@@ -16,9 +15,9 @@ __all__ = [
     "TabularBottom",
     "Top",
     "bind_dropout",
-    "build_bottom",
     "fuse",
     "fused_shape",
     "seeded_initialisation",
     "watched_layers",
+    "weights_digest",
 ]

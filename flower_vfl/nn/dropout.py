@@ -65,7 +65,7 @@ class Dropout(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         device, bits = state.pop("_generator")
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.generator = torch.Generator(device=device)
         self.generator.set_state(bits)
 

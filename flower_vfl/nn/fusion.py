@@ -44,7 +44,7 @@ def fused_shape(shapes: Sequence[Sequence[int]], how: str) -> tuple[int, ...]:
             raise ConfigError(f"embeddings can differ in their first dimension only to be concatenated, given {given}")
         return (sum(shape[0] for shape in given), *given[0][1:])
     if len(set(given)) > 1:
-        raise ConfigError(f'embeddings must have one shape for fusion "{how}", given {given}; set equal cuts, or "concat"')
+        raise ConfigError(f"embeddings must have one shape for {how!r}, given {given}; set equal cuts, or 'concat'")
     return given[0]
 
 

@@ -33,7 +33,7 @@ def seeded_initialisation(seed: int) -> Iterator[None]:
     >>> torch.equal(first.weight, second.weight)
     True
     """
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with _lock, torch.random.fork_rng(devices=devices):
         # Not torch.manual_seed: it would also seed accelerators whose state is not put back here.
         torch.default_generator.manual_seed(seed)

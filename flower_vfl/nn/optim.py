@@ -1,10 +1,10 @@
-"""One optimizer a module, for dense weights and sparse embeddings alike, with a schedule and a state that can be stored."""
+"""One optimizer a module, for dense weights and sparse embeddings alike, with a schedule and a state to store."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class Optimizers:
         May be without parameters; then nothing happens.
     name : {"adam", "adamw", "sgd"}
         Optimizer.
-    lr : float
+    learning_rate : float
         Learning rate at the start.
     weight_decay : float
         Of dense weights only: decay of an embedding would touch its whole table in every step.
@@ -56,7 +56,7 @@ class Optimizers:
     schedule : {"constant", "cosine", "step", "linear"}
         Learning rate along the training: unchanged; a half cosine down to 0; divided by 10 after 60 % and again after
         85 % of the steps; straight down to 0.
-    total_steps : int
+    steps : int
         Steps of the whole training; needed by every schedule but "constant".
 
     Raises
@@ -68,40 +68,40 @@ class Optimizers:
     def __init__(
         self,
         module: nn.Module,
-        *,
         name: str = "adam",
-        lr: float = 1e-3,
+        *,
+        learning_rate: float = 1e-3,
         weight_decay: float = 0.0,
         momentum: float = 0.0,
         schedule: str = "constant",
-        total_steps: int = 0,
+        steps: int = 0,
     ) -> None:
         self._factor = lookup("learning-rate schedule", schedule, _SCHEDULES)
         dense, sparse = split_parameters(module)
-        _check(name, lr, weight_decay, momentum, sparse)
-        if schedule != "constant" and total_steps < 1:
-            raise ConfigError(f"schedule {schedule!r} needs the number of steps, given total_steps={total_steps}")
-        self._base = lr
-        self._total = total_steps
-        self._steps = 0
+        _check(name, learning_rate, weight_decay, momentum, sparse)
+        if schedule != "constant" and steps < 1:
+            raise ConfigError(f"schedule {schedule!r} needs the number of steps, given steps={steps}")
+        self._base = learning_rate
+        self._total = steps
+        self._taken = 0
         self._parameters = dense | sparse
         self._optimizers: list[torch.optim.Optimizer] = []
         if dense:
-            more = {"momentum": momentum} if name == "sgd" else {}
+            more: dict[str, Any] = {"momentum": momentum} if name == "sgd" else {}
             kind = lookup("optimizer", name, _DENSE)
-            self._optimizers.append(kind(list(dense.values()), lr=lr, weight_decay=weight_decay, **more))  # type: ignore[call-arg]
+            self._optimizers.append(kind(list(dense.values()), lr=learning_rate, weight_decay=weight_decay, **more))  # type: ignore[call-arg]
         if sparse:
-            self._optimizers.append(_SPARSE[name](list(sparse.values()), lr=lr))  # type: ignore[call-arg]
+            self._optimizers.append(_SPARSE[name](list(sparse.values()), lr=learning_rate))  # type: ignore[call-arg]
 
     @property
-    def steps(self) -> int:
+    def taken(self) -> int:
         """Steps taken so far."""
-        return self._steps
+        return self._taken
 
     @property
-    def lr(self) -> float:
+    def learning_rate(self) -> float:
         """Learning rate of the next step."""
-        return self._base * self._factor(min(1.0, self._steps / self._total) if self._total else 0.0)
+        return self._base * self._factor(min(1.0, self._taken / self._total) if self._total else 0.0)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -129,16 +129,16 @@ class Optimizers:
 
     def step(self) -> None:
         """Update the weights from their gradients."""
-        rate = self.lr
+        rate = self.learning_rate
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
-        self._steps += 1
+        self._taken += 1
 
     def state_dict(self) -> State:
         """Return tensors (not copied) and plain numbers by name: what safetensors and JSON can hold."""
-        state: State = {"steps": self._steps}
+        state: State = {"steps": self._taken}
         for name, parameter in self._parameters.items():
             for optimizer in self._optimizers:
                 for key, value in optimizer.state.get(parameter, {}).items():
@@ -164,7 +164,7 @@ class Optimizers:
                 fresh.setdefault(name, {})[slot] = self._fitting(name, slot, value)
             elif key != "steps":
                 raise DataError(f"the optimizer's state has an unknown entry {key!r}")
-        self._steps = steps
+        self._taken = steps
         for optimizer in self._optimizers:
             optimizer.state.clear()
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
@@ -182,18 +182,15 @@ class Optimizers:
         if slot == "step":
             return value.clone()
         if value.shape != parameter.shape:
-            raise DataError(
-                f"the optimizer's state has shape {tuple(value.shape)} for {name!r}, the weight has {tuple(parameter.shape)}"
-            )
+            given, wanted = tuple(value.shape), tuple(parameter.shape)
+            raise DataError(f"the optimizer's state for {name!r} has shape {given}, the weight has {wanted}")
         return value.to(parameter.device, copy=True)
 
 
 def split_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
     """Return the trainable parameters by name, dense ones and those with sparse gradients."""
     tables = {
-        id(part.weight)
-        for part in module.modules()
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
+        id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
     }
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     dense = {name: parameter for name, parameter in named.items() if id(parameter) not in tables}

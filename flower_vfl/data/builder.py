@@ -1,0 +1,135 @@
+"""Fills a prepared folder: one method for each thing that a party holds, and a check of everything at the end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from flower_vfl.data import layout
+from flower_vfl.data.dataset import PARTS, FeatureSpec, Part, check_party_name
+from flower_vfl.data.encoding import PartyEncoding
+from flower_vfl.data.labels import EncodedLabels
+from flower_vfl.errors import DataError
+
+
+def ids_digest(ids: Mapping[Part, Sequence[str]]) -> str:
+    """Return the SHA-256 of the ordered IDs of both parts; equal exactly when all IDs and their order are."""
+    digest = hashlib.sha256()
+    for part in PARTS:
+        digest.update(f"{part} {len(ids[part])}\n".encode())
+        for value in ids[part]:
+            encoded = value.encode()
+            digest.update(b"%d:%s" % (len(encoded), encoded))
+    return digest.hexdigest()
+
+
+class Builder:
+    """Writes a data set into an empty folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to write; the caller makes it appear at once when it is complete.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._rows: dict[Part, int] = {}
+        self._parties: list[str] = []
+        self._alignment = ""
+
+    def align(self, ids: Mapping[Part, Sequence[str]]) -> None:
+        """Write the shared IDs in their order; this says how many rows there are.
+
+        Raises
+        ------
+        DataError
+            When there is no training or no test row.
+        """
+        self.align_numbered({part: len(ids[part]) for part in PARTS}, ids_digest(ids))
+        for part in PARTS:
+            layout.write_ids(self.folder / "ids" / f"{part}.parquet", ids[part])
+
+    def align_numbered(self, rows: Mapping[Part, int], digest: str) -> None:
+        """Say how many rows there are where rows have numbers and no IDs."""
+        for part in PARTS:
+            if rows[part] < 1:
+                raise DataError(f"no row is left for the {part} part; there are {rows['train']} + {rows['test']} rows")
+        self._rows = {part: rows[part] for part in PARTS}
+        self._alignment = digest
+
+    def add_table(self, party: str, encoding: PartyEncoding, tables: Mapping[Part, pa.Table], file: str) -> None:
+        """Encode and write a party's table, its rows already in the shared order."""
+        spec = FeatureSpec(encoding.numeric_width, encoding.cardinalities)
+        for part in PARTS:
+            numeric, categorical = encoding.encode(tables[part], file)
+            arrays: dict[str, NDArray[Any]] = {"numeric.npy": numeric, "categorical.npy": categorical}
+            for name, (_, dtype) in spec.arrays().items():
+                layout.save_array(self.folder / party / part / name, arrays[name], dtype)
+        self.finish_party(party, spec, encoding.columns, encoding)
+
+    def add_images(self, party: str, images: Mapping[Part, NDArray[np.float32]], columns: Sequence[str] = ()) -> None:
+        """Write plain arrays (N, ...) of a party."""
+        spec = FeatureSpec(0, (), tuple(int(size) for size in images["train"].shape[1:]))
+        for part in PARTS:
+            layout.save_array(self.folder / party / part / "features.npy", images[part], "float32")
+        self.finish_party(party, spec, columns, PartyEncoding((), ()))
+
+    def create_arrays(self, party: str, spec: FeatureSpec, part: Part) -> dict[str, NDArray[Any]]:
+        """Create the files of a party's part, to be filled piece by piece; `finish_party` comes after."""
+        return {
+            name: layout.create_array(self.folder / party / part / name, (self._rows[part], *shape), dtype)
+            for name, (shape, dtype) in spec.arrays().items()
+        }
+
+    def finish_party(self, party: str, spec: FeatureSpec, columns: Sequence[str], encoding: PartyEncoding) -> None:
+        """Check the arrays that were written for a party and note what they are.
+
+        Raises
+        ------
+        DataError
+            When an array has the wrong shape, a number that is not finite or an id outside its column's levels.
+        """
+        check_party_name(party)
+        files = {}
+        for part in PARTS:
+            for name, (shape, dtype) in spec.arrays().items():
+                path = self.folder / party / part / name
+                layout.check_array(path, (self._rows[part], *shape), dtype, spec.cardinalities)
+                files[f"{part}/{name}"] = layout.digest(path)
+        encoding.write(self.folder / party / layout.ENCODING)
+        facts = {"spec": asdict(spec), "columns": list(columns), "files": files}
+        layout.write_json(self.folder / party / layout.PARTY, facts)
+        self._parties.append(party)
+
+    def add_labels(self, labels: EncodedLabels) -> None:
+        """Write the labels, rows in the shared order."""
+        files = {}
+        for part, values in zip(PARTS, (labels.train, labels.test), strict=True):
+            path = self.folder / "labels" / f"{part}.npy"
+            layout.save_array(path, values, "int64")
+            layout.check_array(path, (self._rows[part],), "int64", (labels.classes,))
+            files[f"{part}.npy"] = layout.digest(path)
+        facts = {"classes": labels.classes, "class_names": list(labels.names), "files": files}
+        layout.write_json(self.folder / "labels" / layout.LABELS, facts)
+
+    def finish(self, *, name: str, label_party: str, licence: str, source: str, options: Mapping[str, Any]) -> None:
+        """Write the manifest, the last file."""
+        manifest = {
+            "schema": layout.SCHEMA,
+            "name": name,
+            "parties": self._parties,
+            "label_party": check_party_name(label_party),
+            "alignment": {"rows": self._rows["train"], "test_rows": self._rows["test"], "digest": self._alignment},
+            "licence": licence,
+            "source": source,
+            "options": dict(options),
+        }
+        layout.write_json(self.folder / layout.MANIFEST, manifest)

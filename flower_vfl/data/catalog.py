@@ -1,0 +1,172 @@
+"""The data sets by name: what there is, prepared once, opened afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_vfl.data import layout
+from flower_vfl.data.builder import Builder
+from flower_vfl.data.census import CensusIncome
+from flower_vfl.data.dataset import Dataset, open_dataset
+from flower_vfl.data.files import Files
+from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
+from flower_vfl.data.small import BreastCancer, Digits
+from flower_vfl.data.synthetic import Synthetic
+from flower_vfl.errors import DataError, OutputExistsError
+from flower_vfl.registry import lookup
+
+CACHE_VARIABLE = "FLOWER_VFL_CACHE"
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe for recipe in (CensusIncome(), Files(), BreastCancer(), Digits(), Synthetic())
+}
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """One line of `flower-vfl data list`.
+
+    Parameters
+    ----------
+    name, description, licence : str
+        What it is called, what it is and under which terms.
+    rows : int or None
+        Training rows by default; None where they depend on the user.
+    usable : bool
+        Whether it can be used here as it is.
+    advice : str
+        What to do if not.
+    """
+
+    name: str
+    description: str
+    licence: str
+    rows: int | None
+    usable: bool
+    advice: str
+
+
+def available() -> list[CatalogEntry]:
+    """Return what there is, and what of it can be used here."""
+    return [
+        CatalogEntry(recipe.name, recipe.description, recipe.licence, recipe.rows, not recipe.advice(), recipe.advice())
+        for recipe in RECIPES.values()
+    ]
+
+
+def load(
+    name: str, *, path: str | Path = "", cache: Path | None = None, options: Mapping[str, Any] | None = None
+) -> Dataset:
+    """Open a data set, preparing it on first use.
+
+    Parameters
+    ----------
+    name : str
+        One of `available()`.
+    path : str or Path
+        A prepared folder, or the raw source; empty for where the data set's package puts it.
+    cache : Path, optional
+        Where prepared data is kept; without it FLOWER_VFL_CACHE or ~/.cache/flower-vfl.
+    options : Mapping, optional
+        Options of the data set; other options are another entry in the cache, and so are changed raw files.
+
+    Raises
+    ------
+    ConfigError
+        When the name or an option is wrong.
+    DataError
+        When the data is not there or cannot be used.
+    """
+    recipe = lookup("data set", name, RECIPES)
+    source = Path(path).expanduser() if str(path) else None
+    if source is not None and (source / layout.MANIFEST).is_file():
+        return _open_prepared(recipe, source, options or {})
+    checked = build_options(recipe, options or {})
+    if source is not None and not source.exists():
+        raise DataError(f"data.path names {str(path)!r}, which does not exist")
+    folder = (cache or _default_cache()) / f"{recipe.name}-{_cache_key(recipe, source, checked)}"
+    if not folder.exists():
+        try:
+            return _prepare(recipe, source, folder, checked, lambda done: None)
+        except OutputExistsError:
+            # Another process prepared the same meanwhile.
+            return open_dataset(folder)
+    return open_dataset(folder)
+
+
+def prepare(
+    name: str,
+    *,
+    source: Path | None = None,
+    out: Path,
+    options: Mapping[str, Any] | None = None,
+    progress: Progress = lambda done: None,
+) -> Dataset:
+    """Prepare a data set into a folder, which then is complete or absent.
+
+    Parameters
+    ----------
+    name : str
+        One of `available()`.
+    source : Path, optional
+        The raw data, where it does not come with a package.
+    out : Path
+        A folder that does not exist yet or is empty.
+    options : Mapping, optional
+        Options of the data set.
+    progress : callable
+        Called with the part of the work that is done, 0 to 1.
+
+    Raises
+    ------
+    OutputExistsError
+        When `out` holds something.
+    ConfigError, DataError
+        As in `load`.
+    """
+    recipe = lookup("data set", name, RECIPES)
+    if source is not None and not source.exists():
+        raise DataError(f"{source} does not exist")
+    return _prepare(recipe, source, out, build_options(recipe, options or {}), progress)
+
+
+def _prepare(recipe: Recipe, source: Path | None, out: Path, options: Options, progress: Progress) -> Dataset:
+    with layout.new_folder(out) as folder:
+        recipe.write(Builder(folder), source, options, progress)
+    progress(1.0)
+    return open_dataset(out)
+
+
+def _open_prepared(recipe: Recipe, folder: Path, options: Mapping[str, Any]) -> Dataset:
+    """Open a prepared folder after checking that it is what was asked for."""
+    dataset = open_dataset(folder)
+    if dataset.name != recipe.name:
+        raise DataError(f"{folder} holds {dataset.name!r}, not {recipe.name!r}; set data.name to {dataset.name!r}")
+    if options:
+        wanted = build_options(recipe, options).model_dump(mode="json")
+        given = {key.partition(".")[0] for key in options}
+        other = sorted(key for key in given if dataset.options.get(key) != wanted[key])
+        if other:
+            raise DataError(
+                f"{folder} was prepared with {other[0]} = {dataset.options.get(other[0])!r}, asked for is "
+                f"{wanted[other[0]]!r}; leave the option out or prepare the data again"
+            )
+    return dataset
+
+
+def _cache_key(recipe: Recipe, source: Path | None, options: Options) -> str:
+    files = [
+        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in recipe.inputs(source, options)
+    ]
+    facts = [layout.SCHEMA, options.model_dump(mode="json"), files]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _default_cache() -> Path:
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named) if named else Path.home() / ".cache" / "flower-vfl"

@@ -1,0 +1,144 @@
+"""Labels of any kind become classes 0 to C - 1; what cannot be classes is refused."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flower_vfl.data.encoding import MISSING, Place, parse_numbers, texts
+from flower_vfl.errors import DataError
+from flower_vfl.registry import suggestion
+
+MAX_CLASSES = 1000
+_FEW = 20
+_NEGATIVES = ("0", "-1", "false", "no", "n", "negative")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EncodedLabels:
+    """Labels as classes.
+
+    Parameters
+    ----------
+    train, test : ndarray of int64, (N,)
+        Classes.
+    classes : int
+        Number of classes.
+    names : tuple of str
+        What each class was called.
+    """
+
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    classes: int
+    names: tuple[str, ...]
+
+
+def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, positive: str = "") -> EncodedLabels:
+    """Map labels to classes, known from the training rows.
+
+    Two values become 0 and 1: 1 is `positive`, else the value that is not 0, -1, false, no or negative, else the
+    later one in sorting. More values become classes in sorted order, or, with `positive`, that value against the rest.
+
+    Parameters
+    ----------
+    train, test : pyarrow arrays
+        Labels as they stand in the file.
+    place : Place
+        Where they come from, for messages.
+    positive : str
+        The value that counts as positive; empty to choose it as described.
+
+    Raises
+    ------
+    DataError
+        When a label is missing, all are the same, there are more than 1000, they look like a regression target, a test
+        row has a class that no training row has, or `positive` is none of them.
+    """
+    values = [_canonical(part, place) for part in (train, test)]
+    names = _sorted(pc.unique(values[0]).to_pylist())
+    unknown = _sorted(set(pc.unique(values[1]).to_pylist()) - set(names))
+    _check_names(names, len(values[0]), place)
+    if unknown:
+        raise DataError(
+            f"{place.file}: column {place.column!r} has test rows of class {unknown[0]!r}, which no training row has; "
+            "training rows have " + _some(names)
+        )
+    if positive and positive not in names:
+        raise DataError(f"{place.file}: no label is {positive!r} (option positive); {suggestion(positive, names[:50])}")
+    if positive or len(names) == 2:
+        return _binary(values, names, positive)
+    mapping = pa.array(names)
+    classes = [_ids(pc.index_in(part, value_set=mapping)) for part in values]
+    return EncodedLabels(classes[0], classes[1], len(names), tuple(names))
+
+
+def _binary(values: list[pa.Array], names: list[str], positive: str) -> EncodedLabels:
+    chosen = positive or next((name for name in names if _other(names, name).lower() in _NEGATIVES), names[-1])
+    rest = _other(names, chosen) if len(names) == 2 else f"not {chosen}"
+    if not positive:
+        _log.info("label %r is the positive class, %r the negative one; the option positive changes it", chosen, rest)
+    classes = [_ids(pc.cast(pc.equal(part, chosen), pa.int64())) for part in values]
+    if len(np.unique(classes[0])) < 2:
+        raise DataError(f"all training rows have the same class, {rest!r} or {chosen!r}: nothing can be learned")
+    return EncodedLabels(classes[0], classes[1], 2, (rest, chosen))
+
+
+def _other(names: list[str], name: str) -> str:
+    return next(other for other in names if other != name) if len(names) == 2 else ""
+
+
+def _ids(array: pa.Array) -> NDArray[np.int64]:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _canonical(column: pa.ChunkedArray, place: Place) -> pa.Array:
+    """Return labels as texts, whole numbers without a fraction, so that 1, 1.0 and "1" are one class."""
+    raw = texts(column)
+    absent = pc.is_in(raw, value_set=pa.array([MISSING, "nan", "NaN", "NA", "null"]))
+    if pc.any(absent).as_py():
+        row = pc.index(absent, True).as_py()
+        number = pc.sum(absent).as_py()
+        raise DataError(f"{place.file}: column {place.column!r} has {number} missing labels, the first in row {row + 1}")
+    numbers, unreadable = parse_numbers(raw)
+    if unreadable.any() or not len(numbers):
+        return raw
+    whole = numbers == np.floor(numbers)
+    if not whole.all() and len(np.unique(numbers)) > 2:
+        raise DataError(
+            f"{place.file}: column {place.column!r} looks like a regression target ({len(np.unique(numbers))} different "
+            f"numbers, {raw[int((~whole).argmax())].as_py()} among them); only classes are supported: make it classes, "
+            "for instance by a threshold"
+        )
+    return raw if not whole.all() or np.abs(numbers).max() >= 2**53 else pa.array(numbers.astype(np.int64)).cast("string")
+
+
+def _check_names(names: list[str], rows: int, place: Place) -> None:
+    if len(names) < 2:
+        raise DataError(
+            f"{place.file}: column {place.column!r} is {names[0] if names else 'empty'!r} in every training row: there "
+            "is nothing to learn; two classes at least are needed"
+        )
+    if len(names) > MAX_CLASSES or (len(names) > _FEW and rows < 2 * len(names)):
+        raise DataError(
+            f"{place.file}: column {place.column!r} has {len(names)} different labels in {rows} training rows, among "
+            f"them {_some(names)}: this is no classification; up to {MAX_CLASSES} classes are supported"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _sorted(names: set[str] | list[str]) -> list[str]:
+    """Sort numbers by value and texts by character."""
+    try:
+        return sorted(names, key=float)
+    except ValueError:
+        return sorted(names)

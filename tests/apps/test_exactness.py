@@ -1,0 +1,125 @@
+"""The split run against one joined network trained by a plain PyTorch loop: equal weights, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flower_vfl.apps import run
+from flower_vfl.apps.build import default_bottom, default_top
+from flower_vfl.nn import bind_dropout, seeded_initialisation
+from flower_vfl.nn.digest import weights_digest
+from flower_vfl.rng import Secret
+from flower_vfl.strategies.vertical import schedule_of
+from tests.toys import mixed_data, toy_config, toy_data
+
+
+def train_joined(config, data, parties, own=""):
+    """One network, one loss, one backward pass; nothing of the split is used but the order of the batches."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    bottoms, tables = {}, {}
+    for party in [*parties, *([own] if own else [])]:
+        secret = Secret.for_simulation(config.seed, "label" if party == own else party)
+        purpose = ("weights", "bottom") if party == own else ("weights",)
+        tables[party] = data.party(party)
+        with seeded_initialisation(secret.seed(*purpose)):
+            bottoms[party] = default_bottom(tables[party].spec, config)
+        bind_dropout(bottoms[party], secret.generator("dropout"))
+    schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
+    rows = schedule.train_batch(0)[:2]
+    with torch.no_grad():
+        shapes = [tuple(b.eval()(*tables[p].train.gather(rows)).shape[1:]) for p, b in bottoms.items()]
+    joined = (shapes[0] if config.model.fusion != "concat" else (sum(s[0] for s in shapes), *shapes[0][1:]))
+    with seeded_initialisation(Secret.for_simulation(config.seed, "label").seed("weights", "top")):
+        top = default_top(joined, data.target.classes, config)
+    network = nn.ModuleList([*bottoms.values(), top])
+    sparse = [m.weight for m in network.modules() if isinstance(m, nn.Embedding)]
+    dense = [p for p in network.parameters() if not any(p is s for s in sparse)]
+    optimizers = [torch.optim.Adam(dense, lr=config.training.learning_rate)]
+    optimizers += [torch.optim.SparseAdam(sparse, lr=config.training.learning_rate)] if sparse else []
+    labels = torch.from_numpy(data.target.train)
+    network.train()
+    for step in range(schedule.steps):
+        rows = schedule.train_batch(step)
+        z = [bottoms[party](*tables[party].train.gather(rows)) for party in bottoms]
+        if config.model.fusion == "concat":
+            fused = torch.cat(z, dim=1)
+        else:
+            fused = sum(z[1:], start=z[0])
+            fused = fused / len(z) if config.model.fusion == "mean" and len(z) > 1 else fused
+        logits = top(fused)
+        if data.target.classes == 2:
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows].float())
+        else:
+            loss = nn.functional.cross_entropy(logits, labels[rows])
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.set_num_threads(before)
+    label = {"top": top, **({"bottom": bottoms[own]} if own else {})}
+    return {"label": weights_digest(nn.ModuleDict(label)), **{p: weights_digest(bottoms[p]) for p in parties}}
+
+
+@pytest.mark.parametrize("parties", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", [(6,), (2, 6, 6)], ids=["vectors", "feature maps"])
+@pytest.mark.parametrize("fusion", ["concat", "sum", "mean"])
+def test_the_split_network_ends_with_the_weights_of_the_joined_one(parties, shape, fusion):
+    data = toy_data(rows=300, parties=parties, shape=shape)
+    config = toy_config(model={"fusion": fusion})
+    assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
+
+
+def test_a_label_party_with_columns_of_its_own_changes_nothing_about_that():
+    data = mixed_data()
+    config = toy_config()
+    assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, ["a"], own="b")
+
+
+def test_dropout_draws_the_same_masks_in_the_split_and_in_the_joined_network():
+    data = mixed_data()
+    config = toy_config(model={"dropout": 0.3, "bottom": [16, 16]})
+    assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, ["a"], own="b")
+
+
+def test_more_than_two_classes_are_exact_too():
+    data = toy_data(classes=4)
+    config = toy_config(attack={"names": []})
+    assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_all_transports_give_identical_weights(in_flight):
+    data = mixed_data()
+    weights = []
+    for kind in ("inproc", "stream", "messages"):
+        config = toy_config(transport={"kind": kind, "in_flight": in_flight}, model={"dropout": 0.2, "bottom": [16, 16]})
+        weights.append(run(config, data=lambda _: data).summary["weights"])
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_the_number_of_steps_in_flight_changes_the_weights_and_nothing_else_does():
+    data = toy_data()
+    one, three, again = (
+        run(toy_config(transport={"in_flight": w}), data=lambda _: data).summary["weights"] for w in (1, 3, 3)
+    )
+    assert three == again
+    assert one != three
+
+
+def test_another_seed_gives_other_weights():
+    data = toy_data()
+    first, second = (run(toy_config(seed=seed), data=lambda _: data).summary["weights"] for seed in (0, 1))
+    assert all(first[party] != second[party] for party in first)
+
+
+def test_attacking_and_watching_change_no_weight():
+    data = toy_data()
+    watched = run(toy_config(), data=lambda _: data)
+    blind = run(toy_config(attack={"names": []}), data=lambda _: data)
+    assert watched.summary["leakage"]
+    assert not blind.summary["leakage"]
+    assert watched.summary["weights"] == blind.summary["weights"]
