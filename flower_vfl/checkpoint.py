@@ -46,7 +46,7 @@ def load_state(path: Path) -> Any:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
         return _fill(json.loads(metadata[_TREE]), tensors)
-    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is no state that can be read: {error}") from None
 
 
@@ -57,6 +57,8 @@ def _strip(value: Any, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value.detach().to("cpu").clone(memory_format=torch.contiguous_format)
         return {_TENSOR: name}
     if isinstance(value, dict):
+        if not all(isinstance(key, str | int) for key in value):
+            raise TypeError("the keys of a state are text and whole numbers")
         # As pairs: JSON would turn whole numbers that are keys into text.
         return {"__dict__": [[key, _strip(entry, tensors)] for key, entry in value.items()]}
     if isinstance(value, list | tuple):

@@ -26,16 +26,21 @@ class _Section(BaseModel):
 class DataConfig(_Section):
     """Which data, and from where."""
 
-    name: str = Field("census-income", description="data set; `flower-vfl data list` shows them")
-    path: str = Field("", description="folder or file of the raw or prepared data; empty: where the data set's package puts it")
+    name: str = Field(default="census-income", description="data set; `flower-vfl data list` shows them")
+    path: str = Field(
+        default="",
+        description="folder or file of the raw or prepared data; empty: where the data set's package puts it",
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="options of the data set's loader")
 
 
 class PartiesConfig(_Section):
     """Who takes part."""
 
-    features: list[str] = Field(default_factory=list, description="feature parties, 1 to 4; empty: all but the label party")
-    label_features: bool = Field(True, description="the label party's own columns are used, if it has any")
+    features: list[str] = Field(
+        default_factory=list, description="feature parties, 1 to 32; empty: all but the label party"
+    )
+    label_features: bool = Field(default=True, description="the label party's own columns are used, if it has any")
     attackers: list[str] = Field(default_factory=list, description="feature parties that also look; empty: all of them")
 
     @field_validator("features", "attackers")
@@ -52,12 +57,14 @@ class PartiesConfig(_Section):
 class ModelConfig(_Section):
     """The shape of the network."""
 
-    cut: int = Field(32, ge=1, le=65536, description="width of each party's embedding at the cut layer")
-    embedding_width: int = Field(8, ge=1, le=4096, description="width of the embedding of one category")
+    cut: int = Field(default=32, ge=1, le=65536, description="width of each party's embedding at the cut layer")
+    embedding_width: int = Field(default=8, ge=1, le=4096, description="width of the embedding of one category")
     bottom: list[int] = Field(default_factory=lambda: [128], description="hidden layers of a bottom model")
     top: list[int] = Field(default_factory=lambda: [64], description="hidden layers of the top model")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout in bottom models")
-    fusion: Literal["concat", "sum", "mean"] = Field("concat", description="how the parties' embeddings are joined")
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout in bottom models")
+    fusion: Literal["concat", "sum", "mean"] = Field(
+        default="concat", description="how the parties' embeddings are joined"
+    )
 
     @field_validator("bottom", "top")
     @classmethod
@@ -70,51 +77,61 @@ class ModelConfig(_Section):
 class TrainingConfig(_Section):
     """How the network is trained."""
 
-    epochs: int = Field(6, ge=1, description="passes over the training rows")
-    batch_size: int = Field(1024, ge=1, description="rows of one step")
-    eval_batch_size: int = Field(8192, ge=1, description="rows of one evaluation message")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="optimizer of every party")
-    learning_rate: float = Field(1e-3, gt=0.0, description="learning rate")
-    schedule: Literal["constant", "cosine", "step", "linear"] = Field("constant", description="learning-rate schedule")
-    weight_decay: float = Field(0.0, ge=0.0, description="weight decay of dense weights")
-    class_weights: Literal["none", "balanced"] = Field("none", description="weights of the classes in the loss")
-    clip_norm: float = Field(0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off")
-    validation: float = Field(0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
-    patience: int = Field(0, ge=0, description="stop after so many epochs without a better validation; 0: off")
+    epochs: int = Field(default=6, ge=1, description="passes over the training rows")
+    batch_size: int = Field(default=1024, ge=1, description="rows of one step")
+    eval_batch_size: int = Field(default=8192, ge=1, description="rows of one evaluation message")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="optimizer of every party")
+    learning_rate: float = Field(default=1e-3, gt=0.0, description="learning rate")
+    schedule: Literal["constant", "cosine", "step", "linear"] = Field(
+        default="constant", description="learning-rate schedule"
+    )
+    weight_decay: float = Field(default=0.0, ge=0.0, description="weight decay of dense weights")
+    class_weights: Literal["none", "balanced"] = Field(default="none", description="weights of the classes in the loss")
+    clip_norm: float = Field(
+        default=0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off"
+    )
+    validation: float = Field(default=0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
+    patience: int = Field(default=0, ge=0, description="stop after so many epochs without a better validation; 0: off")
 
 
 class AttackConfig(_Section):
     """What is attacked while training, and where it is logged."""
 
     names: list[str] = Field(default_factory=lambda: ["norm"], description="attacks that attackers and the monitor run")
-    every: int = Field(1, ge=1, description="log each so many steps")
-    monitor: bool = Field(True, description="the label party attacks its own outgoing messages")
-    audit: bool = Field(True, description="in a simulation, true labels go to the attackers' scorers")
-    max_leak: float = Field(1.0, gt=0.5, le=1.0, description="limit of the monitor's q95 leak AUC of an epoch; 1: off")
-    on_leak: Literal["stop", "warn"] = Field("stop", description="what happens when the limit is passed")
+    every: int = Field(default=1, ge=1, description="log each so many steps")
+    monitor: bool = Field(default=True, description="the label party attacks its own outgoing messages")
+    audit: bool = Field(default=True, description="in a simulation, true labels go to the attackers' scorers")
+    max_leak: float = Field(
+        default=1.0, gt=0.5, le=1.0, description="limit of the monitor's q95 leak AUC of an epoch; 1: off"
+    )
+    on_leak: Literal["stop", "warn"] = Field(default="stop", description="what happens when the limit is passed")
 
 
 class TransportConfig(_Section):
     """How messages cross the cut."""
 
-    kind: Literal["inproc", "stream", "messages"] = Field("inproc", description="carrier of the records")
-    in_flight: int = Field(1, ge=1, le=64, description="steps under way at once; 1 is exact")
-    wire_dtype: Literal["exact", "float16", "bfloat16"] = Field("exact", description="number format on the wire")
-    host: str = Field("127.0.0.1", description="address at which the label party's session endpoint listens")
-    advertise: str = Field("", description="address that feature parties dial; empty: `host`")
-    port: int = Field(0, ge=0, le=65535, description="port of the session endpoint; 0: a free one")
-    connect_timeout: float = Field(60.0, gt=0.0, description="seconds in which every party must have dialled")
-    max_frame_mib: int = Field(64, ge=1, le=1024, description="largest message that the session endpoint takes, MiB")
-    step_timeout: float = Field(600.0, gt=0.0, description="seconds to wait for one answer")
+    kind: Literal["inproc", "stream", "messages"] = Field(default="inproc", description="carrier of the records")
+    in_flight: int = Field(default=1, ge=1, le=64, description="steps under way at once; 1 is exact")
+    wire_dtype: Literal["exact", "float16", "bfloat16"] = Field(
+        default="exact", description="number format on the wire"
+    )
+    host: str = Field(default="127.0.0.1", description="address at which the label party's session endpoint listens")
+    advertise: str = Field(default="", description="address that feature parties dial; empty: `host`")
+    port: int = Field(default=0, ge=0, le=65535, description="port of the session endpoint; 0: a free one")
+    connect_timeout: float = Field(default=60.0, gt=0.0, description="seconds in which every party must have dialled")
+    max_frame_mib: int = Field(
+        default=64, ge=1, le=1024, description="largest message that the session endpoint takes, MiB"
+    )
+    step_timeout: float = Field(default=600.0, gt=0.0, description="seconds to wait for one answer")
 
 
 class Config(_Section):
     """Everything a run needs to know; it reaches every party, so nothing in it is secret."""
 
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of a simulation's secrets")
-    schedule_seed: int = Field(-1, ge=-1, lt=2**63, description="seed of the order of batches; -1: `seed`")
-    device: str = Field("cpu", description="torch device of models")
-    threads: int = Field(1, ge=0, description="torch threads of each party; 0: leave torch's own choice")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of a simulation's secrets")
+    schedule_seed: int = Field(default=-1, ge=-1, lt=2**63, description="seed of the order of batches; -1: `seed`")
+    device: str = Field(default="cpu", description="torch device of models")
+    threads: int = Field(default=1, ge=0, description="torch threads of each party; 0: leave torch's own choice")
     sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list, description="live trackers")
     data: DataConfig = Field(default_factory=DataConfig)
     parties: PartiesConfig = Field(default_factory=PartiesConfig)
@@ -196,7 +213,7 @@ def parse_defenses(text: str) -> list[dict[str, Any]]:
     while position < len(text.rstrip()):
         match = pattern.match(text, position)
         if match is None:
-            raise ConfigError(f"defenses={text!r} is not understood at {text[position:]!r}; write e.g. \"iso(t=5.0)\"")
+            raise ConfigError(f'defenses={text!r} is not understood at {text[position:]!r}; write e.g. "iso(t=5.0)"')
         entry: dict[str, Any] = {"name": match[1]}
         for part in filter(str.strip, (match[2] or "").split(",")):
             key, equals, value = part.partition("=")
@@ -298,7 +315,9 @@ def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Conf
     elif source in preset_names():
         text = (files("flower_vfl") / "simulations" / "presets" / f"{source}.toml").read_text(encoding="utf8")
     else:
-        raise ConfigError(f"there is no preset {source!r}; {suggestion(source, preset_names())}, or a path ending in .toml")
+        raise ConfigError(
+            f"there is no preset {source!r}; {suggestion(source, preset_names())}, or a path ending in .toml"
+        )
     try:
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

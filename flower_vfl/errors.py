@@ -23,12 +23,16 @@ class OutputExistsError(InputError):
     """The output folder holds something that would be overwritten."""
 
 
-class ProtocolError(FlowerVflError):
+class ProtocolError(InputError):
     """The other side sent something that the protocol does not allow; nothing of it was used."""
 
 
 class SessionError(FlowerVflError):
     """A session could not be opened, or it broke."""
+
+
+class SetupError(InputError, SessionError):
+    """The machine or the network is not set up as the run needs it; the message says what to set."""
 
 
 class PartyError(SessionError):

@@ -1,4 +1,4 @@
-"""Names and what they stand for: one lookup, one error text, for data sets, attacks, defenses and configuration keys."""
+"""Names and what they stand for: one lookup and one error text for data sets, attacks, defenses and config keys."""
 
 from __future__ import annotations
 

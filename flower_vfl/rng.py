@@ -74,7 +74,9 @@ class Secret:
         try:
             value = Path(path).read_bytes()
         except OSError as error:
-            raise ConfigError(f"{SECRET_FILE_VARIABLE} names {path!r}, which cannot be read: {error.strerror}") from None
+            raise ConfigError(
+                f"{SECRET_FILE_VARIABLE} names {path!r}, which cannot be read: {error.strerror}"
+            ) from None
         return cls(value, "file")
 
     def seed(self, *purpose: str | int) -> int:

@@ -280,9 +280,10 @@ def _journals(folder: Path) -> list[Path]:
 
 
 def _collect(folder: Path, journals: list[Path]) -> pa.Table:
-    tables = [SCHEMA.empty_table()]
-    if (folder / STEPS).exists():
-        tables.append(_read_parquet(folder / STEPS))
+    merged = _read_parquet(folder / STEPS) if (folder / STEPS).exists() else SCHEMA.empty_table()
+    if not journals:
+        return merged
+    tables = [merged]
     for journal in journals:
         tables.extend(pa.ipc.open_stream(payload).read_all() for payload, _ in _frames(journal.read_bytes()))
     table = pa.concat_tables(tables)

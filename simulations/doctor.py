@@ -31,8 +31,10 @@ def findings() -> Iterator[Finding]:
         yield name, "ok" if found else "missing", found or f"pip install {name}"
     for module, package in _OPTIONAL.items():
         installed = find_spec(module) is not None
-        yield module, "ok" if installed else "optional", package_version(package) if installed else (
-            f"live tracking; pip install 'flower-vfl[{module}]'"
+        yield (
+            module,
+            "ok" if installed else "optional",
+            package_version(package) if installed else (f"live tracking; pip install 'flower-vfl[{module}]'"),
         )
     yield from _machine()
     for tool in ("flwr", "flower-superlink", "flower-supernode"):

@@ -53,10 +53,12 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
         with super_link(home, environment):
             resources = f"num-supernodes={parties} client-resources-num-cpus=1 init-args-num-cpus={parties}"
             command = [_tool("flwr"), "run", str(app), _NAME, "--stream", "--federation-config", resources]
-            finished = subprocess.run(command, env=environment, check=False)  # noqa: S603
+            finished = subprocess.run(command, env=environment, check=False)
     result = out / "result.json"
     if not result.is_file():
-        raise SessionError(f"the Flower run left no result (flwr run ended with {finished.returncode}); its log is above")
+        raise SessionError(
+            f"the Flower run left no result (flwr run ended with {finished.returncode}); its log is above"
+        )
     summary: dict[str, Any] = json.loads(result.read_text(encoding="utf8"))
     if summary.get("status") == "failed":
         raise SessionError(f"the Flower run failed: {summary.get('error')}")
@@ -97,7 +99,7 @@ def super_link(home: Path, environment: dict[str, str]) -> Iterator[str]:
     command = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--control-api-address", f"127.0.0.1:{control}"]
     log = (home / "superlink.log").open("wb")
-    with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:  # noqa: S603
+    with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
         try:
             _wait_until_up(address, process, home)
             yield address

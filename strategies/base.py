@@ -55,7 +55,7 @@ class HookedStrategy(Strategy):
     def chain(self) -> list[Defense]:
         """Return the defenses, outermost first."""
 
-    def start(  # noqa: PLR0917
+    def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,

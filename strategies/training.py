@@ -223,7 +223,9 @@ class Training:
         attack, patience = self._config.attack, self._config.training.patience
         leak = self._monitor.epoch_q95 if self._monitor is not None else math.nan
         if leak > attack.max_leak:
-            message = f"the leak AUC (q95) of epoch {epoch} is {leak:.3f}; the limit attack.max_leak is {attack.max_leak}"
+            message = (
+                f"the leak AUC (q95) of epoch {epoch} is {leak:.3f}; the limit attack.max_leak is {attack.max_leak}"
+            )
             _logger.warning("%s", message)
             if attack.on_leak == "stop":
                 return "leak limit"

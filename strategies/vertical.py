@@ -103,6 +103,11 @@ class VerticalStrategy(HookedStrategy):
         self.outcome = outcome or Outcome()
         self.widths: dict[str, int] = {}
         self.label_party: LabelParty | None = None
+        self.attacks = [make_attack(name) for name in self.config.attack.names]
+        if self.attacks and self.labels.classes != 2:
+            raise ConfigError(
+                f"gradient attacks read two classes, this data has {self.labels.classes}; set attack.names to []"
+            )
         self.offer: dict[str, str] = {}
         self._secret = secret
         self._class_weights: Tensor | None = None
@@ -210,9 +215,6 @@ def run_training(
     if base._secret is None and simulation:
         base._secret = Secret.for_simulation(config.seed, "label")
     schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs)
-    attacks = [make_attack(name) for name in config.attack.names]
-    if attacks and base.labels.classes != 2:
-        raise ConfigError(f"gradient attacks read two classes, this data has {base.labels.classes}; set attack.names to []")
     prepared, _ = strategy.prepare_labels(torch.from_numpy(base.labels.train))
     strategy.summary()
     outcome, result = base.outcome, VerticalResult(outcome=base.outcome)
@@ -222,16 +224,16 @@ def run_training(
         label = base.label_party = _build_label_party(strategy, prepared.numpy(), schedule, links, initial_arrays)
         audit = AuditLabels.of(base.labels.train)
         monitor = None
-        if attacks and config.attack.monitor:
+        if base.attacks and config.attack.monitor:
             monitor = LeakageMonitor(
                 base.parties,
-                attacks,
+                base.attacks,
                 audit,
                 defended=bool(strategy.chain()),
                 recorder=base.observer,
                 every=config.attack.every,
             )
-        if attacks and simulation and config.attack.audit:
+        if base.attacks and simulation and config.attack.audit:
             _open_audit(links, config, base.labels.train)
 
         def after_epoch(epoch: int) -> None:

@@ -73,7 +73,9 @@ def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
             raise ConfigError(f"there is no party {name!r} in {dataset.name}; it has {', '.join(dataset.parties)}")
     for name in config.parties.attackers:
         if name not in names:
-            raise ConfigError(f"parties.attackers names {name!r}, which is no feature party of this run: {', '.join(names)}")
+            raise ConfigError(
+                f"parties.attackers names {name!r}, which is no feature party of this run: {', '.join(names)}"
+            )
     if not 1 <= len(names) <= 32:
         raise ConfigError(f"a run has 1 to 32 feature parties, given {len(names)}")
     return names
@@ -149,5 +151,3 @@ def check_device(config: Config) -> None:
     """Refuse a device that this host does not have."""
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device is {config.device!r}, but torch finds no CUDA device on this host")
-
-

@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 STATE_FOLDER_VARIABLE = "FLOWER_VFL_STATE"
 _STATE = "flower-vfl"
+_KEPT = ("session", "simulation", "wire-dtype", "out")
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,9 @@ class _Client:
         if journal is not None:
             journal.flush()
         save_state(state_path, machine.state())
-        kept = {key: value for key, value in session.offer.items() if key in ("session", "simulation", "wire-dtype", "out")}
+        kept = {
+            key: value for key, value in session.offer.items() if key in ("session", "simulation", "wire-dtype", "out")
+        }
         context.state[_STATE] = ConfigRecord({**kept, "count": count, "path": str(state_path)})
         self._live[session.id, session.party] = (count, machine, journal)
 
@@ -165,7 +168,9 @@ class _Client:
 def _offer_of(content: RecordDict) -> ConfigRecord:
     offer = content.config_records.get(OFFER)
     if offer is None or offer.get("kind") not in ("inproc", "stream", "messages") or "session" not in offer:
-        raise ProtocolError("the message carries no offer of a session; is the ServerApp flower-vfl's, of this version?")
+        raise ProtocolError(
+            "the message offers no session; is the ServerApp flower-vfl's, of this version?"
+        )
     return offer
 
 
@@ -195,7 +200,7 @@ def _who(context: Context, config: Config, dataset: VerticalData, offered_simula
             raise ConfigError(f"this node says it is party {party!r}; the run has {', '.join(names)}")
         return party, False
     if not offered_simulation or "partition-id" not in node:
-        raise ConfigError('this node has no party: start its SuperNode with --node-config "party=\'NAME\'"')
+        raise ConfigError("this node has no party: start its SuperNode with --node-config \"party='NAME'\"")
     index = int(str(node["partition-id"]))
     return (names[index] if index < len(names) else ""), True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ class RunFolder:
         check_free(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         write_text_atomic(self.path / "config.toml", to_toml(config))
+
+    def discard(self) -> None:
+        """Remove the folder: bad input leaves nothing behind."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def write_result(self, summary: Mapping[str, Any]) -> None:
         """Merge the journals into `steps.parquet` and write `result.json`."""

@@ -20,7 +20,7 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
 from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import Config, to_run_config
-from flower_vfl.errors import TrainingError
+from flower_vfl.errors import InputError, PartyError, TrainingError
 from flower_vfl.strategies import Observer
 
 _JOIN_SECONDS = 10.0
@@ -75,10 +75,15 @@ def run(
     )
     client = make_client_app(bottom=bottom, data=same_data, config=config)
     run_config = to_run_config(config)
-    grid = LocalGrid(client, len(party_names(config, opened)), run_config)
+    parties = party_names(config, opened)
+    for party in parties:
+        opened.party(party)  # bad data is found before anything is started
+    grid = LocalGrid(client, len(parties), run_config)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config)
     try:
         server(grid, context)
+    except PartyError as error:
+        raise next((failure for failure in grid.failures if isinstance(failure, InputError)), error) from None
     finally:
         grid.join(_JOIN_SECONDS)
     if not results:

@@ -46,6 +46,7 @@ class LocalGrid(Grid):
             )
             for index in range(nodes)
         }
+        self.failures: list[Exception] = []
         self._replies: dict[str, Message] = {}
         self._threads: list[threading.Thread] = []
         self._run = Run.create_empty(_RUN_ID)
@@ -85,6 +86,7 @@ class LocalGrid(Grid):
         try:
             reply = self._client_app(message, self._contexts[message.metadata.dst_node_id])
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its error reply, as in Flower
+            self.failures.append(error)
             reply = Message(Error(_UNKNOWN_ERROR, f"{type(error).__name__}: {error}"), reply_to=message)
         self._replies[message.metadata.message_id] = reply
 
@@ -125,4 +127,5 @@ def _with_id(message: Message) -> Message:
         ttl=old.ttl,
         message_type=old.message_type,
     )
-    return Message(content=message.content, metadata=metadata)  # type: ignore[call-overload]
+    identified: Message = Message(content=message.content, metadata=metadata)  # type: ignore[call-overload]
+    return identified

@@ -52,7 +52,8 @@ class RunResult:
         values = [
             entry["q95"]
             for entry in self.summary["leakage"]
-            if (entry["layer"], entry["source"], entry["attack"]) == (layer, source, attack) and entry["q95"] is not None
+            if (entry["layer"], entry["source"], entry["attack"]) == (layer, source, attack)
+            and entry["q95"] is not None
         ]
         return max(values, default=math.nan)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -26,7 +27,7 @@ from flower_vfl.apps.result import RunResult, describe_data, summarise
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome, VerticalStrategy
@@ -39,16 +40,15 @@ ResultCallback = Callable[[RunResult], None]
 
 
 class _Journal(Observer):
-    """Writes every value into the run's journal and passes everything on."""
+    """Writes every value into the run's journal, once it has one, and passes everything on."""
 
-    def __init__(self, log: StepLog | None, others: tuple[Observer, ...]) -> None:
-        self._journal, self._others = log, others
+    def __init__(self, others: tuple[Observer, ...]) -> None:
+        self.log: StepLog | None = None
+        self._others = others
 
     def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
-        if self._journal is not None:
-            self._journal.add(
-                step=step, epoch=epoch, party=party, layer=layer, attack=attack, metric=metric, value=value
-            )
+        if self.log is not None:
+            self.log.add(step=step, epoch=epoch, party=party, layer=layer, attack=attack, metric=metric, value=value)
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
         for other in self._others:
@@ -59,8 +59,8 @@ class _Journal(Observer):
             other.on_step(step, epoch, loss, leak)
 
     def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
-        if self._journal is not None:
-            self._journal.flush()
+        if self.log is not None:
+            self.log.flush()
         for other in self._others:
             other.on_epoch(step, epoch, metrics)
 
@@ -156,57 +156,59 @@ def make_server_app(
         settings = config or from_run_config(context.run_config)
         check_device(settings)
         given = out or (Path(str(context.run_config["out"])) if context.run_config.get("out") else None)
+        if settings.sinks and given is None:
+            raise ConfigError("sinks need a folder: set `out`")
         dataset = data(settings)
         labels = dataset.labels()
+        simulation = is_simulation(grid)
+        secret = Secret.for_simulation(settings.seed, "label") if simulation else Secret.of_this_host()
+        journal = _Journal((_EpochLog(), *observers))
+        strategy = build_strategy(
+            settings, dataset, labels, top=top, bottom=bottom, secret=secret, observer=journal, outcome=Outcome()
+        )
         folder = RunFolder(given, settings) if given is not None else None
+        if folder is not None:
+            sinks = [make_sink(name, folder.path) for name in settings.sinks]
+            journal.log = StepLog(folder.path, name="label", sinks=sinks)
+            strategy.base.offer = {"out": str(folder.path)} if simulation else {}
+            _log.info("results go to %s", folder.path)
         with torch_threads(settings.threads):
-            _train(grid, settings, dataset, labels, top, bottom, folder, observers, on_result)
+            _train(grid, strategy, describe_data(dataset, labels), folder, journal, on_result)
 
     return app
 
 
-def _train(  # noqa: PLR0917
+def _train(
     grid: Grid,
-    config: Config,
-    dataset: VerticalData,
-    labels: Labels,
-    top: TopFactory,
-    bottom: BottomFactory,
+    strategy: HookedStrategy,
+    data: dict[str, Any],
     folder: RunFolder | None,
-    observers: tuple[Observer, ...],
+    journal: _Journal,
     on_result: ResultCallback | None,
 ) -> None:
-    simulation = is_simulation(grid)
-    secret = Secret.for_simulation(config.seed, "label") if simulation else Secret.of_this_host()
-    if config.sinks and folder is None:
-        raise ConfigError("sinks need a folder: set `out`")
-    journal = None
-    if folder is not None:
-        journal = StepLog(folder.path, name="label", sinks=[make_sink(name, folder.path) for name in config.sinks])
-        _log.info("results go to %s", folder.path)
-    outcome = Outcome()
-    observer = _Journal(journal, (_EpochLog(), *observers))
-    strategy = build_strategy(
-        config, dataset, labels, top=top, bottom=bottom, secret=secret, observer=observer, outcome=outcome
-    )
-    status, error = "failed", ""
+    """Train and write the result, whatever ends the training; bad input leaves nothing behind."""
+    base = strategy.base
+    outcome, status, failure = base.outcome, "failed", None
     try:
-        offer = {"out": str(folder.path)} if folder is not None and simulation else {}
-        strategy.base.offer = offer
         strategy.start(grid)
         status = outcome.stopped
-    except KeyboardInterrupt:
-        status, error = "interrupted", "interrupted by the user"
+    except KeyboardInterrupt as error:
+        status, failure = "interrupted", error
         raise
-    except Exception as failure:
-        error = f"{type(failure).__name__}: {failure}"
+    except Exception as error:
+        failure = error
         raise
     finally:
-        summary = summarise(outcome, strategy, config, describe_data(dataset, labels), status=status, error=error)
-        if journal is not None and folder is not None:
-            journal.close()
-            folder.write_result(summary)
-            if strategy.base.label_party is not None:
-                save_weights(folder.path, "label", strategy.base.label_party.module)
+        words = "" if failure is None else f"{type(failure).__name__}: {failure}"
+        summary = summarise(outcome, strategy, base.config, data, status=status, error=words)
+        if journal.log is not None:
+            journal.log.close()
+        if folder is not None:
+            if isinstance(failure, InputError) and outcome.steps == 0:
+                folder.discard()
+            else:
+                folder.write_result(summary)
+                if base.label_party is not None:
+                    save_weights(folder.path, "label", base.label_party.module)
         if on_result is not None:
             on_result(RunResult(status, summary, outcome, folder.path if folder is not None else None))

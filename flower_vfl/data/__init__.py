@@ -1,1 +1,22 @@
-"""TODO."""
+"""Vertical data: what each party holds, prepared once, memory-mapped, gathered a batch at a time."""
+
+from flower_vfl.data.catalog import CatalogEntry, available, load, prepare
+from flower_vfl.data.dataset import Alignment, Dataset, FeatureSpec, Labels, PartyTable, open_dataset
+from flower_vfl.data.encoding import PartyEncoding
+from flower_vfl.data.source import ArraySource, FeatureSource
+
+__all__ = [
+    "Alignment",
+    "ArraySource",
+    "CatalogEntry",
+    "Dataset",
+    "FeatureSource",
+    "FeatureSpec",
+    "Labels",
+    "PartyEncoding",
+    "PartyTable",
+    "available",
+    "load",
+    "open_dataset",
+    "prepare",
+]

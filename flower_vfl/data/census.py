@@ -26,22 +26,29 @@ from flower_vfl.errors import DataError
 
 _log = logging.getLogger(__name__)
 
-COLUMNS = tuple(
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+COLUMNS = _words(
     """age class_of_worker industry_code occupation_code education wage_per_hour enrolled_in_edu marital_status
     major_industry major_occupation race hispanic_origin sex union_member unemployment_reason employment_status
     capital_gains capital_losses dividends tax_filer_status prev_region prev_state household_detail household_summary
     instance_weight migration_msa migration_region migration_within_region same_house_1y migration_sunbelt
     num_persons_worked_for_employer family_under_18 birth_country_father birth_country_mother birth_country_self
-    citizenship self_employed veteran_questionnaire veteran_benefits weeks_worked year label""".split()
+    citizenship self_employed veteran_questionnaire veteran_benefits weeks_worked year label"""
 )
 NUMERIC = frozenset(
-    """age wage_per_hour capital_gains capital_losses dividends num_persons_worked_for_employer weeks_worked""".split()
+    _words("age wage_per_hour capital_gains capital_losses dividends num_persons_worked_for_employer weeks_worked")
 )
 REGISTRY = frozenset(
-    """age education enrolled_in_edu marital_status race hispanic_origin sex prev_region prev_state household_detail
+    _words(
+        """age education enrolled_in_edu marital_status race hispanic_origin sex prev_region prev_state household_detail
     household_summary migration_msa migration_region migration_within_region migration_sunbelt same_house_1y
     family_under_18 birth_country_father birth_country_mother birth_country_self citizenship veteran_questionnaire
-    veteran_benefits year""".split()
+    veteran_benefits year"""
+    )
 )
 POSITIVE, NEGATIVE = "50000+.", "- 50000."
 FILES: dict[Part, tuple[str, ...]] = {

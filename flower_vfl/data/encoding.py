@@ -174,7 +174,9 @@ class PartyEncoding:
         DataError
             When a column is missing, or a number is missing or unreadable.
         """
-        require_columns(table, [*(column.name for column in self.numeric), *(column.name for column in self.categorical)], file)
+        require_columns(
+            table, [*(column.name for column in self.numeric), *(column.name for column in self.categorical)], file
+        )
         rows = table.num_rows
         numeric = np.empty((rows, self.numeric_width), np.float32)
         start = 0

@@ -70,7 +70,7 @@ def join_ids(ids: Mapping[str, pa.Array], how: Join) -> list[str]:
     return sorted(shared)
 
 
-def test_mask(ids: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
+def in_test_set(ids: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
     """Say which IDs belong to the test set: those whose hash is small.
 
     Each party finds the same answer alone, an ID keeps its place when others come or go, and labels play no part.

@@ -105,18 +105,23 @@ def _canonical(column: pa.ChunkedArray, place: Place) -> pa.Array:
     if pc.any(absent).as_py():
         row = pc.index(absent, True).as_py()
         number = pc.sum(absent).as_py()
-        raise DataError(f"{place.file}: column {place.column!r} has {number} missing labels, the first in row {row + 1}")
+        raise DataError(
+            f"{place.file}: column {place.column!r} has {number} missing labels, the first in row {row + 1}"
+        )
     numbers, unreadable = parse_numbers(raw)
     if unreadable.any() or not len(numbers):
         return raw
     whole = numbers == np.floor(numbers)
-    if not whole.all() and len(np.unique(numbers)) > 2:
+    different = len(np.unique(numbers))
+    if not whole.all() and different > 2:
         raise DataError(
-            f"{place.file}: column {place.column!r} looks like a regression target ({len(np.unique(numbers))} different "
-            f"numbers, {raw[int((~whole).argmax())].as_py()} among them); only classes are supported: make it classes, "
+            f"{place.file}: column {place.column!r} looks like a regression target ({different} different numbers, "
+            f"{raw[int((~whole).argmax())].as_py()} among them); only classes are supported: make it classes, "
             "for instance by a threshold"
         )
-    return raw if not whole.all() or np.abs(numbers).max() >= 2**53 else pa.array(numbers.astype(np.int64)).cast("string")
+    return (
+        raw if not whole.all() or np.abs(numbers).max() >= 2**53 else pa.array(numbers.astype(np.int64)).cast("string")
+    )
 
 
 def _check_names(names: list[str], rows: int, place: Place) -> None:

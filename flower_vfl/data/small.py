@@ -13,7 +13,7 @@ from pydantic import Field
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.encoding import Place, fit_party
-from flower_vfl.data.ids import test_mask
+from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.labels import encode_labels
 from flower_vfl.data.recipe import Options, Progress, Recipe
 from flower_vfl.errors import DataError
@@ -103,12 +103,14 @@ def _refuse_path(name: str, source: Path | None) -> None:
 
 def _split(builder: Builder, count: int, options: SplitOptions) -> dict[Part, NDArray[np.int64]]:
     ids = [str(row) for row in range(count)]
-    held_out = test_mask(ids, options.test_fraction, options.split_seed)
+    held_out = in_test_set(ids, options.test_fraction, options.split_seed)
     rows: dict[Part, NDArray[np.int64]] = {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
     builder.align({part: [ids[row] for row in rows[part]] for part in PARTS})
     return rows
 
 
-def _add_labels(builder: Builder, target: NDArray[np.generic], rows: dict[Part, NDArray[np.int64]], positive: str) -> None:
+def _add_labels(
+    builder: Builder, target: NDArray[np.generic], rows: dict[Part, NDArray[np.int64]], positive: str
+) -> None:
     train, test = (pa.chunked_array([target[rows[part]].astype(np.int64)]) for part in PARTS)
     builder.add_labels(encode_labels(train, test, Place("scikit-learn", "target"), positive))

@@ -1,1 +1,1 @@
-"""The label party, feature parties and attackers: state machines over the protocol, with no input or output of their own."""
+"""The label party, feature parties and attackers: state machines over the protocol, with no I/O of their own."""

@@ -113,7 +113,7 @@ class LabelParty:
         self.top.train()
         received = {party: embeddings[party].detach().to(self._device).requires_grad_() for party in self._parties}
         parts, log = self._embed(received)
-        logits = self.top(fuse([*parts, *self._own("train", rows, train=True)], self._fusion))
+        logits = self._logits([*parts, *self._own("train", rows, train=True)])
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         value = float(loss.detach())
@@ -173,8 +173,12 @@ class LabelParty:
         self.top.eval()
         parts = [self._hooks.embed(embeddings[party].to(self._device))[0] for party in self._parties]
         own = self._own("test" if part == "test" else "train", rows, train=False)
-        logits: Tensor = self.top(fuse([*parts, *own], self._fusion))
-        return logits
+        return self._logits([*parts, *own])
+
+    def _logits(self, parts: list[Tensor]) -> Tensor:
+        """Return the top model's logits; a single column (B, 1) counts as (B,)."""
+        logits: Tensor = self.top(fuse(parts, self._fusion))
+        return logits.squeeze(1) if logits.dim() == 2 and logits.shape[1] == 1 else logits
 
     @property
     def module(self) -> nn.ModuleDict:

@@ -20,18 +20,14 @@ from flower_vfl.protocol.transcript import Transcript
 class Recorder(Protocol):
     """Where measured values go, one at a time."""
 
-    def add(
-        self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float
-    ) -> None:
+    def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
         """Take one value."""
 
 
 class NoRecorder:
     """Forgets everything."""
 
-    def add(
-        self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float
-    ) -> None:
+    def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
         """Take one value and forget it."""
 
 

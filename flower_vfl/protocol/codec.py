@@ -14,6 +14,7 @@ import zlib
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from flower_vfl.errors import ProtocolError
+from flower_vfl.protocol import strict_json
 
 _MAGIC = b"FVFL"
 _FORMAT = 1
@@ -26,16 +27,29 @@ OVERHEAD = _PREFIX.size + _MAX_INDEX
 
 
 def encode(records: RecordDict) -> bytes:
-    """Write config records and array records as bytes."""
+    """Write config records and array records as bytes.
+
+    Raises
+    ------
+    ProtocolError
+        When the records are of a kind, or hold values, that do not travel.
+    """
     index: dict[str, object] = {}
     chunks: list[bytes] = []
     for name, record in records.items():
         if isinstance(record, ConfigRecord):
             index[name] = dict(record)
         elif isinstance(record, ArrayRecord):
-            index[name] = [[key, array.dtype, array.shape, array.stype, len(array.data)] for key, array in record.items()]
+            index[name] = [
+                [key, array.dtype, array.shape, array.stype, len(array.data)] for key, array in record.items()
+            ]
             chunks += [array.data for array in record.values()]
-    text = json.dumps(index, separators=(",", ":")).encode()
+        else:
+            raise ProtocolError(f"a {type(record).__name__} does not travel in a frame")
+    try:
+        text = json.dumps(index, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError):
+        raise ProtocolError("the header of a frame holds values that JSON does not have") from None
     if len(text) > _MAX_INDEX:
         raise ProtocolError(f"the header of a frame has {len(text)} bytes; at most {_MAX_INDEX} are allowed")
     checksum = 0
@@ -84,8 +98,8 @@ def decode(data: bytes, *, limit: int) -> RecordDict:
     if zlib.crc32(view[_PREFIX.size :]) != checksum:
         raise ProtocolError("a frame was damaged on its way (checksum)")
     try:
-        index = json.loads(bytes(view[_PREFIX.size : _PREFIX.size + length]))
-    except (ValueError, RecursionError):
+        index = strict_json.loads(view[_PREFIX.size : _PREFIX.size + length])
+    except ValueError:
         raise ProtocolError("the header of a frame is no JSON") from None
     if not isinstance(index, dict):
         raise ProtocolError("the header of a frame is no JSON object")

@@ -10,12 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import prod
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from flower_vfl.errors import ProtocolError
+from flower_vfl.protocol import strict_json
 
 VERSION = 1
 """Version of the header; a peer with another one is refused."""
@@ -24,6 +26,7 @@ Scalar = str | int | float | bool
 _HEADER, _TENSORS = "header", "tensors"
 _RAW = "flower-vfl.raw"
 _MAX_DIMENSIONS = 8
+_MAX_ELEMENTS = 2**40
 _MAX_STEP = 2**53
 
 DTYPES: dict[str, torch.dtype] = {
@@ -95,7 +98,9 @@ class Frame:
         """
         found = self.tensors.get(name)
         if found is None:
-            raise ProtocolError(f"a {self.kind} frame of step {self.step} needs the tensor {name!r}; it has {sorted(self.tensors)}")
+            raise ProtocolError(
+                f"a {self.kind} frame of step {self.step} needs the tensor {name!r}; it has {sorted(self.tensors)}"
+            )
         if found.dtype != dtype or tuple(found.shape) != shape:
             raise ProtocolError(
                 f"{name!r} of step {self.step} must be {_DTYPE_NAMES.get(dtype, dtype)} {shape}, "
@@ -123,13 +128,18 @@ def _from_array(name: str, array: Array) -> Tensor:
     if dtype is None or array.stype != _RAW:
         raise ProtocolError(f"{name!r} has the unknown type {array.dtype!r} / {array.stype!r}")
     shape = tuple(array.shape)
-    if len(shape) > _MAX_DIMENSIONS or any(size < 0 for size in shape):
-        raise ProtocolError(f"{name!r} has the impossible shape {shape}")
-    elements = 1
-    for size in shape:
-        elements *= size
+    # Counted with 1 for 0 as well: torch computes the strides of an empty tensor too, and they must not overflow.
+    if (
+        len(shape) > _MAX_DIMENSIONS
+        or min(shape, default=0) < 0
+        or prod(max(1, size) for size in shape) > _MAX_ELEMENTS
+    ):
+        raise ProtocolError(f"{name!r} has an impossible shape of {len(shape)} dimensions")
+    elements = prod(shape)
     if elements * dtype.itemsize != len(array.data):
-        raise ProtocolError(f"{name!r} of shape {shape} needs {elements * dtype.itemsize} bytes, given {len(array.data)}")
+        raise ProtocolError(
+            f"{name!r} of shape {shape} needs {elements * dtype.itemsize} bytes, given {len(array.data)}"
+        )
     if elements == 0:
         return torch.empty(shape, dtype=dtype)
     # Cloned into memory that torch aligned: some kernels round differently on unaligned input.
@@ -169,8 +179,8 @@ def from_records(records: RecordDict, session: str) -> Frame:
         raise ProtocolError(f"the frame has the impossible step {step!r}")
     try:
         kind = Kind(str(header.get("kind")))
-        fields = json.loads(str(header.get("fields")))
-    except (ValueError, RecursionError):
+        fields = strict_json.loads(str(header.get("fields")))
+    except ValueError:
         raise ProtocolError(f"the frame has an unknown kind ({header.get('kind')!r}) or broken fields") from None
     if not isinstance(fields, dict) or not all(isinstance(value, Scalar) for value in fields.values()):
         raise ProtocolError("the fields of a frame are plain values by name")

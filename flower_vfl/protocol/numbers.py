@@ -12,27 +12,28 @@ from flower_vfl.protocol.frame import DTYPES, Frame
 
 _SCALE, _DTYPE = ".scale", ".dtype"
 _WIRE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_FULL = (torch.float32, torch.float64)
 
 
 def compress(frame: Frame, wire_dtype: str) -> Frame:
     """Return the frame with its floating-point tensors in `wire_dtype` ("exact" leaves them).
 
     float16 has five bits of exponent and cut gradients of 1e-9 are normal, so each row travels divided by its largest
-    magnitude, which goes along as one float32 a row.
+    magnitude, which goes along as one number a row, in the tensor's own format.
     """
     if wire_dtype == "exact":
         return frame
     tensors: dict[str, Tensor] = {}
     fields = dict(frame.fields)
     for name, tensor in frame.tensors.items():
-        if tensor.dtype not in (torch.float32, torch.float64):
+        if tensor.dtype not in _FULL or tensor.dim() == 0 or tensor.numel() == 0:
             tensors[name] = tensor
             continue
         fields[name + _DTYPE] = str(tensor.dtype).removeprefix("torch.")
         if wire_dtype == "float16":
-            scale = tensor.flatten(1).abs().amax(dim=1).to(torch.float32)
+            scale = tensor.reshape(len(tensor), -1).abs().amax(dim=1)
             safe = torch.where(scale > 0, scale, torch.ones_like(scale))
-            tensors[name] = (tensor / safe.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))).to(torch.float16)
+            tensors[name] = (tensor / safe.view(-1, *[1] * (tensor.dim() - 1))).to(torch.float16)
             tensors[name + _SCALE] = scale
         else:
             tensors[name] = tensor.to(_WIRE[wire_dtype])
@@ -45,27 +46,28 @@ def expand(frame: Frame) -> Frame:
     Raises
     ------
     ProtocolError
-        When a scale is missing, of another shape, negative or not finite.
+        When a tensor claims a format it cannot have had, or a scale is missing, of another shape or format, negative
+        or not finite.
     """
-    restored = [name for name in frame.tensors if name + _DTYPE in frame.fields]
+    restored = [name for name in frame.tensors if name + _DTYPE in frame.fields and not name.endswith(_SCALE)]
     if not restored:
         return frame
     tensors = {name: tensor for name, tensor in frame.tensors.items() if not name.endswith(_SCALE)}
     for name in restored:
         dtype = DTYPES.get(frame.text(name + _DTYPE))
-        if dtype not in (torch.float32, torch.float64):
+        if dtype not in _FULL or tensors[name].dtype not in _WIRE.values():
             raise ProtocolError(f"{name!r} claims to have been {frame.fields[name + _DTYPE]!r}")
         tensor = tensors[name].to(dtype)
         if tensors[name].dtype == torch.float16:
-            tensor *= _checked_scale(name, tensor, frame.tensors).to(dtype)
+            tensor *= _checked_scale(name, tensor, frame.tensors)
         tensors[name] = tensor
     return Frame(frame.kind, frame.step, frame.fields, tensors)
 
 
 def _checked_scale(name: str, tensor: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     scale = tensors.get(name + _SCALE)
-    if scale is None or scale.dtype != torch.float32 or scale.dim() != 1 or scale.shape[0] != tensor.shape[:1].numel():
-        raise ProtocolError(f"{name!r} in float16 needs one float32 scale a row")
+    if scale is None or scale.dtype != tensor.dtype or tensor.dim() == 0 or scale.shape != tensor.shape[:1]:
+        raise ProtocolError(f"{name!r} in float16 needs one scale a row, of the tensor's own format")
     if not torch.isfinite(scale).all() or bool((scale < 0).any()):
-        raise ProtocolError(f"the scales of {name!r} are not finite and positive")
+        raise ProtocolError(f"the scales of {name!r} are not finite and at least 0")
     return scale.view(-1, *[1] * (tensor.dim() - 1))

@@ -92,7 +92,7 @@ class Schedule:
         return ceil((self.validation_rows if part == "validation" else self.test_rows) / self.eval_batch_size)
 
     def eval_batch(self, part: Part, index: int) -> Rows:
-        """Return the positions (B,) of an evaluation batch, in the training table for validation, else in the test table."""
+        """Return the positions (B,) of an evaluation batch, in the training table for validation, else in the test's."""
         low, high = index * self.eval_batch_size, (index + 1) * self.eval_batch_size
         if part == "test":
             return np.arange(low, min(high, self.test_rows), dtype=np.int64)
@@ -117,21 +117,31 @@ def _validation(seed: int, rows: int, count: int) -> NDArray[np.integer]:
     return np.sort(_permutation(seed, rows, "validation")[:count])
 
 
-_order: tuple[tuple[int, int, int, int], NDArray[np.integer]] | None = None
+_CHUNK = 2**20
+_latest: dict[tuple[int, int, int, int], NDArray[np.integer]] = {}
 
 
 def _epoch_order(seed: int, rows: int, held_out: int, epoch: int) -> NDArray[np.integer]:
     """Return the order of the training rows in one epoch; parties of one process share it (4 bytes a row)."""
-    global _order
     key = (seed, rows, held_out, epoch)
-    current = _order
-    if current is not None and current[0] == key:
-        return current[1]
-    current = _order = None
-    order = _permutation(seed, rows, "epoch", epoch)
-    if held_out:
-        keep = np.ones(rows, dtype=bool)
-        keep[_validation(seed, rows, held_out)] = False
-        order = order[keep[order]]
-    _order = (key, order)
+    order = _latest.get(key)
+    if order is None:
+        _latest.clear()  # before the next one is made: two at once would double the memory
+        order = _permutation(seed, rows, "epoch", epoch)
+        if held_out:
+            order = _without(order, _validation(seed, rows, held_out))
+        _latest[key] = order
     return order
+
+
+def _without(order: NDArray[np.integer], held_out: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Drop the held-out rows in place, piece by piece: a second array of all rows would double the memory."""
+    keep = np.ones(len(order), dtype=bool)
+    keep[held_out] = False
+    end = 0
+    for low in range(0, len(order), _CHUNK):
+        piece = order[low : low + _CHUNK]
+        piece = piece[keep[piece]]
+        order[end : end + len(piece)] = piece
+        end += len(piece)
+    return order[:end]

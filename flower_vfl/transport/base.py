@@ -59,7 +59,7 @@ class Link(ABC):
     def send(self, frame: Frame) -> None:
         """Send a frame down; it may be held back until `flush`."""
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027 - most transports send at once
         """Let everything that was sent be under way; called on all links before an answer is waited for."""
 
     @abstractmethod

@@ -63,6 +63,8 @@ class InprocEndpoint:
             raise SessionError("transport 'inproc' joins parties of one process, and this one has no such session")
         link = InprocLink(machine)
         endpoint._arrived.append(link)
+        if cls._open.get(session) is not endpoint:  # closed in this very moment: nobody would ever release the link
+            link.close()
         link.closed.wait()
         if not machine.finished:
             raise SessionError("the label party ended the session before training was finished")

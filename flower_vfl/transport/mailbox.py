@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+
+from flower_vfl.errors import SessionError
 
 TTL = 30 * 24 * 3600.0
 """Seconds that a message lives: a long training must not outlive it (Flower's default is 12 hours)."""
@@ -26,10 +29,12 @@ class Mailbox:
         return nodes
 
     def push(self, node: int, content: RecordDict, message_type: str) -> None:
-        """Send a message to a node."""
+        """Send a message to a node; SessionError when Flower does not take it."""
         message = Message(content, node, message_type, ttl=TTL)
-        (message_id,) = self._grid.push_messages([message])
-        self._pending[message_id] = node
+        identifiers = list(self._grid.push_messages([message]))
+        if len(identifiers) != 1:
+            raise SessionError(f"Flower took no message for node {node}: has its SuperNode gone?")
+        self._pending[identifiers[0]] = node
 
     def take(self, node: int) -> Message | None:
         """Return the reply of `node` if it has come."""

@@ -1,7 +1,8 @@
-"""The transport that needs no port: frames ride in plain Flower messages, up to W of them in one. Slow, always works."""
+"""The transport that needs no port: frames ride in plain Flower messages, up to W in one. Slow, always works."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 
@@ -16,7 +17,6 @@ from flower_vfl.transport.mailbox import Mailbox, reason
 FRAMES = "train.frames"
 """Flower message type that carries frames."""
 
-_MOST_FRAMES = 4096
 _POLL_SECONDS = (0.001, 0.25)
 
 
@@ -40,7 +40,7 @@ def unbundle(records: RecordDict, session: str, *, limit: int) -> list[Frame]:
     grouped: dict[int, RecordDict] = {}
     for key, record in records.items():
         index, _, name = key.partition(".")
-        if not index.isdigit() or int(index) >= _MOST_FRAMES:
+        if not re.fullmatch("0|[1-9][0-9]{0,3}", index):
             raise ProtocolError(f"a message holds the unknown record {key!r}")
         grouped.setdefault(int(index), RecordDict())[name] = record
     if sorted(grouped) != list(range(len(grouped))):

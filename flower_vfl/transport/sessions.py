@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_vfl.config import TransportConfig
-from flower_vfl.errors import PartyError, ProtocolError, SessionError
+from flower_vfl.errors import PartyError, ProtocolError, SetupError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.transport.base import Endpoint, Link
@@ -46,8 +46,10 @@ class _MessagesEndpoint:
     def greet(self, node: int, content: RecordDict) -> None:
         """Take the greeting out of a node's answer to its offer."""
         records = RecordDict({name: record for name, record in content.items() if name != REPLY})
-        (hello,) = unbundle(records, self._session, limit=OVERHEAD)
-        self._arrived.append(MessagesLink(node, hello, self._session, self._wire_dtype, self._mailbox))
+        greetings = unbundle(records, self._session, limit=OVERHEAD)
+        if len(greetings) != 1:
+            raise ProtocolError(f"node {node} should have sent one greeting, it sent {len(greetings)}")
+        self._arrived.append(MessagesLink(node, greetings[0], self._session, self._wire_dtype, self._mailbox))
 
     def accept(self) -> Link | None:
         return self._arrived.pop() if self._arrived else None
@@ -88,7 +90,7 @@ class Sessions:
         self._mailbox = Mailbox(grid)
         self._nodes: dict[str, int] = {}
         self._endpoint = self._make_endpoint()
-        self._offer = {**(offer or {}), "kind": config.kind, "session": self.session, "simulation": simulation}
+        self._offer: dict[str, str | bool] = {**(offer or {}), "kind": config.kind, "session": self.session, "simulation": simulation}
         self._simulation = simulation
 
     def _make_endpoint(self) -> Endpoint:
@@ -127,8 +129,8 @@ class Sessions:
 
         Raises
         ------
-        SessionError
-            When parties are missing after `connect_timeout` seconds.
+        SetupError
+            When nodes or parties are missing after `connect_timeout` seconds.
         PartyError
             When a node fails or refuses.
         """
@@ -142,7 +144,7 @@ class Sessions:
             while (link := self._endpoint.accept()) is not None:
                 self._admit(link, check)
             if time.monotonic() - started > self._config.connect_timeout:
-                raise SessionError(self._missing())
+                raise SetupError(self._missing())
             time.sleep(0.002 if self._config.kind == "inproc" else 0.02)
         _log.info("all %d parties have arrived: %s", len(self.links), ", ".join(self.links))
         self.links = {party: self.links[party] for party in self._parties}
@@ -151,12 +153,12 @@ class Sessions:
     def _push_offers(self) -> set[int]:
         nodes = self._mailbox.nodes(len(self._parties), self._config.connect_timeout) if self._parties else []
         if len(nodes) < len(self._parties):
-            raise SessionError(
+            raise SetupError(
                 f"{len(nodes)} nodes are connected, the run has {len(self._parties)} feature parties "
                 f"({', '.join(self._parties)}); {self._setting()}"
             )
         for node in nodes:
-            offer = ConfigRecord({**self._offer, **self._endpoint.offer(str(node))})  # type: ignore[arg-type]
+            offer = ConfigRecord({**self._offer, **self._endpoint.offer(str(node))})
             self._mailbox.push(node, RecordDict({OFFER: offer}), "train")
         return set(nodes)
 
@@ -175,13 +177,17 @@ class Sessions:
         return True
 
     def _admit(self, link: Link, check: Callable[[Link], None]) -> None:
-        if link.hello.kind is not Kind.HELLO or link.party not in self._parties:
-            link.close()
-            raise PartyError(f"a party {link.party!r} arrived; this run has {', '.join(self._parties)}")
-        if link.party in self.links:
-            link.close()
-            raise PartyError(f"two nodes claim to be party {link.party!r}; give each its own `party` in --node-config")
-        check(link)
+        try:
+            if link.hello.kind is not Kind.HELLO or link.party not in self._parties:
+                raise PartyError(f"a party {link.party!r} arrived; this run has {', '.join(self._parties)}")
+            if link.party in self.links:
+                raise PartyError(
+                    f"two nodes claim to be party {link.party!r}; give each its own `party` in --node-config"
+                )
+            check(link)
+        except BaseException:
+            link.close()  # it is in no list yet, and its party would wait for ever
+            raise
         self.links[link.party] = link
 
     def _setting(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from flwr.app import ConfigRecord
 
-from flower_vfl.errors import PartyError, ProtocolError, SessionError
+from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupError
 from flower_vfl.protocol.codec import OVERHEAD, decode, encode
 from flower_vfl.protocol.frame import Frame, Kind, from_records, to_records
 from flower_vfl.protocol.numbers import compress, expand
@@ -91,6 +91,11 @@ class StreamLink(Link):
     def close(self) -> None:  # noqa: D102
         self.outgoing.put(_END)
 
+    def end(self) -> None:
+        """Wake whoever waits: the stream has ended."""
+        self.incoming.put(_END)
+        self.outgoing.put(_END)
+
 
 class StreamEndpoint:
     """The label party's session endpoint.
@@ -108,11 +113,11 @@ class StreamEndpoint:
     wire_dtype : str
         Number format on the wire.
     limit : int
-        Most bytes of a message that gRPC takes at all; the limit of a party's frames follows from its embedding's shape.
+        Most bytes of a message that gRPC takes at all; the limit of a party's frames follows from its embedding.
 
     Raises
     ------
-    SessionError
+    SetupError
         When the port is in use or the address is not of this host.
     """
 
@@ -144,7 +149,7 @@ class StreamEndpoint:
         except RuntimeError:
             bound = 0
         if bound == 0:
-            raise SessionError(
+            raise SetupError(
                 f"the session endpoint cannot listen on {host}:{port}: the port is in use or the address is not of "
                 "this host; set transport.port to 0 or to a free one, transport.host to an address of this host"
             )
@@ -194,10 +199,12 @@ class StreamEndpoint:
         finally:
             timer.cancel()
         with self._lock:
-            token = self._tokens.pop(node, "")
-        if hello.kind is not Kind.HELLO or not hmac.compare_digest(token.encode(), hello.text("token").encode()):
+            token = self._tokens.pop(node, None)
+        shown = hello.text("token").encode(errors="replace")
+        if token is None or hello.kind is not Kind.HELLO or not hmac.compare_digest(token.encode(), shown):
             raise ProtocolError(f"node {node} showed no valid token")
-        return StreamLink(hello.text("party"), hello, self._wire, context)
+        fields = {name: value for name, value in hello.fields.items() if name != "token"}
+        return StreamLink(hello.text("party"), Frame(Kind.HELLO, fields=fields), self._wire, context)
 
     def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         try:
@@ -206,7 +213,8 @@ class StreamEndpoint:
             _log.warning("a peer of the session endpoint was refused: %s", error)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "refused")
         self._links.append(link)
-        context.add_callback(lambda: (link.incoming.put(_END), link.outgoing.put(_END)))
+        if not context.add_callback(link.end):
+            link.end()  # it has ended already
         threading.Thread(target=_drain, args=(requests, link.incoming), daemon=True).start()
         self._arrived.put(link)
         yield from iter(link.outgoing.get, _END)

@@ -1,0 +1,296 @@
+"""Your own data: any CSV or Parquet, one file a party, joined by an ID column.
+
+Each party can prepare its own file on its own host: the order of rows and the test set follow from the IDs alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+from pydantic import Field, field_validator, model_validator
+
+from flower_vfl.data.builder import Builder
+from flower_vfl.data.dataset import PARTS, Part, check_party_name
+from flower_vfl.data.encoding import Missing, Place, fit_party, numbers, parse_numbers, require_columns
+from flower_vfl.data.ids import Join, in_test_set, join_ids, read_ids
+from flower_vfl.data.labels import encode_labels
+from flower_vfl.data.recipe import Options, Progress, Recipe
+from flower_vfl.errors import DataError
+from flower_vfl.registry import suggestion
+
+_LABELS = "labels"
+_MOSTLY_NUMBERS = 0.95
+
+
+class FilesOptions(Options):
+    """Options of files."""
+
+    files: dict[str, str] = Field(default_factory=dict, description="party to its file; those that this host holds")
+    test_files: dict[str, str] = Field(default_factory=dict, description="party to its test file; none: split by ID")
+    labels_file: str = Field("", description="file of the labels; empty: the label is a column of a party's file")
+    test_labels_file: str = Field("", description="file of the test labels, with test_files")
+    label: str = Field("label", description='column of the label; "" on a host that holds no labels')
+    id: str = Field("id", description="column of the ID, in every file")
+    label_party: str = Field("", description="party that holds the labels; empty: whose file has them, else 'label'")
+    join: Join = Field("strict", description='"strict": all files have the same IDs; "inner": keep the shared ones')
+    test_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="part of the IDs for the test")
+    split_seed: int = Field(0, ge=0, description="another seed, another test set; the same for all parties")
+    missing: Missing = Field("error", description='missing numbers: "error", or "mean" and an indicator column')
+    positive: str = Field("", description="label that counts as positive")
+    categorical: tuple[str, ...] = Field((), description="columns of numbers that are categories")
+    numeric: tuple[str, ...] = Field((), description="columns that must be numbers")
+    ignore: tuple[str, ...] = Field((), description="columns to leave out")
+    min_count: int = Field(1, ge=1, description="values that occur less often share the bucket of unseen values")
+
+    @field_validator("categorical", "numeric", "ignore", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FilesOptions:
+        if not self.files and not self.labels_file:
+            raise ValueError("name a file for at least one party: files = {a = 'a.csv', b = 'b.csv'}")
+        if self.test_files and set(self.test_files) != set(self.files):
+            raise ValueError(f"test_files must name the parties of files, {', '.join(sorted(self.files))}")
+        if bool(self.test_labels_file) != bool(self.labels_file and (self.test_files or not self.files)) and (
+            self.test_labels_file or self.test_files
+        ):
+            raise ValueError("labels_file, test_labels_file, files and test_files: test files go with all or none")
+        return self
+
+    @property
+    def has_test_files(self) -> bool:
+        """Whether the test set comes in files of its own."""
+        return bool(self.test_files or self.test_labels_file)
+
+    def paths(self, part: Part) -> dict[str, str]:
+        """Return the files that hold a part, by party; the labels' file under "labels"."""
+        files, labels = (self.files, self.labels_file)
+        if part == "test" and self.has_test_files:
+            files, labels = (self.test_files, self.test_labels_file)
+        return {**files, **({_LABELS: labels} if labels else {})}
+
+
+class Files(Recipe):
+    """CSV or Parquet of your own."""
+
+    name: ClassVar[str] = "files"
+    description: ClassVar[str] = "your own CSV or Parquet, one file a party, joined by an ID column"
+    licence: ClassVar[str] = "yours"
+    options: ClassVar[type[Options]] = FilesOptions
+
+    def inputs(self, source: Path | None, options: FilesOptions) -> list[Path]:
+        """Return all files; relative names are in the folder `source`."""
+        parts: tuple[Part, ...] = PARTS if options.has_test_files else ("train",)
+        return [_resolve(source, name) for part in parts for name in options.paths(part).values()]
+
+    def write(self, builder: Builder, source: Path | None, options: FilesOptions, progress: Progress) -> None:
+        """Read, join, split, encode."""
+        for party in options.files:
+            check_party_name(party)
+        raw = _read_all(source, options)
+        progress(0.3)
+        tables = _align(builder, raw, options)
+        progress(0.5)
+        holder = _label_holder(raw["train"], options)
+        for number, party in enumerate(options.files):
+            self._add_party(builder, party, raw, tables[party], options, label=holder == party)
+            progress(0.5 + 0.4 * (number + 1) / len(options.files))
+        if holder:
+            file = str(raw["train"][holder][0])
+            train, test = (tables[holder][part].column(options.label) for part in PARTS)
+            builder.add_labels(encode_labels(train, test, Place(file, options.label), options.positive))
+        builder.finish(
+            name=self.name,
+            label_party=options.label_party or (holder if holder in options.files else "label"),
+            licence=self.licence,
+            source="files of the user",
+            options=options.model_dump(mode="json"),
+        )
+
+    def _add_party(
+        self,
+        builder: Builder,
+        party: str,
+        raw: _Raw,
+        tables: Mapping[Part, pa.Table],
+        options: FilesOptions,
+        *,
+        label: bool,
+    ) -> None:
+        path = str(raw["train"][party][0])
+        skipped = {options.id, *options.ignore, *([options.label] if label else [])}
+        columns = [name for name in tables["train"].column_names if name not in skipped]
+        if not columns:
+            raise DataError(f"{path}: no column is left for party {party!r} besides ID and label")
+        numeric = [name for name in columns if _is_numeric(tables["train"].column(name), name, path, options)]
+        for file, table in {str(raw[part][party][0]): raw[part][party][1] for part in PARTS}.items():
+            # Checked in the order of the file, so that a message can name the row that the user sees.
+            require_columns(table, columns, file)
+            for name in numeric:
+                numbers(table.column(name), Place(file, name), options.missing)
+        encoding = fit_party(
+            tables["train"],
+            numeric=numeric,
+            categorical=[name for name in columns if name not in numeric],
+            file=path,
+            missing=options.missing,
+            min_count=options.min_count,
+        )
+        builder.add_table(party, encoding, tables, path)
+
+
+_Raw = dict[Part, dict[str, tuple[Path, pa.Table]]]
+
+
+def _read_all(source: Path | None, options: FilesOptions) -> _Raw:
+    """Read every file once; without test files both parts come from the same ones."""
+    train = {key: _named_table(_resolve(source, name)) for key, name in options.paths("train").items()}
+    if not options.has_test_files:
+        return {"train": train, "test": train}
+    return {
+        "train": train,
+        "test": {key: _named_table(_resolve(source, name)) for key, name in options.paths("test").items()},
+    }
+
+
+def _align(builder: Builder, raw: _Raw, options: FilesOptions) -> dict[str, dict[Part, pa.Table]]:
+    """Join by ID, split, and return each file's rows in the shared order."""
+    own = {
+        part: {key: read_ids(table, options.id, str(path)) for key, (path, table) in raw[part].items()}
+        for part in PARTS
+    }
+    joined = {
+        part: join_ids({str(raw[part][key][0]): ids for key, ids in own[part].items()}, options.join) for part in PARTS
+    }
+    if options.has_test_files:
+        both = set(joined["train"]) & set(joined["test"])
+        if both:
+            raise DataError(f"{len(both)} IDs are in training and in test files, for example {min(both)!r}")
+    else:
+        held_out = in_test_set(joined["train"], options.test_fraction, options.split_seed)
+        everything = np.array(joined["train"], dtype=object)
+        joined = {"train": everything[~held_out].tolist(), "test": everything[held_out].tolist()}
+    builder.align(joined)
+    return {
+        key: {
+            part: raw[part][key][1].take(pc.index_in(pa.array(joined[part], pa.string()), value_set=own[part][key]))
+            for part in PARTS
+        }
+        for key in raw["train"]
+    }
+
+
+def _label_holder(files: Mapping[str, tuple[Path, pa.Table]], options: FilesOptions) -> str:
+    """Return whose file has the labels, "labels" for a file of their own, "" when this host has none."""
+    if options.labels_file:
+        require_columns(files[_LABELS][1], [options.label], str(files[_LABELS][0]))
+        return _LABELS
+    if not options.label:
+        return ""
+    holders = [party for party, (_, table) in files.items() if options.label in table.column_names]
+    if len(holders) > 1:
+        raise DataError(f"the label {options.label!r} is in the files of {' and '.join(holders)}; ignore all but one")
+    if not holders:
+        names = sorted({name for _, table in files.values() for name in table.column_names})
+        raise DataError(
+            f"no file has the label column {options.label!r}; {suggestion(options.label, names)}; on a host that holds "
+            'no labels set the option label = ""'
+        )
+    if options.label_party not in ("", holders[0]):
+        raise DataError(f"label_party is {options.label_party!r}, but the label is in the file of {holders[0]!r}")
+    return holders[0]
+
+
+def _is_numeric(column: pa.ChunkedArray, name: str, file: str, options: FilesOptions) -> bool:
+    """Decide from the training rows whether a column is numbers."""
+    kind = column.type
+    if name in options.categorical:
+        return False
+    if name in options.numeric or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return True
+    if pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return False
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)):
+        raise DataError(f"{file}: column {name!r} is of type {kind}; make it numbers or texts, or list it in ignore")
+    values, unreadable = parse_numbers(column)
+    present = int((~np.isnan(values) | unreadable).sum())
+    bad = int(unreadable.sum())
+    if present and bad and 1.0 - bad / present >= _MOSTLY_NUMBERS:
+        first = column[int(unreadable.argmax())].as_py()
+        raise DataError(
+            f"{file}: column {name!r} is numbers but for {bad} of {present} training rows, such as {first!r}; correct "
+            "them, or list the column in the option categorical"
+        )
+    return present > 0 and not bad
+
+
+def _resolve(source: Path | None, name: str) -> Path:
+    path = Path(name).expanduser()
+    if source is not None and not path.is_absolute():
+        path = source / path
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    return path
+
+
+def _named_table(path: Path) -> tuple[Path, pa.Table]:
+    return path, read_table(path)
+
+
+def read_table(path: Path) -> pa.Table:
+    """Read a CSV (.csv, .tsv, .txt, each also .gz), every column as text, or a Parquet file.
+
+    Raises
+    ------
+    DataError
+        When the file is neither, is empty, or a name of a column occurs twice.
+    """
+    kind = Path(path.name.removesuffix(".gz")).suffix.lower()
+    try:
+        if kind in (".parquet", ".pq"):
+            table = pq.read_table(path)
+        elif kind in (".csv", ".tsv", ".txt"):
+            table = _read_csv(path, "\t" if kind == ".tsv" else ",")
+        else:
+            raise DataError(f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet or .pq")
+    except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    _refuse_duplicates(table.column_names, path)
+    if not table.num_rows:
+        raise DataError(f"{path} has no rows")
+    return table
+
+
+def _read_csv(path: Path, delimiter: str) -> pa.Table:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+        header = next(csv.reader(file, delimiter=delimiter), [])
+    names = [name.strip() for name in header]
+    _refuse_duplicates(names, path)
+    if not names:
+        raise DataError(f"{path} is empty")
+    return pa_csv.read_csv(
+        path,
+        read_options=pa_csv.ReadOptions(column_names=names, skip_rows=1),
+        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+    )
+
+
+def _refuse_duplicates(names: Iterable[str], path: Path) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise DataError(f"{path} has several columns named {name!r}; names must be unique")
+        seen.add(name)

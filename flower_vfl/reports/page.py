@@ -1,0 +1,159 @@
+"""Puts a run, or several, on one self-contained page."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from flower_vfl.errors import InputError
+from flower_vfl.files import write_text_atomic
+from flower_vfl.reports import words
+from flower_vfl.reports.figures import epoch_figure, leak_figure, trade_off_figure
+from flower_vfl.reports.run import Run, load_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flower_vfl.reports.figures import Curve
+
+TEMPLATES = Path(__file__).parent / "templates"
+CURVES = {
+    "Loss by epoch": ("loss", {"train_loss": "training", "validation_loss": "validation", "test_loss": "test"}),
+    "AUC by epoch": ("AUC", {"validation_auc": "validation", "test_auc": "test"}),
+}
+
+
+def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Path:
+    """Write the report of one run, or the comparison of several, from what is in their folders.
+
+    Reads ``config.toml``, ``result.json`` and ``steps.parquet`` (or the journal of a run that was killed) and nothing
+    else. The page needs no network and no other file.
+
+    Parameters
+    ----------
+    run_dirs
+        The runs' folders.
+    out
+        The file to write; by default ``report.html`` in the run's folder, and for several runs in the folder that
+        holds them all.
+
+    Returns
+    -------
+    Path
+        The file, written whole or not at all.
+
+    Raises
+    ------
+    InputError
+        Where there is no folder, or naming the file that is missing or cannot be read.
+    """
+    folders = [Path(folder) for folder in run_dirs]
+    if not folders:
+        raise InputError("A report needs at least one run's folder.")
+    runs = [load_run(folder) for folder in folders]
+    if len(runs) == 1:
+        target = folders[0] / "report.html"
+        html = _page("run.html.j2", **_of_one(runs[0]))
+    else:
+        target = Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "report.html"
+        html = _page("comparison.html.j2", **_of_several(runs))
+    target = target if out is None else Path(out)
+    write_text_atomic(target, html)
+    return target
+
+
+def _page(template: str, **values: Any) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": words.number,
+        "size": words.size,
+        "duration": words.duration,
+        "listed": words.listed,
+        "with_params": words.with_params,
+        "place": words.place,
+    }
+    return environment.get_template(template).render(**values)
+
+
+def _of_one(run: Run) -> dict[str, Any]:
+    result = run.result
+    last, best = (_dict(result["utility"].get(which)) for which in ("last", "best"))
+    names = [*words.METRICS, *sorted((last.keys() | best.keys()) - words.METRICS.keys())]
+    return {
+        "run": run,
+        "title": run.name,
+        "leak": words.worst_leak(run),
+        "gaps": words.not_tested(run),
+        "defenses": words.defenses(run),
+        "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
+        "last": last,
+        "alone": {party: _dict(value).get("test_auc", value) for party, value in result.get("alone", {}).items()},
+        "compared": any(entry.get("baseline") is not None for entry in result["leakage"]),
+        "speed": _ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
+        "leak_figures": _leak_figures(run),
+        "epoch_figures": _epoch_figures(run),
+    }
+
+
+def _of_several(runs: list[Run]) -> dict[str, Any]:
+    rows, points, nulls = [], [], []
+    for index, run in enumerate(runs, 1):
+        last, best = (_dict(run.result["utility"].get(which)) for which in ("last", "best"))
+        leak, cost = words.worst_leak(run), run.result["cost"]
+        rows.append((index, run, last, best, leak, words.defenses(run), _ratio(cost.get("steps"), cost.get("seconds"))))
+        if leak and isinstance(last.get("test_auc"), float | int):
+            points.append((index, float(last["test_auc"]), leak.q95, bool(run.result["defenses"])))
+            nulls.append(leak.null)
+    datasets = sorted({str(run.result["dataset"].get("name")) for run in runs})
+    figure = Markup(trade_off_figure(points, max(nulls))) if points else None
+    return {"title": f"{len(runs)} runs compared", "rows": rows, "datasets": datasets, "figure": figure}
+
+
+def _leak_figures(run: Run) -> list[Markup]:
+    """Return one figure for each attack and party, its layers in it."""
+    panels: dict[tuple[str, str], dict[str, Curve]] = {}
+    for attack, party, layer, metric in run.leak_series():
+        steps, _, values = run.curve(attack=attack, party=party, layer=layer, metric=metric)
+        label = f"{layer} layer" + (" (monitor)" if metric == "monitor_auc" else "")
+        panels.setdefault((attack, party), {})[label] = (steps, values)
+    figures = []
+    for (attack, party), curves in panels.items():
+        entries = [e for e in run.result["leakage"] if (e.get("attack"), e.get("party")) == (attack, party)]
+        null = max((e["q95_null"] for e in entries if e.get("q95_null") is not None), default=None)
+        figures.append(Markup(leak_figure(f"Attack {attack}, party {party}", curves, null)))
+    return figures
+
+
+def _epoch_figures(run: Run) -> list[Markup]:
+    figures = []
+    for title, (ylabel, names) in CURVES.items():
+        curves: dict[str, Curve] = {}
+        for metric, label in names.items():
+            _, epochs, values = run.curve(attack="", metric=metric)
+            epochs, values = epochs[np.isfinite(values)], values[np.isfinite(values)]
+            if epochs.size:
+                which, position = np.unique(epochs, return_inverse=True)
+                curves[label] = (which + 1, np.bincount(position, values) / np.bincount(position))
+        if curves:
+            figures.append(Markup(epoch_figure(title, ylabel, curves)))
+    return figures
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _ratio(amount: Any, seconds: Any) -> float | None:
+    known = isinstance(amount, float | int) and isinstance(seconds, float | int) and seconds > 0
+    return amount / seconds if known else None

@@ -1,0 +1,113 @@
+"""A finished run as a report reads it: three files of a folder, checked."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from flower_vfl.errors import InputError
+from flower_vfl.tracking import STEPS, read_steps
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
+OPTIONAL = {"weights": dict, "environment": dict, "alone": dict}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder holds: ``config.toml``, ``result.json`` and the values along training."""
+
+    folder: Path
+    config: dict[str, Any]
+    config_text: str
+    result: dict[str, Any]
+    steps: pa.Table
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.resolve().name
+
+    def curve(self, **keys: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Return steps, epochs and values of the rows with these keys, such as ``metric="train_loss"``."""
+        table = self.steps
+        for column, wanted in keys.items():
+            table = table.filter(pc.equal(table[column], wanted))
+        return table["step"].to_numpy(), table["epoch"].to_numpy(), table["value"].to_numpy()
+
+    def leak_series(self) -> list[tuple[str, str, str, str]]:
+        """Return (attack, party, layer, metric) of each leak AUC along training, the attackers' where there are both.
+
+        The monitor repeats at the label party what an attacker measures at the cut; it stands in where no attacker
+        reported.
+        """
+        columns = ["attack", "party", "layer", "metric"]
+        rows = self.steps.select(columns).group_by(columns).aggregate([]).to_pylist()
+        found = {tuple(row.values()) for row in rows if row["attack"] and row["metric"] in ("auc", "monitor_auc")}
+        return sorted(s for s in found if s[3] == "auc" or (*s[:3], "auc") not in found)
+
+    def parties(self) -> list[str]:
+        """Return the feature parties, as the configuration names them or, where it does not, as the result does."""
+        named = self.config.get("parties", {}).get("features") or []
+        weights = self.result.get("weights") or {}
+        return [str(party) for party in named] or sorted(party for party in weights if party != "label")
+
+
+def load_run(folder: Path | str) -> Run:
+    """Read a run's folder.
+
+    Raises
+    ------
+    InputError
+        Naming the file that is missing or cannot be read, and what is wrong with it.
+    """
+    folder = Path(folder)
+    text = _read(folder / "config.toml")
+    try:
+        config = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
+    parties = config.get("parties", {})
+    if not isinstance(parties, dict) or not isinstance(parties.get("features", []), list):
+        raise InputError(
+            f"{folder / 'config.toml'}: 'parties' is {parties!r}, a table with a list 'features' is needed."
+        )
+    return Run(folder, config, text, _result(folder / "result.json"), read_steps(folder))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} cannot be read: {error}. A report needs config.toml, result.json, {STEPS}."
+        ) from error
+
+
+def _result(path: Path) -> dict[str, Any]:
+    try:
+        result = json.loads(_read(path))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(result, dict) or result.get("schema") != 1:
+        raise InputError(f'{path} is no result of schema 1: it must be a JSON object with "schema": 1.')
+    for key, kind in (SECTIONS | OPTIONAL).items():
+        if not isinstance(result.get(key, None if key in SECTIONS else kind()), kind):
+            raise InputError(f"{path}: {key!r} is {result.get(key)!r}, a {kind.__name__} is needed.")
+    for key in ("defenses", "leakage"):
+        if not all(isinstance(entry, dict) for entry in result[key]):
+            raise InputError(f"{path}: every entry of {key!r} must be an object.")
+    for entry in result["leakage"]:
+        for number in ("q95", "q95_null", "mean", "max"):
+            if not isinstance(entry.get(number), float | int | None):
+                raise InputError(f"{path}: {number!r} of a leak is {entry[number]!r}, a number or null is needed.")
+    return result

@@ -1,0 +1,173 @@
+"""Numbers and verdicts in words that a privacy officer reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flower_vfl.reports.run import Run
+
+NONE = "–"
+
+METRICS = {
+    "test_auc": "Test AUC",
+    "test_loss": "Test loss",
+    "test_ace": "Calibration error (ACE)",
+    "test_accuracy": "Test accuracy",
+    "train_loss": "Training loss",
+    "validation_auc": "Validation AUC",
+    "validation_loss": "Validation loss",
+    "epoch": "Epoch",
+}
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Return a number with so many decimals, a whole number with thousands separated, anything else as it is."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return NONE
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
+
+
+def size(value: Any) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return NONE
+    amount = float(value)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{amount:,.0f} {unit}" if unit == "bytes" else f"{amount:,.1f} {unit}"
+        amount /= 1024
+    return f"{amount:,.1f} TiB"
+
+
+def duration(value: Any) -> str:
+    """Return seconds as hours, minutes and seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return NONE
+    if value < 100:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names as a sentence does.
+
+    Examples
+    --------
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def with_params(entry: Mapping[str, Any], name: str = "name") -> str:
+    """Return a method with its parameters, as in ``marvell (s = 4.0)``."""
+    params = entry.get("params")
+    inside = ", ".join(f"{key} = {value}" for key, value in params.items()) if isinstance(params, dict) else ""
+    return f"{entry.get(name, NONE)} ({inside})" if inside else str(entry.get(name, NONE))
+
+
+def place(entry: Mapping[str, Any]) -> str:
+    """Return where a leak was measured, as in ``party a, cut layer``."""
+    return f"party {entry.get('party', NONE)}, {entry.get('layer', NONE)} layer"
+
+
+def defenses(run: Run) -> str:
+    """Return the run's defenses, outermost first, or ``none``."""
+    return ", ".join(with_params(defense) for defense in run.result["defenses"]) or "none"
+
+
+@dataclass(frozen=True)
+class Leak:
+    """The worst leak of a run, graded.
+
+    Attributes
+    ----------
+    entry
+        The entry of ``result.json``.
+    q95, null
+        Its leak AUC and what chance reaches there.
+    reached
+        What an attacker can make of it: scores that are nearly always wrong read the labels as well as right ones.
+    level
+        0 (no better than guessing) to 4 (almost completely).
+    """
+
+    entry: Mapping[str, Any]
+    q95: float
+    null: float
+    reached: float
+    level: int
+
+    @property
+    def words(self) -> str:
+        """The grade in words that follow "the attacker reads the labels"."""
+        return (
+            "no better than by guessing",
+            "slightly better than by guessing",
+            "clearly better than by guessing",
+            "well",
+            "almost completely",
+        )[self.level]
+
+    @property
+    def turned(self) -> bool:
+        """Whether the scores are so wrong that turned around they read more than as they are."""
+        return self.reached > self.q95
+
+
+def graded(entry: Mapping[str, Any]) -> Leak | None:
+    """Grade one entry by the share of the way from chance to certainty that it covers; None where it has no value."""
+    if entry.get("q95") is None:
+        return None
+    q95 = float(entry["q95"])
+    null = 0.5 if entry.get("q95_null") is None else float(entry["q95_null"])
+    mean = entry.get("mean")
+    reached = max(q95, 1 - float(mean) if mean is not None and mean < 1 - null else 0.0)
+    share = (reached - null) / max(1 - null, 1e-9)
+    return Leak(entry, q95, null, reached, sum(share > limit for limit in (0.02, 0.15, 0.5, 0.8)))
+
+
+def worst_leak(run: Run) -> Leak | None:
+    """Return the worst leak AUC of what the parties really received, None where nothing was measured."""
+    defended = bool(run.result["defenses"])
+    leaks = [
+        graded(entry)
+        for entry in run.result["leakage"]
+        if entry.get("metric") == "auc" and bool(entry.get("defended", defended)) == defended
+    ]
+    return max((leak for leak in leaks if leak), key=lambda leak: (leak.level, leak.reached), default=None)
+
+
+def not_tested(run: Run) -> list[str]:
+    """Return what the run says nothing about, in sentences."""
+    leakage = run.result["leakage"]
+    attacks = sorted({str(entry.get("attack")) for entry in leakage})
+    gaps = []
+    if attacks:
+        gaps.append(f"Other attacks. Only {listed(attacks)} ran; a better attack may read more.")
+    else:
+        gaps.append("Any attack at all: none ran.")
+    if not any(entry.get("layer") == "first" and entry.get("source") == "attacker" for entry in leakage):
+        gaps.append(
+            "A party's first layer. The monitor sees what the label party sends, not what a party computes from it by "
+            "going on with back-propagation, and gradients often leak more there."
+        )
+    if not any(entry.get("phase") == "inference" for entry in leakage):
+        gaps.append("Embeddings: what a party can read from its own trained model, after training.")
+    if len(run.parties()) > 1 and not any("+" in str(entry.get("party")) for entry in leakage):
+        gaps.append("Parties that put together what they see.")
+    return [
+        *gaps,
+        "Attackers that remember each person over the epochs, and so average noise away.",
+        "Active attackers, which send crafted embeddings to steer the training instead of only looking.",
+        "Leakage of features: what the label party can read about the columns of the others.",
+    ]

@@ -1,0 +1,80 @@
+"""A run's folder with plausible numbers, without training anything."""
+
+import json
+
+import numpy as np
+
+from flower_vfl.metrics import LeakSummary
+from flower_vfl.tracking import StepLog
+
+CONFIG = """\
+seed = 0
+[data]
+name = "census-income"
+[parties]
+features = ["a", "b"]
+[training]
+epochs = 6
+batch_size = 1024
+"""
+
+
+def write_run(folder, *, defenses=(), leak=0.97, steps=600, epochs=6, parties=("a", "b"), utility=0.9321, seed=0):
+    """Write ``config.toml``, ``result.json`` and ``steps.parquet`` of a run in which norm leaks this much."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    summaries = {
+        (party, layer): LeakSummary(attack="norm", party=party, layer=layer, defended=bool(defenses))
+        for party in parties
+        for layer in ("cut", "first")
+    }
+    with StepLog(folder) as log:
+        for step in range(steps):
+            epoch = step * epochs // steps
+            row = {"step": step, "epoch": epoch}
+            positives = rng.binomial(1024, 0.083)
+            for (party, layer), summary in summaries.items():
+                level = 0.5 + (leak - 0.5) * (1 - np.exp(-step / 60)) - 0.03 * (layer == "first")
+                value = float(np.clip(rng.normal(level, 0.035 * (1.2 - level)), 0, 1))
+                summary.add(value, 1024 - positives, positives)
+                log.add(**row, party=party, layer=layer, attack="norm", metric="auc", value=value)
+                if layer == "cut":
+                    log.add(**row, party=party, layer=layer, attack="norm", metric="monitor_auc", value=value)
+            loss = 0.12 + 0.25 * np.exp(-step / 80) + rng.normal(0, 0.01)
+            log.add(**row, party="label", layer="", attack="", metric="train_loss", value=loss)
+            if step == steps - 1 or (step + 1) * epochs // steps > epoch:
+                done = np.exp(-epoch / 1.5)
+                values = {"test_loss": 0.125 + 0.05 * done, "validation_loss": 0.123 + 0.05 * done}
+                values |= {"test_auc": utility - 0.04 * done, "validation_auc": utility + 0.002 - 0.04 * done}
+                for metric, value in values.items():
+                    log.add(**row, party="label", layer="", attack="", metric=metric, value=value)
+        log.merge()
+    result = make_result(utility, [summary.result() for summary in summaries.values()], list(defenses), steps, epochs)
+    (folder / "config.toml").write_text(CONFIG)
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def make_result(utility, leakage, defenses, steps=600, epochs=6):
+    """A result of the contract's schema."""
+    values = {"test_loss": 0.127, "test_ace": 0.0081, "test_accuracy": 0.9534, "train_loss": 0.1183}
+    return {
+        "schema": 1,
+        "dataset": {"name": "census-income", "rows": 149_271, "test_rows": 75_034, "positives": 0.0829, "classes": 2},
+        "defenses": defenses,
+        "utility": {
+            "last": {"test_auc": utility, **values, "epoch": epochs},
+            "best": {"test_auc": utility + 0.0004, **values, "epoch": epochs - 1},
+        },
+        "alone": {"a": 0.8791, "label": 0.9222},
+        "leakage": leakage,
+        "cost": {
+            **{"steps": steps, "seconds": 11.62, "bytes_up": 103_321_600, "bytes_down": 103_321_600},
+            **{"seconds_compute": 9.8, "seconds_wait": 1.8},
+        },
+        "weights": {"label": "9f" * 32, "a": "3c" * 32, "b": "77" * 32},
+        "environment": {
+            **{"flower_vfl": "0.1.0", "flwr": "1.41.0", "torch": "2.13.0+cpu", "python": "3.11.7", "seed": 0},
+            **{"transport": "inproc", "device": "cpu"},
+        },
+    }

@@ -1,0 +1,249 @@
+"""The strategy's hooks: who drives them, in which order, and what never leaves."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flower_vfl.apps import run
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.client import make_client_app
+from flower_vfl.errors import ConfigError, DataError, UnprotectedBatchError
+from flower_vfl.strategies import DEFENSES, Defense, Iso, Observer, VerticalStrategy
+from flower_vfl.strategies.base import GradientDefense
+from tests.toys import toy_config, toy_data
+
+
+class Spy(Defense):
+    """Writes down every call of a hook."""
+
+    name = "spy"
+
+    def __init__(self, strategy, tag="spy", calls=None):
+        super().__init__(strategy)
+        self.tag, self.calls = tag, [] if calls is None else calls
+
+    @property
+    def params(self):
+        return {"tag": self.tag}
+
+    def prepare_labels(self, labels):
+        self.calls.append((self.tag, "prepare_labels"))
+        return super().prepare_labels(labels)
+
+    def embed(self, z):
+        self.calls.append((self.tag, "embed"))
+        return super().embed(z)
+
+    def loss(self, logits, labels, z):
+        self.calls.append((self.tag, "loss"))
+        return super().loss(logits, labels, z)
+
+    def protect(self, grads, labels):
+        grads, log = super().protect(grads, labels)
+        self.calls.append((self.tag, "protect"))
+        return grads, {**log, f"{self.tag}.seen": float(len(labels))}
+
+
+def federation(data, config):
+    return LocalGrid(make_client_app(data=lambda _: data, config=config), len(data.parties), {})
+
+
+def strategy_for(data, config, **more):
+    return VerticalStrategy(
+        lambda shape: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 1)),
+        data.labels(),
+        parties=data.parties,
+        config=config,
+        **more,
+    )
+
+
+class Values(Observer):
+    def __init__(self):
+        self.values = {}
+
+    def add(self, *, step, epoch, party, layer, attack, metric, value):
+        self.values.setdefault(metric, []).append(value)
+
+
+def test_start_of_the_outermost_strategy_runs_every_hook_and_protects_inner_first():
+    data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
+    calls = []
+    outer = Spy(Spy(strategy_for(data, config), "inner", calls), "outer", calls)
+    outer.start(federation(data, config))
+    protects = [tag for tag, hook in calls if hook == "protect"]
+    assert protects[:2] == ["inner", "outer"]
+    assert {hook for tag, hook in calls if tag == "outer"} == {"prepare_labels", "embed", "loss", "protect"}
+    assert sum(hook == "prepare_labels" for _, hook in calls) == 2
+
+
+def test_what_hooks_return_is_logged_each_step():
+    data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
+    values = Values()
+    Spy(strategy_for(data, config, observer=values), "mine").start(federation(data, config))
+    assert len(values.values["mine.seen"]) == 3
+    assert values.values["mine.seen"][0] == 64.0
+
+
+def test_the_summary_shows_the_defenses_as_a_tree_and_their_absence_as_a_warning(caplog):
+    data, config = toy_data(), toy_config()
+    with caplog.at_level(logging.INFO):
+        Iso(strategy_for(data, config), t=2.0).summary()
+    assert "Iso(t=2.0" in caplog.text
+    assert "no defense" not in caplog.text
+    strategy_for(data, config).summary()
+    assert "no defense is in force" in caplog.text
+
+
+def test_a_gradient_that_is_not_finite_after_protection_is_never_sent():
+    class Broken(Spy):
+        def protect(self, grads, labels):
+            return grads * math.inf, {}
+
+    data, config = toy_data(rows=200), toy_config(transport={"kind": "inproc"})
+    with pytest.raises(UnprotectedBatchError, match="not sent"):
+        Broken(strategy_for(data, config)).start(federation(data, config))
+
+
+def test_a_defense_that_returns_another_shape_is_refused():
+    class Short(Spy):
+        def protect(self, grads, labels):
+            return grads[:, :1], {}
+
+    data, config = toy_data(rows=200), toy_config()
+    with pytest.raises(UnprotectedBatchError, match="defense returned"):
+        Short(strategy_for(data, config)).start(federation(data, config))
+
+
+def test_hooks_get_prepared_labels_and_scorers_get_the_true_ones():
+    class Flip(Spy):
+        def prepare_labels(self, labels):
+            return 1 - labels, {}
+
+        def protect(self, grads, labels):
+            self.calls.append(labels.clone())
+            return grads, {}
+
+    data, config = toy_data(rows=200), toy_config(training={"epochs": 1, "validation": 0.0, "batch_size": 200})
+    flip = Flip(strategy_for(data, config))
+    flip.start(federation(data, config))
+    (seen,) = (call for call in flip.calls if isinstance(call, torch.Tensor))
+    assert int(seen.sum()) == 200 - int(data.target.train.sum())
+    assert flip.base.outcome.leakage[0]["steps"] == 1
+
+
+def test_joint_scope_draws_one_noise_and_per_party_scope_one_for_each_party():
+    class Count(GradientDefense):
+        name = "count"
+        params = {}  # noqa: RUF012
+
+        def perturb(self, g, y):
+            widths.append(g.shape[1])
+            return g, {}
+
+    for scope, expected in (("joint", [16]), ("per-party", [8, 8])):
+        widths: list[int] = []
+        data, config = toy_data(rows=100), toy_config(training={"epochs": 1, "batch_size": 200, "validation": 0.0})
+        Count(strategy_for(data, config), scope=scope).start(federation(data, config))
+        assert widths == expected
+
+
+def test_clipping_happens_before_the_defense():
+    norms = []
+
+    class Look(Spy):
+        def protect(self, grads, labels):
+            norms.append(float(grads.norm()))
+            return grads * 100, {}
+
+    data = toy_data(rows=200)
+    config = toy_config(training={"epochs": 1, "clip_norm": 1e-3})
+    Look(strategy_for(data, config)).start(federation(data, config))
+    assert max(norms) <= 1.001e-3
+
+
+def test_class_weights_are_taken_from_the_prepared_labels():
+    y = torch.tensor([0, 0, 0, 1])
+    strategy = VerticalStrategy(nn.Linear(2, 1), y, config=toy_config(training={"class_weights": "balanced"}))
+    strategy.prepare_labels(y)
+    logits = torch.zeros(4)
+    loss, _ = strategy.loss(logits, y, torch.zeros(4, 2))
+    weights = torch.tensor([4 / 6, 4 / 6, 4 / 6, 2.0])
+    assert loss.item() == pytest.approx((weights * math.log(2)).mean().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("on_leak", ["stop", "warn"])
+def test_the_leak_limit_stops_or_warns(on_leak, caplog):
+    data = toy_data(rows=400)
+    config = toy_config(training={"epochs": 3}, attack={"max_leak": 0.51, "on_leak": on_leak})
+    result = run(config, data=lambda _: data)
+    assert "attack.max_leak is 0.51" in caplog.text
+    assert result.status == ("leak limit" if on_leak == "stop" else "finished")
+    assert len(result.outcome.epochs) == (1 if on_leak == "stop" else 3)
+
+
+def test_early_stopping_waits_for_its_patience_and_keeps_the_best_epoch():
+    data = toy_data(rows=300)
+    config = toy_config(training={"epochs": 30, "patience": 2, "learning_rate": 0.05})
+    result = run(config, data=lambda _: data)
+    scores = [epoch["validation_auc"] for epoch in result.outcome.epochs]
+    assert result.status == "early stopping"
+    assert len(scores) == int(np.argmax(scores)) + 3
+    assert result.summary["utility"]["best"]["epoch"] == int(np.argmax(scores)) + 1
+
+
+def test_flower_callers_can_start_from_given_weights_and_follow_each_epoch():
+    from flwr.app import ArrayRecord
+
+    data, config = toy_data(rows=200), toy_config(training={"learning_rate": 1e-12})
+    top = nn.Linear(16, 1)
+    given = {name: torch.full_like(value, 0.25) for name, value in top.state_dict().items()}
+    seen = []
+    strategy = VerticalStrategy(top, data.labels(), parties=data.parties, config=config)
+    result = strategy.start(
+        federation(data, config),
+        initial_arrays=ArrayRecord(given),
+        num_rounds=0,
+        evaluate_fn=lambda epoch, arrays: seen.append((epoch, arrays)),
+    )
+    assert torch.allclose(result.arrays.to_torch_state_dict()["weight"], given["weight"], atol=1e-6)
+    assert [epoch for epoch, _ in seen] == [1, 2]
+    assert result.evaluate_metrics_serverapp[2]["test_auc"] > 0
+
+
+def test_iso_adds_noise_of_the_power_it_promises():
+    g = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(4000)
+    strategy = Iso(VerticalStrategy(nn.Linear(8, 1), torch.tensor([0, 1])), t=4.0)
+    noisy, log = strategy.protect(g, y)
+    power = (noisy - g).pow(2).sum(dim=1).mean().item()
+    promised = 4.0 * g.norm(dim=1).max().item() ** 2
+    # 32,000 squared normals: their mean is within 4 % of 1 with probability above 1 - 1e-6.
+    assert power == pytest.approx(promised, rel=0.04)
+    assert log["iso.noise_power"] == pytest.approx(promised, rel=1e-5)
+
+
+@pytest.mark.parametrize("t", [-1.0, math.nan, math.inf, "2", True])
+def test_iso_refuses_impossible_strengths(t):
+    with pytest.raises(ConfigError, match="iso: t must"):
+        Iso(VerticalStrategy(nn.Linear(8, 1), torch.tensor([0, 1])), t=t)
+
+
+def test_a_defense_wraps_strategies_only():
+    with pytest.raises(ConfigError, match="wraps"):
+        Iso(nn.Linear(2, 1))
+
+
+def test_labels_that_are_no_classes_are_refused():
+    with pytest.raises(DataError, match="whole numbers"):
+        VerticalStrategy(nn.Linear(2, 1), torch.tensor([0.2, 0.7]))
+
+
+def test_every_defense_has_the_name_that_the_configuration_uses():
+    assert all(defense.name == name for name, defense in DEFENSES.items())
