@@ -233,20 +233,24 @@ def _scalar(text: str) -> Value:
     return value if isinstance(value, str | int | float | bool) else text
 
 
+def _json(path: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} wants JSON, given {text!r}: {error}") from None
+
+
 def _coerce(path: str, kind: Any, value: Any) -> Any:
     """Turn a flat value (`--set`, Flower's run config) into what the leaf wants."""
     if not isinstance(value, str):
         return value
     if path == "defenses":
-        return json.loads(value) if value.lstrip().startswith("[{") else parse_defenses(value)
+        return _json(path, value) if value.lstrip().startswith("[") else parse_defenses(value)
     if get_origin(kind) is list:
         items = [item.strip() for item in value.strip().removeprefix("[").removesuffix("]").split(",")]
         return [_scalar(item.strip("\"'")) for item in items if item]
     if get_origin(kind) is dict:
-        try:
-            return json.loads(value or "{}")
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path} wants a JSON object, given {value!r}: {error}") from None
+        return _json(path, value or "{}")
     return value if kind is str or get_origin(kind) is Literal else _scalar(value)
 
 

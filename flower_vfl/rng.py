@@ -77,6 +77,11 @@ class Secret:
             raise ConfigError(
                 f"{SECRET_FILE_VARIABLE} names {path!r}, which cannot be read: {error.strerror}"
             ) from None
+        if len(value) < _SECRET_BYTES // 2:
+            raise ConfigError(
+                f"{SECRET_FILE_VARIABLE} names {path!r}, which has {len(value)} bytes; a secret needs at least 16, "
+                "from /dev/urandom for instance"
+            )
         return cls(value, "file")
 
     def seed(self, *purpose: str | int) -> int:

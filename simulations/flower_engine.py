@@ -39,6 +39,8 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
     """
     out = out.expanduser().absolute()
     check_free(out)
+    if config.transport.kind == "inproc":  # the default of a local run; here the parties are in several processes
+        config = config.model_copy(update={"transport": config.transport.model_copy(update={"kind": "stream"})})
     parties = len(party_names(config, open_data(config)))
     with tempfile.TemporaryDirectory(prefix="flower-vfl-") as temporary:
         home, app = Path(temporary) / "home", Path(temporary) / "app"
@@ -72,7 +74,7 @@ def write_app(folder: Path, config: Config, out: Path) -> None:
         text = (files("flower_vfl") / "simulations" / name).read_text(encoding="utf8")
         (folder / name).write_text(text, encoding="utf8")
     project = {
-        "project": {"name": _NAME, "version": package_version("flower-vfl") or "0", "dependencies": []},
+        "project": {"name": _NAME, "version": package_version("flower-vfl") or "0", "description": "One run of flower-vfl", "license": "Apache-2.0", "dependencies": []},
         "tool": {
             "flwr": {
                 "app": {

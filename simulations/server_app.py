@@ -2,7 +2,8 @@
 
 import logging
 
-from flower_vfl.apps import make_server_app
+from flower_vfl.apps import RunResult, make_server_app
+from flower_vfl.reports import render
 
 # Flower shows its own logger; ours goes the same way.
 _flower = logging.getLogger("flwr")
@@ -11,4 +12,10 @@ _ours.handlers = list(_flower.handlers)
 _ours.setLevel(logging.INFO)
 _ours.propagate = False
 
-app = make_server_app()
+
+def _report(result: RunResult) -> None:
+    if result.folder is not None and (result.folder / "result.json").is_file():
+        logging.getLogger("flower_vfl").info("report: %s", render([result.folder]))
+
+
+app = make_server_app(on_result=_report)

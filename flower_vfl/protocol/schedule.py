@@ -92,7 +92,7 @@ class Schedule:
         return ceil((self.validation_rows if part == "validation" else self.test_rows) / self.eval_batch_size)
 
     def eval_batch(self, part: Part, index: int) -> Rows:
-        """Return the positions (B,) of an evaluation batch, in the training table for validation, else in the test's."""
+        """Return the positions (B,) of an evaluation batch, in the training table for validation, else the test's."""
         low, high = index * self.eval_batch_size, (index + 1) * self.eval_batch_size
         if part == "test":
             return np.arange(low, min(high, self.test_rows), dtype=np.int64)

@@ -83,7 +83,7 @@ def leak_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> 
         for colour, (label, (steps, values)) in zip(_cycle(), curves.items(), strict=False):
             at, low, high, top = _stretches(steps, values)
             axes.fill_between(at, low, top, color=colour, alpha=0.16, linewidth=0)
-            axes.plot(at, high, color=colour, label=label, marker="o" if at.size == 1 else None)
+            axes.plot(at, high, color=colour, label=_short(label), marker="o" if at.size == 1 else None)
             lowest = min([lowest, *low])
         axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
         _legend(figure, axes)
@@ -95,7 +95,7 @@ def epoch_figure(title: str, ylabel: str, curves: Mapping[str, Curve]) -> str:
     with mpl.rc_context(STYLE):
         figure, axes = _canvas(title)
         for colour, (label, (epochs, values)) in zip(_cycle(), curves.items(), strict=False):
-            axes.plot(epochs, values, color=colour, label=label, marker="o", markersize=3.5)
+            axes.plot(epochs, values, color=colour, label=_short(label), marker="o", markersize=3.5)
         axes.set(xlabel="epoch", ylabel=ylabel)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         _legend(figure, axes)
@@ -125,8 +125,12 @@ def trade_off_figure(points: Sequence[tuple[int, float, float, bool]], null: flo
 def _canvas(title: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(4.6, 3.2), layout="constrained")
     axes = figure.subplots()
-    axes.set_title(title)
+    axes.set_title(_short(title))
     return figure, axes
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:39]}…"
 
 
 def _cycle() -> list[str]:

@@ -90,7 +90,12 @@ class Sessions:
         self._mailbox = Mailbox(grid)
         self._nodes: dict[str, int] = {}
         self._endpoint = self._make_endpoint()
-        self._offer: dict[str, str | bool] = {**(offer or {}), "kind": config.kind, "session": self.session, "simulation": simulation}
+        self._offer: dict[str, str | bool] = {
+            **(offer or {}),
+            "kind": config.kind,
+            "session": self.session,
+            "simulation": simulation,
+        }
         self._simulation = simulation
 
     def _make_endpoint(self) -> Endpoint:

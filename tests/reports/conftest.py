@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from flower_vfl.metrics import LeakSummary
 from flower_vfl.tracking import StepLog
@@ -78,3 +79,9 @@ def make_result(utility, leakage, defenses, steps=600, epochs=6):
             **{"transport": "inproc", "device": "cpu"},
         },
     }
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """Returns a function that writes a run into a folder of this name."""
+    return lambda name="run", **facts: write_run(tmp_path / name, **facts)

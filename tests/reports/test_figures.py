@@ -1,0 +1,85 @@
+"""Figures: well-formed, in the page's colours, the same twice, and not fooled by odd data."""
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from flower_vfl.metrics import nearest_rank
+from flower_vfl.reports.figures import LINES, _stretches, epoch_figure, leak_figure, trade_off_figure
+
+STEPS = np.arange(500)
+VALUES = np.random.default_rng(0).uniform(0.5, 1, 500)
+
+
+def texts(svg):
+    root = ElementTree.fromstring(svg)
+    return ["".join(node.itertext()).strip() for node in root.iter() if node.tag.endswith("}text")]
+
+
+@pytest.mark.parametrize(
+    "svg",
+    [
+        leak_figure("Attack norm, party a", {"cut": (STEPS, VALUES), "first": (STEPS, VALUES)}, 0.55),
+        epoch_figure("Loss", "loss", {"train": (np.arange(3), np.arange(3.0))}),
+        trade_off_figure([(1, 0.93, 0.97, False), (2, 0.92, 0.6, True)], 0.55),
+    ],
+    ids=["leak", "epoch", "trade-off"],
+)
+def test_a_figure_is_well_formed_and_takes_its_colours_from_the_page(svg):
+    assert svg.lstrip().startswith("<svg")
+    assert texts(svg)
+    assert "var(--ink)" in svg
+    assert "var(--c1)" in svg
+    assert not any(line in svg for line in LINES)
+
+
+def test_names_are_shown_as_they_are_and_cannot_end_the_svg():
+    name = "</text></svg><script> $x^{ & _"
+    svg = leak_figure(name, {name: (STEPS, VALUES)}, None)
+    assert "<script" not in svg
+    assert name in texts(svg)
+    assert texts(svg).count(name) == 2
+
+
+def test_a_very_long_name_is_shortened_in_the_legend_instead_of_squeezing_the_figure():
+    assert "x" * 39 + "…" in texts(leak_figure("t", {"x" * 500: (STEPS, VALUES)}, None))
+
+
+def test_the_same_figure_is_the_same_text():
+    assert leak_figure("x", {"cut": (STEPS, VALUES)}, 0.5) == leak_figure("x", {"cut": (STEPS, VALUES)}, 0.5)
+
+
+def test_the_global_style_stays_as_it_was_and_pyplot_is_not_loaded():
+    code = """if True:
+        import sys
+        import matplotlib as mpl
+        import numpy as np
+        from flower_vfl.reports.figures import epoch_figure
+        before = dict.copy(mpl.rcParams)
+        epoch_figure("x", "y", {"z": (np.arange(2), np.arange(2.0))})
+        assert dict.copy(mpl.rcParams) == before
+        assert "matplotlib.pyplot" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("values", [[], [0.7], [np.nan, np.nan], [np.nan, 0.8], [np.inf, 0.8], [0.0, 0.0]])
+def test_odd_curves_are_drawn_all_the_same(values):
+    assert texts(leak_figure("x", {"cut": (np.arange(len(values)), np.array(values, dtype=float))}, 1.0))
+
+
+def test_stretches_cover_every_step_and_keep_the_summary_of_each():
+    at, low, high, top = _stretches(STEPS, VALUES)
+    parts = np.array_split(np.arange(500), 25)
+    assert at.tolist() == [part.mean() for part in parts]
+    assert high.tolist() == [nearest_rank(VALUES[part]) for part in parts]
+    assert (low.min(), top.max()) == (VALUES.min(), VALUES.max())
+
+
+def test_a_long_run_does_not_make_a_large_figure():
+    steps = np.arange(1_000_000)
+    svg = leak_figure("x", {"cut": (steps, np.random.default_rng(0).random(steps.size))}, 0.5)
+    assert len(svg) < 60_000

@@ -1,0 +1,123 @@
+"""Numbers and verdicts in words."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from flower_vfl.reports import words
+from flower_vfl.reports.run import Run
+from flower_vfl.tracking import SCHEMA
+
+
+def leak(q95, null=0.55, mean=None, **facts):
+    entry = {"attack": "norm", "party": "a", "layer": "cut", "metric": "auc", "phase": "train", "source": "attacker"}
+    return {**entry, "defended": False, "q95": q95, "q95_null": null, "mean": q95 if mean is None else mean, **facts}
+
+
+def run_with(*leakage, defenses=(), parties=("a",)):
+    result = {"leakage": list(leakage), "defenses": list(defenses)}
+    return Run(Path("run"), {"parties": {"features": list(parties)}}, "", result, SCHEMA.empty_table())
+
+
+@pytest.mark.parametrize(
+    ("q95", "null", "said"),
+    [
+        (0.55, 0.55, "no better"),
+        (0.5, 0.55, "no better"),
+        (0.60, 0.55, "slightly better"),
+        (0.70, 0.55, "clearly better"),
+        (0.85, 0.55, "well"),
+        (0.95, 0.55, "almost completely"),
+        (0.65, 0.64, "slightly better"),
+        (0.64, 0.64, "no better"),
+        (1.0, 0.5, "almost completely"),
+        (1.0, 1.0, "no better"),
+    ],
+)
+def test_a_leak_is_graded_by_how_far_it_is_above_guessing(q95, null, said):
+    assert words.graded(leak(q95, null)).words.startswith(said)
+
+
+def test_scores_that_are_nearly_always_wrong_are_a_leak_too():
+    graded = words.graded(leak(0.2, 0.55, mean=0.1))
+    assert graded.turned
+    assert graded.reached == pytest.approx(0.9)
+    assert graded.words == "well"
+    assert not words.graded(leak(0.52, 0.55, mean=0.49)).turned
+
+
+def test_a_mean_far_below_a_high_quantile_does_not_lower_the_grade():
+    assert words.graded(leak(0.95, 0.55, mean=0.6)).level == 4
+
+
+def test_a_leak_without_a_value_has_no_grade():
+    assert words.graded(leak(None, None, mean=None)) is None
+
+
+def test_the_worst_leak_is_the_worst_of_what_was_really_received():
+    raw, cut, first = leak(0.99, defended=False), leak(0.6, defended=True), leak(0.7, layer="first", defended=True)
+    assert words.worst_leak(run_with(raw, cut, first, defenses=[{"name": "iso"}])).entry is first
+    assert words.worst_leak(run_with(raw)).entry is raw
+    assert words.worst_leak(run_with()) is None
+    assert words.worst_leak(run_with(leak(0.9, metric="accuracy"))) is None
+
+
+def said_by(*leakage, **facts):
+    return " ".join(words.not_tested(run_with(*leakage, **facts)))
+
+
+def test_a_run_that_was_only_monitored_says_that_the_first_layer_was_not_tested():
+    assert "first layer" in said_by(leak(0.6, source="monitor"))
+    assert "first layer" in said_by(leak(0.6))
+    assert "first layer" not in said_by(leak(0.6), leak(0.6, layer="first"))
+
+
+def test_what_never_was_tested_is_always_named():
+    text = said_by(leak(0.6), leak(0.6, layer="first"), leak(0.6, phase="inference"))
+    for gap in ("norm", "Active attackers", "features", "remember"):
+        assert gap in text
+    assert "Embeddings" not in text
+    assert "put together" not in text
+
+
+def test_colluding_parties_are_named_where_there_could_be_some():
+    assert "put together" in said_by(leak(0.6), parties=("a", "b"))
+    assert "put together" not in said_by(leak(0.6), leak(0.6, party="a+b"), parties=("a", "b"))
+
+
+def test_a_run_without_attacks_says_so():
+    assert "none ran" in said_by()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (math.nan, "–"),
+        (0.12345, "0.123"),
+        (1234567, "1,234,567"),
+        ("x", "x"),
+        (True, "True"),
+        (0.0, "0.000"),
+    ],
+)
+def test_numbers(value, text):
+    assert words.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 bytes"), (1023, "1,023 bytes"), (1536, "1.5 KiB"), (2**50, "1,024.0 TiB"), ("x", "–")]
+)
+def test_sizes(value, text):
+    assert words.size(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(11.62, "11.6 s"), (125, "2 min 5 s"), (7260, "2 h 1 min"), (None, "–")])
+def test_durations(value, text):
+    assert words.duration(value) == text
+
+
+@pytest.mark.parametrize(("names", "text"), [([], ""), (["a"], "a"), (["a", "b"], "a and b")])
+def test_lists(names, text):
+    assert words.listed(names) == text
