@@ -38,6 +38,27 @@ def _say(message: str) -> None:
     typer.echo(message)
 
 
+@app.callback()
+def _options(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every stage, not only warnings.")] = False,
+) -> None:
+    import logging
+
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    console = Console(stderr=True)
+    handler: logging.Handler = RichHandler(console=console, show_path=False, markup=False)
+    if not console.is_terminal:  # no live display there, so the log tells how training goes, a line at a time
+        verbose = True
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("flower_vfl")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.propagate = False
+
+
 @app.command()
 def run(
     source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset's name or a TOML file.")],

@@ -20,33 +20,37 @@ def _number(value: Any, digits: int = 4) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _leak(summary: Mapping[str, Any], layer: str) -> str:
+def _worst(summary: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
+    """Return the entry of the attacker that read most at a layer."""
     entries = [entry for entry in summary["leakage"] if entry["layer"] == layer and entry["source"] == "attacker"]
-    if not entries:
-        return "–"
-    worst = max(entries, key=lambda entry: entry["q95"] or 0.0)
-    return f"{_number(worst['q95'], 3)} (chance {_number(worst['q95_null'], 3)})"
+    return max(entries, key=lambda entry: entry["q95"] or 0.0, default={})
+
+
+def _defenses(summary: Mapping[str, Any]) -> str:
+    def one(defense: Mapping[str, Any]) -> str:
+        params = (f"{key}={value}" for key, value in defense["params"].items() if value != "joint")
+        return f"{defense['name']}({', '.join(params)})"
+
+    return ", ".join(map(one, summary["defenses"])) or "none"
 
 
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """Return one row a run: utility beside leakage."""
-    table = Table(title="What the model learned, and what the attacker read (leak AUC: 0.5 nothing, 1 every label)")
-    for column in ("run", "defense", "test AUC", "test loss", "leak at the cut", "leak at the first layer", "steps/s"):
-        table.add_column(column, justify="left" if column in ("run", "defense") else "right")
+    table = Table(title="Leak AUC (q95): 0.5 the attacker learns nothing, 1 it reads every label")
+    table.add_column("defense")
+    for column in ("test AUC", "test loss", "leak, cut", "leak, first layer", "chance", "steps/s"):
+        table.add_column(column, justify="right")
     for summary in summaries:
         last, cost = summary["utility"]["last"], summary["cost"]
-        defenses = ", ".join(
-            f"{defense['name']}({', '.join(f'{key}={value}' for key, value in defense['params'].items())})"
-            for defense in summary["defenses"]
-        )
+        cut = _worst(summary, "cut")
         speed = cost["steps"] / cost["seconds"] if cost["seconds"] else 0.0
         table.add_row(
-            str(summary.get("run", summary["dataset"]["name"])),
-            defenses or "none",
+            _defenses(summary),
             _number(last["test_auc"]) if last["test_auc"] is not None else f"acc. {_number(last['test_accuracy'])}",
             _number(last["test_loss"]),
-            _leak(summary, "cut"),
-            _leak(summary, "first"),
+            _number(cut.get("q95"), 3),
+            _number(_worst(summary, "first").get("q95"), 3),
+            _number(cut.get("q95_null"), 3),
             f"{speed:.0f}",
         )
     return table

@@ -79,11 +79,13 @@ class _Client:
             machine, journal = self._build(session, context, config, dataset)
             if offer["kind"] == "messages":
                 return self._open(message, context, session, machine, journal)
-            if offer["kind"] == "inproc":
-                InprocEndpoint.attend(session.id, machine)
-            else:
-                stream.attend(offer, session.id, machine, timeout=config.transport.connect_timeout)
-            self._leave(session, machine, journal)
+            try:
+                if offer["kind"] == "inproc":
+                    InprocEndpoint.attend(session.id, machine)
+                else:
+                    stream.attend(offer, session.id, machine, timeout=config.transport.connect_timeout)
+            finally:
+                _leave(session, machine, journal)
         return _reply(message, FINISHED)
 
     def frames(self, message: Message, context: Context) -> Message:
@@ -102,7 +104,7 @@ class _Client:
                 machine.restore(load_state(state_path))
             content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
             if machine.finished:
-                self._leave(session, machine, journal)
+                _leave(session, machine, journal)
                 shutil.rmtree(state_path.parent, ignore_errors=True)
             else:
                 self._store(context, session, machine, journal, count + 1, state_path)
@@ -130,13 +132,6 @@ class _Client:
         _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
         return machine, journal
 
-    def _leave(self, session: _Session, machine: FeatureParty, journal: StepLog | None) -> None:
-        """Keep what belongs to the party: its weights and its journal."""
-        if journal is not None:
-            journal.close()
-        if session.offer.get("out") or not session.simulation:
-            save_weights(session.folder, session.party, machine.bottom)
-
     def _open(
         self, message: Message, context: Context, session: _Session, machine: FeatureParty, journal: StepLog | None
     ) -> Message:
@@ -163,6 +158,14 @@ class _Client:
         }
         context.state[_STATE] = ConfigRecord({**kept, "count": count, "path": str(state_path)})
         self._live[session.id, session.party] = (count, machine, journal)
+
+
+def _leave(session: _Session, machine: FeatureParty, journal: StepLog | None) -> None:
+    """Keep what belongs to the party: its journal and, when training is finished, its weights."""
+    if journal is not None:
+        journal.close()
+    if machine.finished and (session.offer.get("out") or not session.simulation):
+        save_weights(session.folder, session.party, machine.bottom)
 
 
 def _offer_of(content: RecordDict) -> ConfigRecord:

@@ -168,14 +168,21 @@ def make_server_app(
         )
         folder = RunFolder(given, settings) if given is not None else None
         if folder is not None:
-            sinks = [make_sink(name, folder.path) for name in settings.sinks]
-            journal.log = StepLog(folder.path, name="label", sinks=sinks)
+            journal.log = _open_journal(folder, settings)
             strategy.base.offer = {"out": str(folder.path)} if simulation else {}
             _log.info("results go to %s", folder.path)
         with torch_threads(settings.threads):
             _train(grid, strategy, describe_data(dataset, labels), folder, journal, on_result)
 
     return app
+
+
+def _open_journal(folder: RunFolder, config: Config) -> StepLog:
+    try:
+        return StepLog(folder.path, name="label", sinks=[make_sink(name, folder.path) for name in config.sinks])
+    except InputError:
+        folder.discard()
+        raise
 
 
 def _train(

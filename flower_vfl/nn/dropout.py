@@ -94,8 +94,10 @@ def bind_dropout(module: nn.Module, generator: torch.Generator) -> nn.Module:
         _refuse(name, part)
     fresh: dict[nn.Module, nn.Module] = {}
     for part in list(module.modules()):
-        for name, child in part.named_children():
-            setattr(part, name, _bound(child, generator, fresh))
+        # Not named_children: it shows a module that stands in two places only once.
+        for name, child in part._modules.items():
+            if child is not None:
+                setattr(part, name, _bound(child, generator, fresh))
     return _bound(module, generator, fresh)
 
 

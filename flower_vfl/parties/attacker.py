@@ -57,6 +57,7 @@ class Attacker(FeatureParty):
         super().__init__(*args, **kwargs)
         self.transcript = transcript or Transcript()
         self._simulation = simulation
+        self._recorder = recorder or NoRecorder()
         self._outputs: dict[str, Tensor] = {}
         layers = watched_layers(self.bottom)
         for layer, module in layers.items():
@@ -69,7 +70,7 @@ class Attacker(FeatureParty):
             party=self.name,
             source="attacker",
             defended=defended,
-            recorder=recorder or NoRecorder(),
+            recorder=self._recorder,
             every=every,
         )
 
@@ -106,6 +107,7 @@ class Attacker(FeatureParty):
 
     def report(self) -> dict[str, Any]:
         """Add what the attacks read, where it could be scored."""
+        self._recorder.flush()
         leakage = self._scorer.entries() if self._audit.complete else []
         return {**super().report(), "leakage": leakage}
 

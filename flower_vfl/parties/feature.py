@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from flower_vfl.data.dataset import PartyTable
 from flower_vfl.errors import ProtocolError, TrainingError
@@ -172,17 +173,15 @@ class FeatureParty:
 
     def _repeat(self, pending: _Pending) -> Tensor:
         """Do a forward pass again, with the same dropout and without a second update of running statistics."""
-        buffers = [buffer.clone() for buffer in self.bottom.buffers()]
         now = None
         if self._dropout is not None and pending.dropout is not None:
             now = self._dropout.get_state()
             self._dropout.set_state(pending.dropout)
+        copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
         self.bottom.train()
-        output: Tensor = self.bottom(*self._gather("train", pending.rows))
+        output: Tensor = functional_call(self.bottom, copies, tuple(self._gather("train", pending.rows)))
         if self._dropout is not None and now is not None:
             self._dropout.set_state(now)
-        for buffer, kept in zip(self.bottom.buffers(), buffers, strict=True):
-            buffer.copy_(kept)
         return output
 
     def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:

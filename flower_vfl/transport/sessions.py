@@ -30,7 +30,7 @@ OFFER, REPLY = "offer", "reply"
 SPARE, OPEN, FINISHED = "spare", "open", "finished"
 """What a node answers: it is not needed, its session goes on in further messages, training is finished."""
 
-_REPLY_SECONDS = 60.0
+_SETTLE_SECONDS = 5.0
 
 
 class _MessagesEndpoint:
@@ -123,6 +123,21 @@ class Sessions:
         for link in self.links.values():
             link.close()
         self._endpoint.close()
+        reasons = self._settle()
+        if isinstance(error, PartyError) and reasons:
+            raise PartyError(f"{error} ({'; '.join(reasons)})") from error
+
+    def _settle(self) -> list[str]:
+        """Give the nodes a moment to end their handlers, and return the reasons of those that failed."""
+        reasons = []
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while (busy := self._mailbox.busy) and time.monotonic() < deadline:
+            for node in busy:
+                reply = self._mailbox.take(node)
+                if reply is not None and reply.has_error():
+                    reasons.append(reason(reply))
+            time.sleep(0.005)
+        return reasons
 
     def open(self, check: Callable[[Link], None]) -> dict[str, Link]:
         """Offer a session to every node and wait until all parties have arrived.

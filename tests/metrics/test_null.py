@@ -80,6 +80,13 @@ def test_normal_and_exact_distribution_agree_where_they_meet(pair, monkeypatch):
     assert normal == pytest.approx(null_quantile([pair]), abs=2e-3)
 
 
+def test_the_normal_approximation_is_continuity_corrected(monkeypatch):
+    monkeypatch.setattr(module, "EXACT_WORK", 0)
+    normal = null_quantile([(36, 36)])
+    monkeypatch.setattr(module, "EXACT_WORK", 1_000_000)
+    assert normal == pytest.approx(null_quantile([(36, 36)]), abs=1e-6)  # the same point of the lattice
+
+
 def test_few_positives_among_very_many_negatives_stay_exact():
     # The larger of two ranks matters: U / (2 N) is nearly the mean of two uniform numbers, so P(AUC > x) = 2 (1 - x)^2.
     assert null_quantile([(10_000, 2)]) == pytest.approx(1 - math.sqrt(0.05 / 2), abs=5e-4)

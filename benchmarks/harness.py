@@ -1,0 +1,239 @@
+"""What all benchmarks share: lanes that take turns, paired ratios, and the one JSON line at the end.
+
+A lane is a process of its own that does one kind of step over and over. Lanes take turns: one does a block of steps
+while the others wait, then the next one does, in the order A B, B A, A B ... Each block is timed inside its lane, its
+first step is not counted (caches have gone cold while others worked), and what is reported is the median over the
+pairs of the ratio within a pair. Whatever else the machine does then hits both sides of a pair alike.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; lanes inherit it
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+import argparse
+import json
+import math
+import multiprocessing
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+_spawn = multiprocessing.get_context("spawn")
+_TURN_SECONDS = 600.0
+_END_SECONDS = 30.0
+
+
+class Enough(Exception):  # noqa: N818 - no error: the benchmark has seen enough
+    """Ends what a lane is doing."""
+
+
+class Gate:
+    """A lane's side of taking turns: `tick` after every step waits where it is not this lane's turn.
+
+    Parameters
+    ----------
+    connection : Connection
+        To the benchmark.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._left = 0
+        self._steps = 0
+        self._started: float | None = None
+        self.values: list[float] = []
+        """One value a step, such as its loss: proof that two lanes did the same work."""
+
+    def tick(self, value: float = math.nan) -> None:
+        """Count one step; raises `Enough` when the benchmark is over."""
+        now = time.perf_counter()
+        self.values.append(value)
+        if self._steps:
+            if self._started is None:
+                self._started, self._left = now, self._steps
+                return
+            self._left -= 1
+            if self._left:
+                return
+            self._connection.send((now - self._started) / self._steps)
+        self._steps, self._started = self._connection.recv(), None
+        if not self._steps:
+            raise Enough
+
+    def interrupt(self) -> None:
+        """Begin the block again: something that is no step, such as an evaluation, came between."""
+        self._started = None
+
+
+def _run_lane(connection: Connection, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    gate = Gate(connection)
+    more = None
+    try:
+        more = work(gate, *arguments)
+    except Enough:
+        pass
+    connection.send({"values": gate.values, "rss_anon": rss_anon(), "more": more})
+
+
+class Lane:
+    """A process that does one kind of step, a block at a time.
+
+    Parameters
+    ----------
+    name : str
+        For error messages.
+    work : callable
+        Called in the process with a `Gate` and `arguments`; calls `gate.tick()` after each step.
+    *arguments : Any
+        For `work`; they are pickled.
+    """
+
+    def __init__(self, name: str, work: Callable[..., Any], *arguments: Any) -> None:
+        self.name = name
+        self._connection, theirs = _spawn.Pipe()
+        self._process = _spawn.Process(target=_run_lane, args=(theirs, work, arguments))
+        self._process.start()
+        theirs.close()
+        self.result: dict[str, Any] = {}
+
+    def block(self, steps: int) -> float:
+        """Let the lane do a block and return the mean seconds of its steps."""
+        self._connection.send(steps)
+        answer = self._receive(_TURN_SECONDS)
+        if not isinstance(answer, float):
+            raise SystemExit(f"lane {self.name!r} ended before the benchmark did: give it more epochs")
+        return answer
+
+    def finish(self, timeout: float = _END_SECONDS) -> dict[str, Any]:
+        """End the lane and return what it has to say."""
+        if not self.result:
+            self._connection.send(0)
+            self.result = self._receive(timeout)
+        return self.result
+
+    def _receive(self, timeout: float) -> Any:
+        try:
+            if self._connection.poll(timeout):
+                return self._connection.recv()
+        except EOFError:
+            raise SystemExit(f"lane {self.name!r} died; its words are above") from None
+        raise SystemExit(f"lane {self.name!r} did not answer within {timeout:g} s")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+        self._process.join(_END_SECONDS if kind is None else 1.0)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Paired measurements of one quantity.
+
+    Parameters
+    ----------
+    values : list of float
+        One a pair.
+    """
+
+    values: list[float]
+
+    @property
+    def median(self) -> float:
+        """The median over the pairs."""
+        return statistics.median(self.values)
+
+    def describe(self, digits: int = 4) -> dict[str, Any]:
+        """Return the median, its 95 % interval (order statistics), and the quartiles of the pairs."""
+        ordered, count = sorted(self.values), len(self.values)
+        reach = 0.98 * math.sqrt(count)
+        low, high = math.floor((count - 1) / 2 - reach), math.ceil((count - 1) / 2 + reach)
+        interval = [ordered[max(0, low)], ordered[min(count - 1, high)]]
+        quartiles = [ordered[(count - 1) // 4], ordered[-1 - (count - 1) // 4]]
+        return {
+            "median": round(self.median, digits),
+            "interval95": [round(value, digits) for value in interval],
+            "quartiles": [round(value, digits) for value in quartiles],
+            "pairs": count,
+        }
+
+
+def take_turns(lanes: Sequence[Lane], *, blocks: int, steps: int, warm_up: int = 2) -> list[list[float]]:
+    """Let lanes do blocks in turn; return the seconds a step of each lane's blocks, pairs at equal positions."""
+    for _ in range(warm_up):
+        for lane in lanes:
+            lane.block(steps)
+    seconds: list[list[float]] = [[] for _ in lanes]
+    for block in range(blocks):
+        order = range(len(lanes)) if block % 2 == 0 else range(len(lanes) - 1, -1, -1)
+        for index in order:
+            seconds[index].append(lanes[index].block(steps))
+    return seconds
+
+
+def milliseconds(seconds: Sequence[float]) -> float:
+    """Return the median in milliseconds."""
+    return round(1000.0 * statistics.median(seconds), 4)
+
+
+def same_prefix(first: Sequence[float], second: Sequence[float]) -> int:
+    """Return how many values two lanes have in common, or -1 where they differ before one of them ended."""
+    count = min(len(first), len(second))
+    return count if list(first[:count]) == list(second[:count]) else -1
+
+
+def rss_anon() -> int:
+    """Return the anonymous resident memory of this process in bytes; 0 where the system does not say it."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            for line in status:
+                if line.startswith("RssAnon:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """Read the command line: `--quick`."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke run: small, and its numbers say nothing")
+    return parser.parse_args()
+
+
+def report(name: str, *, target: str, met: bool, quick: bool, **measured: Any) -> None:
+    """Print the JSON line."""
+    import torch
+
+    line = {
+        "benchmark": name,
+        "target": target,
+        "met": met,
+        "quick": quick,
+        **measured,
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+    print(json.dumps(line), flush=True)
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf8") as info:
+            return next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()

@@ -1,0 +1,37 @@
+"""(a) A split run in one process against a plain PyTorch loop over the joined network.
+
+Same modules, optimizers, batches and initial weights (the losses are compared, bit for bit), census preset, attacks
+off, one torch thread, evaluation excluded. Target: steps per second of `inproc` at least 0.95 of the plain loop's.
+"""
+
+from __future__ import annotations
+
+from harness import Lane, Sample, arguments, milliseconds, report, same_prefix, take_turns
+from lanes import joined, preset, split
+
+TARGET = 0.95
+
+
+def main() -> None:
+    """Measure and report."""
+    quick = arguments(__doc__).quick
+    config = preset(quick, attack={"names": []})
+    with Lane("inproc", split, config) as ours, Lane("plain", joined, config) as theirs:
+        mine, plain = take_turns((ours, theirs), blocks=4 if quick else 120, steps=5 if quick else 20)
+        common = same_prefix(ours.finish()["values"], theirs.finish()["values"])
+    ratio = Sample([b / a for a, b in zip(mine, plain, strict=True)])
+    report(
+        "inproc",
+        target=f">= {TARGET} of the plain loop's steps per second",
+        met=ratio.median >= TARGET,
+        quick=quick,
+        ratio=ratio.describe(),
+        ratio_of_totals=round(sum(plain) / sum(mine), 4),
+        inproc_ms=milliseconds(mine),
+        plain_ms=milliseconds(plain),
+        equal_losses=common,
+    )
+
+
+if __name__ == "__main__":
+    main()

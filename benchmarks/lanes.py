@@ -1,0 +1,139 @@
+"""The lanes: a split run as users start it, the same with its party in another process, and a plain PyTorch loop."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import tempfile
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from harness import Enough, Gate
+from torch import Tensor, nn
+
+from flower_vfl.apps import run
+from flower_vfl.apps.build import build_feature_party, default_bottom, default_top, open_data, party_names
+from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.server import make_server_app
+from flower_vfl.config import Config, build_config, load_config, to_run_config
+from flower_vfl.nn import bind_dropout, fuse, seeded_initialisation
+from flower_vfl.nn.fusion import fused_shape
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import Observer
+from flower_vfl.strategies.vertical import schedule_of
+from flower_vfl.transport import stream
+from flower_vfl.transport.sessions import OFFER
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+def preset(quick: bool, **sections: dict[str, Any]) -> Config:
+    """Return the census preset for many epochs; for a smoke run, generated data of a size that needs no download."""
+    values: dict[str, Any] = load_config("census").model_dump()
+    if quick:
+        options = {"rows": 4096, "test_rows": 256, "vocabulary": 256}
+        values |= {"data": {"name": "synthetic", "options": options}}
+        values["training"] |= {"batch_size": 256}
+    values["training"] |= {"epochs": 10_000}
+    for section, content in sections.items():
+        values[section] = {**values[section], **content}
+    return build_config(values)
+
+
+class _Ticks(Observer):
+    """Takes turns with the other lanes after every step."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
+        self._gate.tick(loss)
+
+    def on_epoch(self, step: int, epoch: int, metrics: Any) -> None:
+        self._gate.interrupt()
+
+
+def split(gate: Gate, config: Config, journal: bool = False) -> None:
+    """Train by `flower_vfl.run`, with a results folder and its journals where wanted."""
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as folder:
+        run(config, out=f"{folder}/run" if journal else None, observers=(_Ticks(gate),))
+
+
+class _ProcessGrid(LocalGrid):
+    """A grid whose parties are processes of their own."""
+
+    def __init__(self, config: Config, parties: tuple[str, ...]) -> None:
+        super().__init__(make_client_app(config=config), len(parties), to_run_config(config))
+        self._config, self._parties = config, parties
+
+    def _handle(self, message: Message) -> None:
+        offer = dict(message.content.config_records[OFFER])
+        party = self._parties[message.metadata.dst_node_id - 2]
+        process = _spawn.Process(target=_attend, args=(self._config, party, offer))
+        process.start()
+        process.join()
+        self._replies[message.metadata.message_id] = Message(RecordDict(), reply_to=message)
+
+
+def _attend(config: Config, party: str, offer: dict[str, Any]) -> None:
+    """Be a feature party in a process of its own."""
+    torch.set_num_threads(1)
+    secret = Secret.for_simulation(config.seed, party)
+    machine = build_feature_party(party, config, open_data(config), secret, simulation=True)
+    try:
+        stream.attend(ConfigRecord(offer), str(offer["session"]), machine, timeout=60.0)
+    except Exception as error:  # noqa: BLE001 - the benchmark ends its sessions in the middle of training
+        logging.getLogger(__name__).info("%s", error)
+
+
+def split_processes(gate: Gate, config: Config) -> None:
+    """Train over `stream`, each feature party in a process of its own."""
+    logging.disable(logging.WARNING)
+    grid = _ProcessGrid(config, party_names(config, open_data(config)))
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=to_run_config(config))
+    make_server_app(config=config, observers=(_Ticks(gate),))(grid, context)
+
+
+def joined(gate: Gate, config: Config) -> None:
+    """Train the same network on the same batches in one plain PyTorch loop, as a user with all the data would."""
+    torch.set_num_threads(1)
+    data = open_data(config)
+    parties = list(party_names(config, data))
+    own = data.label_party if config.parties.label_features and data.label_party not in parties else ""
+    bottoms, tables = {}, {}
+    for party in [*parties, *([own] if own else [])]:
+        secret = Secret.for_simulation(config.seed, "label" if party == own else party)
+        tables[party] = data.party(party)
+        with seeded_initialisation(secret.seed(*(("weights", "bottom") if party == own else ("weights",)))):
+            bottoms[party] = default_bottom(tables[party].spec, config)
+        bind_dropout(bottoms[party], secret.generator("dropout"))
+    schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
+    shapes = [bottom.cut_shape for bottom in bottoms.values()]
+    with seeded_initialisation(Secret.for_simulation(config.seed, "label").seed("weights", "top")):
+        top = default_top(fused_shape(shapes, config.model.fusion), 2, config)
+    network = nn.ModuleList([*bottoms.values(), top]).train()
+    optimizers = plain_optimizers(network, config.training.learning_rate)
+    labels = torch.from_numpy(data.labels().train)
+    for step in range(schedule.steps):
+        rows = schedule.train_batch(step)
+        z = fuse([bottom(*tables[party].train.gather(rows)) for party, bottom in bottoms.items()], config.model.fusion)
+        loss: Tensor = nn.functional.binary_cross_entropy_with_logits(top(z), labels[rows].float())
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        gate.tick(float(loss))
+    raise Enough
+
+
+def plain_optimizers(network: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    """Return Adam for dense weights and SparseAdam for embeddings."""
+    sparse = [part.weight for part in network.modules() if isinstance(part, nn.Embedding)]
+    known = {id(weight) for weight in sparse}
+    dense = [weight for weight in network.parameters() if id(weight) not in known]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(dense, lr=rate)]
+    return optimizers + ([torch.optim.SparseAdam(sparse, lr=rate)] if sparse else [])

@@ -1,0 +1,86 @@
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_vfl.data.builder import ids_digest
+from flower_vfl.data.ids import in_test_set, join_ids, read_ids
+from flower_vfl.errors import DataError
+
+id_lists = st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=40, unique=True)
+
+
+@given(id_lists, st.randoms())
+def test_every_party_derives_the_same_order_from_its_own_file(ids, random):
+    shuffled = ids.copy()
+    random.shuffle(shuffled)
+    assert join_ids({"a": pa.array(ids)}, "strict") == join_ids({"b": pa.array(shuffled)}, "strict")
+
+
+@given(id_lists, st.integers(0, 5))
+def test_an_id_keeps_its_side_of_the_split_whoever_else_is_there(ids, seed):
+    whole = dict(zip(ids, in_test_set(ids, 0.3, seed), strict=True))
+    half = ids[::2]
+    assert all(whole[value] == side for value, side in zip(half, in_test_set(half, 0.3, seed), strict=True))
+
+
+def test_the_test_set_has_about_the_size_that_was_asked_for_and_depends_on_the_seed():
+    ids = [str(number) for number in range(20_000)]
+    first, second = in_test_set(ids, 0.2, 0), in_test_set(ids, 0.2, 1)
+    assert first.mean() == pytest.approx(0.2, abs=0.01)
+    assert (first & second).mean() == pytest.approx(0.04, abs=0.01)
+
+
+@given(id_lists, id_lists)
+def test_an_inner_join_keeps_what_all_have_and_a_strict_one_refuses_differences(one, other):
+    files = {"a.csv": pa.array(one), "b.csv": pa.array(other)}
+    shared = sorted(set(one) & set(other))
+    if shared:
+        assert join_ids(files, "inner") == shared
+    else:
+        with pytest.raises(DataError, match="no ID is in all of"):
+            join_ids(files, "inner")
+    if set(one) == set(other):
+        assert join_ids(files, "strict") == shared
+    else:
+        with pytest.raises(DataError, match=r"IDs in [ab]\.csv are not in [ab]\.csv"):
+            join_ids(files, "strict")
+
+
+def test_a_refused_join_says_how_many_and_shows_three():
+    with pytest.raises(DataError, match=r"4 of 5 IDs in a are not in b: 'p', 'q', 'r', \.\.\.; .*join = 'inner'"):
+        join_ids({"a": pa.array(list("pqrst")), "b": pa.array(["t"])}, "strict")
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (["x", "y", "x", "y", "z"], "2 IDs of column 'id' occur more than once: 'x', 'y'"),
+        (["x", None], "row 2 has no ID"),
+        (["x", " "], "row 2 has no ID"),
+        ([1.0, 2.0], "fractions"),
+        (["7", " 7"], "occur more than once"),
+    ],
+)
+def test_ids_that_repeat_or_are_missing_are_refused(column, text):
+    with pytest.raises(DataError, match=text):
+        read_ids(pa.table({"id": column}), "id", "t.csv")
+
+
+def test_whole_numbers_and_texts_are_the_same_ids():
+    assert read_ids(pa.table({"id": [7, 12]}), "id", "t") == read_ids(pa.table({"id": ["7", "12"]}), "id", "t")
+
+
+def test_the_digest_knows_the_order_the_part_and_where_an_id_ends():
+    digests = {
+        ids_digest({"train": train, "test": test})
+        for train, test in [
+            (["a", "b"], ["c"]),
+            (["b", "a"], ["c"]),
+            (["a"], ["b", "c"]),
+            (["ab"], ["c"]),
+            (["a", "b", "c"], []),
+            (["a2:b"], ["c"]),
+        ]
+    }
+    assert len(digests) == 6

@@ -1,0 +1,210 @@
+"""The feature party's state machine: what it refuses, and that its state is all of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from flower_vfl.attacks import NormAttack
+from flower_vfl.errors import ProtocolError, TrainingError
+from flower_vfl.nn import Optimizers, bind_dropout, seeded_initialisation, weights_digest
+from flower_vfl.parties.attacker import Attacker
+from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import Schedule
+from tests.toys import toy_data
+
+SCHEDULE = Schedule(1, 100, 20, 16, 50, 2, 0.1)
+
+
+def make_party(kind=FeatureParty, *, in_flight=1, bottom=None, **more):
+    with seeded_initialisation(3):
+        model = bottom or nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4)
+        )
+    generator = torch.Generator().manual_seed(5)
+    bind_dropout(model, generator)
+    table = toy_data(rows=100, test_rows=20, parties=1).party("a")
+    optimizers = Optimizers(model, "adam", learning_rate=0.01)
+    return kind("a", model, optimizers, table, SCHEDULE, in_flight=in_flight, dropout=generator, **more)
+
+
+def ask(step, gradient_of=-1, gradient=None):
+    tensors = {} if gradient is None else {"gradient": gradient}
+    return Frame(Kind.STEP, step, {"gradient_of": gradient_of}, tensors)
+
+
+def gradient_for(step, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(len(SCHEDULE.train_batch(step)), 4, generator=generator, dtype=dtype)
+
+
+def drive(party, first, last, in_flight, restart=None):
+    """Do the steps of a schedule with made-up gradients; `restart` replaces the party before each frame."""
+    for step in range(first, last):
+        frame = ask(step + in_flight if step + in_flight < last else -1, step, gradient_for(step))
+        party = restart(party) if restart else party
+        party.handle(frame)
+    return party
+
+
+def fill(party, in_flight):
+    for step in range(in_flight):
+        party.handle(ask(step))
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (ask(1), "step 1 was asked for, the next one is 0"),
+        (ask(99), "step 99"),
+        (ask(0, 0, torch.zeros(16, 4)), "gradient of step 0 came, that of step none"),
+        (Frame(Kind.STEP, 0), "integer field 'gradient_of'"),
+        (Frame(Kind.STEP, 0, {"gradient_of": True}), "integer field"),
+        (Frame(Kind.EVALUATE, 0, {"part": "train"}), "no evaluation batch"),
+        (Frame(Kind.EVALUATE, 1, {"part": "test"}), "no evaluation batch 1"),
+        (Frame(Kind.EVALUATE, 0, {}), "text field 'part'"),
+        (Frame(Kind.HELLO), "does not take hello"),
+        (Frame(Kind.AUDIT, fields={"offset": 0}), "does not take audit"),
+    ],
+)
+def test_frames_out_of_place_are_refused_and_name_what_was_expected(frame, reason):
+    with pytest.raises(ProtocolError, match=reason):
+        make_party().handle(frame)
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        torch.zeros(15, 4),
+        torch.zeros(16, 5),
+        torch.zeros(16, 4, dtype=torch.float64),
+        torch.full((16, 4), math.nan),
+        torch.full((16, 4), math.inf),
+        None,
+    ],
+    ids=["rows", "width", "dtype", "NaN", "infinity", "absent"],
+)
+def test_a_wrong_gradient_is_refused_and_changes_no_weight(gradient):
+    party = make_party()
+    party.handle(ask(0))
+    before = weights_digest(party.bottom)
+    with pytest.raises(ProtocolError):
+        party.handle(ask(1, 0, gradient))
+    assert weights_digest(party.bottom) == before
+
+
+def test_no_more_steps_are_under_way_than_agreed():
+    party = make_party(in_flight=2)
+    fill(party, 2)
+    with pytest.raises(ProtocolError, match="while 2 steps wait"):
+        party.handle(ask(2))
+
+
+def test_training_cannot_be_finished_while_a_gradient_is_missing():
+    party = make_party()
+    party.handle(ask(0))
+    with pytest.raises(ProtocolError, match="1 steps wait"):
+        party.handle(Frame(Kind.FINISH))
+    assert not party.finished
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_a_party_rebuilt_from_its_state_before_every_frame_ends_with_the_same_weights(in_flight):
+    def rebuild(party):
+        fresh = make_party(in_flight=in_flight)
+        fresh.restore(party.state())
+        return fresh
+
+    undisturbed, disturbed = make_party(in_flight=in_flight), make_party(in_flight=in_flight)
+    for party in (undisturbed, disturbed):
+        fill(party, in_flight)
+    undisturbed = drive(undisturbed, 0, 8, in_flight)
+    disturbed = drive(disturbed, 0, 8, in_flight, restart=rebuild)
+    assert weights_digest(undisturbed.bottom) == weights_digest(disturbed.bottom)
+
+
+def test_repeating_a_forward_pass_updates_running_statistics_once():
+    party = make_party(in_flight=2)
+    fill(party, 2)
+    counts = party.bottom[1].num_batches_tracked.item()
+    party.handle(ask(-1, 0, gradient_for(0)))
+    assert party.bottom[1].num_batches_tracked.item() == counts == 2
+
+
+def test_a_bottom_model_that_returns_no_batch_of_numbers_is_refused():
+    class Wrong(nn.Module):
+        def forward(self, x):
+            return x.sum()
+
+    with pytest.raises(TrainingError, match="floating point tensor"):
+        make_party(bottom=Wrong())
+
+
+def make_attacker(**more):
+    return make_party(Attacker, attacks=[NormAttack()], **more)
+
+
+def audit_frame(rows=100):
+    labels = torch.from_numpy(toy_data(rows=100, test_rows=20, parties=1).target.train[:rows]).to(torch.uint8)
+    return Frame(Kind.AUDIT, fields={"offset": 0}, tensors={"labels": labels})
+
+
+def test_a_deployed_attacker_refuses_labels_and_scores_nothing():
+    attacker = make_attacker(simulation=False)
+    with pytest.raises(ProtocolError, match="deployment refuses"):
+        attacker.handle(audit_frame())
+    fill(attacker, 1)
+    drive(attacker, 0, 3, 1)
+    assert attacker.report()["leakage"] == []
+
+
+def test_a_simulated_attacker_scores_the_cut_and_the_first_layer():
+    attacker = make_attacker(simulation=True)
+    attacker.handle(audit_frame())
+    fill(attacker, 1)
+    attacker = drive(attacker, 0, 3, 1)
+    entries = attacker.report()["leakage"]
+    assert [(entry["layer"], entry["steps"]) for entry in entries] == [("cut", 3), ("first", 3)]
+    assert set(attacker.transcript.last.gradients) == {"cut", "first"}
+
+
+def test_half_of_the_audit_labels_are_not_enough_to_score():
+    attacker = make_attacker(simulation=True)
+    attacker.handle(audit_frame(rows=50))
+    fill(attacker, 1)
+    drive(attacker, 0, 2, 1)
+    assert attacker.report()["leakage"] == []
+
+
+def test_audit_labels_that_skip_rows_are_refused():
+    attacker = make_attacker(simulation=True)
+    piece = audit_frame().tensors["labels"][:10]
+    with pytest.raises(ProtocolError, match="row 0 was next"):
+        attacker.handle(Frame(Kind.AUDIT, fields={"offset": 5}, tensors={"labels": piece}))
+
+
+def test_the_first_layer_gradient_is_the_one_that_autograd_gives():
+    attacker = make_attacker(simulation=False)
+    twin = make_party()
+    attacker.handle(ask(0))
+    x = twin._gather("train", SCHEDULE.train_batch(0))[0]
+    twin.bottom.train()
+    hidden = twin.bottom[2](twin.bottom[1](twin.bottom[0](x)))
+    hidden.retain_grad()
+    twin.bottom[4](twin.bottom[3](hidden)).backward(gradient_for(0))
+    attacker.handle(ask(-1, 0, gradient_for(0)))
+    assert torch.equal(attacker.transcript.last.gradients["first"], hidden.grad)
+
+
+def test_the_state_of_an_attacker_keeps_what_it_measured():
+    attacker = make_attacker(simulation=True)
+    attacker.handle(audit_frame())
+    fill(attacker, 1)
+    attacker = drive(attacker, 0, 4, 1)
+    again = make_attacker(simulation=True)
+    again.restore(attacker.state())
+    assert again.report()["leakage"] == attacker.report()["leakage"]
