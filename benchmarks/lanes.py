@@ -126,7 +126,7 @@ def joined(gate: Gate, config: Config) -> None:
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-        gate.tick(float(loss))
+        gate.tick(loss.item())
     raise Enough
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, Self, get_origin
+from typing import Any, Literal, Self, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -19,19 +22,38 @@ from flower_vfl.registry import suggestion
 Value = str | int | float | bool
 
 
+def _require_plain(value: Any) -> None:
+    """Refuse what TOML and JSON do not both hold."""
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("keys must be text")
+        value = list(value.values())
+    if isinstance(value, list):
+        for entry in value:
+            _require_plain(entry)
+    elif not isinstance(value, Value) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{value!r} is neither text nor a finite number, true, false, a list or a table")
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
 class DataConfig(_Section):
     """Which data, and from where."""
 
-    name: str = Field(default="census-income", description="data set; `flower-vfl data list` shows them")
+    name: str = Field(default="census-income", min_length=1, description="data set; `flower-vfl data list` shows them")
     path: str = Field(
         default="",
         description="folder or file of the raw or prepared data; empty: where the data set's package puts it",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="options of the data set's loader")
+
+    @field_validator("options")
+    @classmethod
+    def _plain_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        _require_plain(options)
+        return options
 
 
 class PartiesConfig(_Section):
@@ -115,7 +137,9 @@ class TransportConfig(_Section):
     wire_dtype: Literal["exact", "float16", "bfloat16"] = Field(
         default="exact", description="number format on the wire"
     )
-    host: str = Field(default="127.0.0.1", description="address at which the label party's session endpoint listens")
+    host: str = Field(
+        default="127.0.0.1", min_length=1, description="address at which the label party's session endpoint listens"
+    )
     advertise: str = Field(default="", description="address that feature parties dial; empty: `host`")
     port: int = Field(default=0, ge=0, le=65535, description="port of the session endpoint; 0: a free one")
     connect_timeout: float = Field(default=60.0, gt=0.0, description="seconds in which every party must have dialled")
@@ -154,6 +178,7 @@ class Config(_Section):
         for entry in defenses:
             if not isinstance(entry.get("name"), str):
                 raise ValueError(f"each defense needs a name, given {entry}")
+        _require_plain(defenses)
         return defenses
 
     @model_validator(mode="after")
@@ -162,6 +187,19 @@ class Config(_Section):
             raise ValueError("training.patience needs a validation part: set training.validation above 0")
         if not self.attack.monitor and self.attack.max_leak < 1.0:
             raise ValueError("attack.max_leak is measured by the monitor: set attack.monitor to true")
+        if not self.attack.names and self.attack.max_leak < 1.0:
+            raise ValueError("attack.max_leak is measured by attacks: name at least one in attack.names")
+        if self.transport.wire_dtype != "exact" and self.transport.kind == "inproc":
+            raise ValueError(
+                f"transport.wire_dtype is {self.transport.wire_dtype!r}, but transport.kind 'inproc' has no wire: "
+                "set transport.kind to 'stream' or 'messages', or transport.wire_dtype to 'exact'"
+            )
+        strangers = set(self.parties.attackers) - set(self.parties.features)
+        if self.parties.features and strangers:
+            raise ValueError(
+                f"parties.attackers names {', '.join(sorted(strangers))}; "
+                f"parties.features has {', '.join(self.parties.features)}"
+            )
         return self
 
     @property
@@ -243,29 +281,51 @@ def _json(path: str, text: str) -> Any:
 def _coerce(path: str, kind: Any, value: Any) -> Any:
     """Turn a flat value (`--set`, Flower's run config) into what the leaf wants."""
     if not isinstance(value, str):
-        return value
+        return [value] if get_origin(kind) is list and not isinstance(value, list) else value
     if path == "defenses":
         return _json(path, value) if value.lstrip().startswith("[") else parse_defenses(value)
-    if get_origin(kind) is list:
-        items = [item.strip() for item in value.strip().removeprefix("[").removesuffix("]").split(",")]
-        return [_scalar(item.strip("\"'")) for item in items if item]
     if get_origin(kind) is dict:
         return _json(path, value or "{}")
-    return value if kind is str or get_origin(kind) is Literal else _scalar(value)
+    if get_origin(kind) is list:
+        return _list(get_args(kind)[0], value)
+    return _typed(kind, value)
+
+
+def _list(kind: Any, text: str) -> Any:
+    """Read a list in JSON, or as people type it: `128,64`, `[a, b]`."""
+    text = text.strip()
+    if text.startswith("["):
+        with suppress(ValueError, RecursionError):
+            return json.loads(text)
+    items = [item.strip().strip("\"'") for item in text.removeprefix("[").removesuffix("]").split(",")]
+    return [_typed(kind, item) for item in items if item]
+
+
+def _typed(kind: Any, text: str) -> Value:
+    """Read text as a leaf of this kind; text that is none stays what it is, and its field refuses it by name."""
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind in (int, float):
+        for number in (int, float):
+            with suppress(ValueError):
+                return number(text)
+    return text
 
 
 def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nested `values` with flat `overrides` (dotted or kebab-case keys) put in."""
-    result: dict[str, Any] = json.loads(json.dumps(values))
+    result: dict[str, Any] = copy.deepcopy(dict(values))
     leaves = leaf_paths()
     for key, value in overrides.items():
         path, entry = _path_of(key)
         *sections, leaf = path.split(".")
         place = result
-        for section in sections:
+        for section in [*sections, leaf] if entry else sections:
             place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{section} must be a table, given {place!r}")
         if entry:
-            place.setdefault(leaf, {})[entry] = _scalar(value) if isinstance(value, str) else value
+            place[entry] = _scalar(value) if isinstance(value, str) else value
         else:
             place[leaf] = _coerce(path, leaves[path], value)
     return result
@@ -315,7 +375,10 @@ def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Conf
         path = Path(source)
         if not path.is_file():
             raise ConfigError(f"there is no configuration file {source!r}")
-        text = path.read_text(encoding="utf8")
+        try:
+            text = path.read_text(encoding="utf8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read: {error}") from None
     elif source in preset_names():
         text = (files("flower_vfl") / "simulations" / "presets" / f"{source}.toml").read_text(encoding="utf8")
     else:
@@ -324,7 +387,7 @@ def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Conf
         )
     try:
         values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{source} is no valid TOML: {error}") from None
     return build_config(values, overrides)
 
@@ -353,12 +416,8 @@ def to_run_config(config: Config) -> dict[str, Value]:
         value: Any = nested
         for part in path.split("."):
             value = value[part]
-        if path == "defenses" or isinstance(value, dict):
-            flat[_flat(path)] = json.dumps(value)
-        elif isinstance(value, list):
-            flat[_flat(path)] = ",".join(map(str, value))
-        else:
-            flat[_flat(path)] = value
+        # A list as JSON: an empty one must not read as "not given", nor a party named 1 as a number.
+        flat[_flat(path)] = json.dumps(value) if isinstance(value, list | dict) else value
     return flat
 
 

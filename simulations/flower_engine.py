@@ -18,11 +18,15 @@ from typing import Any
 import httpx
 import tomli_w
 
+from flower_vfl import errors
 from flower_vfl.apps.build import open_data, party_names
 from flower_vfl.apps.folder import check_free
 from flower_vfl.apps.result import package_version
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.errors import SessionError
+
+ERROR_FILE_VARIABLE = "FLOWER_VFL_ERROR_FILE"
+"""Where the ServerApp of `--engine flower` leaves the words of its error: Flower passes on an exit code only."""
 
 _NAME = "flower-vfl-run"
 _START_SECONDS = 60.0
@@ -48,6 +52,7 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
         environment = {
             **os.environ,
             "FLWR_HOME": str(home),
+            ERROR_FILE_VARIABLE: str(Path(temporary) / "error"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -56,15 +61,25 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
             resources = f"num-supernodes={parties} client-resources-num-cpus=1 init-args-num-cpus={parties}"
             command = [_tool("flwr"), "run", str(app), _NAME, "--stream", "--federation-config", resources]
             finished = subprocess.run(command, env=environment, check=False)
+        _raise_again(Path(temporary) / "error")
     result = out / "result.json"
     if not result.is_file():
         raise SessionError(
             f"the Flower run left no result (flwr run ended with {finished.returncode}); its log is above"
         )
     summary: dict[str, Any] = json.loads(result.read_text(encoding="utf8"))
-    if summary.get("status") == "failed":
-        raise SessionError(f"the Flower run failed: {summary.get('error')}")
     return summary
+
+
+def _raise_again(file: Path) -> None:
+    """Raise the error that ended the ServerApp, as what it was."""
+    if not file.is_file():
+        return
+    name, _, words = file.read_text(encoding="utf8").partition(": ")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, errors.FlowerVflError):
+        raise kind(words)
+    raise SessionError(f"the Flower run failed: {name}: {words}")
 
 
 def write_app(folder: Path, config: Config, out: Path) -> None:
@@ -74,7 +89,13 @@ def write_app(folder: Path, config: Config, out: Path) -> None:
         text = (files("flower_vfl") / "simulations" / name).read_text(encoding="utf8")
         (folder / name).write_text(text, encoding="utf8")
     project = {
-        "project": {"name": _NAME, "version": package_version("flower-vfl") or "0", "description": "One run of flower-vfl", "license": "Apache-2.0", "dependencies": []},
+        "project": {
+            "name": _NAME,
+            "version": package_version("flower-vfl") or "0",
+            "description": "One run of flower-vfl",
+            "license": "Apache-2.0",
+            "dependencies": [],
+        },
         "tool": {
             "flwr": {
                 "app": {

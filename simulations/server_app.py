@@ -1,9 +1,12 @@
 """The label party's ServerApp of the presets, for `flwr run`."""
 
 import logging
+import os
+from pathlib import Path
 
 from flower_vfl.apps import RunResult, make_server_app
 from flower_vfl.reports import render
+from flower_vfl.simulations.flower_engine import ERROR_FILE_VARIABLE
 
 # Flower shows its own logger; ours goes the same way.
 _flower = logging.getLogger("flwr")
@@ -14,6 +17,8 @@ _ours.propagate = False
 
 
 def _report(result: RunResult) -> None:
+    if result.summary["error"] and os.environ.get(ERROR_FILE_VARIABLE):
+        Path(os.environ[ERROR_FILE_VARIABLE]).write_text(result.summary["error"], encoding="utf8")
     if result.folder is not None and (result.folder / "result.json").is_file():
         logging.getLogger("flower_vfl").info("report: %s", render([result.folder]))
 

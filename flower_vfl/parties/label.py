@@ -16,6 +16,7 @@ from flower_vfl.errors import TrainingError, UnprotectedBatchError
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.fusion import fuse
 from flower_vfl.nn.optim import Optimizers
+from flower_vfl.protocol.frame import is_finite
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
 
 Log = dict[str, float]
@@ -160,7 +161,7 @@ class LabelParty:
                 f"a defense returned {protected.dtype} {tuple(protected.shape)} "
                 f"for gradients of {joint.dtype} {tuple(joint.shape)}"
             )
-        if not bool(torch.isfinite(protected).all()):
+        if not is_finite(protected):
             raise UnprotectedBatchError("a defense returned gradients that are not finite; they were not sent")
         pieces = protected.split([grad[0].numel() for grad in grads], dim=1)
         shaped = (piece.reshape(grad.shape).contiguous() for piece, grad in zip(pieces, grads, strict=True))

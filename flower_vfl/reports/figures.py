@@ -143,10 +143,17 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _stretches(steps: NDArray[Any], values: NDArray[Any]) -> tuple[NDArray[np.float64], ...]:
-    """Cut a curve into at most 200 stretches; return where each is, its minimum, 95 % quantile and maximum."""
+    """Cut a curve into at most 200 stretches; return where each is, its minimum, 95 % quantile and maximum.
+
+    A stretch has 20 steps or more where that leaves 25 of them; a short run is shown step by step.
+    """
     known = np.isfinite(values)
     steps, values = steps[known], values[known]
-    parts = np.array_split(np.arange(values.size), min(BINS, max(values.size // 20, 1))) if values.size else []
+    parts = (
+        np.array_split(np.arange(values.size), min(BINS, max(values.size // 20, min(values.size, 25))))
+        if values.size
+        else []
+    )
     rows = [(steps[part].mean(), values[part].min(), nearest_rank(values[part]), values[part].max()) for part in parts]
     return tuple(np.array(rows, dtype=np.float64).reshape(-1, 4).T)
 

@@ -144,7 +144,7 @@ def _epoch_figures(run: Run) -> list[Markup]:
             epochs, values = epochs[np.isfinite(values)], values[np.isfinite(values)]
             if epochs.size:
                 which, position = np.unique(epochs, return_inverse=True)
-                curves[label] = (which + 1, np.bincount(position, values) / np.bincount(position))
+                curves[label] = (which, np.bincount(position, values) / np.bincount(position))
         if curves:
             figures.append(Markup(epoch_figure(title, ylabel, curves)))
     return figures

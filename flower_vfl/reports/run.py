@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
-OPTIONAL = {"weights": dict, "environment": dict, "alone": dict}
+OPTIONAL = {"weights": dict, "environment": dict, "alone": dict, "parties": dict}
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,7 @@ class Run:
     """What a run's folder holds: ``config.toml``, ``result.json`` and the values along training."""
 
     folder: Path
-    config: dict[str, Any]
-    config_text: str
+    config: str
     result: dict[str, Any]
     steps: pa.Table
 
@@ -56,10 +55,10 @@ class Run:
         return sorted(s for s in found if s[3] == "auc" or (*s[:3], "auc") not in found)
 
     def parties(self) -> list[str]:
-        """Return the feature parties, as the configuration names them or, where it does not, as the result does."""
-        named = self.config.get("parties", {}).get("features") or []
-        weights = self.result.get("weights") or {}
-        return [str(party) for party in named] or sorted(party for party in weights if party != "label")
+        """Return the feature parties, as the result names them or, where it does not, by their weights."""
+        named = self.result.get("parties", {}).get("features")
+        weights = self.result.get("weights", {})
+        return [str(party) for party in named] if isinstance(named, list) else sorted(weights.keys() - {"label"})
 
 
 def load_run(folder: Path | str) -> Run:
@@ -73,15 +72,10 @@ def load_run(folder: Path | str) -> Run:
     folder = Path(folder)
     text = _read(folder / "config.toml")
     try:
-        config = tomllib.loads(text)
+        tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
-    parties = config.get("parties", {})
-    if not isinstance(parties, dict) or not isinstance(parties.get("features", []), list):
-        raise InputError(
-            f"{folder / 'config.toml'}: 'parties' is {parties!r}, a table with a list 'features' is needed."
-        )
-    return Run(folder, config, text, _result(folder / "result.json"), read_steps(folder))
+    return Run(folder, text, _result(folder / "result.json"), read_steps(folder))
 
 
 def _read(path: Path) -> str:

@@ -21,6 +21,8 @@ METRICS = {
     "train_loss": "Training loss",
     "validation_auc": "Validation AUC",
     "validation_loss": "Validation loss",
+    "validation_ace": "Validation calibration error",
+    "validation_accuracy": "Validation accuracy",
     "epoch": "Epoch",
 }
 

@@ -31,7 +31,7 @@ def train_joined(config, data, parties, own=""):
     rows = schedule.train_batch(0)[:2]
     with torch.no_grad():
         shapes = [tuple(b.eval()(*tables[p].train.gather(rows)).shape[1:]) for p, b in bottoms.items()]
-    joined = (shapes[0] if config.model.fusion != "concat" else (sum(s[0] for s in shapes), *shapes[0][1:]))
+    joined = shapes[0] if config.model.fusion != "concat" else (sum(s[0] for s in shapes), *shapes[0][1:])
     with seeded_initialisation(Secret.for_simulation(config.seed, "label").seed("weights", "top")):
         top = default_top(joined, data.target.classes, config)
     network = nn.ModuleList([*bottoms.values(), top])
@@ -96,7 +96,9 @@ def test_all_transports_give_identical_weights(in_flight):
     data = mixed_data()
     weights = []
     for kind in ("inproc", "stream", "messages"):
-        config = toy_config(transport={"kind": kind, "in_flight": in_flight}, model={"dropout": 0.2, "bottom": [16, 16]})
+        config = toy_config(
+            transport={"kind": kind, "in_flight": in_flight}, model={"dropout": 0.2, "bottom": [16, 16]}
+        )
         weights.append(run(config, data=lambda _: data).summary["weights"])
     assert weights[0] == weights[1] == weights[2]
 

@@ -1,6 +1,11 @@
 import pytest
+from hypothesis import HealthCheck, settings
 
 from flower_vfl.data.catalog import CACHE_VARIABLE
+
+# A loaded machine is no reason to fail; the fixture below is the same for all examples of a property.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,7 @@ SCHEDULE = Schedule(1, 100, 20, 16, 50, 2, 0.1)
 
 def make_party(kind=FeatureParty, *, in_flight=1, bottom=None, **more):
     with seeded_initialisation(3):
-        model = bottom or nn.Sequential(
-            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4)
-        )
+        model = bottom or nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4))
     generator = torch.Generator().manual_seed(5)
     bind_dropout(model, generator)
     table = toy_data(rows=100, test_rows=20, parties=1).party("a")

@@ -31,7 +31,7 @@ def write_run(folder, *, defenses=(), leak=0.97, steps=600, epochs=6, parties=("
     }
     with StepLog(folder) as log:
         for step in range(steps):
-            epoch = step * epochs // steps
+            epoch = 1 + step * epochs // steps
             row = {"step": step, "epoch": epoch}
             positives = rng.binomial(1024, 0.083)
             for (party, layer), summary in summaries.items():
@@ -43,24 +43,29 @@ def write_run(folder, *, defenses=(), leak=0.97, steps=600, epochs=6, parties=("
                     log.add(**row, party=party, layer=layer, attack="norm", metric="monitor_auc", value=value)
             loss = 0.12 + 0.25 * np.exp(-step / 80) + rng.normal(0, 0.01)
             log.add(**row, party="label", layer="", attack="", metric="train_loss", value=loss)
-            if step == steps - 1 or (step + 1) * epochs // steps > epoch:
-                done = np.exp(-epoch / 1.5)
+            if step == steps - 1 or (step + 1) * epochs // steps >= epoch:
+                done = np.exp(-(epoch - 1) / 1.5)
                 values = {"test_loss": 0.125 + 0.05 * done, "validation_loss": 0.123 + 0.05 * done}
                 values |= {"test_auc": utility - 0.04 * done, "validation_auc": utility + 0.002 - 0.04 * done}
                 for metric, value in values.items():
                     log.add(**row, party="label", layer="", attack="", metric=metric, value=value)
         log.merge()
-    result = make_result(utility, [summary.result() for summary in summaries.values()], list(defenses), steps, epochs)
+    result = make_result(
+        utility, [summary.result() for summary in summaries.values()], list(defenses), steps, epochs, parties
+    )
     (folder / "config.toml").write_text(CONFIG)
     (folder / "result.json").write_text(json.dumps(result))
     return folder
 
 
-def make_result(utility, leakage, defenses, steps=600, epochs=6):
+def make_result(utility, leakage, defenses, steps, epochs, parties):
     """A result of the contract's schema."""
     values = {"test_loss": 0.127, "test_ace": 0.0081, "test_accuracy": 0.9534, "train_loss": 0.1183}
     return {
         "schema": 1,
+        "status": "finished",
+        "error": "",
+        "parties": {"features": list(parties), "label_features": False},
         "dataset": {"name": "census-income", "rows": 149_271, "test_rows": 75_034, "positives": 0.0829, "classes": 2},
         "defenses": defenses,
         "utility": {

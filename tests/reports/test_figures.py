@@ -48,6 +48,12 @@ def test_a_very_long_name_is_shortened_in_the_legend_instead_of_squeezing_the_fi
     assert "x" * 39 + "…" in texts(leak_figure("t", {"x" * 500: (STEPS, VALUES)}, None))
 
 
+def test_epochs_are_on_the_axis_as_they_were_logged():
+    labels = texts(epoch_figure("Loss", "loss", {"train": (np.arange(1, 4), np.arange(3.0))}))
+    assert {"1", "2", "3"} <= set(labels)
+    assert "4" not in labels
+
+
 def test_the_same_figure_is_the_same_text():
     assert leak_figure("x", {"cut": (STEPS, VALUES)}, 0.5) == leak_figure("x", {"cut": (STEPS, VALUES)}, 0.5)
 
@@ -80,6 +86,12 @@ def test_stretches_cover_every_step_and_keep_the_summary_of_each():
     assert at.tolist() == [part.mean() for part in parts]
     assert high.tolist() == [nearest_rank(VALUES[part]) for part in parts]
     assert (low.min(), top.max()) == (VALUES.min(), VALUES.max())
+
+
+def test_a_short_run_is_shown_step_by_step():
+    at, low, high, top = _stretches(np.arange(14), VALUES[:14])
+    assert at.tolist() == list(range(14))
+    assert low.tolist() == high.tolist() == top.tolist() == VALUES[:14].tolist()
 
 
 def test_a_long_run_does_not_make_a_large_figure():

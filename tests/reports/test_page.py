@@ -109,6 +109,26 @@ def test_scores_that_are_wrong_more_often_than_chance_are_pointed_out(run_folder
     assert "reads the labels well" in text
 
 
+def test_a_run_that_did_not_end_as_planned_says_so_and_why(run_folder):
+    folder = run_folder(steps=3, epochs=1)
+    assert "planned end" not in page(render([folder])).text
+    change(folder, lambda result: result.update(status="failed", error="party b died"))
+    assert "planned end: failed. party b died" in page(render([folder])).text
+
+
+def test_columns_of_the_label_party_are_mentioned(run_folder):
+    folder = run_folder(steps=3, epochs=1)
+    assert "columns of its own" not in page(render([folder])).text
+    change(folder, lambda result: result["parties"].update(label_features=True))
+    assert "keeps the labels, and has columns of its own." in page(render([folder])).text
+
+
+def test_parties_are_known_by_their_weights_where_nothing_else_names_them(run_folder):
+    folder = run_folder(steps=3, epochs=1)
+    change(folder, lambda result: result.pop("parties"))
+    assert "The feature parties a and b have" in page(render([folder])).text
+
+
 def test_the_monitor_stands_in_where_no_attacker_reported(run_folder):
     folder = run_folder(steps=1, epochs=1)
     (folder / "steps.parquet").unlink()
@@ -196,7 +216,7 @@ def test_a_missing_file_is_named_and_nothing_is_written(run_folder, name):
 @pytest.mark.parametrize("content", [b"\xff\xfe not text", b"= [", b'{"schema": 2}', b"[1]"])
 def test_a_corrupt_file_is_named_and_nothing_is_written(run_folder, name, content):
     if (name, content) == ("config.toml", b"[1]"):
-        content = b"parties = 3"
+        content = b"[1"
     folder = run_folder(steps=3, epochs=1)
     (folder / name).write_bytes(content)
     with pytest.raises(InputError, match=re.escape(str(folder / name))):

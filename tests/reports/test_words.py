@@ -16,8 +16,8 @@ def leak(q95, null=0.55, mean=None, **facts):
 
 
 def run_with(*leakage, defenses=(), parties=("a",)):
-    result = {"leakage": list(leakage), "defenses": list(defenses)}
-    return Run(Path("run"), {"parties": {"features": list(parties)}}, "", result, SCHEMA.empty_table())
+    result = {"leakage": list(leakage), "defenses": list(defenses), "parties": {"features": list(parties)}}
+    return Run(Path("run"), "", result, SCHEMA.empty_table())
 
 
 @pytest.mark.parametrize(

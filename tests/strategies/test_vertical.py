@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import ConfigError, DataError, UnprotectedBatchError
 from flower_vfl.strategies import DEFENSES, Defense, Iso, Observer, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense

@@ -1,0 +1,219 @@
+"""Parties that fail, lie or do not fit: the run ends within seconds, says which and why, and keeps what it measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from flower_vfl.apps import run
+from flower_vfl.apps.build import default_bottom
+from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError, TrainingError
+from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.tracking import read_steps
+from tests.toys import toy_config, toy_data
+
+TRANSPORTS = ("inproc", "stream", "messages")
+
+
+class Faulty(nn.Module):
+    """A bottom model that does something wrong in one of its training passes."""
+
+    def __init__(self, inner, act, at):
+        super().__init__()
+        self.inner, self.act, self.at, self.passes = inner, act, at, 0
+
+    def forward(self, *inputs):
+        z = self.inner(*inputs)
+        if self.training:
+            self.passes += 1
+            if self.passes == self.at:
+                return self.act(z)
+        return z
+
+
+def faulty_at(party_width, act, at=4):
+    """A factory whose party "b" is faulty; parties are told apart by the width of their columns."""
+
+    def bottom(spec, config):
+        model = default_bottom(spec, config)
+        return Faulty(model, act, at) if spec.numeric == party_width else model
+
+    return bottom
+
+
+def uneven_data():
+    """Party "a" has 6 columns, party "b" 5."""
+    data = toy_data(rows=300)
+    narrow = toy_data(rows=300, shape=(5,), seed=1).party("b")
+    return dataclasses.replace(data, tables={"a": data.party("a"), "b": narrow})
+
+
+def die(_z):
+    raise RuntimeError("out of luck")
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_a_party_that_dies_ends_the_run_in_seconds_with_its_name_and_reason_and_keeps_the_steps(kind, tmp_path):
+    data, config = uneven_data(), toy_config(transport={"kind": kind})
+    started = time.monotonic()
+    with pytest.raises(PartyError, match=r"(?s)'b'.*out of luck"):
+        run(config, data=lambda _: data, bottom=faulty_at(5, die), out=tmp_path / "run")
+    assert time.monotonic() - started < 10
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert "out of luck" in result["error"]
+    assert result["cost"]["steps"] == 3
+    table = read_steps(tmp_path / "run")
+    assert sorted(set(table["step"].to_pylist())) == [0, 1, 2]
+    assert {"train_loss", "monitor_auc"} <= set(table["metric"].to_pylist())
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (lambda z: z * math.nan, "not finite"),
+        (lambda z: z[:, 1:], "must be float32"),
+        (lambda z: z[1:], "must be float32"),
+        (lambda z: z.double(), "given float64"),
+    ],
+    ids=["NaN", "width", "rows", "dtype"],
+)
+def test_a_party_that_sends_something_wrong_is_refused(kind, act, reason):
+    data, config = uneven_data(), toy_config(transport={"kind": kind})
+    with pytest.raises(ProtocolError, match=reason):
+        run(config, data=lambda _: data, bottom=faulty_at(5, act))
+
+
+def grid_of(client_data, config):
+    return LocalGrid(make_client_app(data=lambda _: client_data, config=config), len(client_data.parties), {})
+
+
+def start(label_data, client_data, config, client_config=None):
+    strategy = VerticalStrategy(
+        lambda shape: nn.Linear(shape[0], 1),
+        label_data.labels(),
+        parties=label_data.parties,
+        config=config,
+        alignment=label_data.alignment.digest,
+    )
+    return strategy.start(grid_of(client_data, client_config or config))
+
+
+def test_a_party_with_another_number_of_rows_does_not_fit():
+    with pytest.raises(PartyError, match="its rows is 299, here it is 300"):
+        start(toy_data(rows=300), toy_data(rows=299), toy_config())
+
+
+def test_a_party_with_other_ids_does_not_fit():
+    other = dataclasses.replace(toy_data(), digest="f00")
+    with pytest.raises(PartyError, match=r"its alignment is 'f00'.*prepare or align"):
+        start(toy_data(), other, toy_config())
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 32}, {"epochs": 3}, {"validation": 0.2}])
+def test_a_party_with_another_configuration_does_not_fit(change):
+    with pytest.raises(PartyError, match="another configuration"):
+        start(toy_data(), toy_data(), toy_config(), toy_config(training=change))
+
+
+def test_parties_must_agree_on_the_steps_in_flight():
+    with pytest.raises(PartyError, match="in_flight"):
+        start(toy_data(), toy_data(), toy_config(), toy_config(transport={"in_flight": 2}))
+
+
+def test_the_wrong_number_of_nodes_is_told_with_the_exact_setting():
+    from flower_vfl.errors import SetupError
+
+    data, config = toy_data(parties=3), toy_config(transport={"connect_timeout": 0.3})
+    client = make_client_app(data=lambda _: data, config=config)
+    strategy = VerticalStrategy(nn.Linear(24, 1), data.labels(), parties=data.parties, config=config)
+    with pytest.raises(SetupError, match=r'num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=3"'):
+        strategy.start(LocalGrid(client, 2, {}))
+
+
+def test_nodes_without_a_party_are_spare():
+    data, config = toy_data(parties=1), toy_config(transport={"kind": "stream"})
+    client = make_client_app(data=lambda _: data, config=config)
+    strategy = VerticalStrategy(nn.Linear(8, 1), data.labels(), parties=data.parties, config=config)
+    strategy.start(LocalGrid(client, 3, {}))
+    assert strategy.outcome.stopped == "finished"
+
+
+def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try():
+    config = toy_config(training={"learning_rate": 1e30})
+    with pytest.raises((TrainingError, ProtocolError, PartyError), match="learning_rate|not finite"):
+        run(config, data=lambda _: toy_data())
+
+
+def test_a_folder_with_something_in_it_is_not_overwritten(tmp_path):
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(OutputExistsError, match="not empty"):
+        run(toy_config(), data=lambda _: toy_data(), out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        (toy_config(defenses=[{"name": "iso", "t": -1}]), ConfigError),
+        (toy_config(defenses=[{"name": "nothing"}]), ConfigError),
+        (toy_config(attack={"names": ["nothing"]}), ConfigError),
+        (toy_config(parties={"features": ["z"]}), ConfigError),
+        (toy_config(sinks=["wandb"]), ConfigError),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(config, error, tmp_path):
+    with pytest.raises(error):
+        run(config, data=lambda _: toy_data(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_gradient_attacks_refuse_more_than_two_classes():
+    with pytest.raises(ConfigError, match="this data has 3"):
+        run(toy_config(), data=lambda _: toy_data(classes=3))
+
+
+def test_a_party_whose_data_cannot_be_read_says_so_as_bad_input():
+    class Gone(type(toy_data())):
+        def party(self, name):
+            raise DataError("the file is gone")
+
+    data = toy_data()
+    gone = Gone(data.name, data.tables, data.label_party, data.target)
+    with pytest.raises(DataError, match="the file is gone"):
+        run(toy_config(), data=lambda _: gone)
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path):
+    from flower_vfl.strategies import Observer
+
+    class Impatient(Observer):
+        def on_step(self, step, epoch, loss, leak):
+            if step == 5:
+                raise KeyboardInterrupt
+
+    for kind in TRANSPORTS:
+        folder = tmp_path / kind
+        config = toy_config(transport={"kind": kind})
+        with pytest.raises(KeyboardInterrupt):
+            run(config, data=lambda _: toy_data(), out=folder, observers=(Impatient(),))
+        result = json.loads((folder / "result.json").read_text())
+        assert result["status"] == "interrupted"
+        steps = set(read_steps(folder)["step"].to_pylist())
+        assert {0, 1, 2, 3, 4, 5} <= steps
+        assert result["leakage"]
+
+
+def test_the_number_of_torch_threads_is_left_as_it_was():
+    before = torch.get_num_threads()
+    run(toy_config(threads=1), data=lambda _: toy_data())
+    assert torch.get_num_threads() == before

@@ -1,0 +1,227 @@
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+
+from flower_vfl.data import layout
+from flower_vfl.data.catalog import prepare
+from flower_vfl.data.dataset import FeatureSpec, open_dataset
+from flower_vfl.errors import DataError, OutputExistsError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    out = tmp_path / "data"
+    options = {"rows": 50, "test_rows": 20, "numeric": 2, "categorical": 3, "vocabulary": 12}
+    prepare("synthetic", out=out, options=options)
+    return out
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_party_reads_its_own_files_only(folder):
+    shutil.rmtree(folder / "b")
+    shutil.rmtree(folder / "labels")
+    dataset = open_dataset(folder)
+    table = dataset.party("a")
+    assert (len(table.train), len(table.test)) == (50, 20)
+    assert table.spec == FeatureSpec(2, (5, 5, 5))
+    assert dataset.spec("a") == table.spec
+    numeric, categorical = table.train.gather(np.array([3, 4]))
+    assert numeric.shape == (2, 2)
+    assert categorical.shape == (2, 3)
+    dataset.verify()
+    with pytest.raises(DataError, match="does not hold the features of party 'b'"):
+        dataset.party("b")
+    with pytest.raises(DataError, match=r"does not hold the labels of synthetic.*label party 'b'"):
+        dataset.labels()
+    with pytest.raises(DataError, match=r"no party 'c'.*it has a, b"):
+        dataset.party("c")
+
+
+def test_the_shared_manifest_says_nothing_about_columns_or_labels(folder):
+    assert set(json.loads((folder / "manifest.json").read_text())) == {
+        "schema", "name", "parties", "label_party", "alignment", "licence", "source", "options",
+    }  # fmt: skip
+
+
+def test_labels_are_classes_that_can_become_a_tensor(folder):
+    labels = open_dataset(folder).labels()
+    assert labels.classes == 2
+    assert labels.train.dtype == np.int64
+    assert labels.train.flags.writeable
+    assert set(labels.train.tolist()) == {0, 1}
+
+
+def test_rows_without_ids_are_numbered(folder):
+    assert open_dataset(folder).ids("test") == [str(row) for row in range(20)]
+
+
+def overwrite(path, array):
+    np.save(path, array)
+
+
+@pytest.mark.parametrize(
+    ("file", "array", "text"),
+    [
+        (
+            "a/train/numeric.npy",
+            np.zeros((49, 2), np.float32),
+            r"float32 of shape \(49, 2\); needed: float32 of shape \(50, 2\)",
+        ),
+        ("a/train/numeric.npy", np.zeros((50, 2)), "holds float64"),
+        ("a/test/categorical.npy", np.zeros((20, 3), np.int64), "needed: int32"),
+        ("a/train/numeric.npy", np.asfortranarray(np.zeros((50, 2), np.float32)), "by rows"),
+        ("labels/train.npy", np.full(50, 2, np.int64), "holds 2, allowed are 0 to 1"),
+        ("labels/train.npy", np.full(50, -1, np.int64), "holds -1, allowed are 0 to 1"),
+    ],
+)
+def test_a_file_that_does_not_fit_the_manifest_is_refused_at_open(folder, file, array, text):
+    overwrite(folder / file, array)
+    dataset = open_dataset(folder)
+    with pytest.raises(DataError, match=text):
+        dataset.party("a") if file.startswith("a") else dataset.labels()
+
+
+class Bomb:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+def test_a_file_of_objects_is_never_unpickled(folder, capsys):
+    np.save(folder / "a/train/numeric.npy", np.array([Bomb()] * 50, dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="no array that can be read"):
+        open_dataset(folder).party("a")
+    (folder / "a/train/numeric.npy").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(DataError, match="no array that can be read"):
+        open_dataset(folder).party("a")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, 300])
+def test_a_file_that_was_cut_short_is_refused(folder, size):
+    path = folder / "a/train/numeric.npy"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DataError, match=r"numeric\.npy is no array"):
+        open_dataset(folder).party("a")
+
+
+def test_a_missing_file_and_an_archive_are_refused(folder):
+    path = folder / "a/train/numeric.npy"
+    with path.open("wb") as file:
+        np.savez(file, x=np.zeros(3))
+    with pytest.raises(DataError, match=r"archive|no array"):
+        open_dataset(folder).party("a")
+    path.unlink()
+    with pytest.raises(DataError, match="there is no file"):
+        open_dataset(folder).party("a")
+
+
+def test_verify_finds_changed_contents_that_opening_does_not(folder):
+    path = folder / "a/train/categorical.npy"
+    array = np.load(path)
+    array[7, 1] = 5
+    overwrite(path, array)
+    dataset = open_dataset(folder)
+    dataset.party("a")
+    with pytest.raises(DataError, match="not as it was prepared"):
+        dataset.verify()
+    facts = json.loads((folder / "a/party.json").read_text())
+    edit(folder / "a/party.json", files=facts["files"] | {"train/categorical.npy": layout.digest(path)})
+    with pytest.raises(DataError, match="row 7, column 1 holds 5, allowed are 0 to 4"):
+        dataset.verify()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": 2},
+        {"schema": None},
+        {"name": 3},
+        {"parties": "ab"},
+        {"parties": ["../../etc"]},
+        {"parties": [1]},
+        {"parties": ["labels"]},
+        {"label_party": ".."},
+        {"alignment": {}},
+        {"alignment": {"rows": -1, "test_rows": 1, "digest": ""}},
+        {"alignment": {"rows": True, "test_rows": 1, "digest": ""}},
+        {"alignment": {"rows": 1e3, "test_rows": 1, "digest": ""}},
+    ],
+)
+def test_a_hostile_manifest_is_refused(folder, changes):
+    edit(folder / "manifest.json", **changes)
+    with pytest.raises(DataError):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, '"x"'])
+def test_a_manifest_that_is_no_object_is_refused(folder, content):
+    (folder / "manifest.json").write_text(content)
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"numeric": 2, "cardinalities": [5, 5, -1], "shape": []},
+        {"numeric": 2, "cardinalities": [5, 5, "5"], "shape": []},
+        {"numeric": 2, "cardinalities": [5, 5, 5], "shape": [1]},
+        {"numeric": 0, "cardinalities": [], "shape": []},
+        {"numeric": 10**9, "cardinalities": [5, 5, 5], "shape": []},
+        {},
+    ],
+)
+def test_a_hostile_description_of_a_party_is_refused(folder, spec):
+    edit(folder / "a/party.json", spec=spec)
+    with pytest.raises(DataError):
+        open_dataset(folder).party("a")
+
+
+def test_a_folder_that_was_not_prepared_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no prepared data set"):
+        open_dataset(tmp_path)
+
+
+def test_a_folder_appears_complete_or_not_at_all(tmp_path):
+    out = tmp_path / "deep" / "out"
+
+    def interrupted():
+        with layout.new_folder(out) as folder:
+            (folder / "half").write_text("x")
+            assert not out.exists()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(out.parent.iterdir()) == []
+    with layout.new_folder(out) as folder:
+        (folder / "whole").write_text("x")
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert (out / "whole").read_text() == "x"
+
+
+def test_a_folder_that_holds_something_is_never_overwritten(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    with layout.new_folder(out) as folder:
+        (folder / "new").touch()
+    with pytest.raises(OutputExistsError, match="exists"), layout.new_folder(out):
+        pytest.fail("not reached")
+    other = tmp_path / "other"
+
+    def raced():
+        with layout.new_folder(other) as folder:
+            (folder / "mine").touch()
+            other.mkdir()
+            (other / "theirs").touch()
+
+    with pytest.raises(OutputExistsError, match="someone else"):
+        raced()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
+    assert [path.name for path in other.iterdir()] == ["theirs"]

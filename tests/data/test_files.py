@@ -1,0 +1,270 @@
+import datetime
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flower_vfl.data.catalog import load, prepare
+from flower_vfl.errors import ConfigError, DataError
+
+ROWS = 60
+
+
+def columns(seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "id": [f"p{number:03d}" for number in range(ROWS)],
+        "income": [f"{value:.3f}" for value in rng.normal(size=ROWS)],
+        "town": rng.choice(["Ulm", "Bonn", ""], ROWS).tolist(),
+    }
+
+
+def bank(seed=1):
+    rng = np.random.default_rng(seed)
+    return {
+        "id": [f"p{number:03d}" for number in rng.permutation(ROWS)],
+        "balance": rng.integers(0, 900, ROWS).tolist(),
+        "label": rng.choice(["good", "bad"], ROWS).tolist(),
+    }
+
+
+def write_csv(path, table, delimiter=","):
+    lines = [delimiter.join(table), *(delimiter.join(map(str, row)) for row in zip(*table.values(), strict=True))]
+    content = "\n".join(lines) + "\n"
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(content.encode()))
+    else:
+        path.write_text(content, encoding="utf8")
+    return str(path)
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two parties' files, the second with the labels."""
+    files = {"a": write_csv(tmp_path / "a.csv", columns()), "b": write_csv(tmp_path / "b.csv", bank())}
+    return {"files": files, "positive": "bad"}
+
+
+def changed(tmp_path, name="a.csv", **more):
+    table = (columns() if name == "a.csv" else bank()) | more
+    return write_csv(tmp_path / name, table)
+
+
+def raw_rows(dataset, party, part):
+    """Return, by ID, what a party's row was encoded to."""
+    table = dataset.party(party)
+    source = table.train if part == "train" else table.test
+    gathered = source.gather(np.arange(len(source)))
+    return {
+        value: tuple(float(cell) for tensor in gathered for cell in tensor[row])
+        for row, value in enumerate(dataset.ids(part))
+    }
+
+
+def test_rows_of_all_parties_are_the_same_people_in_sorted_order(two):
+    dataset = load("files", options=two)
+    encoding = dataset.encoding("b")
+    for part in ("train", "test"):
+        ids = dataset.ids(part)
+        assert ids == sorted(ids)
+        table = bank()
+        where = {value: row for row, value in enumerate(table["id"])}
+        labels = dataset.labels()
+        found = labels.train if part == "train" else labels.test
+        assert found.tolist() == [int(table["label"][where[value]] == "bad") for value in ids]
+        balances = pa.table({"balance": [table["balance"][where[value]] for value in ids]})
+        expected = encoding.encode(balances)[0][:, 0].tolist()
+        assert [raw_rows(dataset, "b", part)[value][0] for value in ids] == pytest.approx(expected)
+    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS
+    assert dataset.label_party == "b"
+    assert dataset.party("b").columns == ("balance",)
+    assert dataset.party("a").columns == ("income", "town")
+
+
+def test_each_party_alone_derives_the_same_order_and_test_set(two):
+    together = load("files", options=two)
+    alone = load("files", options={"files": {"a": two["files"]["a"]}, "label": "", "label_party": "b"})
+    assert alone.alignment == together.alignment
+    assert alone.label_party == "b"
+    assert raw_rows(alone, "a", "test") == raw_rows(together, "a", "test")
+    with pytest.raises(DataError, match="does not hold the labels"):
+        alone.labels()
+
+
+def test_order_and_split_do_not_depend_on_labels(two, tmp_path):
+    before = load("files", options=two).alignment
+    flipped = ["bad" if label == "good" else "good" for label in bank()["label"]]
+    changed(tmp_path, "b.csv", label=flipped)
+    assert load("files", options=two).alignment == before
+
+
+def test_the_order_of_lines_in_a_file_does_not_matter(two, tmp_path):
+    before = load("files", options=two)
+    order = np.random.default_rng(3).permutation(ROWS)
+    write_csv(tmp_path / "a.csv", {name: [values[row] for row in order] for name, values in columns().items()})
+    after = load("files", options=two)
+    assert after.alignment == before.alignment
+    assert raw_rows(after, "a", "train") == raw_rows(before, "a", "train")
+
+
+def test_encoders_see_training_rows_only(two, tmp_path):
+    before = load("files", options=two)
+    unlucky = before.ids("test")[0]
+    table = columns()
+    row = table["id"].index(unlucky)
+    table["income"][row], table["town"][row] = "1e9", "Atlantis"
+    write_csv(tmp_path / "a.csv", table)
+    after = load("files", options=two)
+    assert after.encoding("a") == before.encoding("a")
+    assert raw_rows(after, "a", "test")[unlucky][1] == 0
+    assert raw_rows(after, "a", "train") == raw_rows(before, "a", "train")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".tsv", ".parquet"])
+def test_every_kind_of_file_gives_the_same_data(two, tmp_path, suffix):
+    path = tmp_path / f"same{suffix}"
+    if suffix == ".parquet":
+        table = columns()
+        table["income"] = [float(value) for value in table["income"]]
+        pq.write_table(pa.table(table), path)
+    else:
+        write_csv(path, columns(), "\t" if suffix == ".tsv" else ",")
+    other = load("files", options=two | {"files": two["files"] | {"a": str(path)}})
+    dataset = load("files", options=two)
+    assert other.alignment == dataset.alignment
+    assert raw_rows(other, "a", "train") == raw_rows(dataset, "a", "train")
+
+
+def test_labels_may_have_a_file_of_their_own_with_a_party_without_features(tmp_path, two):
+    table = bank()
+    labels = write_csv(tmp_path / "y.csv", {"id": table["id"], "default": table["label"]})
+    options = {"files": {"a": two["files"]["a"]}, "labels_file": labels, "label": "default", "positive": "bad"}
+    dataset = load("files", options=options)
+    assert dataset.label_party == "label"
+    assert dataset.parties == ("a",)
+    assert np.array_equal(dataset.labels().train, load("files", options=two).labels().train)
+    only = load("files", options={"labels_file": labels, "label": "default"})
+    assert only.parties == ()
+    assert only.alignment == dataset.alignment
+
+
+def test_test_files_replace_the_split(tmp_path, two):
+    test = {name: values[:5] for name, values in columns(9).items()} | {"id": list("vwxyz")}
+    more = {"id": list("zyxwv"), "balance": [1] * 5, "label": ["good", "bad", "good", "good", "bad"]}
+    files = {"a": write_csv(tmp_path / "at.csv", test), "b": write_csv(tmp_path / "bt.csv", more)}
+    dataset = load("files", options=two | {"test_files": files})
+    assert (dataset.alignment.rows, dataset.alignment.test_rows) == (ROWS, 5)
+    assert dataset.labels().test.tolist() == [1, 0, 0, 1, 0]
+    write_csv(tmp_path / "at.csv", test | {"id": ["p001", *"wxyz"]})
+    write_csv(tmp_path / "bt.csv", more | {"id": [*"zyxw", "p001"]})
+    with pytest.raises(DataError, match="1 IDs are in training and in test files, for example 'p001'"):
+        load("files", options=two | {"test_files": files})
+
+
+def test_missing_numbers_are_refused_or_become_mean_and_indicator(tmp_path, two):
+    income = columns()["income"]
+    changed(tmp_path, income=["", *income[1:]])
+    with pytest.raises(DataError, match=r"a\.csv: column 'income', row 1 is missing"):
+        load("files", options=two)
+    dataset = load("files", options=two | {"missing": "mean"})
+    assert dataset.party("a").columns == ("income", "income is missing", "town")
+    rows = raw_rows(dataset, "a", "train") | raw_rows(dataset, "a", "test")
+    assert rows["p000"][:2] == (0.0, 1.0)
+    assert rows["p001"][1] == 0.0
+
+
+def test_columns_can_be_declared_and_ignored(two):
+    dataset = load("files", options=two | {"categorical": "balance", "ignore": ["town"]})
+    assert dataset.party("a").spec.cardinalities == ()
+    assert dataset.party("b").spec.numeric == 0
+    with pytest.raises(DataError, match="column 'town', row 1 holds"):
+        load("files", options=two | {"numeric": ["town"]})
+
+
+def test_relative_names_are_looked_up_in_the_given_folder_and_dotted_keys_are_nested(two, tmp_path):
+    dataset = load("files", path=tmp_path, options={"files.a": "a.csv", "files.b": "b.csv", "positive": "bad"})
+    assert dataset.alignment == load("files", options=two).alignment
+
+
+def test_an_inner_join_keeps_the_shared_people(two, tmp_path):
+    ids = ["stranger", *columns()["id"][1:]]
+    changed(tmp_path, id=ids)
+    with pytest.raises(DataError, match=r"1 of 60 IDs in .*a\.csv are not in .*b\.csv: 'stranger'"):
+        load("files", options=two)
+    dataset = load("files", options=two | {"join": "inner"})
+    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS - 1
+    assert "p000" not in {*dataset.ids("train"), *dataset.ids("test")}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"id": ["p001", *columns()["id"][1:]]}, r"a\.csv: 1 IDs of column 'id' occur more than once: 'p001'"),
+        (
+            {"income": ["inf", *columns()["income"][1:]]},
+            r"a\.csv: column 'income' is numbers but for .*'inf'|column 'income', row 1 holds 'inf'",
+        ),
+        ({"income": [*columns()["income"][:-1], "12o"]}, r"a\.csv: column 'income'.*'12o'"),
+        ({"label": ["x"] * ROWS}, "the label 'label' is in the files of a and b"),
+    ],
+)
+def test_a_broken_features_file_is_refused_by_name(two, tmp_path, change, text):
+    changed(tmp_path, **change)
+    with pytest.raises(DataError, match=text):
+        prepare("files", out=tmp_path / "out", options=two)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"label": "lable"}, DataError, r"no file has the label column 'lable'; did you mean 'label'.*label = \"\""),
+        ({"id": "idd"}, DataError, r"a\.csv has no column 'idd'; did you mean 'id'"),
+        ({"label": "balance"}, DataError, "'balance' has .* different labels in"),
+        ({"label": "income"}, DataError, "'income' looks like a regression target"),
+        ({"label_party": "a"}, DataError, "label_party is 'a', but the label is in the file of 'b'"),
+        ({"positive": "baad"}, DataError, "did you mean 'bad'"),
+        ({"test_fraction": 1e-9}, DataError, "no row is left for the test part"),
+        ({"test_fraction": 1.5}, ConfigError, "option test_fraction of files: .*less than 1, given 1.5"),
+        ({"join": "outer"}, ConfigError, "option join of files: .*'strict' or 'inner'"),
+        ({"files": {}}, ConfigError, "name a file for at least one party"),
+        ({"files": {"a": "/nowhere.csv"}}, DataError, "there is no file /nowhere.csv"),
+        ({"files": {"../a": "a.csv"}}, DataError, "no party name"),
+        ({"test_files": {"c": "x"}}, ConfigError, "test_files must name the parties of files, a, b"),
+        ({"fyles": {}}, ConfigError, "did you mean 'files'"),
+    ],
+)
+def test_wrong_options_are_refused_with_the_nearest_right_one(two, tmp_path, options, error, text):
+    if "../a" in options.get("files", {}):
+        options = {"files": {"../a": two["files"]["a"]}}
+    with pytest.raises(error, match=text):
+        load("files", options=two | options)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.csv", b"", "is empty"),
+        ("a.csv", b"id,x\n", "has no rows|Empty"),
+        ("a.csv", b"id,x,x\n1,2,3\n", "several columns named 'x'"),
+        ("a.csv", b"id,x\n1,2\n1,2,3\n", "cannot be read"),
+        ("a.csv", b"id,x\n1,\xff\xfe\n", "cannot be read"),
+        ("a.csv", b"id\n1\n2\n3\n4\n5\n6\n7\n8\n9\n", "no column is left for party 'a'"),
+        ("a.csv.gz", b"id,x\n1,2\n", "cannot be read"),
+        ("a.parquet", b"PAR1nonsense", "cannot be read"),
+        ("a.xlsx", b"", "files end in"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, name, content, text):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=text):
+        load("files", options={"files": {"a": str(tmp_path / name)}, "label": ""})
+
+
+def test_a_column_of_dates_is_refused_with_a_cure(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": list("abcdefghij"), "born": [datetime.date(2000, 1, 1)] * 10}), path)
+    with pytest.raises(DataError, match=r"column 'born' is of type date32.* list it in ignore"):
+        load("files", options={"files": {"a": str(path)}, "label": ""})

@@ -1,0 +1,121 @@
+"""The same runs in Flower's simulation runtime: SuperLink, Ray actors, sessions between processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from flower_vfl.apps import run
+from flower_vfl.config import build_config
+from flower_vfl.errors import PartyError, SetupError
+from flower_vfl.simulations import flower_engine
+from flower_vfl.simulations.flower_engine import run_flower, write_app
+from flower_vfl.tracking import read_steps
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(280)]
+
+TWO = {
+    "data": {"name": "breast-cancer"},
+    "parties": {"features": ["a", "b"], "label_features": False},
+    "training": {"epochs": 2, "batch_size": 64},
+}
+
+
+@pytest.mark.parametrize("kind", ["stream", "messages"])
+def test_the_simulation_runtime_ends_with_the_weights_of_the_local_engine(kind, tmp_path):
+    config = build_config({**TWO, "transport": {"kind": kind, "in_flight": 1}})
+    simulated = run_flower(config, tmp_path / "run")
+    local = run(build_config(TWO))
+    assert simulated["weights"] == local.summary["weights"]
+    assert simulated["utility"] == local.summary["utility"]
+    measured = [{k: v for k, v in entry.items()} for entry in simulated["leakage"]]
+    assert measured == local.summary["leakage"]
+    assert {"auc", "monitor_auc", "train_loss"} <= set(read_steps(tmp_path / "run")["metric"].to_pylist())
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert not list((tmp_path / "run").glob("*.journal"))
+
+
+def test_too_few_workers_are_told_with_the_exact_setting(tmp_path, monkeypatch):
+    config = build_config({**TWO, "transport": {"kind": "stream", "connect_timeout": 25}})
+    one_worker = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=1"
+    genuine = subprocess.run
+
+    def with_one_worker(command, **more):
+        return (
+            genuine([*command[:-1], one_worker], **more)
+            if "--federation-config" in command
+            else genuine(command, **more)
+        )
+
+    monkeypatch.setattr(flower_engine.subprocess, "run", with_one_worker)
+    with pytest.raises(SetupError, match="num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"):
+        run_flower(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def actor_processes():
+    """Process ids of the Ray actors that run handlers of this user's simulations."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", encoding="utf8") as file:
+                if "ClientAppActor" in file.read():
+                    found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_killed_actor_ends_the_run_in_seconds_and_leaves_what_was_measured(tmp_path):
+    config = build_config({**TWO, "training": {"epochs": 2000, "batch_size": 16}, "transport": {"kind": "stream"}})
+    killed = []
+
+    def kill_one():
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            journal = tmp_path / "run" / "label.journal"
+            if journal.exists() and journal.stat().st_size > 0 and actor_processes():
+                time.sleep(1.0)
+                os.kill(actor_processes()[0], signal.SIGKILL)
+                killed.append(time.monotonic())
+                return
+            time.sleep(0.1)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(PartyError, match=re.compile("'[ab]'.*died or lost")):
+        run_flower(config, tmp_path / "run")
+    killer.join()
+    assert killed
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert result["cost"]["steps"] > 0
+    assert len(read_steps(tmp_path / "run")) > 0
+
+
+def test_the_written_app_holds_the_whole_configuration(tmp_path):
+    import tomllib
+
+    from flower_vfl.config import from_run_config
+
+    config = build_config({**TWO, "seed": 7, "defenses": [{"name": "iso", "t": 2.0}]})
+    write_app(tmp_path / "app", config, tmp_path / "out")
+    project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    assert from_run_config(project["tool"]["flwr"]["app"]["config"]) == config
+
+
+def test_the_engine_option_of_the_command_line_runs_it(tmp_path):
+    (tmp_path / "run.toml").write_text('[data]\nname = "breast-cancer"\n[training]\nepochs = 1\nbatch_size = 64\n')
+    command = [sys.executable, "-m", "flower_vfl", "run", str(tmp_path / "run.toml"), "--engine", "flower"]
+    done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Leak AUC" in done.stdout
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["environment"]["transport"] == "stream"
