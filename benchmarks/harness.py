@@ -30,6 +30,9 @@ _spawn = multiprocessing.get_context("spawn")
 _TURN_SECONDS = 600.0
 _END_SECONDS = 30.0
 
+Clock = tuple[float, float]
+"""Seconds by the wall, and seconds that a process computed."""
+
 
 class Enough(Exception):  # noqa: N818 - no error: the benchmark has seen enough
     """Ends what a lane is doing."""
@@ -48,13 +51,13 @@ class Gate:
         self._connection = connection
         self._left = 0
         self._steps = 0
-        self._started: float | None = None
+        self._started: Clock | None = None
         self.values: list[float] = []
         """One value a step, such as its loss: proof that two lanes did the same work."""
 
     def tick(self, value: float = math.nan) -> None:
         """Count one step; raises `Enough` when the benchmark is over."""
-        now = time.perf_counter()
+        now = (time.perf_counter(), time.process_time())
         self.values.append(value)
         if self._steps:
             if self._started is None:
@@ -63,7 +66,7 @@ class Gate:
             self._left -= 1
             if self._left:
                 return
-            self._connection.send((now - self._started) / self._steps)
+            self._connection.send(((now[0] - self._started[0]) / self._steps, (now[1] - self._started[1]) / self._steps))
         self._steps, self._started = self._connection.recv(), None
         if not self._steps:
             raise Enough
@@ -104,11 +107,11 @@ class Lane:
         theirs.close()
         self.result: dict[str, Any] = {}
 
-    def block(self, steps: int) -> float:
-        """Let the lane do a block and return the mean seconds of its steps."""
+    def block(self, steps: int) -> Clock:
+        """Let the lane do a block and return the mean of its steps."""
         self._connection.send(steps)
         answer = self._receive(_TURN_SECONDS)
-        if not isinstance(answer, float):
+        if not isinstance(answer, tuple):
             raise SystemExit(f"lane {self.name!r} ended before the benchmark did: give it more epochs")
         return answer
 
@@ -142,23 +145,23 @@ class Lane:
 
 @dataclass(frozen=True)
 class Sample:
-    """Paired measurements of one quantity.
+    """Measurements of one quantity, one a pair.
 
     Parameters
     ----------
     values : list of float
-        One a pair.
+        What was measured.
     """
 
     values: list[float]
 
     @property
     def median(self) -> float:
-        """The median over the pairs."""
+        """The median."""
         return statistics.median(self.values)
 
     def describe(self, digits: int = 4) -> dict[str, Any]:
-        """Return the median, its 95 % interval (order statistics), and the quartiles of the pairs."""
+        """Return the median, its 95 % interval (order statistics), and the quartiles."""
         ordered, count = sorted(self.values), len(self.values)
         reach = 0.98 * math.sqrt(count)
         low, high = math.floor((count - 1) / 2 - reach), math.ceil((count - 1) / 2 + reach)
@@ -172,22 +175,44 @@ class Sample:
         }
 
 
-def take_turns(lanes: Sequence[Lane], *, blocks: int, steps: int, warm_up: int = 2) -> list[list[float]]:
-    """Let lanes do blocks in turn; return the seconds a step of each lane's blocks, pairs at equal positions."""
+class Times:
+    """What the blocks of one lane took, in their order.
+
+    Parameters
+    ----------
+    blocks : Sequence[Clock]
+        Means of steps.
+    """
+
+    def __init__(self, blocks: Sequence[Clock]) -> None:
+        self.wall = [wall for wall, _ in blocks]
+        self.cpu = [cpu for _, cpu in blocks]
+
+    @property
+    def milliseconds(self) -> float:
+        """The median step by the wall."""
+        return round(1000.0 * statistics.median(self.wall), 4)
+
+    def over(self, other: Times) -> Sample:
+        """Return the ratio within each pair, by the wall."""
+        return Sample([mine / theirs for mine, theirs in zip(self.wall, other.wall, strict=True)])
+
+    def cpu_over(self, other: Times) -> Sample:
+        """Return the ratio within each pair, by computing time: blind to waiting, and to what else the machine does."""
+        return Sample([mine / theirs for mine, theirs in zip(self.cpu, other.cpu, strict=True)])
+
+
+def take_turns(lanes: Sequence[Lane], *, blocks: int, steps: int, warm_up: int = 2) -> list[Times]:
+    """Let lanes do blocks in turn; pairs are at equal positions."""
     for _ in range(warm_up):
         for lane in lanes:
             lane.block(steps)
-    seconds: list[list[float]] = [[] for _ in lanes]
+    measured: list[list[Clock]] = [[] for _ in lanes]
     for block in range(blocks):
         order = range(len(lanes)) if block % 2 == 0 else range(len(lanes) - 1, -1, -1)
         for index in order:
-            seconds[index].append(lanes[index].block(steps))
-    return seconds
-
-
-def milliseconds(seconds: Sequence[float]) -> float:
-    """Return the median in milliseconds."""
-    return round(1000.0 * statistics.median(seconds), 4)
+            measured[index].append(lanes[index].block(steps))
+    return [Times(blocks) for blocks in measured]
 
 
 def same_prefix(first: Sequence[float], second: Sequence[float]) -> int:

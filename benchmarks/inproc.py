@@ -6,7 +6,7 @@ off, one torch thread, evaluation excluded. Target: steps per second of `inproc`
 
 from __future__ import annotations
 
-from harness import Lane, Sample, arguments, milliseconds, report, same_prefix, take_turns
+from harness import Lane, arguments, report, same_prefix, take_turns
 from lanes import joined, preset, split
 
 TARGET = 0.95
@@ -19,16 +19,17 @@ def main() -> None:
     with Lane("inproc", split, config) as ours, Lane("plain", joined, config) as theirs:
         mine, plain = take_turns((ours, theirs), blocks=4 if quick else 120, steps=5 if quick else 20)
         common = same_prefix(ours.finish()["values"], theirs.finish()["values"])
-    ratio = Sample([b / a for a, b in zip(mine, plain, strict=True)])
+    ratio = plain.over(mine)
     report(
         "inproc",
         target=f">= {TARGET} of the plain loop's steps per second",
         met=ratio.median >= TARGET,
         quick=quick,
         ratio=ratio.describe(),
-        ratio_of_totals=round(sum(plain) / sum(mine), 4),
-        inproc_ms=milliseconds(mine),
-        plain_ms=milliseconds(plain),
+        ratio_of_totals=round(sum(plain.wall) / sum(mine.wall), 4),
+        ratio_of_cpu=plain.cpu_over(mine).describe(),
+        inproc_ms=mine.milliseconds,
+        plain_ms=plain.milliseconds,
         equal_losses=common,
     )
 

@@ -150,7 +150,7 @@ class FeatureParty:
         rows = self._schedule.train_batch(step)
         exact = self._in_flight == 1
         state = None if self._dropout is None else self._dropout.get_state()
-        self.bottom.train()
+        set_mode(self.bottom, train=True)
         with torch.set_grad_enabled(exact):
             output = self.bottom(*self._gather("train", rows))
         self._pending.append(_Pending(step, rows, output if exact else None, state))
@@ -178,7 +178,7 @@ class FeatureParty:
             now = self._dropout.get_state()
             self._dropout.set_state(pending.dropout)
         copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
-        self.bottom.train()
+        set_mode(self.bottom, train=True)
         output: Tensor = functional_call(self.bottom, copies, tuple(self._gather("train", pending.rows)))
         if self._dropout is not None and now is not None:
             self._dropout.set_state(now)
@@ -193,7 +193,7 @@ class FeatureParty:
             raise ProtocolError(f"there is no evaluation batch {frame.step} of {part!r}")
         chosen: Part = "validation" if part == "validation" else "test"
         rows = self._schedule.eval_batch(chosen, frame.step)
-        self.bottom.eval()
+        set_mode(self.bottom, train=False)
         with torch.no_grad():
             output = self.bottom(*self._gather("test" if chosen == "test" else "train", rows))
         return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": output})
@@ -236,6 +236,12 @@ class FeatureParty:
             self._pending.append(_Pending(entry["step"], rows, None, entry["dropout"]))
         if self._dropout is not None:
             self._dropout.set_state(state["dropout"])
+
+
+def set_mode(module: nn.Module, *, train: bool) -> None:
+    """Switch a model between training and evaluation where it is in the other mode: a switch walks all its parts."""
+    if module.training is not train:
+        module.train(train)
 
 
 def frame_limit(schedule: Schedule, shape: tuple[int, ...]) -> int:

@@ -16,6 +16,7 @@ from flower_vfl.errors import TrainingError, UnprotectedBatchError
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.fusion import fuse
 from flower_vfl.nn.optim import Optimizers
+from flower_vfl.parties.feature import set_mode
 from flower_vfl.protocol.frame import is_finite
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
 
@@ -91,6 +92,9 @@ class LabelParty:
         self.top, self.bottom, self.optimizers = top, bottom, optimizers
         self._labels, self._hooks, self._schedule, self._parties = labels, hooks, schedule, tuple(parties)
         self._table, self._fusion, self._clip_norm, self._device = table, fusion, clip_norm, device
+        for module in (top, bottom):
+            if module is not None:
+                module.train()
 
     def train_step(self, step: int, embeddings: Mapping[str, Tensor]) -> Step:
         """Train on one batch and return the protected cut gradient of each feature party.
@@ -111,7 +115,7 @@ class LabelParty:
         """
         rows = self._schedule.train_batch(step)
         labels = self._batch_labels(rows)
-        self.top.train()
+        set_mode(self.top, train=True)
         received = {party: embeddings[party].detach().to(self._device).requires_grad_() for party in self._parties}
         parts, log = self._embed(received)
         logits = self._logits([*parts, *self._own("train", rows, train=True)])
@@ -144,7 +148,7 @@ class LabelParty:
         """Return the label party's own embedding, if it has one."""
         if self.bottom is None or self._table is None:
             return []
-        self.bottom.train(train)
+        set_mode(self.bottom, train=train)
         source = self._table.test if table == "test" else self._table.train
         return [self.bottom(*(tensor.to(self._device) for tensor in source.gather(rows)))]
 
@@ -171,7 +175,7 @@ class LabelParty:
     def predict(self, part: Part, index: int, embeddings: Mapping[str, Tensor]) -> Tensor:
         """Return the logits of one evaluation batch."""
         rows = self._schedule.eval_batch(part, index)
-        self.top.eval()
+        set_mode(self.top, train=False)
         parts = [self._hooks.embed(embeddings[party].to(self._device))[0] for party in self._parties]
         own = self._own("test" if part == "test" else "train", rows, train=False)
         return self._logits([*parts, *own])

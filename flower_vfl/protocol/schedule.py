@@ -127,9 +127,10 @@ def _epoch_order(seed: int, rows: int, held_out: int, epoch: int) -> NDArray[np.
     order = _latest.get(key)
     if order is None:
         _latest.clear()  # before the next one is made: two at once would double the memory
+        validation = _validation(seed, rows, held_out) if held_out else None  # first, as it needs as much memory
         order = _permutation(seed, rows, "epoch", epoch)
-        if held_out:
-            order = _without(order, _validation(seed, rows, held_out))
+        if validation is not None:
+            order = _without(order, validation)
         _latest[key] = order
     return order
 

@@ -150,7 +150,7 @@ def test_nodes_without_a_party_are_spare():
 
 def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try():
     config = toy_config(training={"learning_rate": 1e30})
-    with pytest.raises((TrainingError, ProtocolError, PartyError), match="learning_rate|not finite"):
+    with pytest.raises((TrainingError, ProtocolError, PartyError), match=r"learning_rate|not finite"):
         run(config, data=lambda _: toy_data())
 
 

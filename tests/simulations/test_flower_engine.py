@@ -36,7 +36,7 @@ def test_the_simulation_runtime_ends_with_the_weights_of_the_local_engine(kind, 
     local = run(build_config(TWO))
     assert simulated["weights"] == local.summary["weights"]
     assert simulated["utility"] == local.summary["utility"]
-    measured = [{k: v for k, v in entry.items()} for entry in simulated["leakage"]]
+    measured = simulated["leakage"]
     assert measured == local.summary["leakage"]
     assert {"auc", "monitor_auc", "train_loss"} <= set(read_steps(tmp_path / "run")["metric"].to_pylist())
     assert (tmp_path / "run" / "report.html").is_file()

@@ -1,0 +1,243 @@
+"""The command line as a user meets it: exit codes, one clear message, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flower_vfl.cli import main
+
+SMALL = '[data]\nname = "breast-cancer"\n[training]\nepochs = 2\nbatch_size = 64\n'
+
+
+def flower_vfl(*arguments, cwd=None, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "flower_vfl", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        timeout=200,
+        env={**os.environ, "COLUMNS": "120"},
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory):
+    path = tmp_path_factory.mktemp("preset") / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(preset, tmp_path_factory):
+    """A run made once, looked at by many tests."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    done = flower_vfl("run", preset, "--out", out, "--alone")
+    assert done.returncode == 0, done.stderr
+    return out, done
+
+
+def test_every_command_has_help():
+    for command in ([], ["run"], ["demo"], ["report"], ["doctor"], ["data"], ["data", "list"], ["data", "prepare"]):
+        done = flower_vfl(*command, "--help")
+        assert done.returncode == 0
+        assert "Usage" in done.stdout
+
+
+def test_a_run_leaves_what_the_contract_names(finished):
+    out, done = finished
+    assert {"config.toml", "result.json", "steps.parquet", "report.html"} <= {path.name for path in out.iterdir()}
+    result = json.loads((out / "result.json").read_text())
+    assert result["schema"] == 1
+    assert result["dataset"] == {
+        "name": "breast-cancer",
+        "rows": result["dataset"]["rows"],
+        "test_rows": result["dataset"]["test_rows"],
+        "positives": result["dataset"]["positives"],
+        "classes": 2,
+    }
+    assert result["defenses"] == []
+    for moment in ("last", "best"):
+        assert {"test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch"} <= set(
+            result["utility"][moment]
+        )
+    keys = "attack params metric phase source defended layer party q95 q95_null mean max steps one_class_steps"
+    for entry in result["leakage"]:
+        assert {*keys.split(), "baseline", "advantage"} <= set(entry)
+    cost = {"steps", "seconds", "bytes_up", "bytes_down", "seconds_compute", "seconds_wait"}
+    assert cost <= set(result["cost"])
+    assert set(result["weights"]) == {"label", "a"}
+    environment = {"flower_vfl", "flwr", "torch", "python", "seed", "transport", "device"}
+    assert environment <= set(result["environment"])
+    assert "Leak AUC" in done.stdout
+
+
+def test_alone_says_what_each_party_reaches_by_itself(finished):
+    out, done = finished
+    alone = json.loads((out / "result.json").read_text())["alone"]
+    assert set(alone) == {"a", "b"}
+    assert "Alone" in done.stdout
+
+
+def test_the_written_configuration_repeats_the_run(finished, tmp_path):
+    out, _ = finished
+    again = flower_vfl("run", out / "config.toml", "--out", tmp_path / "again")
+    assert again.returncode == 0, again.stderr
+    first, second = (json.loads((folder / "result.json").read_text()) for folder in (out, tmp_path / "again"))
+    assert first["weights"] == second["weights"]
+    assert first["utility"] == second["utility"]
+    assert first["leakage"] == second["leakage"]
+
+
+def test_report_is_rebuilt_from_the_folder_and_compares_several(finished, tmp_path):
+    out, _ = finished
+    (out / "report.html").unlink()
+    assert flower_vfl("report", out).returncode == 0
+    assert (out / "report.html").stat().st_size > 10_000
+    assert flower_vfl("report", out, out).returncode in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "censsus"], "did you mean 'census'"),
+        (["run", "missing.toml"], "no configuration file"),
+        (["run", "{preset}", "--set", "training.epochs=0"], "training.epochs"),
+        (["run", "{preset}", "--set", "training.epochs=many"], "training.epochs"),
+        (["run", "{preset}", "--set", "trainig.epochs=1"], "did you mean 'training.epochs'"),
+        (["run", "{preset}", "--set", "epochs"], "key=value"),
+        (["run", "{preset}", "--set", "data.name=nowhere"], "no data set named"),
+        (["run", "{preset}", "--set", "data.path=/nowhere"], "/nowhere"),
+        (["run", "{preset}", "--set", "parties.features=z"], "no party 'z'"),
+        (["run", "{preset}", "--set", "defenses=isso(t=1)"], "did you mean 'iso'"),
+        (["run", "{preset}", "--set", "defenses=iso(t=-1)"], "iso: t must"),
+        (["run", "{preset}", "--set", "attack.names=nrom"], "did you mean 'norm'"),
+        (["run", "{preset}", "--set", "training.patience=1", "--set", "training.validation=0"], "validation"),
+        (
+            ["run", "{preset}", "--set", "transport.host=203.0.113.7", "--set", "transport.kind=stream"],
+            "transport.host",
+        ),
+        (["report", "nowhere"], "nowhere"),
+        (["data", "prepare", "nothing", "--out", "x"], "no data set named"),
+        (["data", "prepare", "files", "--from", "nowhere", "--out", "x"], ""),
+    ],
+)
+def test_bad_input_is_one_clear_message_exit_code_2_and_nothing_written(
+    arguments, words, preset, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main([argument.format(preset=preset) for argument in arguments])
+    errors = capsys.readouterr().err
+    assert ended.value.code == 2, errors
+    assert "Traceback" not in errors
+    assert words in errors.replace("\n", " ")
+    assert sum("flower-vfl: " in line for line in errors.splitlines()) == 1
+    leftovers = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert leftovers == []
+
+
+@pytest.mark.parametrize("arguments", [["fly"], ["run"], ["run", "census", "--fast"]])
+def test_unknown_commands_and_options_are_bad_input(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "Usage" in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_not_overwritten(preset, tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    done = flower_vfl("run", preset, "--out", tmp_path)
+    assert done.returncode == 2
+    assert "not empty" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_port_in_use_is_bad_input_that_names_the_setting(preset, tmp_path):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = ["--set", "transport.kind=stream", "--set", f"transport.port={port}"]
+        done = flower_vfl("run", preset, *settings, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "transport.port" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_that_diverges_is_a_failure_and_keeps_what_was_measured(preset, tmp_path):
+    done = flower_vfl("run", preset, "--set", "training.learning_rate=1e12", "--out", tmp_path / "run")
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("transport", ["inproc", "stream"])
+def test_ctrl_c_ends_with_130_and_a_report_of_what_was_measured(transport, preset, tmp_path):
+    out = tmp_path / "run"
+    settings = ["--set", "training.epochs=3000", "--set", f"transport.kind={transport}"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "flower_vfl", "run", str(preset), *settings, "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (out / "label.journal").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    result = json.loads((out / "result.json").read_text())
+    assert result["status"] == "interrupted"
+    assert result["cost"]["steps"] > 0
+    assert (out / "report.html").is_file()
+
+
+def test_doctor_finds_this_machine_usable():
+    done = flower_vfl("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "torch" in done.stdout
+
+
+def test_data_list_names_the_data_sets():
+    done = flower_vfl("data", "list")
+    assert done.returncode == 0
+    for name in ("census-income", "files", "breast-cancer"):
+        assert name in done.stdout
+
+
+def test_a_users_own_files_are_prepared_and_run(tmp_path):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    ids = [f"p{i:04d}" for i in range(400)]
+    x, z = rng.normal(size=400), rng.normal(size=400)
+    label = (x + z > 0).astype(int)
+    (tmp_path / "left.csv").write_text(
+        "id,x,city\n" + "".join(f"{i},{v:.4f},c{k % 3}\n" for k, (i, v) in enumerate(zip(ids, x, strict=True)))
+    )
+    rows = [f"{i},{v:.4f},{y}\n" for i, v, y in zip(ids, z, label, strict=True)]
+    rng.shuffle(rows)
+    (tmp_path / "right.csv").write_text("id,z,label\n" + "".join(rows))
+    (tmp_path / "own.toml").write_text(
+        '[data]\nname = "files"\n[data.options]\n'
+        f'files = {{ left = "{tmp_path}/left.csv", right = "{tmp_path}/right.csv" }}\nlabel = "label"\nid = "id"\n'
+        "[training]\nepochs = 20\nbatch_size = 32\nlearning_rate = 0.01\n[model]\ncut = 8\n"
+    )
+    done = flower_vfl("run", tmp_path / "own.toml", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["utility"]["last"]["test_auc"] > 0.95

@@ -1,0 +1,154 @@
+"""Two roots of randomness that never mix, and a secret that never shows itself."""
+
+import copy
+import inspect
+import itertools
+import json
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.rng import SECRET_FILE_VARIABLE, Secret, derive_seed, schedule_root
+
+VALUE = b"only this host knows this value!"
+PURPOSES = [
+    (),
+    ("noise",),
+    ("weights",),
+    ("weights", "top"),
+    ("noise", 0),
+    ("noise", 1),
+    ("noise", 10),
+    ("noise", 1, 0),
+]
+PINNED = [5536231831209853152, 8520264902433707414]
+
+
+@pytest.fixture
+def secret_file(tmp_path, monkeypatch):
+    path = tmp_path / "secret"
+    monkeypatch.setenv(SECRET_FILE_VARIABLE, str(path))
+    return path
+
+
+def test_different_purposes_and_parties_give_different_seeds():
+    secrets = [Secret.for_simulation(seed, party) for seed in (0, 1) for party in ("a", "b", "label")]
+    seeds = [secret.seed(*purpose) for secret in secrets for purpose in PURPOSES]
+    assert len(set(seeds)) == len(seeds)
+
+
+@given(st.binary(min_size=16, max_size=64), st.lists(st.text() | st.integers()))
+def test_a_seed_is_reproducible_and_fits_every_generator(value, purpose):
+    seed = Secret(value, "file").seed(*purpose)
+    assert seed == Secret(value, "file").seed(*purpose) == derive_seed(value, *purpose)
+    assert 0 <= seed < 2**63
+    torch.Generator().manual_seed(seed)
+
+
+def test_the_seeds_are_pinned_so_that_another_version_cannot_silently_change_a_run():
+    assert Secret.for_simulation(3, "a").seed("noise") == PINNED[0]
+    assert derive_seed(schedule_root(3), "epoch", 1) == PINNED[1]
+
+
+@given(st.integers(0, 2**63 - 1), st.sampled_from(["a", "b", "label", "schedule", ""]))
+def test_the_order_of_batches_and_a_simulation_secret_never_coincide(seed, party):
+    ordered = {derive_seed(schedule_root(seed), *purpose) for purpose in [*PURPOSES, ("validation",), ("epoch", 1)]}
+    secret = Secret.for_simulation(seed, party)
+    assert ordered.isdisjoint(secret.seed(*purpose) for purpose in [*PURPOSES, ("validation",), ("epoch", 1)])
+
+
+def test_generators_of_one_purpose_agree_and_those_of_two_do_not():
+    secret = Secret(VALUE, "file")
+    draws = [torch.randn(8, generator=secret.generator(*purpose)) for purpose in PURPOSES]
+    assert torch.equal(draws[1], torch.randn(8, generator=secret.generator("noise")))
+    assert not any(torch.equal(one, two) for one, two in itertools.combinations(draws, 2))
+
+
+def test_the_operating_system_gives_every_party_another_secret(monkeypatch):
+    monkeypatch.delenv(SECRET_FILE_VARIABLE, raising=False)
+    secrets = [Secret.of_this_host() for _ in range(5)]
+    assert {secret.origin for secret in secrets} == {"operating system"}
+    assert len({secret.seed("noise") for secret in secrets}) == 5
+
+
+def test_a_secret_file_gives_the_same_secret_again(secret_file):
+    secret_file.write_bytes(VALUE)
+    secret = Secret.of_this_host()
+    assert secret.origin == "file"
+    assert secret.seed("noise") == Secret.of_this_host().seed("noise") == Secret(VALUE, "file").seed("noise")
+
+
+@pytest.mark.parametrize("size", [0, 1, 15])
+def test_a_secret_that_is_too_short_is_refused(secret_file, size):
+    secret_file.write_bytes(VALUE[:size])
+    with pytest.raises(ConfigError, match=f"{SECRET_FILE_VARIABLE} names .*{size} bytes.*at least 16"):
+        Secret.of_this_host()
+    with pytest.raises(ConfigError, match="at least 16"):
+        Secret(VALUE[:size], "file")
+    secret_file.write_bytes(VALUE[:16])
+    assert Secret.of_this_host().origin == "file"
+
+
+def test_a_secret_file_that_is_missing_or_a_folder_is_refused(secret_file):
+    with pytest.raises(
+        ConfigError, match=f"{SECRET_FILE_VARIABLE} names '{secret_file}', which cannot be read: No such"
+    ):
+        Secret.of_this_host()
+    secret_file.mkdir()
+    with pytest.raises(ConfigError, match="Is a directory"):
+        Secret.of_this_host()
+
+
+def test_a_secret_shows_itself_in_no_text():
+    secret = Secret(VALUE, "file")
+    texts = [repr(secret), str(secret), f"{secret}", f"{secret!r}", repr([secret]), repr({"s": secret})]
+    for text in texts:
+        assert "only this host" not in text
+        assert VALUE.hex() not in text
+    assert not hasattr(secret, "__dict__")
+    with pytest.raises(TypeError):
+        format(secret, "x")
+
+
+def test_a_secret_cannot_be_serialised_or_copied():
+    secret = Secret(VALUE, "file")
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="never leaves its party") as caught:
+            pickle.dumps({"secret": secret}, protocol)
+        assert "only this host" not in str(caught.value)
+    for attempt in (copy.copy, copy.deepcopy, json.dumps):
+        with pytest.raises(TypeError):
+            attempt(secret)
+
+
+def test_no_exception_holds_a_secret(secret_file):
+    secret_file.write_bytes(VALUE[:15])
+    for attempt in (Secret.of_this_host, lambda: Secret(VALUE[:15], "file")):
+        with pytest.raises(ConfigError) as caught:
+            attempt()
+        assert "only this host" not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+def test_deriving_touches_no_global_generator():
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002 - the global generator is what is looked at
+    random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    secret = Secret.for_simulation(1, "a")
+    secret.seed("noise")
+    torch.rand(3, generator=secret.generator("noise"))
+    Secret.of_this_host()
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
+    assert before[2] == random.getstate()
+
+
+def test_nothing_in_a_deployment_takes_a_seed_of_the_run():
+    assert list(inspect.signature(Secret.of_this_host).parameters) == []
