@@ -209,7 +209,7 @@ class GradientDefense(Defense):
             perturbed, more = self.perturb(inner, labels)
             return perturbed, {**log, **{f"{self.name}.{key}": value for key, value in more.items()}}
         pieces = []
-        for party, piece in zip(widths, inner.split(list(widths.values()), dim=1), strict=True):
+        for party, piece in zip(widths, torch.split(inner, list(widths.values()), dim=1), strict=True):
             perturbed, more = self.perturb(piece, labels)
             pieces.append(perturbed)
             log |= {f"{self.name}.{key}.{party}": value for key, value in more.items()}

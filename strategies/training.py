@@ -141,7 +141,7 @@ class Training:
         steps = self._schedule.steps_of(epoch)
         ahead = self._config.transport.in_flight
         for step in steps[:ahead]:
-            self._send_all(lambda _party, step=step: Frame(Kind.STEP, step, {"gradient_of": -1}))
+            self._send_all(Frame(Kind.STEP, step, {"gradient_of": -1}))
         losses = []
         for step in steps:
             embeddings = self._receive_all(step, self._schedule.train_batch(step).size)
@@ -149,11 +149,8 @@ class Training:
             done = self._label.train_step(step, embeddings)
             request = step + ahead if step + ahead in steps else -1
             self.outcome.seconds_compute += time.perf_counter() - started
-            self._send_all(
-                lambda party, step=step, done=done, request=request: Frame(
-                    Kind.STEP, request, {"gradient_of": step}, {"gradient": done.gradients[party]}
-                )
-            )
+            for party, link in self._links.items():
+                link.send(Frame(Kind.STEP, request, {"gradient_of": step}, {"gradient": done.gradients[party]}))
             self._record(step, epoch, done, embeddings)
             losses.append(done.loss)
             self.outcome.steps = step + 1
@@ -172,9 +169,9 @@ class Training:
     def _log(self, step: int, epoch: int, metric: str, value: float) -> None:
         self._observer.add(step=step, epoch=epoch, party="label", layer="", attack="", metric=metric, value=value)
 
-    def _send_all(self, frame_of: Callable[[str], Frame]) -> None:
-        for party, link in self._links.items():
-            link.send(frame_of(party))
+    def _send_all(self, frame: Frame) -> None:
+        for link in self._links.values():
+            link.send(frame)
 
     def _receive_all(self, step: int, rows: int) -> dict[str, Tensor]:
         """Return the checked embeddings (B, ...) of all parties."""
@@ -211,7 +208,7 @@ class Training:
         for index in range(-_EVALUATIONS_UNDER_WAY, count):
             ahead = index + _EVALUATIONS_UNDER_WAY
             if ahead < count:
-                self._send_all(lambda _party, ahead=ahead: Frame(Kind.EVALUATE, ahead, {"part": part}))
+                self._send_all(Frame(Kind.EVALUATE, ahead, {"part": part}))
             if index >= 0:
                 embeddings = self._receive_all(index, self._schedule.eval_batch(part, index).size)
                 started = time.perf_counter()

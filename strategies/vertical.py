@@ -237,9 +237,9 @@ def run_training(
             _open_audit(links, config, base.labels.train)
 
         def after_epoch(epoch: int) -> None:
-            result.evaluate_metrics_serverapp[epoch] = MetricRecord(dict(outcome.epochs[-1]))  # type: ignore[arg-type]
+            result.evaluate_metrics_serverapp[epoch] = MetricRecord(dict(outcome.epochs[-1]))
             if evaluate_fn is not None:
-                evaluate_fn(epoch, ArrayRecord(dict(label.top.state_dict())))  # type: ignore[arg-type]
+                evaluate_fn(epoch, ArrayRecord(dict(label.top.state_dict())))
 
         training = Training(
             label,
@@ -260,7 +260,7 @@ def run_training(
         for party, frame in sessions.finish(timeout).items():
             outcome.reports[party] = _read_report(party, frame)
             outcome.leakage = [*outcome.reports[party].get("leakage", []), *outcome.leakage]
-    result.arrays = ArrayRecord(dict(label.top.state_dict()))  # type: ignore[arg-type]
+    result.arrays = ArrayRecord(dict(label.top.state_dict()))
     return result
 
 

@@ -171,9 +171,7 @@ def _leave(session: _Session, machine: FeatureParty, journal: StepLog | None) ->
 def _offer_of(content: RecordDict) -> ConfigRecord:
     offer = content.config_records.get(OFFER)
     if offer is None or offer.get("kind") not in ("inproc", "stream", "messages") or "session" not in offer:
-        raise ProtocolError(
-            "the message offers no session; is the ServerApp flower-vfl's, of this version?"
-        )
+        raise ProtocolError("the message offers no session; is the ServerApp flower-vfl's, of this version?")
     return offer
 
 

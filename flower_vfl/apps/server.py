@@ -195,7 +195,8 @@ def _train(
 ) -> None:
     """Train and write the result, whatever ends the training; bad input leaves nothing behind."""
     base = strategy.base
-    outcome, status, failure = base.outcome, "failed", None
+    outcome, status = base.outcome, "failed"
+    failure: BaseException | None = None
     try:
         strategy.start(grid)
         status = outcome.stopped

@@ -167,7 +167,7 @@ class FeatureParty:
         self._pending.popleft()
         output = pending.output if pending.output is not None else self._repeat(pending)
         self.optimizers.zero_grad()
-        output.backward(gradient)
+        torch.autograd.backward(output, gradient)
         self._observe(pending.step, pending.rows, output.detach(), gradient, frame)
         self.optimizers.step()
 

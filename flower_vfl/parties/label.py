@@ -125,7 +125,7 @@ class LabelParty:
         if not np.isfinite(value):
             raise TrainingError(f"the loss of step {step} is {value}; try a smaller training.learning_rate")
         self.optimizers.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         gradients, protection = self._protect(received, labels)
         if self._clip_norm > 0.0:
             self.optimizers.clip_grad(self._clip_norm)
@@ -167,7 +167,7 @@ class LabelParty:
             )
         if not is_finite(protected):
             raise UnprotectedBatchError("a defense returned gradients that are not finite; they were not sent")
-        pieces = protected.split([grad[0].numel() for grad in grads], dim=1)
+        pieces = torch.split(protected, [grad[0].numel() for grad in grads], dim=1)
         shaped = (piece.reshape(grad.shape).contiguous() for piece, grad in zip(pieces, grads, strict=True))
         return dict(zip(received, shaped, strict=True)), log
 

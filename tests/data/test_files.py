@@ -157,6 +157,9 @@ def test_test_files_replace_the_split(tmp_path, two):
     dataset = load("files", options=two | {"test_files": files})
     assert (dataset.alignment.rows, dataset.alignment.test_rows) == (ROWS, 5)
     assert dataset.labels().test.tolist() == [1, 0, 0, 1, 0]
+    write_csv(tmp_path / "at.csv", {"id": test["id"], "income": test["income"], "twon": test["town"]})
+    with pytest.raises(DataError, match=r"at\.csv has no column 'town'; did you mean 'twon'"):
+        load("files", options=two | {"test_files": files})
     write_csv(tmp_path / "at.csv", test | {"id": ["p001", *"wxyz"]})
     write_csv(tmp_path / "bt.csv", more | {"id": [*"zyxw", "p001"]})
     with pytest.raises(DataError, match="1 IDs are in training and in test files, for example 'p001'"):

@@ -81,6 +81,8 @@ def test_the_digest_knows_the_order_the_part_and_where_an_id_ends():
             (["ab"], ["c"]),
             (["a", "b", "c"], []),
             (["a2:b"], ["c"]),
+            (["ab", "c"], ["c"]),
+            (["a", "bc"], ["c"]),
         ]
     }
-    assert len(digests) == 6
+    assert len(digests) == 8

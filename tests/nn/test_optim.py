@@ -126,10 +126,10 @@ def test_a_loaded_state_is_a_copy():
     advance(bottom, optimizers, 0)
     state = optimizers.state_dict()
     kept = {key: value.clone() for key, value in state.items() if isinstance(value, torch.Tensor)}
-    _, other = make()
+    another, other = make()
     other.load_state_dict({**state, **kept})
     frozen = {key: value.clone() for key, value in kept.items()}
-    advance(bottom, other, 1)
+    advance(another, other, 1)
     assert all(torch.equal(kept[key], frozen[key]) for key in kept)
 
 

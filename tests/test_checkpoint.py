@@ -1,0 +1,253 @@
+"""A party's state comes back as it was, whole or not at all, and a file can do no more than be refused."""
+
+import json
+import math
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from flower_vfl.checkpoint import load_state, save_state
+from flower_vfl.errors import DataError
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
+
+
+@st.composite
+def tensors(draw):
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    values = torch.tensor([draw(st.integers(0, 1)) for _ in range(torch.Size(shape).numel())])
+    return values.view(shape).to(draw(st.sampled_from(DTYPES)))
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+KEYS = st.text() | st.integers() | st.sampled_from(["__tensor__", "__dict__", "tree", "0"])
+TREES = st.recursive(
+    PLAIN | tensors(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "party" / "state.safetensors"
+
+
+@given(state=TREES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_state_comes_back_as_it_was(path, state):
+    save_state(path, state)
+    assert same(state, load_state(path))
+
+
+@pytest.mark.parametrize(
+    "state", [{}, [], None, 0, "", {"a": {}}, {0: {1: torch.empty(0, 3)}}, torch.tensor(3.0)], ids=repr
+)
+def test_empty_and_small_states_come_back(path, state):
+    save_state(path, state)
+    assert same(state, load_state(path))
+
+
+def test_numbers_that_are_not_finite_come_back(path):
+    save_state(path, {"loss": [math.inf, -math.inf, math.nan], "x": torch.tensor([math.nan, math.inf])})
+    found = load_state(path)
+    assert found["loss"][:2] == [math.inf, -math.inf]
+    assert math.isnan(found["loss"][2])
+    assert torch.isnan(found["x"][0])
+
+
+def test_tensors_that_share_memory_or_ask_for_gradients_come_back_by_value(path):
+    weight = torch.arange(12.0, requires_grad=True).view(3, 4)
+    save_state(path, {"tied": [weight, weight], "row": weight[1], "turned": weight.t(), "step": weight[::2, ::2]})
+    found = load_state(path)
+    assert torch.equal(found["tied"][0], weight)
+    assert torch.equal(found["turned"], weight.t())
+    assert torch.equal(found["step"], weight[::2, ::2])
+    found["tied"][0].zero_()
+    assert torch.equal(found["tied"][1], weight)
+    assert not found["row"].requires_grad
+
+
+def test_an_optimizer_goes_on_from_a_saved_state_bit_for_bit(path):
+    def train(model, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            model(torch.full((2, 3), float(step))).square().sum().backward()
+            optimizer.step()
+
+    def make():
+        model = torch.nn.Linear(3, 2)
+        with torch.no_grad():
+            [parameter.fill_(0.5) for parameter in model.parameters()]
+        return model, torch.optim.Adam(model.parameters())
+
+    whole, first, second = make(), make(), make()
+    train(*whole, range(6))
+    train(*first, range(3))
+    save_state(path, [first[0].state_dict(), first[1].state_dict()])
+    model, optimizer = load_state(path)
+    second[0].load_state_dict(model)
+    second[1].load_state_dict(optimizer)
+    train(*second, range(3, 6))
+    assert torch.equal(whole[0].weight, second[0].weight)
+
+
+class Stranger:
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+@pytest.mark.parametrize(
+    "state", [Stranger(), {1, 2}, b"bytes", 1j, {"a": [Stranger()]}, {(1, 2): 3}, {None: 1}, {1.5: 1}]
+)
+def test_what_is_neither_plain_nor_a_tensor_is_refused_and_nothing_is_written(path, state):
+    with pytest.raises(TypeError):
+        save_state(path, state)
+    assert not path.exists()
+
+
+def test_a_missing_file_and_a_folder_are_a_data_error_that_names_them(tmp_path):
+    for place in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(DataError, match=str(place)):
+            load_state(place)
+
+
+def test_a_file_cut_off_anywhere_is_a_data_error(path):
+    save_state(path, {"x": torch.arange(8.0), "n": [1, 2]})
+    data = path.read_bytes()
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises(DataError):
+            load_state(path)
+
+
+@given(data=st.binary(max_size=100))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_garbage_is_a_data_error(tmp_path, data):
+    place = tmp_path / "garbage"
+    for content in (data, struct.pack("<Q", len(data)) + data):
+        place.write_bytes(content)
+        with pytest.raises(DataError):
+            load_state(place)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        "",
+        "[",
+        "[" * 100_000,
+        '{"__tensor__": "7"}',
+        '{"__tensor__": 0}',
+        '{"__tensor__": []}',
+        '{"__tensor__": {}}',
+        "{}",
+        '{"__dict__": 3}',
+        '{"__dict__": [3]}',
+        '{"__dict__": [[1]]}',
+        '{"__dict__": [[1, 2, 3]]}',
+        '{"__dict__": [[[], 2]]}',
+        '{"__dict__": [[{}, 2]]}',
+        '{"__dict__": null}',
+    ],
+    ids=lambda tree: tree[:24],
+)
+def test_a_hostile_tree_is_a_data_error(tmp_path, tree):
+    place = tmp_path / "hostile"
+    save_file({"0": torch.zeros(2)}, place, metadata={"tree": tree})
+    with pytest.raises(DataError):
+        load_state(place)
+
+
+def test_a_file_of_safetensors_that_is_no_state_is_a_data_error(tmp_path):
+    save_file({"0": torch.zeros(2)}, tmp_path / "weights")
+    with pytest.raises(DataError):
+        load_state(tmp_path / "weights")
+
+
+@pytest.mark.parametrize(
+    "write", [lambda state, file: torch.save(state, file), lambda state, file: pickle.dump(state, file)]
+)
+def test_a_pickle_is_refused_and_not_run(tmp_path, write):
+    place = tmp_path / "pickle"
+    with place.open("wb") as file:
+        write(Stranger(), file)
+    with pytest.raises(DataError):
+        load_state(place)
+
+
+def test_what_is_written_is_safetensors_and_json(path):
+    save_state(path, {"x": torch.arange(2.0), "n": 1})
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    assert json.loads(header["__metadata__"]["tree"]) == {"__dict__": [["x", {"__tensor__": "0"}], ["n", 1]]}
+    assert data[8 + length :] == struct.pack("<2f", 0.0, 1.0)
+
+
+def test_a_failure_while_writing_leaves_the_old_state_and_nothing_else(path, monkeypatch):
+    save_state(path, {"n": 1})
+
+    def fail(tensors, place, metadata):
+        place.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("flower_vfl.checkpoint.save_file", fail)
+    with pytest.raises(OSError, match="no space"):
+        save_state(path, {"n": 2})
+    assert load_state(path) == {"n": 1}
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from flower_vfl import checkpoint
+def half(tensors, place, metadata):
+    whole(tensors, place, metadata=metadata)
+    with open(place, "rb+") as file:
+        file.truncate(place.stat().st_size // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+whole, checkpoint.save_file = checkpoint.save_file, half
+checkpoint.save_state(Path(sys.argv[1]), {"x": torch.ones(1000), "n": 2})
+"""
+
+
+def test_a_kill_in_the_middle_of_writing_leaves_the_old_state(path):
+    save_state(path, {"x": torch.zeros(1000), "n": 1})
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    found = load_state(path)
+    assert found["n"] == 1
+    assert torch.equal(found["x"], torch.zeros(1000))
+    save_state(path, {"n": 3})
+    assert load_state(path) == {"n": 3}
