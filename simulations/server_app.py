@@ -8,13 +8,6 @@ from flower_vfl.apps import RunResult, make_server_app
 from flower_vfl.reports import render
 from flower_vfl.simulations.flower_engine import ERROR_FILE_VARIABLE
 
-# Flower shows its own logger; ours goes the same way.
-_flower = logging.getLogger("flwr")
-_ours = logging.getLogger("flower_vfl")
-_ours.handlers = list(_flower.handlers)
-_ours.setLevel(logging.INFO)
-_ours.propagate = False
-
 
 def _report(result: RunResult) -> None:
     if result.summary["error"] and os.environ.get(ERROR_FILE_VARIABLE):

@@ -23,6 +23,7 @@ from flower_vfl.apps.build import (
     torch_threads,
 )
 from flower_vfl.apps.folder import RunFolder, save_weights
+from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult, describe_data, summarise
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.dataset import Labels
@@ -153,6 +154,8 @@ def make_server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        if not isinstance(grid, LocalGrid):
+            _log_as_flower_does()
         settings = config or from_run_config(context.run_config)
         check_device(settings)
         given = out or (Path(str(context.run_config["out"])) if context.run_config.get("out") else None)
@@ -175,6 +178,15 @@ def make_server_app(
             _train(grid, strategy, describe_data(dataset, labels), folder, journal, on_result)
 
     return app
+
+
+def _log_as_flower_does() -> None:
+    """Show this package's log where Flower shows its own, unless somebody has set up logging."""
+    ours, flower = logging.getLogger("flower_vfl"), logging.getLogger("flwr")
+    if not ours.hasHandlers():
+        ours.handlers = list(flower.handlers)
+        ours.setLevel(logging.INFO)
+        ours.propagate = False
 
 
 def _open_journal(folder: RunFolder, config: Config) -> StepLog:

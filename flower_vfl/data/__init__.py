@@ -3,6 +3,7 @@
 from flower_vfl.data.catalog import CatalogEntry, available, load, prepare
 from flower_vfl.data.dataset import Alignment, Dataset, FeatureSpec, Labels, PartyTable, open_dataset
 from flower_vfl.data.encoding import PartyEncoding
+from flower_vfl.data.memory import MemoryData, VerticalData, array_table
 from flower_vfl.data.source import ArraySource, FeatureSource
 
 __all__ = [
@@ -13,8 +14,11 @@ __all__ = [
     "FeatureSource",
     "FeatureSpec",
     "Labels",
+    "MemoryData",
     "PartyEncoding",
     "PartyTable",
+    "VerticalData",
+    "array_table",
     "available",
     "load",
     "open_dataset",

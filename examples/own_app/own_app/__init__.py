@@ -1,0 +1,1 @@
+"""A vertical federation with a model and data of its own."""

@@ -1,0 +1,98 @@
+"""Wheel or editable, from the root of the clone or from anywhere else: the cases that docs/decisions/0001 names."""
+
+import json
+import zipfile
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+WHERE = "import flower_vfl.strategies, flower_vfl.simulations; print(flower_vfl.__file__, flower_vfl.strategies.__file__)"
+MEBIBYTE = 2**20
+
+
+def test_both_folders_are_imported_from_the_package(installed, cwd):
+    done = installed.run("python", "-c", WHERE, cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    home = installed.clone if cwd == installed.clone else installed.home
+    package = home / "flower_vfl"
+    assert done.stdout.split() == [str(package / "__init__.py"), str(package / "strategies" / "__init__.py")]
+
+
+@pytest.mark.parametrize("name", ["strategies", "simulations", "tests", "benchmarks", "src"])
+def test_no_folder_of_the_clone_becomes_importable_by_accident(installed, name):
+    done = installed.run("python", "-c", f"import {name}", cwd=installed.elsewhere)
+    assert done.returncode == 1
+    assert f"No module named '{name}'" in done.stdout
+
+
+def test_the_module_runs(installed, cwd):
+    done = installed.run("python", "-m", "flower_vfl", "--help", cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    assert "demo" in done.stdout
+
+
+def test_the_command_runs(installed, cwd):
+    done = installed.run("flower-vfl", "data", "list", cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    assert "census" in done.stdout
+
+
+@pytest.mark.parametrize("command", [("pytest",), ("python", "-m", "pytest")], ids=["pytest", "python -m pytest"])
+def test_pytest_collects_the_tests(installed, cwd, command):
+    done = installed.run(
+        *command, "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", installed.clone / "tests", cwd=cwd
+    )
+    assert done.returncode == 0, done.stdout
+    assert "tests/packaging/test_installed.py::test_the_module_runs" in done.stdout
+
+
+def test_flwr_builds_a_bundle_of_the_two_thin_apps(installed, cwd):
+    for old in cwd.glob("*.fab"):
+        old.unlink()
+    done = installed.run("flwr", "build", "--app", installed.clone, cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    (bundle,) = cwd.glob("*.fab")
+    assert bundle.stat().st_size < 10 * MEBIBYTE
+    with zipfile.ZipFile(bundle) as content:
+        files = {name for name in content.namelist() if not name.startswith(".info/")}
+    assert files == {"pyproject.toml", "simulations/server_app.py", "simulations/client_app.py"}
+
+
+def test_mypy_follows_the_package_from_a_foreign_folder(installed):
+    script = installed.elsewhere / "script.py"
+    script.write_text(
+        "from flower_vfl.strategies import Iso\n"
+        "from flower_vfl.simulations.running import read_result\n"
+        "reveal_type(Iso.name)\n"
+        "number: int = read_result\n"
+    )
+    done = installed.run("mypy", "--strict", "--cache-dir", "mypy_cache", script, cwd=installed.elsewhere)
+    assert "script.py:3: note: Revealed type is" in done.stdout
+    assert 'script.py:4: error: Incompatible types in assignment (expression has type "def (out: Path)' in done.stdout
+    assert "Found 1 error in 1 file" in done.stdout
+
+
+IN_FLOWER = """
+import os, pathlib, subprocess, sys
+from flower_vfl.simulations.flower_engine import super_link
+app, out = sys.argv[1:]
+environment = {**os.environ, "FLWR_HOME": str(pathlib.Path(out).parent / "home")}
+settings = f'preset="" data-name="breast-cancer" training-epochs=1 training-batch-size=128 out="{out}"'
+resources = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
+with super_link(pathlib.Path(environment["FLWR_HOME"]), environment):
+    command = ["flwr", "run", app, "--stream", "--run-config", settings, "--federation-config", resources]
+    sys.exit(subprocess.run(command, env=environment).returncode)
+"""
+
+
+@pytest.mark.flower
+def test_flwr_run_trains(installed, cwd, tmp_path):
+    app = "." if cwd == installed.clone else installed.clone
+    out = tmp_path / "out"
+    switched_off = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+    done = installed.run("python", "-P", "-c", IN_FLOWER, app, out, cwd=cwd, timeout=280, **switched_off)
+    assert done.returncode == 0, done.stdout
+    result = json.loads((out / "result.json").read_text())
+    assert result["utility"]["last"]["epoch"] == 1, done.stdout
+    assert result["environment"]["transport"] == "stream"

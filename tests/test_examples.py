@@ -1,0 +1,56 @@
+"""What the README and the examples show is run as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flower_vfl.simulations.flower_engine import super_link
+
+ROOT = Path(__file__).parent.parent
+SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf8"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_the_python_of_the_readme_runs(snippet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_there_is_python_in_the_readme():
+    assert len(SNIPPETS) >= 2
+
+
+def test_the_defense_of_the_readme_protects():
+    import torch
+
+    from flower_vfl.strategies import VerticalStrategy
+
+    names: dict = {"__name__": "readme"}
+    exec(next(snippet for snippet in SNIPPETS if "class Rounded" in snippet), names)
+    strategy = names["Rounded"](VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1])))
+    grads, log = strategy.protect(torch.randn(8, 4), torch.zeros(8))
+    assert len(grads.unique()) <= 33
+    assert log["rounded.step"] > 0
+
+
+@pytest.mark.flower
+@pytest.mark.timeout(200)
+def test_the_example_app_runs_with_flwr_run(tmp_path):
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(tmp_path / "home"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }
+    workers = "num-supernodes=1 client-resources-num-cpus=1 init-args-num-cpus=1"
+    with super_link(tmp_path / "home", environment):
+        command = ["flwr", "run", str(ROOT / "examples" / "own_app"), "--stream", "--federation-config", workers]
+        command += ["--run-config", f"out='{tmp_path}/out'"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
+    assert "epoch 10" in done.stdout + done.stderr, done.stdout[-3000:] + done.stderr[-2000:]
+    assert (tmp_path / "out" / "result.json").is_file()

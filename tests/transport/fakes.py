@@ -1,0 +1,112 @@
+"""A feature party that is nothing but arithmetic, the ClientApp that runs it, and a label party that talks to it."""
+
+from __future__ import annotations
+
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_vfl.protocol.codec import OVERHEAD
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.transport import stream
+from flower_vfl.transport.inproc import InprocEndpoint
+from flower_vfl.transport.messages import answer, bundle
+from flower_vfl.transport.sessions import FINISHED, OFFER, OPEN, REPLY, SPARE
+
+
+class FakeParty:
+    """Answers each step with numbers that depend on every gradient so far, so that a lost or swapped frame shows.
+
+    `at` maps a step to something that is called before that step is answered: it may raise, sleep or look.
+    """
+
+    def __init__(self, name="a", *, rows=3, width=4, at=None):
+        self.name, self.finished = name, False
+        self.rows, self.width, self.at = rows, width, at or {}
+        self.seen = []
+        self.weight = torch.full((width,), 1.0 + len(name))
+
+    @property
+    def frame_limit(self):
+        return OVERHEAD + 8 * self.rows * (self.width + 1)
+
+    def hello(self):
+        return Frame(Kind.HELLO, fields={"party": self.name, "width": self.width})
+
+    def handle(self, frame):
+        self.seen.append((frame.kind, frame.step))
+        if frame.kind is Kind.FINISH:
+            self.finished = True
+            return Frame(Kind.REPORT, fields={"report": f"{self.name} saw {len(self.seen)} frames"})
+        if frame.kind is not Kind.STEP:
+            return None
+        if frame.integer("gradient_of") >= 0:
+            gradient = frame.tensor("gradient", shape=(self.rows, self.width), dtype=torch.float32)
+            self.weight = 0.9 * self.weight + torch.sin(gradient).mean(dim=0)
+        if frame.step < 0:
+            return None
+        self.at.get(frame.step, lambda: None)()
+        rows = torch.arange(float(self.rows)).view(-1, 1) + frame.step
+        return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": torch.cos(rows) * self.weight})
+
+
+def client_app(parties, *, timeout=5.0):
+    """A ClientApp in which the node of partition i is party i, None a node too many, an exception one that fails."""
+    app = ClientApp()
+
+    def party_of(context):
+        return parties[int(context.node_config["partition-id"])]
+
+    @app.train()
+    def train(message, context):
+        party, offer = party_of(context), message.content[OFFER]
+        if isinstance(party, Exception):
+            raise party
+        if callable(party):
+            return party(message)
+        if party is None:
+            content = RecordDict({REPLY: ConfigRecord({"status": SPARE, "reason": "not needed"})})
+        elif offer["kind"] == "messages":
+            content = bundle([party.hello()], offer["session"], offer["wire-dtype"])
+            content[REPLY] = ConfigRecord({"status": OPEN})
+            context.state[OFFER] = offer
+        else:
+            if offer["kind"] == "inproc":
+                InprocEndpoint.attend(offer["session"], party)
+            else:
+                stream.attend(offer, offer["session"], party, timeout=timeout)
+            content = RecordDict({REPLY: ConfigRecord({"status": FINISHED})})
+        return Message(content, reply_to=message)
+
+    @app.train("frames")
+    def frames(message, context):
+        offer = context.state[OFFER]
+        content = answer(message.content, offer["session"], offer["wire-dtype"], party_of(context))
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def fit(link, *, rows=3, width=4):
+    """What the label party settles with a newcomer."""
+    link.shape = (width,)
+    link.frame_limit = OVERHEAD + 8 * rows * (width + 1)
+
+
+def converse(links, steps, *, ahead=1, timeout=10.0):
+    """Drive `steps` steps with `ahead` of them under way, and return every embedding in its order."""
+    answers = []
+    for step in range(min(ahead, steps)):
+        for link in links.values():
+            link.send(Frame(Kind.STEP, step, {"gradient_of": -1}))
+    for step in range(steps):
+        for link in links.values():
+            link.flush()
+        received = {party: link.receive(timeout) for party, link in links.items()}
+        assert {(frame.kind, frame.step) for frame in received.values()} == {(Kind.EMBEDDING, step)}
+        answers.append({party: frame.tensors["embedding"] for party, frame in received.items()})
+        request = step + ahead if step + ahead < steps else -1
+        for party, link in links.items():
+            gradient = answers[-1][party] * 0.1 + step
+            link.send(Frame(Kind.STEP, request, {"gradient_of": step}, {"gradient": gradient}))
+    return answers
