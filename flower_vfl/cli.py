@@ -42,21 +42,9 @@ def _say(message: str) -> None:
 def _options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every stage, not only warnings.")] = False,
 ) -> None:
-    import logging
+    from flower_vfl.terminal import show_log
 
-    from rich.console import Console
-    from rich.logging import RichHandler
-
-    console = Console(stderr=True)
-    handler: logging.Handler = RichHandler(console=console, show_path=False, markup=False)
-    if not console.is_terminal:  # no live display there, so the log tells how training goes, a line at a time
-        verbose = True
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-    logger = logging.getLogger("flower_vfl")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO if verbose else logging.WARNING)
-    logger.propagate = False
+    show_log(verbose=verbose)
 
 
 @app.command()

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from flower_vfl.apps.build import open_data, party_names
 from flower_vfl.apps.folder import check_free
 from flower_vfl.apps.local import run, run_alone
@@ -15,12 +13,11 @@ from flower_vfl.apps.progress import LiveProgress
 from flower_vfl.config import Config, build_config, load_config, parse_defenses
 from flower_vfl.files import write_json_atomic
 from flower_vfl.reports import render
+from flower_vfl.terminal import console
 
 DEMO_PRESET = "census"
 DEMO_DEFENSES = {"none": "", "iso-t25": "iso(t=25.0)"}
 """The demo's runs: no defense, and isotropic noise at the authors' ratio 5."""
-
-_console = Console(stderr=True)
 
 
 def run_here(config: Config, out: Path, *, title: str, alone: bool = False) -> dict[str, Any]:
@@ -32,7 +29,7 @@ def run_here(config: Config, out: Path, *, title: str, alone: bool = False) -> d
     check_free(out)
     interrupted: BaseException | None = None
     try:
-        with LiveProgress(title, _console) as progress:
+        with LiveProgress(title, console()) as progress:
             run(config, out=out, observers=(progress,))
     except KeyboardInterrupt as error:
         interrupted = error
@@ -53,7 +50,7 @@ def alone_aucs(config: Config) -> dict[str, float]:
         parties.append(dataset.label_party)
     found = {}
     for party in parties:
-        with LiveProgress(f"{party} alone", _console) as progress:
+        with LiveProgress(f"{party} alone", console()) as progress:
             found[party] = run_alone(config, party, observers=(progress,)).test_auc
     return found
 

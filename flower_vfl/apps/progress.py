@@ -40,7 +40,7 @@ class LiveProgress(Observer):
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task(title, total=None, speed="", values="opening sessions")
+        self._task = self._progress.add_task(title, total=None, start=False, speed="", values="opening sessions")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -53,7 +53,8 @@ class LiveProgress(Observer):
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
         """Learn how many steps there are."""
-        self._progress.reset(self._task, total=steps, values="")
+        self._progress.update(self._task, total=steps, values="")
+        self._progress.start_task(self._task)
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         """Move the bar."""

@@ -24,7 +24,7 @@ class FakeParty:
         self.name, self.finished = name, False
         self.rows, self.width, self.at = rows, width, at or {}
         self.seen = []
-        self.weight = torch.full((width,), 1.0 + len(name))
+        self.weight = torch.linspace(0.5, 1.0 + len(name), width)
 
     @property
     def frame_limit(self):

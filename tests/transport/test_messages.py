@@ -1,0 +1,139 @@
+"""Frames in plain Flower messages: several in one, in their order, and nothing else in it."""
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.errors import PartyError, ProtocolError, SessionError
+from flower_vfl.protocol.codec import OVERHEAD
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.transport.mailbox import Mailbox
+from flower_vfl.transport.messages import FRAMES, bundle, unbundle
+from tests.transport.fakes import FakeParty, client_app, converse
+
+FRAME = Frame(Kind.STEP, 3, {"gradient_of": 2}, {"gradient": torch.arange(6.0).view(2, 3)})
+
+
+class CountingGrid(LocalGrid):
+    """Remembers how many frames each message carried."""
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.carried = getattr(self, "carried", [])
+        for message in messages:
+            if message.metadata.message_type == FRAMES:
+                self.carried.append(sum(name.endswith(".header") for name in message.content))
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize(("ahead", "carried"), [(1, [1] * 8 + [2]), (4, [4, 4, 5]), (8, [8, 9]), (16, [8, 9])])
+def test_as_many_frames_as_are_under_way_share_one_flower_message(sessions, ahead, carried):
+    party = FakeParty()
+    grid = CountingGrid(client_app([party]), 1, {})
+    with sessions("messages", [party], grid=grid, in_flight=ahead) as opened:
+        converse(opened.links, 8, ahead=ahead)
+        opened.finish(10)
+    assert grid.carried == carried
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=20))
+@settings(max_examples=30, deadline=None)
+def test_a_bundle_gives_its_frames_back_in_their_order(steps):
+    frames = [Frame(Kind.STEP, step, {"n": step}, {"g": torch.full((1, 2), float(step))}) for step in steps]
+    found = unbundle(bundle(frames, "s", "exact"), "s", limit=OVERHEAD)
+    assert [frame.step for frame in found] == steps
+    assert all(torch.equal(one.tensors["g"], two.tensors["g"]) for one, two in zip(frames, found, strict=True))
+
+
+def test_records_that_come_in_another_order_are_the_same_frames():
+    records = bundle([FRAME, Frame(Kind.FINISH)], "s", "exact")
+    shuffled = RecordDict({name: records[name] for name in sorted(records, reverse=True)})
+    assert [frame.kind for frame in unbundle(shuffled, "s", limit=OVERHEAD)] == [Kind.STEP, Kind.FINISH]
+
+
+def without(records, name):
+    return RecordDict({key: record for key, record in records.items() if key != name})
+
+
+def renamed(records, old, new):
+    return RecordDict({new if key == old else key: record for key, record in records.items()})
+
+
+@pytest.mark.parametrize(
+    "new", ["header", ".header", "x.header", "-1.header", "00.header", "².header", "٣.header", "1e3.header", "9" * 5000 + ".h",
+            "10000.header", "0.other", "0.header.x", "0", ""],
+    ids=lambda name: name[:12],
+)  # fmt: skip
+def test_a_record_with_an_unknown_name_is_refused(new):
+    records = renamed(bundle([FRAME], "s", "exact"), "0.header", new)
+    with pytest.raises(ProtocolError):
+        unbundle(records, "s", limit=OVERHEAD)
+
+
+def test_missing_records_and_missing_frames_are_refused():
+    records = bundle([FRAME, FRAME, FRAME], "s", "exact")
+    for name in list(records):
+        with pytest.raises(ProtocolError):
+            unbundle(without(records, name), "s", limit=OVERHEAD)
+    with pytest.raises(ProtocolError, match="frames of a message are missing"):
+        unbundle(without(without(records, "1.header"), "1.tensors"), "s", limit=OVERHEAD)
+
+
+def test_a_record_of_the_wrong_kind_is_refused():
+    for name, record in (("0.header", ArrayRecord({})), ("0.tensors", ConfigRecord({}))):
+        with pytest.raises(ProtocolError):
+            unbundle(RecordDict({**bundle([FRAME], "s", "exact"), name: record}), "s", limit=OVERHEAD)
+
+
+def test_frames_of_another_session_are_refused():
+    with pytest.raises(ProtocolError, match="another session"):
+        unbundle(bundle([FRAME], "s", "exact"), "t", limit=OVERHEAD)
+
+
+def test_the_limit_holds_for_each_frame_of_a_message():
+    size = FRAME.nbytes
+    records = bundle([FRAME] * 5, "s", "exact")
+    assert len(unbundle(records, "s", limit=size)) == 5
+    with pytest.raises(ProtocolError, match=f"a frame of {size} bytes came; at most {size - 1}"):
+        unbundle(records, "s", limit=size - 1)
+
+
+@given(st.dictionaries(st.text(max_size=12) | st.sampled_from(["0.header", "0.tensors"]), st.booleans(), max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_any_records_are_a_protocol_error_or_nothing(names):
+    records = RecordDict(
+        {name: ConfigRecord({}) if is_config else ArrayRecord({}) for name, is_config in names.items()}
+    )
+    if not names:
+        assert unbundle(records, "s", limit=OVERHEAD) == []
+        return
+    with pytest.raises(ProtocolError):
+        unbundle(records, "s", limit=OVERHEAD)
+
+
+def test_a_party_that_answers_nothing_is_named_at_once(sessions):
+    party = FakeParty()
+    party.handle = lambda frame: None
+    with sessions("messages", [party]) as opened:
+        opened.links["a"].send(Frame(Kind.AUDIT))
+        with pytest.raises(PartyError, match="party 'a' has nothing to answer"):
+            opened.links["a"].receive(60)
+
+
+def test_a_party_that_sends_another_sessions_frames_is_named(sessions):
+    party = FakeParty()
+    with sessions("messages", [party]) as opened:
+        opened.links["a"]._session = "another"
+        opened.links["a"].send(Frame(Kind.FINISH))
+        with pytest.raises(PartyError, match="party 'a' failed: ProtocolError: the frame belongs to another session"):
+            opened.links["a"].receive(10)
+
+
+def test_a_message_that_flower_does_not_take_is_an_error_that_names_the_node():
+    grid = LocalGrid(client_app([None]), 1, {})
+    grid.push_messages = lambda messages: []
+    with pytest.raises(SessionError, match="no message for node 2"):
+        Mailbox(grid).push(2, RecordDict(), "train")

@@ -1,0 +1,220 @@
+"""Sessions open when every party has arrived, once; otherwise the error says what to set."""
+
+import threading
+import time
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.config import TransportConfig
+from flower_vfl.errors import InputError, PartyError, ProtocolError, SessionError, SetupError
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.transport.messages import bundle
+from flower_vfl.transport.sessions import OFFER, OPEN, REPLY, Sessions
+from tests.transport.fakes import FakeParty, client_app, converse, fit
+
+KINDS = ["inproc", "stream", "messages"]
+
+
+def opening(sessions, kind, parties, **settings):
+    """Open sessions, do nothing with them and return them."""
+    with sessions(kind, parties, **settings) as opened:
+        return opened
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 4])
+def test_every_party_gets_a_link_in_the_order_of_the_run_however_they_arrive(sessions, kind, count):
+    parties = [FakeParty(name) for name in "abcd"[:count]]
+    opened = opening(sessions, kind, parties[::-1], names=[party.name for party in parties])
+    assert list(opened.links) == [party.name for party in parties]
+    assert [link.party for link in opened.links.values()] == list(opened.links)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_greeting_of_a_party_is_seen_and_its_token_is_not(sessions, kind):
+    link = opening(sessions, kind, [FakeParty("a", width=9)]).links["a"]
+    assert link.hello == Frame(Kind.HELLO, fields={"party": "a", "width": 9})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spare_nodes_are_ignored(sessions, kind):
+    parties = [None, FakeParty("a"), None, FakeParty("b")]
+    with sessions(kind, parties) as opened:
+        assert len(converse(opened.links, 3)) == 3
+        opened.finish(10)
+
+
+def test_a_run_without_feature_parties_needs_no_node(sessions):
+    assert opening(sessions, "inproc", [], names=[]).links == {}
+
+
+def test_too_few_nodes_in_a_simulation_give_the_exact_setting(sessions):
+    with pytest.raises(SetupError) as caught:
+        opening(sessions, "stream", [FakeParty("a")], names=["a", "b", "c"], connect_timeout=0.1)
+    text = str(caught.value)
+    assert "1 nodes are connected, the run has 3 feature parties (a, b, c)" in text
+    assert '--federation-config "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=3"' in text
+    assert isinstance(caught.value, InputError)
+    assert isinstance(caught.value, SessionError)
+
+
+def test_too_few_nodes_in_a_deployment_give_another_advice(sessions):
+    with pytest.raises(SetupError, match="start one SuperNode a party"):
+        opening(sessions, "stream", [FakeParty("a")], names=["a", "b"], simulation=False, connect_timeout=0.1)
+
+
+def test_nodes_that_connect_late_are_waited_for(sessions):
+    parties = [FakeParty("a"), FakeParty("b")]
+    grid = LocalGrid(client_app(parties), 2, {})
+    nodes, started = list(grid.get_node_ids()), time.monotonic()
+    grid.get_node_ids = lambda: nodes if time.monotonic() - started > 0.3 else nodes[:1]
+    assert list(opening(sessions, "inproc", parties, grid=grid).links) == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_nodes_that_claim_one_party_are_refused(sessions, kind):
+    with pytest.raises(PartyError, match="two nodes claim to be party 'a'; give each its own `party` in --node-config"):
+        opening(sessions, kind, [FakeParty("a"), FakeParty("a")], names=["a", "b"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_party_is_refused_and_the_known_ones_are_named(sessions, kind):
+    with pytest.raises(PartyError, match="a party 'z' arrived; this run has a, b"):
+        opening(sessions, kind, [FakeParty("z")] * 2, names=["a", "b"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_that_fails_while_opening_is_named_with_its_reason(sessions, kind):
+    with pytest.raises(PartyError, match=r"node 3 could not open its session: .*the file columns\.csv is missing"):
+        opening(sessions, kind, [FakeParty("a"), ValueError("the file columns.csv is missing")], names=["a", "b"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_party_that_does_not_arrive_is_named_after_the_timeout(sessions, kind):
+    release = threading.Event()
+
+    def silent(message):
+        release.wait(20)
+        return Message(RecordDict(), reply_to=message)
+
+    started = time.monotonic()
+    try:
+        with pytest.raises(
+            SetupError, match=r"after 0\.3 s these parties have not arrived: b; all of them must run at"
+        ):
+            opening(sessions, kind, [FakeParty("a"), silent], names=["a", "b"], connect_timeout=0.3)
+        assert time.monotonic() - started < 4
+    finally:
+        release.set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_party_that_does_not_fit_is_refused_and_every_handler_returns(sessions, kind):
+    def check(link):
+        raise PartyError(f"party {link.party!r} does not fit")
+
+    parties = [FakeParty("a"), FakeParty("b")]
+    grid = LocalGrid(client_app(parties), 2, {})
+    with pytest.raises(PartyError, match="does not fit"):
+        opening(sessions, kind, parties, check=check, grid=grid)
+    grid.join(3)
+    assert not any(thread.is_alive() for thread in grid._threads)
+
+
+@pytest.mark.parametrize("status", ["finished", "open", "", 3, None])
+def test_an_answer_that_makes_no_sense_while_sessions_open_is_refused(sessions, status):
+    def odd(message):
+        record = {} if status is None else {"status": status}
+        return Message(RecordDict({REPLY: ConfigRecord(record)}), reply_to=message)
+
+    with pytest.raises(ProtocolError, match="node 2 answered its offer with"):
+        opening(sessions, "stream", [odd], names=["a"])
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_node_that_sends_no_greeting_or_two_is_refused(sessions, count):
+    def odd(message):
+        hello = FakeParty("a").hello()
+        content = bundle([hello] * count, message.content[OFFER]["session"], "exact")
+        content[REPLY] = ConfigRecord({"status": OPEN})
+        return Message(content, reply_to=message)
+
+    with pytest.raises(ProtocolError, match=f"node 2 should have sent one greeting, it sent {count}"):
+        opening(sessions, "messages", [odd], names=["a"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_party_greets_with_must_be_a_greeting(sessions, kind):
+    party = FakeParty("a")
+    party.hello = lambda: Frame(Kind.EMBEDDING, fields={"party": "a"})
+    if kind == "stream":  # whose greeting is always one: what the party says is in its fields
+        party.hello = lambda: Frame(Kind.HELLO, fields={"party": "b"})
+    with pytest.raises(PartyError, match="arrived; this run has a"):
+        opening(sessions, kind, [party])
+
+
+def offers_of(sessions, kind, **settings):
+    seen = []
+
+    def look(message):
+        seen.append(dict(message.content[OFFER]))
+        raise ValueError("only looking")
+
+    for _ in range(2):
+        with pytest.raises(PartyError, match="only looking"):
+            opening(sessions, kind, [look], names=["a"], **settings)
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_run_has_a_session_of_its_own_and_says_what_it_is(sessions, kind):
+    first, second = offers_of(sessions, kind, simulation=False)
+    assert (first["kind"], first["simulation"]) == (kind, False)
+    assert first["session"] != second["session"]
+    assert len(first["session"]) == 32
+
+
+def test_what_the_caller_adds_to_the_offer_cannot_replace_what_protects_it():
+    grid = LocalGrid(client_app([]), 0, {})
+    added = {"out": "folder", "kind": "pigeon", "session": "mine", "simulation": "yes"}
+    with Sessions(grid, [], TransportConfig(), simulation=False, offer=added) as opened:
+        assert opened._offer == {"out": "folder", "kind": "inproc", "session": opened.session, "simulation": False}
+
+
+def test_the_reason_that_a_node_gives_afterwards_joins_the_error(sessions):
+    died = ValueError("the machine ran out of memory")
+
+    def dies():
+        raise died
+
+    with (
+        pytest.raises(PartyError, match="the machine ran out of memory"),
+        sessions("stream", [FakeParty(at={0: dies})]) as s,
+    ):
+        converse(s.links, 1)
+
+
+def test_sessions_close_the_port_when_a_run_fails(sessions):
+    for _ in range(2):
+        with pytest.raises(KeyError), sessions("stream", [FakeParty()]) as opened:
+            port = int(opened._endpoint.address.rpartition(":")[2])
+            raise KeyError("something else")
+    settings = TransportConfig(kind="stream", port=port)
+    with Sessions(LocalGrid(client_app([]), 0, {}), [], settings, simulation=True) as opened:
+        assert opened._endpoint.address == f"127.0.0.1:{port}"
+
+
+def test_a_port_in_use_is_an_input_error_that_names_the_setting(sessions):
+    with sessions("stream", [FakeParty()]) as opened:
+        port = int(opened._endpoint.address.rpartition(":")[2])
+        with pytest.raises(SetupError, match=rf"127\.0\.0\.1:{port}.*transport\.port"):
+            opening(sessions, "stream", [FakeParty()], port=port)
+
+
+def test_fit_settles_what_the_links_of_these_tests_take(sessions):
+    link = opening(sessions, "inproc", [FakeParty()]).links["a"]
+    before = link.frame_limit
+    fit(link, rows=100)
+    assert link.frame_limit > before
