@@ -60,12 +60,10 @@ class FilesOptions(Options):
     def _consistent(self) -> FilesOptions:
         if not self.files and not self.labels_file:
             raise ValueError("name a file for at least one party: files = {a = 'a.csv', b = 'b.csv'}")
-        if self.test_files and set(self.test_files) != set(self.files):
-            raise ValueError(f"test_files must name the parties of files, {', '.join(sorted(self.files))}")
-        if bool(self.test_labels_file) != bool(self.labels_file and (self.test_files or not self.files)) and (
-            self.test_labels_file or self.test_files
-        ):
-            raise ValueError("labels_file, test_labels_file, files and test_files: test files go with all or none")
+        if self.has_test_files and set(self.test_files) != set(self.files):
+            raise ValueError(f"test_files must name the parties of files, {', '.join(sorted(self.files)) or 'none'}")
+        if self.has_test_files and bool(self.test_labels_file) != bool(self.labels_file):
+            raise ValueError("labels_file and test_labels_file go together when there are test files")
         return self
 
     @property

@@ -237,6 +237,8 @@ def test_a_broken_features_file_is_refused_by_name(two, tmp_path, change, text):
         ({"files": {"../a": "a.csv"}}, DataError, "no party name"),
         ({"test_files": {"c": "x"}}, ConfigError, "test_files must name the parties of files, a, b"),
         ({"fyles": {}}, ConfigError, "did you mean 'files'"),
+        ({"test_labels_file": "y.csv"}, ConfigError, "test_files must name the parties of files, a, b"),
+        ({"test_files": {"a": "x", "b": "y"}, "labels_file": "z"}, ConfigError, "labels_file and test_labels_file go"),
     ],
 )
 def test_wrong_options_are_refused_with_the_nearest_right_one(two, tmp_path, options, error, text):
