@@ -111,6 +111,7 @@ def test_a_secret_shows_itself_in_no_text():
     for text in texts:
         assert "only this host" not in text
         assert VALUE.hex() not in text
+    assert repr(secret) == "Secret(<hidden>, origin='file')"
     assert not hasattr(secret, "__dict__")
     with pytest.raises(TypeError):
         format(secret, "x")

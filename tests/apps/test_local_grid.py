@@ -27,12 +27,6 @@ def fail(message, context):
     raise ValueError("the disk is full\nand the printer is on fire")
 
 
-@app.train("slow")
-def slow(message, context):
-    time.sleep(0.3)
-    return Message(RecordDict(), reply_to=message)
-
-
 @pytest.fixture
 def grid():
     return LocalGrid(app, 3, {"preset": "census"})
@@ -108,16 +102,39 @@ def test_an_unknown_message_type_and_an_unknown_node_become_error_replies(grid):
     assert ask(grid, 77).has_error()
 
 
-def test_pushing_does_not_wait_and_receiving_stops_at_its_timeout(grid):
-    nodes = list(grid.get_node_ids())
-    started = time.monotonic()
-    ids = grid.push_messages([Message(RecordDict(), node, "train.slow") for node in nodes])
+def test_pushing_does_not_wait_and_the_handlers_run_side_by_side():
+    together, meeting = ClientApp(), threading.Barrier(4)
+
+    @together.train()
+    def meet(message, context):
+        meeting.wait(20)
+        return Message(RecordDict(), reply_to=message)
+
+    grid = LocalGrid(together, 3, {})
+    ids = grid.push_messages([Message(RecordDict(), node, "train") for node in grid.get_node_ids()])
     assert grid.pull_messages(ids) == []
-    assert time.monotonic() - started < 0.25
-    assert grid.send_and_receive([Message(RecordDict(), nodes[0], "train.slow")], timeout=0.05) == []
+    meeting.wait(20)
     grid.join(10)
-    assert time.monotonic() - started < 0.9  # the handlers ran side by side
-    assert len(grid.pull_messages(ids)) == 3
+    assert [reply.has_error() for reply in grid.pull_messages(ids)] == [False] * 3
+
+
+def test_receiving_stops_at_its_timeout_with_what_has_come():
+    patient, release = ClientApp(), threading.Event()
+
+    @patient.train()
+    def wait(message, context):
+        if context.node_config["partition-id"] == 1:
+            release.wait(20)
+        return Message(RecordDict(), reply_to=message)
+
+    grid = LocalGrid(patient, 2, {})
+    first, second = grid.get_node_ids()
+    started = time.monotonic()
+    replies = grid.send_and_receive([Message(RecordDict(), node, "train") for node in (first, second)], timeout=0.5)
+    assert [reply.metadata.src_node_id for reply in replies] == [first]
+    assert time.monotonic() - started < 10
+    release.set()
+    grid.join(10)
 
 
 def test_messages_can_be_made_in_any_thread_before_a_grid_has_sent_anything(grid):

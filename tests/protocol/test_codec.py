@@ -137,7 +137,7 @@ def test_appended_bytes_are_refused_even_with_a_right_checksum(sample, extra):
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_arbitrary_bytes_are_a_protocol_error(data):
     with pytest.raises(ProtocolError):
         unpack(data)
@@ -168,7 +168,7 @@ def test_a_header_longer_than_allowed_is_refused_on_both_sides():
 
 
 @given(JSON := st.recursive(SCALARS | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_json_as_index_or_record_is_a_protocol_error(value):
     for index in (value, {"header": value, "tensors": []}, {"header": header(), "tensors": value}):
         if index == {"header": header(), "tensors": []}:
@@ -178,7 +178,7 @@ def test_any_json_as_index_or_record_is_a_protocol_error(value):
 
 
 @given(st.sampled_from(["version", "kind", "session", "step", "fields"]), JSON)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_json_in_the_place_of_a_header_value_is_refused_or_means_what_it_says(key, value):
     try:
         frame = unpack(forge({"header": header(**{key: value}), "tensors": []}))
@@ -189,7 +189,22 @@ def test_any_json_in_the_place_of_a_header_value_is_refused_or_means_what_it_say
 
 @pytest.mark.parametrize(
     "shape",
-    [[-1], [2, -1], [1.0], [True], ["2"], [None], [2**63], [2**31, 2**31, 2**31], [10**4000] * 8, [1] * 9, [3], [1]],
+    [
+        [-1],
+        [-1, -2],
+        [2, -1],
+        [1.0],
+        [2, 1.0],
+        [2, True],
+        ["2"],
+        [None],
+        [2**63],
+        [2**31, 2**31, 2**31],
+        [10**4000] * 8,
+        [1] * 9,
+        [3],
+        [1],
+    ],
     ids=lambda shape: repr(shape)[:20],
 )
 def test_an_absurd_shape_is_refused(shape):

@@ -62,11 +62,12 @@ def renamed(records, old, new):
     return RecordDict({new if key == old else key: record for key, record in records.items()})
 
 
+ODD_NAMES = ["header", ".header", "x.header", "-1.header", "00.header", "².header", "٣.header", "1e3.header", "0", ""]
+
+
 @pytest.mark.parametrize(
-    "new", ["header", ".header", "x.header", "-1.header", "00.header", "².header", "٣.header", "1e3.header", "9" * 5000 + ".h",
-            "10000.header", "0.other", "0.header.x", "0", ""],
-    ids=lambda name: name[:12],
-)  # fmt: skip
+    "new", [*ODD_NAMES, "9" * 5000 + ".h", "10000.header", "0.other", "0.header.x"], ids=lambda name: name[:12]
+)
 def test_a_record_with_an_unknown_name_is_refused(new):
     records = renamed(bundle([FRAME], "s", "exact"), "0.header", new)
     with pytest.raises(ProtocolError):

@@ -1,0 +1,310 @@
+"""Who cannot show its own certificate and its own token, once, gets nothing and keeps nobody else from being served."""
+
+import logging
+import socket
+import ssl
+import time
+
+import grpc
+import pytest
+from flwr.app import ConfigRecord
+
+from flower_vfl.errors import ProtocolError
+from flower_vfl.protocol.codec import encode
+from flower_vfl.protocol.frame import Frame, Kind, to_records
+from flower_vfl.transport import stream
+from flower_vfl.transport.authority import SERVER_NAME, Authority
+from tests.transport.fakes import FakeParty, converse, fit
+from tests.transport.test_stream import SESSION, arrived, attending, listening
+
+
+@pytest.fixture
+def endpoint():
+    with listening(parties=2) as opened:
+        admit, opened.calls = opened._admit, []
+
+        def counted(requests, context):
+            opened.calls.append(context.auth_context())
+            return admit(requests, context)
+
+        opened._admit = counted
+        yield opened
+
+
+def greeting(token, *, session=SESSION, kind=Kind.HELLO, **fields):
+    fields = {"party": "a", "token": token, **fields}
+    return encode(to_records(Frame(kind, fields={k: v for k, v in fields.items() if v is not None}), session))
+
+
+def dial(offer, data, *, credentials=None, timeout=10.0):
+    """Open a stream, send one message and return the status that comes of it (None: still open after a moment)."""
+    credentials = credentials or grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
+    options = [("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.enable_retries", 0)]
+    with grpc.secure_channel(offer["address"], credentials, options) as channel:
+        waiting = iter([data]) if data is not None else iter(lambda: time.sleep(60), 0)
+        call = channel.stream_stream("/flower_vfl.Session/Open")(waiting, timeout=timeout)
+        try:
+            for _ in call:
+                continue
+        except grpc.RpcError as error:
+            return error.code()
+    return None
+
+
+def admitted(endpoint, offer):
+    """Greet with the offer's own token, and return the link that comes of it."""
+    credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
+    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    with grpc.secure_channel(offer["address"], credentials, options) as channel:
+        call = channel.stream_stream("/flower_vfl.Session/Open")(iter([greeting(offer["token"])]), timeout=20)
+        link = arrived(endpoint)
+        call.cancel()
+    return link
+
+
+def serves(endpoint):
+    """Whether a genuine party still gets its session."""
+    with attending(endpoint, FakeParty()) as errors:
+        link = arrived(endpoint, 5)
+        fit(link)
+        assert len(converse({"a": link}, 2)) == 2
+        link.send(Frame(Kind.FINISH))
+        link.receive(5)
+    return errors == []
+
+
+REFUSED = grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_a_stranger_without_a_certificate_dies_in_the_handshake_and_no_handler_runs(endpoint):
+    offer = endpoint.offer("2")
+    credentials = grpc.ssl_channel_credentials(offer["authority"])
+    assert dial(offer, greeting(offer["token"]), credentials=credentials) is grpc.StatusCode.UNAVAILABLE
+    assert endpoint.calls == []
+    assert serves(endpoint)
+
+
+def test_a_certificate_of_another_authority_dies_in_the_handshake_and_no_handler_runs(endpoint):
+    offer, other = endpoint.offer("2"), Authority().client("2")
+    credentials = grpc.ssl_channel_credentials(offer["authority"], other.key, other.certificate)
+    assert dial(offer, greeting(offer["token"]), credentials=credentials) is grpc.StatusCode.UNAVAILABLE
+    assert endpoint.calls == []
+    assert serves(endpoint)
+
+
+def test_the_label_partys_own_kind_of_certificate_is_not_a_partys(endpoint):
+    offer, server = endpoint.offer("2"), endpoint._authority.server()
+    credentials = grpc.ssl_channel_credentials(offer["authority"], server.key, server.certificate)
+    assert dial(offer, greeting(offer["token"]), credentials=credentials) in (grpc.StatusCode.UNAVAILABLE, REFUSED)
+    assert endpoint.accept() is None
+
+
+def test_a_plain_connection_gets_nothing(endpoint):
+    offer = endpoint.offer("2")
+    with grpc.insecure_channel(offer["address"]) as channel:
+        call = channel.stream_stream("/flower_vfl.Session/Open")(iter([greeting(offer["token"])]), timeout=5)
+        with pytest.raises(grpc.RpcError):
+            next(call)
+    assert endpoint.calls == []
+
+
+def test_a_party_refuses_a_label_party_of_another_authority(endpoint):
+    own = Authority()
+    with attending(endpoint, FakeParty(), timeout=0.7, authority=own.certificate) as errors:
+        while not errors:
+            time.sleep(0.01)
+    assert "could not be reached" in str(errors[0])
+    assert endpoint.calls == []
+
+
+@pytest.mark.parametrize("token", ["", "0" * 64, "wrong", "\ud800", "é" * 32, None])
+def test_the_right_certificate_with_a_wrong_token_is_refused(endpoint, token):
+    assert dial(endpoint.offer("2"), greeting(token)) is REFUSED
+    assert len(endpoint.calls) == 1
+    assert endpoint.accept() is None
+    assert serves(endpoint)
+
+
+def test_the_right_token_is_admitted_so_that_the_refusals_mean_something(endpoint):
+    offer = endpoint.offer("2")
+    assert admitted(endpoint, offer).party == "a"
+
+
+@pytest.mark.parametrize("token", ["again", "", None])
+def test_a_token_opens_one_session_once_and_afterwards_nothing_does(endpoint, token):
+    offer = endpoint.offer("2")
+    admitted(endpoint, offer)
+    assert dial(offer, greeting(offer["token"] if token == "again" else token)) is REFUSED
+    assert endpoint.accept() is None
+
+
+def test_a_certificate_of_one_party_with_the_token_of_another_is_refused(endpoint):
+    first, second = endpoint.offer("2"), endpoint.offer("3")
+    assert dial(first, greeting(second["token"])) is REFUSED
+    assert endpoint.accept() is None
+    admitted(endpoint, second)
+
+
+def test_a_node_without_an_offer_is_refused_even_with_a_certificate_of_the_authority(endpoint):
+    stranger = endpoint._authority.client("99")
+    offer = {**endpoint.offer("2"), "key": stranger.key, "certificate": stranger.certificate}
+    for token in (offer["token"], "", "None"):
+        assert dial(offer, greeting(token)) is REFUSED
+
+
+def test_another_session_another_kind_and_a_missing_name_are_refused(endpoint):
+    for change in ({"session": "5e56"}, {"kind": Kind.REPORT}, {"party": None}, {"party": 3}, {"token": 5}):
+        offer = endpoint.offer("2")
+        assert dial(offer, greeting(**{"token": offer["token"], **change})) is REFUSED
+    assert endpoint.accept() is None
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"FVFL" + bytes(100), b"\0" * 100_000, b"FVFL\1\0" + b"\xff" * 50])
+def test_garbage_instead_of_a_greeting_is_refused_and_the_endpoint_goes_on(endpoint, data, caplog):
+    caplog.set_level(logging.WARNING)
+    assert dial(endpoint.offer("2"), data) is REFUSED
+    assert "a peer of the session endpoint was refused" in caplog.text
+    assert serves(endpoint)
+
+
+def test_a_refused_greeting_does_not_use_up_the_token(endpoint):
+    offer = endpoint.offer("2")
+    assert dial(offer, b"garbage") is REFUSED
+    admitted(endpoint, offer)
+
+
+def test_a_greeting_over_the_limit_of_grpc_ends_that_stream_alone(endpoint):
+    assert dial(endpoint.offer("2"), bytes(2**23 + 1)) in (grpc.StatusCode.RESOURCE_EXHAUSTED, REFUSED)
+    assert serves(endpoint)
+
+
+def test_a_stream_that_ends_without_a_greeting_is_refused(endpoint):
+    offer = endpoint.offer("2")
+    credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
+    with grpc.secure_channel(
+        offer["address"], credentials, [("grpc.ssl_target_name_override", SERVER_NAME)]
+    ) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            next(channel.stream_stream("/flower_vfl.Session/Open")(iter([]), timeout=5))
+        assert caught.value.code() is REFUSED
+
+
+def address_of(endpoint):
+    host, _, port = endpoint.address.rpartition(":")
+    return host, int(port)
+
+
+def test_connections_that_stay_silent_do_not_keep_a_party_out(endpoint):
+    silent = [socket.create_connection(address_of(endpoint)) for _ in range(30)]
+    try:
+        started = time.monotonic()
+        assert serves(endpoint)
+        assert time.monotonic() - started < 4
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def test_a_connection_that_stays_silent_is_dropped_after_the_handshakes_deadline(endpoint):
+    with socket.create_connection(address_of(endpoint)) as connection:
+        connection.settimeout(8)
+        while connection.recv(1024):  # until the endpoint hangs up
+            continue
+
+
+def tls(endpoint, offer, folder):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=offer["authority"].decode())
+    for name in ("certificate", "key"):
+        (folder / name).write_bytes(offer[name])
+    context.load_cert_chain(folder / "certificate", folder / "key")
+    context.set_alpn_protocols(["h2"])
+    return context.wrap_socket(socket.create_connection(address_of(endpoint)), server_hostname=SERVER_NAME)
+
+
+def test_tls_connections_that_stay_silent_do_not_keep_a_party_out(endpoint, tmp_path):
+    offer = endpoint.offer("7")
+    silent = [tls(endpoint, offer, tmp_path) for _ in range(20)]
+    try:
+        assert all(connection.version() == "TLSv1.3" for connection in silent)
+        assert serves(endpoint)
+        assert len(endpoint.calls) == 1
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def open_silently(endpoint, count):
+    """Streams of a genuine certificate that never say anything."""
+    offer = endpoint.offer("7")
+    credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
+    channel = grpc.secure_channel(endpoint.address, credentials, [("grpc.ssl_target_name_override", SERVER_NAME)])
+    return channel, [
+        channel.stream_stream("/flower_vfl.Session/Open")(iter(lambda: time.sleep(60), 0)) for _ in range(count)
+    ]
+
+
+def test_streams_that_never_greet_leave_room_for_the_parties(endpoint):
+    channel, calls = open_silently(endpoint, 4)
+    while len(endpoint.calls) < len(calls):
+        time.sleep(0.01)
+    try:
+        assert serves(endpoint)
+    finally:
+        channel.close()
+
+
+def test_streams_that_never_greet_are_ended_and_free_their_threads(monkeypatch):
+    monkeypatch.setattr(stream, "_HELLO_SECONDS", 0.4)
+    with listening(parties=1) as endpoint:
+        channel, calls = open_silently(endpoint, 12)
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as caught:
+                next(call)
+            assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED, REFUSED)
+        try:
+            assert serves(endpoint)
+        finally:
+            channel.close()
+
+
+def test_tls_1_3_is_what_is_negotiated_and_the_node_is_known_by_its_certificate(endpoint):
+    assert serves(endpoint)
+    (auth,) = endpoint.calls
+    assert auth["ssl_tls_version"] == [b"TLSv1.3"]
+    assert auth["x509_common_name"] == [b"2"]
+
+
+class FakeContext:
+    def __init__(self, version):
+        self.version = version
+
+    def auth_context(self):
+        return {"x509_common_name": [b"2"], **({"ssl_tls_version": [self.version]} if self.version else {})}
+
+    def cancel(self):
+        raise AssertionError("nothing to cancel")
+
+
+@pytest.mark.parametrize("version", [b"TLSv1.2", b"TLSv1.1", b"", None])
+def test_a_session_below_tls_1_3_is_refused_before_its_token_is_looked_at(endpoint, version):
+    offer = endpoint.offer("2")
+    with pytest.raises(ProtocolError, match=r"sessions need TLS 1\.3"):
+        endpoint._admit(iter([greeting(offer["token"])]), FakeContext(version))
+    link = endpoint._admit(iter([greeting(offer["token"])]), FakeContext(b"TLSv1.3"))
+    assert link.party == "a"
+
+
+def test_an_offer_without_a_certificate_is_refused_by_the_party(endpoint):
+    offer = {**endpoint.offer("2"), "key": "not bytes"}
+    with pytest.raises(ProtocolError, match="the offer has no 'key'"):
+        stream.attend(ConfigRecord(offer), SESSION, FakeParty(), timeout=1)
+
+
+def test_every_offer_has_a_token_and_a_key_of_its_own(endpoint):
+    offers = [endpoint.offer(node) for node in ("2", "3", "4")]
+    for name in ("token", "key", "certificate"):
+        assert len({offer[name] for offer in offers}) == 3
+    assert all(len(offer["token"]) == 64 for offer in offers)
+    assert len({offer["authority"] for offer in offers}) == 1
+    assert b"PRIVATE" not in offers[0]["authority"] + offers[0]["certificate"]
