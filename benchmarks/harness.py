@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; lanes
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 import argparse
+import contextlib
 import json
 import math
 import multiprocessing
@@ -66,8 +67,13 @@ class Gate:
             self._left -= 1
             if self._left:
                 return
-            self._connection.send(((now[0] - self._started[0]) / self._steps, (now[1] - self._started[1]) / self._steps))
-        self._steps, self._started = self._connection.recv(), None
+            self._connection.send(
+                ((now[0] - self._started[0]) / self._steps, (now[1] - self._started[1]) / self._steps)
+            )
+        try:
+            self._steps, self._started = self._connection.recv(), None
+        except (EOFError, ConnectionError):  # the benchmark itself has died
+            self._steps = 0
         if not self._steps:
             raise Enough
 
@@ -83,7 +89,8 @@ def _run_lane(connection: Connection, work: Callable[..., Any], arguments: Seque
         more = work(gate, *arguments)
     except Enough:
         pass
-    connection.send({"values": gate.values, "rss_anon": rss_anon(), "more": more})
+    with contextlib.suppress(OSError):
+        connection.send({"values": gate.values, "rss_anon": rss_anon(), "more": more})
 
 
 class Lane:
@@ -126,7 +133,7 @@ class Lane:
         try:
             if self._connection.poll(timeout):
                 return self._connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             raise SystemExit(f"lane {self.name!r} died; its words are above") from None
         raise SystemExit(f"lane {self.name!r} did not answer within {timeout:g} s")
 

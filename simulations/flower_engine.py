@@ -59,7 +59,7 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
         }
         with super_link(home, environment):
             resources = f"num-supernodes={parties} client-resources-num-cpus=1 init-args-num-cpus={parties}"
-            command = [_tool("flwr"), "run", str(app), _NAME, "--stream", "--federation-config", resources]
+            command = [tool("flwr"), "run", str(app), _NAME, "--stream", "--federation-config", resources]
             finished = subprocess.run(command, env=environment, check=False)
         _raise_again(Path(temporary) / "error")
     result = out / "result.json"
@@ -119,7 +119,7 @@ def super_link(home: Path, environment: dict[str, str]) -> Iterator[str]:
         f'[superlink]\ndefault = "{_NAME}"\n\n[superlink.{_NAME}]\naddress = "{address}"\ninsecure = true\n',
         encoding="utf8",
     )
-    command = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
+    command = [tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--control-api-address", f"127.0.0.1:{control}"]
     log = (home / "superlink.log").open("wb")
     with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
@@ -153,7 +153,7 @@ def free_port() -> int:
         return port
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
     """Return the path of a command of this environment, activated or not."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.exists() else name

@@ -1,0 +1,39 @@
+"""(d) A run that is attacked and watched against the same run that is not.
+
+The norm attack at the cut and at the first layer of every feature party, the label party's monitor, scoring over the
+audit channel, and the journals on disk; census preset, `inproc`, one torch thread, evaluation excluded. The weights
+are the same with and without (the losses are compared, bit for bit). Target: at most 5 % of a step.
+"""
+
+from __future__ import annotations
+
+from harness import Lane, arguments, report, same_prefix, take_turns
+from lanes import preset, split
+
+TARGET = 1.05
+
+
+def main() -> None:
+    """Measure and report."""
+    quick = arguments(__doc__).quick
+    watched, blind = preset(quick, attack={"names": ["norm"]}), preset(quick, attack={"names": []})
+    with Lane("watched", split, watched, True) as ours, Lane("blind", split, blind) as theirs:
+        seen, unseen = take_turns((ours, theirs), blocks=4 if quick else 120, steps=5 if quick else 20)
+        common = same_prefix(ours.finish()["values"], theirs.finish()["values"])
+    ratio = seen.over(unseen)
+    report(
+        "watching",
+        target=f"<= {TARGET} x a step without",
+        met=ratio.median <= TARGET,
+        quick=quick,
+        ratio=ratio.describe(),
+        ratio_of_totals=round(sum(seen.wall) / sum(unseen.wall), 4),
+        ratio_of_cpu=seen.cpu_over(unseen).describe(),
+        watched_ms=seen.milliseconds,
+        blind_ms=unseen.milliseconds,
+        equal_losses=common,
+    )
+
+
+if __name__ == "__main__":
+    main()
