@@ -85,10 +85,8 @@ class Gate:
 def _run_lane(connection: Connection, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
     gate = Gate(connection)
     more = None
-    try:
+    with contextlib.suppress(Enough):
         more = work(gate, *arguments)
-    except Enough:
-        pass
     with contextlib.suppress(OSError):
         connection.send({"values": gate.values, "rss_anon": rss_anon(), "more": more})
 

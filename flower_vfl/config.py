@@ -119,7 +119,14 @@ class TrainingConfig(_Section):
 class AttackConfig(_Section):
     """What is attacked while training, and where it is logged."""
 
-    names: list[str] = Field(default_factory=lambda: ["norm"], description="attacks that attackers and the monitor run")
+    names: list[str] = Field(
+        default_factory=lambda: ["norm"],
+        description='attacks that attackers and the monitor run, e.g. "norm" or "hint(k=5,measure=inner)"',
+    )
+    layers: list[str] = Field(
+        default_factory=list,
+        description="layers of their own models that attackers look at; empty: the cut and what the model watches",
+    )
     every: int = Field(default=1, ge=1, description="log each so many steps")
     monitor: bool = Field(default=True, description="the label party attacks its own outgoing messages")
     audit: bool = Field(default=True, description="in a simulation, true labels go to the attackers' scorers")
@@ -127,6 +134,17 @@ class AttackConfig(_Section):
         default=1.0, gt=0.5, le=1.0, description="limit of the monitor's q95 leak AUC of an epoch; 1: off"
     )
     on_leak: Literal["stop", "warn"] = Field(default="stop", description="what happens when the limit is passed")
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The attacks, each as its name and its parameters.
+
+        Raises
+        ------
+        ConfigError
+            When a name is not understood.
+        """
+        return [call for name in self.names for call in parse_calls(name, "attack.names", 'e.g. "hint(k=5)"')]
 
 
 class TransportConfig(_Section):
@@ -245,19 +263,44 @@ def parse_defenses(text: str) -> list[dict[str, Any]]:
     >>> parse_defenses("iso(t=5.0), max_norm")
     [{'name': 'iso', 't': 5.0}, {'name': 'max_norm'}]
     """
+    return parse_calls(text, "defenses", 'e.g. "iso(t=5.0)"')
+
+
+def parse_calls(text: str, key: str, example: str) -> list[dict[str, Any]]:
+    """Parse names with parameters, in their order.
+
+    Parameters
+    ----------
+    text : str
+        `name(key=value, ...)`, the parentheses may be missing, with commas between them.
+    key, example : str
+        Configuration key and an example of what it takes, for the message.
+
+    Raises
+    ------
+    ConfigError
+        When the text is something else, or gives a parameter twice.
+
+    Examples
+    --------
+    >>> parse_calls("norm, hint(k=5, measure=inner)", "attack.names", "norm")
+    [{'name': 'norm'}, {'name': 'hint', 'k': 5, 'measure': 'inner'}]
+    """
     found: list[dict[str, Any]] = []
     pattern = re.compile(r"\s*([A-Za-z_][\w.:-]*)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
     position = 0
     while position < len(text.rstrip()):
         match = pattern.match(text, position)
         if match is None:
-            raise ConfigError(f'defenses={text!r} is not understood at {text[position:]!r}; write e.g. "iso(t=5.0)"')
+            raise ConfigError(f"{key}={text!r} is not understood at {text[position:]!r}; write {example}")
         entry: dict[str, Any] = {"name": match[1]}
         for part in filter(str.strip, (match[2] or "").split(",")):
-            key, equals, value = part.partition("=")
+            name, equals, value = part.partition("=")
             if not equals:
-                raise ConfigError(f"defenses={text!r}: {part.strip()!r} is no key=value")
-            entry[key.strip()] = _scalar(value.strip())
+                raise ConfigError(f"{key}={text!r}: {part.strip()!r} is no key=value")
+            if name.strip() in entry:
+                raise ConfigError(f"{key}={text!r}: {name.strip()!r} is given twice")
+            entry[name.strip()] = _scalar(value.strip())
         found.append(entry)
         position = match.end()
     return found
@@ -292,12 +335,13 @@ def _coerce(path: str, kind: Any, value: Any) -> Any:
 
 
 def _list(kind: Any, text: str) -> Any:
-    """Read a list in JSON, or as people type it: `128,64`, `[a, b]`."""
+    """Read a list in JSON, or as people type it: `128,64`, `[a, b]`, `norm,hint(k=5,measure=inner)`."""
     text = text.strip()
     if text.startswith("["):
         with suppress(ValueError, RecursionError):
             return json.loads(text)
-    items = [item.strip().strip("\"'") for item in text.removeprefix("[").removesuffix("]").split(",")]
+    parts = re.split(r",(?![^()]*\))", text.removeprefix("[").removesuffix("]"))
+    items = [item.strip().strip("\"'") for item in parts]
     return [_typed(kind, item) for item in items if item]
 
 

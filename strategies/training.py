@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from flower_vfl.config import Config
 from flower_vfl.metrics import adaptive_calibration_error, leak_auc
+from flower_vfl.parties.attacker import AUDIT_REFERENCE, AUDIT_ROW
 from flower_vfl.parties.label import LabelParty, Step
 from flower_vfl.parties.monitor import LeakageMonitor
+from flower_vfl.parties.scoring import Oracle, Reference
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Part, Schedule
 from flower_vfl.strategies.observer import Observer
@@ -95,6 +97,10 @@ class Training:
         Batch sizes, limits, patience.
     monitor : LeakageMonitor, optional
         Watches what goes out.
+    oracle : Oracle, optional
+        Chooses what oracle attacks are told.
+    audited : Collection[str]
+        In a simulation, the parties whose scorers are told it; in a deployment nobody is.
     observer : Observer
         Is told.
     outcome : Outcome
@@ -113,10 +119,13 @@ class Training:
         monitor: LeakageMonitor | None,
         observer: Observer,
         outcome: Outcome,
+        oracle: Oracle | None = None,
+        audited: Collection[str] = (),
     ) -> None:
         self._label, self._links, self._schedule = label, links, schedule
         self._labels, self._classes, self._config = labels, classes, config
         self._monitor, self._observer, self.outcome = monitor, observer, outcome
+        self._oracle, self._audited = oracle, frozenset(audited)
 
     def run(self, after_epoch: Callable[[int], None]) -> None:
         """Train epoch by epoch until the schedule, early stopping or the leak limit ends it."""
@@ -144,23 +153,41 @@ class Training:
             self._send_all(Frame(Kind.STEP, step, {"gradient_of": -1}))
         losses = []
         for step in steps:
-            embeddings = self._receive_all(step, self._schedule.train_batch(step).size)
+            embeddings = self._receive_all(step, self._schedule.batch_rows(step))
             started = time.perf_counter()
             done = self._label.train_step(step, embeddings)
             request = step + ahead if step + ahead in steps else -1
             self.outcome.seconds_compute += time.perf_counter() - started
+            references = self._oracle.references(step, done.rows, done.clean) if self._oracle is not None else {}
             for party, link in self._links.items():
-                link.send(Frame(Kind.STEP, request, {"gradient_of": step}, {"gradient": done.gradients[party]}))
-            self._record(step, epoch, done, embeddings)
+                link.send(self._answer(party, step, request, done, references))
+            self._record(step, epoch, done, embeddings, references)
             losses.append(done.loss)
             self.outcome.steps = step + 1
         return float(np.mean(losses))
 
-    def _record(self, step: int, epoch: int, done: Step, embeddings: Mapping[str, Tensor]) -> None:
+    def _answer(self, party: str, step: int, request: int, done: Step, references: Mapping[str, Reference]) -> Frame:
+        """Return the frame with the gradient of one step; an audited party's tells its scorer a clean gradient too."""
+        fields, tensors = {"gradient_of": step}, {"gradient": done.gradients[party]}
+        if party in self._audited and party in references:
+            fields[AUDIT_ROW] = references[party].row
+            tensors[AUDIT_REFERENCE] = references[party].gradients["cut"]
+        return Frame(Kind.STEP, request, fields, tensors)
+
+    def _record(
+        self,
+        step: int,
+        epoch: int,
+        done: Step,
+        embeddings: Mapping[str, Tensor],
+        references: Mapping[str, Reference],
+    ) -> None:
         """Measure and log while the answers are on their way."""
         leak = math.nan
         if self._monitor is not None:
-            self._monitor.observe(step, epoch, done.rows, embeddings, done.gradients)
+            self._monitor.observe(
+                step, epoch, done.rows, embeddings, done.gradients, clean=done.clean, references=references
+            )
             leak = self._monitor.last
         for metric, value in {"train_loss": done.loss, **done.log}.items():
             self._log(step, epoch, metric, value)

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_vfl.attacks import make_attack
+from flower_vfl.attacks import make_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable
 from flower_vfl.errors import ConfigError, DataError, PartyError, ProtocolError
@@ -26,7 +26,7 @@ from flower_vfl.nn.optim import Optimizers
 from flower_vfl.parties.feature import frame_limit
 from flower_vfl.parties.label import LabelParty, Log
 from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.scoring import AuditLabels
+from flower_vfl.parties.scoring import AuditLabels, Oracle, check_side_information
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.rng import Secret
@@ -103,11 +103,16 @@ class VerticalStrategy(HookedStrategy):
         self.outcome = outcome or Outcome()
         self.widths: dict[str, int] = {}
         self.label_party: LabelParty | None = None
-        self.attacks = [make_attack(name) for name in self.config.attack.names]
+        self.attacks = make_attacks(self.config.attack.calls)
         if self.attacks and self.labels.classes != 2:
             raise ConfigError(
                 f"gradient attacks read two classes, this data has {self.labels.classes}; set attack.names to []"
             )
+        check_side_information(
+            self.attacks,
+            positives=int(np.count_nonzero(self.labels.train)),
+            batch_size=self.config.training.batch_size,
+        )
         self.offer: dict[str, str] = {}
         self._secret = secret
         self._class_weights: Tensor | None = None
@@ -222,19 +227,8 @@ def run_training(
         links = sessions.open(lambda link: _check(link, base, schedule))
         base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
         label = base.label_party = _build_label_party(strategy, prepared.numpy(), schedule, links, initial_arrays)
-        audit = AuditLabels.of(base.labels.train)
-        monitor = None
-        if base.attacks and config.attack.monitor:
-            monitor = LeakageMonitor(
-                base.parties,
-                base.attacks,
-                audit,
-                defended=bool(strategy.chain()),
-                recorder=base.observer,
-                every=config.attack.every,
-            )
-        if base.attacks and simulation and config.attack.audit:
-            _open_audit(links, config, base.labels.train)
+        monitor = _build_monitor(strategy)
+        audited = _open_audit(links, base) if base.attacks and simulation and config.attack.audit else []
 
         def after_epoch(epoch: int) -> None:
             result.evaluate_metrics_serverapp[epoch] = MetricRecord(dict(outcome.epochs[-1]))
@@ -251,6 +245,8 @@ def run_training(
             monitor=monitor,
             observer=base.observer,
             outcome=outcome,
+            oracle=Oracle(base.attacks, AuditLabels.of(base.labels.train), config.attack.every),
+            audited=audited,
         )
         try:
             training.run(after_epoch)
@@ -340,19 +336,36 @@ def _build_label_party(
         table=base.table,
         fusion=config.model.fusion,
         clip_norm=config.training.clip_norm,
+        keep_clean=bool(base.attacks),
         device=config.device,
     )
 
 
-def _open_audit(links: dict[str, Link], config: Config, labels: NDArray[Any]) -> None:
-    """In a simulation, give true labels to the scorers that sit beside the attackers."""
-    attackers = config.parties.attackers or list(links)
+def _build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:
+    base, attack = strategy.base, strategy.base.config.attack
+    if not base.attacks or not attack.monitor:
+        return None
+    return LeakageMonitor(
+        base.parties,
+        base.attacks,
+        AuditLabels.of(base.labels.train),
+        defended=bool(strategy.chain()),
+        recorder=base.observer,
+        every=attack.every,
+    )
+
+
+def _open_audit(links: dict[str, Link], base: VerticalStrategy) -> list[str]:
+    """In a simulation, give true labels to the scorers that sit beside the attackers; return whose they are."""
+    labels = base.labels.train
+    attackers = base.config.parties.attackers or list(links)
     for party in attackers:
         if party not in links:
             raise ConfigError(f"parties.attackers names {party!r}; feature parties are {', '.join(links)}")
         for offset in range(0, len(labels), AuditLabels.PIECE):
             piece = torch.from_numpy(labels[offset : offset + AuditLabels.PIECE].astype(np.uint8))
             links[party].send(Frame(Kind.AUDIT, fields={"offset": offset}, tensors={"labels": piece}))
+    return list(attackers)
 
 
 def _read_report(party: str, frame: Frame) -> dict[str, Any]:

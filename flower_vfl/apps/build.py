@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flower_vfl.attacks import make_attack
+from flower_vfl.attacks import make_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.data.memory import VerticalData
@@ -114,7 +114,8 @@ def build_feature_party(
         optimizers,
         table,
         schedule,
-        attacks=[make_attack(attack) for attack in config.attack.names],
+        attacks=make_attacks(config.attack.calls),
+        layers=config.attack.layers,
         simulation=simulation,
         defended=bool(config.defenses),
         recorder=recorder,

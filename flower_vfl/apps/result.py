@@ -48,11 +48,12 @@ class RunResult:
         return math.nan if value is None else float(value)
 
     def leak(self, *, layer: str = "cut", source: str = "attacker", attack: str = "norm") -> float:
-        """Return the largest 95 % quantile of the leak AUC over parties; NaN where it was not measured."""
+        """Return the largest 95 % quantile of the leak AUC of what was sent, over parties; NaN where not measured."""
         values = [
             entry["q95"]
             for entry in self.summary["leakage"]
             if (entry["layer"], entry["source"], entry["attack"]) == (layer, source, attack)
+            and entry["defended"] == bool(self.summary["defenses"])
             and entry["q95"] is not None
         ]
         return max(values, default=math.nan)

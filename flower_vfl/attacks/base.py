@@ -2,18 +2,77 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from types import MappingProxyType
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from flower_vfl.metrics import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from flower_vfl.protocol.transcript import Transcript
 
-NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+REFERENCE, HINTS = "reference", "hints"
+KINDS: Mapping[str, str] = {
+    REFERENCE: "(D,) the clean gradient of one positive of the batch; no real attacker has it",
+    HINTS: "(k, D) the gradients, as the party sees them, of k examples of the batch that it knows to be positive",
+}
+"""What an attack can be told about the last step at one layer, by the name that `Attack.needs` declares."""
+
+
+def _nobody() -> NDArray[np.int64]:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SideInformation:
+    """What an attack is told about the last step at one layer, beyond its transcript.
+
+    Attributes
+    ----------
+    tensors
+        By name, see `KINDS`.
+    left_out
+        (n,) positions in the batch of the examples that supplied it. Who measures the attack leaves them out: to
+        recognise what one was told is no attack.
+
+    Examples
+    --------
+    >>> import torch
+    >>> side = SideInformation({"reference": torch.ones(4)}, np.array([2]))
+    >>> side.tensor("reference").shape, side.left_out
+    (torch.Size([4]), array([2]))
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    left_out: NDArray[np.int64] = field(default_factory=_nobody)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return what was told under a name.
+
+        Raises
+        ------
+        ArgumentError
+            When it was not told.
+        """
+        try:
+            return self.tensors[name]
+        except KeyError:
+            told = ", ".join(sorted(self.tensors)) or "nothing"
+            raise ArgumentError(
+                f"The attack needs {name!r} as side information, it was given {told}: declare it in `needs`."
+            ) from None
+
+
+NOTHING = SideInformation()
 
 
 class Attack(ABC):
@@ -27,8 +86,8 @@ class Attack(ABC):
     name
         What users and results call it.
     needs
-        Names of the side information that must be given to `score`, such as ``"reference"`` (the clean gradient of a
-        positive) or ``"hints"``. A real attacker has none of it: an attack that needs something runs in simulations.
+        Names of the side information that must be given to `score`: ``"reference"`` or ``"hints"``, see `KINDS`. An
+        attack that needs something is scored where somebody knows it: in simulations, and at the label party.
     """
 
     name: ClassVar[str]
@@ -36,11 +95,30 @@ class Attack(ABC):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The attack's parameters as they go into ``result.json``."""
+        """The attack's parameters as they go into ``result.json``; given back to the class, they make the same one."""
         return {}
 
+    @property
+    def hints(self) -> int:
+        """How many positives of the batch it must be told, where it needs ``"hints"``."""
+        return 1
+
+    @cached_property
+    def label(self) -> str:
+        """Its name with the parameters that differ from their defaults, as a config writes it: the name in a log."""
+        defaults = {name: entry.default for name, entry in inspect.signature(type(self)).parameters.items()}
+        given = [
+            f"{key}={value}"
+            for key, value in self.params.items()
+            if value != defaults.get(key, inspect.Parameter.empty)
+        ]
+        return f"{self.name}({','.join(given)})" if given else self.name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.params.items())})"
+
     @abstractmethod
-    def score(self, transcript: Transcript, layer: str, side: Mapping[str, Tensor] = NOTHING) -> Tensor:
+    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Score the examples of the transcript's last step.
 
         Parameters
@@ -50,10 +128,10 @@ class Attack(ABC):
         layer
             Whose gradient to look at: ``"cut"``, ``"first"`` or another layer of the party's own model.
         side
-            What `needs` declares, by name.
+            What `needs` declares, for this step and layer.
 
         Returns
         -------
         Tensor
-            (B,), higher means more likely positive.
+            (B,), higher means more likely positive; never NaN for finite gradients.
         """

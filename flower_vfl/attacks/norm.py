@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from flower_vfl.attacks.base import NOTHING, Attack
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.attacks.base import NOTHING, Attack, SideInformation
+from flower_vfl.attacks.rows import as_rows, in_own_units, narrowed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from flower_vfl.protocol.transcript import Transcript
+
+
+_SAFE = {torch.float32: (1e-15, 1e18), torch.float64: (1e-140, 1e150)}
+"""Of norms in between, no square that matters to the last digit has vanished, lost digits or overflowed."""
 
 
 def score(g: Tensor) -> Tensor:
@@ -49,16 +51,16 @@ def score(g: Tensor) -> Tensor:
     >>> score(torch.tensor([[3.0, 4.0], [0.0, 0.0]]) * 1e-30) / 1e-30
     tensor([5., 0.])
     """
-    if g.dim() < 2 or not g.is_floating_point():
-        raise ArgumentError(f"Gradients of shape {tuple(g.shape)}, {g.dtype}: give a floating point tensor (B, D).")
-    rows = g.detach().flatten(1)
-    if rows.dtype == torch.float64:  # nothing wider to square in: every row is measured in units of its largest entry
-        unit = rows.abs().amax(dim=1, keepdim=True) if rows.shape[1] else rows.new_zeros(len(rows), 1)
-        scaled = rows / unit.where(unit > 0, 1.0)
-        norms: Tensor = torch.linalg.vector_norm(scaled, dim=1) * unit[:, 0]
-        return norms
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms.float()
+    rows = as_rows(g)
+    rows = narrowed(rows, rows)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)  # four times as fast as by way of float64
+    shortest, longest = _SAFE[norms.dtype]
+    ends = torch.aminmax(norms) if len(norms) else (torch.ones(()), torch.ones(()))
+    if not (ends[0].item() > shortest and ends[1].item() < longest):
+        odd = ~((norms > shortest) & (norms < longest))
+        x, unit = in_own_units(rows[odd])
+        norms[odd] = torch.linalg.vector_norm(x, dim=1) * unit
+    return norms
 
 
 class NormAttack(Attack):
@@ -66,6 +68,6 @@ class NormAttack(Attack):
 
     name: ClassVar[str] = "norm"
 
-    def score(self, transcript: Transcript, layer: str, side: Mapping[str, Tensor] = NOTHING) -> Tensor:
+    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Return the norms of the layer's gradients in the last step, (B,)."""
         return score(transcript.last.gradients[layer])

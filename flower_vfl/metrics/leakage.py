@@ -49,15 +49,18 @@ def leak_auc(scores: Array, labels: Array) -> float:
     0.75
     """
     values, positive = binary(scores, labels)
-    refuse_nan(values, "scores")
-    positives, negatives = values[positive], values[~positive]
-    if not (positives.size and negatives.size):
+    ordered = np.sort(values)
+    if ordered.size and ordered[-1] != ordered[-1]:  # a NaN comes last
+        refuse_nan(values, "scores")
+    positives = values[np.flatnonzero(positive)]
+    negatives = values.size - positives.size
+    if not (positives.size and negatives):
         return math.nan
-    negatives.sort()
     if positives.size > LARGE:
         positives.sort()
-    below_twice = negatives.searchsorted(positives, "left").sum() + negatives.searchsorted(positives, "right").sum()
-    return int(below_twice) / (2 * positives.size * negatives.size)
+    below_twice = ordered.searchsorted(positives, "left").sum() + ordered.searchsorted(positives, "right").sum()
+    # Among themselves the positives win as many comparisons as there are pairs of them.
+    return int(below_twice - positives.size**2) / (2 * positives.size * negatives)
 
 
 def detection_error(scores: Array, labels: Array) -> float:

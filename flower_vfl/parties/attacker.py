@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from flower_vfl.attacks.base import Attack
-from flower_vfl.errors import ProtocolError
+from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn.layers import watched_layers
-from flower_vfl.parties.feature import FeatureParty
-from flower_vfl.parties.scoring import AuditLabels, NoRecorder, Recorder, Scorer
+from flower_vfl.parties.feature import FeatureParty, _Pending
+from flower_vfl.parties.scoring import AuditLabels, NoRecorder, Recorder, Reference, Scorer
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import StepTrace, Transcript
+from flower_vfl.registry import suggestion
+
+AUDIT_REFERENCE, AUDIT_ROW = "audit.reference", "audit.row"
+"""In a simulation, the tensor (D,) and the field with which a step's frame tells the scorer a clean gradient."""
 
 
 class Attacker(FeatureParty):
@@ -23,7 +29,8 @@ class Attacker(FeatureParty):
 
     It records a transcript of what it saw: cut gradients, and by going on with back-propagation the gradients of its
     own earlier layers. In a simulation a scorer beside it compares the attacks' scores with true labels that come over
-    the audit channel; the attacks themselves see the transcript only.
+    the audit channel, and tells oracle attacks the clean gradient of one positive that comes the same way; the attacks
+    themselves see the transcript and the side information that they declare.
 
     Parameters
     ----------
@@ -31,6 +38,9 @@ class Attacker(FeatureParty):
         As for `FeatureParty`.
     attacks : Sequence[Attack]
         What it tries.
+    layers : Sequence[str]
+        Whose gradients it looks at: "cut", a layer that the model watches or any of its modules by name; by default
+        the cut and all that the model watches.
     transcript : Transcript, optional
         Where it records; by default the last step only.
     simulation : bool
@@ -47,6 +57,7 @@ class Attacker(FeatureParty):
         self,
         *args: Any,
         attacks: Sequence[Attack],
+        layers: Sequence[str] = (),
         transcript: Transcript | None = None,
         simulation: bool = False,
         defended: bool = False,
@@ -59,13 +70,19 @@ class Attacker(FeatureParty):
         self._simulation = simulation
         self._recorder = recorder or NoRecorder()
         self._outputs: dict[str, Tensor] = {}
-        layers = watched_layers(self.bottom)
-        for layer, module in layers.items():
+        self._gradients: dict[str, Tensor] = {}
+        self._reference: tuple[int, Tensor] | None = None
+        self._references: Reference | None = None
+        watched = self._choose(layers)
+        self._watched = watched.keys()
+        self._rows_independent: bool | None = None
+        self._left_traces = False
+        for layer, module in watched.items():
             module.register_forward_hook(self._watch(layer))
         self._audit = AuditLabels(len(self._table.train))
         self._scorer = Scorer(
             attacks,
-            ["cut", *layers],
+            layers or ["cut", *watched],
             self._audit,
             party=self.name,
             source="attacker",
@@ -74,24 +91,121 @@ class Attacker(FeatureParty):
             every=every,
         )
 
+    def _choose(self, layers: Sequence[str]) -> dict[str, nn.Module]:
+        """Return the modules whose outputs are watched, by the name of the layer."""
+        watched = watched_layers(self.bottom)
+        if not layers:
+            return watched
+        known = {**{name: module for name, module in self.bottom.named_modules() if name}, **watched}
+        for layer in layers:
+            if layer != "cut" and layer not in known:
+                raise ConfigError(
+                    f"attack.layers names {layer!r}, which the model of party {self.name!r} does not have; "
+                    f"{suggestion(layer, ['cut', *known])}"
+                )
+        return {layer: known[layer] for layer in layers if layer != "cut"}
+
     def _watch(self, layer: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            if output.requires_grad:
-                output.retain_grad()
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(keep)  # `retain_grad` would copy the gradient
                 self._outputs[layer] = output
+
+        def keep(gradient: Tensor) -> None:
+            self._gradients[layer] = gradient
 
         return hook
 
+    def _learn(self, step: int, frame: Frame) -> None:
+        self._reference, self._references = self._read_reference(frame), None
+        if self._pending and self._pending[0].output is not None:
+            self._follow(self._pending[0].rows, self._pending[0].output)
+        super()._learn(step, frame)
+
+    def _repeat(self, pending: _Pending) -> Tensor:
+        output = super()._repeat(pending)
+        self._follow(pending.rows, output)
+        return output
+
+    def _read_reference(self, frame: Frame) -> tuple[int, Tensor] | None:
+        """Return the row of the known positive and its clean cut gradient (D,), if the frame tells them."""
+        if not any(name.startswith("audit.") for name in (*frame.tensors, *frame.fields)):
+            return None
+        if not self._simulation:
+            raise ProtocolError("a clean gradient came over the audit channel; a deployment refuses it")
+        clean = frame.tensor(AUDIT_REFERENCE, shape=(prod(self._shape),), dtype=self._dtype)
+        row, rows = frame.integer(AUDIT_ROW), len(self._pending[0].rows) if self._pending else 0
+        if not 0 <= row < rows:
+            raise ProtocolError(f"the clean gradient of row {row} came, the batch has {rows}")
+        return row, clean.to(self._device)
+
+    def _follow(self, rows: Rows, output: Tensor) -> None:
+        """Take the clean cut gradient of the one row through the party's own model, to the layers that are watched.
+
+        This is not what the attacker could do, but what an oracle tells it. Neither weights nor what is recorded of the
+        step change by it, not by a bit.
+        """
+        if self._reference is None:
+            return
+        row, clean = self._reference
+        found = self._follow_alone(rows[[row, row]], output[row].detach(), clean)
+        if found is None:
+            found = self._follow_among(row, output, clean)
+        self._references = Reference(row, {"cut": clean, **found})
+
+    def _follow_alone(self, rows: Rows, expected: Tensor, clean: Tensor) -> dict[str, Tensor] | None:
+        """Do it with a pass of that row alone; None where its embedding then is not the one that it has in the batch.
+
+        It goes twice, because a model need not take one row, and every model was asked for two at the start.
+        """
+        if self._rows_independent is False:
+            return None
+        of_batch, self._outputs = self._outputs, {}
+        inputs = self._gather("train", rows)
+        output = self.bottom(*inputs) if self._rows_independent else self._rehearse(inputs)
+        alone, self._outputs = self._outputs, of_batch
+        tolerance = 1e-5 * float(expected.abs().max())
+        same = torch.allclose(output.detach()[0], expected, rtol=1e-4, atol=tolerance)
+        self._rows_independent = same and not self._left_traces
+        if not self._rows_independent:
+            return None
+        found = torch.autograd.grad(output[0], list(alone.values()), clean.view_as(expected), allow_unused=True)
+        return {layer: g[0].flatten() for layer, g in zip(alone, found, strict=True) if g is not None}
+
+    def _rehearse(self, inputs: list[Tensor]) -> Tensor:
+        """Do the first pass of single rows where it can leave no trace, and see whether it would leave one."""
+        copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
+        drawn = None if self._dropout is None else self._dropout.get_state()
+        output: Tensor = functional_call(self.bottom, copies, tuple(inputs))
+        if any(not torch.equal(copies[name], buffer) for name, buffer in self.bottom.named_buffers()):
+            self._left_traces = True
+        if self._dropout is not None and drawn is not None and not torch.equal(drawn, self._dropout.get_state()):
+            self._dropout.set_state(drawn)
+            self._left_traces = True
+        return output
+
+    def _follow_among(self, row: int, output: Tensor, clean: Tensor) -> dict[str, Tensor]:
+        """Do it in the graph of the batch, before the backward pass with the received gradient frees it."""
+        seed = torch.zeros_like(output)
+        seed[row] = clean.view_as(output[row])
+        watched = self._outputs
+        found = torch.autograd.grad(output, list(watched.values()), seed, retain_graph=True, allow_unused=True)
+        for seen in watched.values():
+            seen.grad = None
+        return {layer: g[row].flatten() for layer, g in zip(watched, found, strict=True) if g is not None}
+
     def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:
-        gradients = {"cut": gradient}
-        for layer, output in self._outputs.items():
-            if output.grad is not None:
-                gradients[layer] = output.grad
-        self._outputs = {}
+        gradients = {"cut": gradient, **self._gradients}
+        self._outputs, self._gradients = {}, {}
+        if self._watched - gradients.keys():
+            raise ConfigError(
+                f"party {self.name!r} gets no gradient at {', '.join(sorted(self._watched - gradients.keys()))}: watch "
+                "modules whose output is one tensor on the way to the embedding (attack.layers)"
+            )
         self.transcript.record(StepTrace(step, self._schedule.epoch_of(step), rows, embedding, gradients))
         if self._audit.complete:
             with torch.no_grad():
-                self._scorer.score(self.transcript)
+                self._scorer.score(self.transcript, self._references)
 
     def _other(self, frame: Frame) -> Frame | None:
         if frame.kind is not Kind.AUDIT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -44,6 +45,8 @@ class Step:
     loss: float
     gradients: Mapping[str, Tensor]
     log: Log = field(default_factory=dict)
+    clean: Mapping[str, Tensor] = field(default_factory=dict)
+    """What would have been sent without any defense, by party; empty unless it is kept for measuring."""
 
 
 class LabelParty:
@@ -70,6 +73,8 @@ class LabelParty:
     clip_norm : float
         Largest Frobenius norm of the batch's cut gradient over all feature parties, applied before `protect`, and
         of the gradient of the label party's own weights; 0 for none.
+    keep_clean : bool
+        Whether each step keeps the gradients as they were before `protect`, for whoever measures.
     device : str
         Where the models are.
     """
@@ -87,11 +92,13 @@ class LabelParty:
         table: PartyTable | None = None,
         fusion: str = "concat",
         clip_norm: float = 0.0,
+        keep_clean: bool = False,
         device: str = "cpu",
     ) -> None:
         self.top, self.bottom, self.optimizers = top, bottom, optimizers
         self._labels, self._hooks, self._schedule, self._parties = labels, hooks, schedule, tuple(parties)
         self._table, self._fusion, self._clip_norm, self._device = table, fusion, clip_norm, device
+        self._keep_clean = keep_clean
         for module in (top, bottom):
             if module is not None:
                 module.train()
@@ -121,19 +128,22 @@ class LabelParty:
         logits = self._logits([*parts, *self._own("train", rows, train=True)])
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
-        value = float(loss.detach())
-        if not np.isfinite(value):
+        value = loss.item()
+        if not math.isfinite(value):
             raise TrainingError(f"the loss of step {step} is {value}; try a smaller training.learning_rate")
         self.optimizers.zero_grad()
         torch.autograd.backward(loss)
-        gradients, protection = self._protect(received, labels)
+        joint = self._joint(received, labels)
+        clean = _split(joint.clone(), received) if self._keep_clean else {}
+        protected, protection = self._protect(joint, labels)
+        gradients = _split(protected, received)
         if self._clip_norm > 0.0:
             self.optimizers.clip_grad(self._clip_norm)
         self.optimizers.step()
-        return Step(rows, value, gradients, {**log, **more, **protection})
+        return Step(rows, value, gradients, {**log, **more, **protection}, clean)
 
     def _batch_labels(self, rows: Rows) -> Tensor:
-        return torch.from_numpy(np.take(self._labels, rows).astype(np.int64)).to(self._device)
+        return torch.from_numpy(self._labels.take(rows).astype(np.int64, copy=False)).to(self._device)
 
     def _embed(self, received: Mapping[str, Tensor]) -> tuple[list[Tensor], Log]:
         log: Log = {}
@@ -152,13 +162,19 @@ class LabelParty:
         source = self._table.test if table == "test" else self._table.train
         return [self.bottom(*(tensor.to(self._device) for tensor in source.gather(rows)))]
 
-    def _protect(self, received: Mapping[str, Tensor], labels: Tensor) -> tuple[dict[str, Tensor], Log]:
+    def _joint(self, received: Mapping[str, Tensor], labels: Tensor) -> Tensor:
+        """Return the cut gradients of all feature parties side by side, (B, D), clipped if that is asked for."""
         if not received:
-            return {}, {}
+            return labels.new_zeros(len(labels), 0, dtype=torch.float32)
         grads = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in received.values()]
         joint = torch.cat([grad.flatten(1) for grad in grads], dim=1) if len(grads) > 1 else grads[0].flatten(1)
         if self._clip_norm > 0.0:
             joint = joint * torch.clamp(self._clip_norm / (joint.norm() + 1e-12), max=1.0)
+        return joint
+
+    def _protect(self, joint: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+        if not joint.shape[1]:
+            return joint, {}
         protected, log = self._hooks.protect(joint, labels)
         if protected.shape != joint.shape or protected.dtype != joint.dtype:
             raise UnprotectedBatchError(
@@ -167,9 +183,7 @@ class LabelParty:
             )
         if not is_finite(protected):
             raise UnprotectedBatchError("a defense returned gradients that are not finite; they were not sent")
-        pieces = torch.split(protected, [grad[0].numel() for grad in grads], dim=1)
-        shaped = (piece.reshape(grad.shape).contiguous() for piece, grad in zip(pieces, grads, strict=True))
-        return dict(zip(received, shaped, strict=True)), log
+        return protected, log
 
     @torch.no_grad()
     def predict(self, part: Part, index: int, embeddings: Mapping[str, Tensor]) -> Tensor:
@@ -194,6 +208,16 @@ class LabelParty:
     def weights(self) -> str:
         """The digest of the label party's weights."""
         return weights_digest(self.module)
+
+
+def _split(joint: Tensor, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Cut (B, D) into each party's gradient, in the shape of its embedding."""
+    widths = [leaf.shape[1:].numel() for leaf in received.values()]
+    pieces = torch.split(joint, widths, dim=1) if len(widths) > 1 else (joint,)
+    return {
+        party: piece.reshape(leaf.shape).contiguous()
+        for (party, leaf), piece in zip(received.items(), pieces, strict=False)  # no party: no piece
+    }
 
 
 def _flat(parts: Sequence[Tensor], logits: Tensor) -> Tensor:

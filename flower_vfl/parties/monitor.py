@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flower_vfl.attacks.base import Attack
-from flower_vfl.parties.scoring import AuditLabels, Recorder, Scorer
+from flower_vfl.parties.scoring import AuditLabels, Recorder, Reference, Scorer
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What the monitor keeps of one party: who scores, and the step that is scored."""
+
+    scorer: Scorer
+    transcript: Transcript = field(default_factory=Transcript)
+
+
 class LeakageMonitor:
-    """Scores what is about to be sent to each party.
+    """Scores what is about to be sent to each party and, under a defense, what would have been sent without it.
 
     Parameters
     ----------
@@ -30,7 +40,7 @@ class LeakageMonitor:
     labels : AuditLabels
         The true labels; they do not leave this object.
     defended : bool
-        Whether any defense is in force.
+        Whether any defense is in force: then the undefended gradients are attacked as well.
     recorder : Recorder
         Where each value goes.
     every : int
@@ -47,45 +57,73 @@ class LeakageMonitor:
         recorder: Recorder,
         every: int,
     ) -> None:
-        self._seen = {
-            party: (
-                Transcript(),
-                Scorer(
-                    attacks,
-                    ["cut"],
-                    labels,
-                    party=party,
-                    source="monitor",
-                    defended=defended,
-                    recorder=recorder,
-                    every=every,
-                ),
-            )
-            for party in parties
-        }
+        def views(metric: str, *, defended: bool) -> dict[str, _View]:
+            return {
+                party: _View(
+                    Scorer(
+                        attacks,
+                        ["cut"],
+                        labels,
+                        party=party,
+                        source="monitor",
+                        defended=defended,
+                        recorder=recorder,
+                        every=every,
+                        metric=metric,
+                    )
+                )
+                for party in parties
+            }
+
+        self._sent = views("monitor_auc", defended=defended)
+        self._unsent = views("undefended_auc", defended=False) if defended else {}
 
     @torch.no_grad()
     def observe(
-        self, step: int, epoch: int, rows: Rows, embeddings: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+        self,
+        step: int,
+        epoch: int,
+        rows: Rows,
+        embeddings: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        *,
+        clean: Mapping[str, Tensor] = MappingProxyType({}),
+        references: Mapping[str, Reference] = MappingProxyType({}),
     ) -> None:
-        """Attack one step's outgoing gradients."""
-        for party, (transcript, scorer) in self._seen.items():
-            transcript.record(StepTrace(step, epoch, rows, embeddings[party], {"cut": gradients[party]}))
-            scorer.score(transcript)
+        """Attack one step's outgoing gradients.
+
+        Parameters
+        ----------
+        step, epoch : int
+            The step and its epoch.
+        rows : Rows
+            (B,) its rows.
+        embeddings, gradients : Mapping[str, Tensor]
+            (B, ...) what came from each party and what goes to it.
+        clean : Mapping[str, Tensor]
+            (B, ...) what would go to it without any defense; needed where one is in force.
+        references : Mapping[str, Reference]
+            What oracle attacks are told, by party.
+        """
+        for seen, tensors in ((self._sent, gradients), (self._unsent, clean)):
+            for party, view in seen.items():
+                view.transcript.record(StepTrace(step, epoch, rows, embeddings[party], {"cut": tensors[party]}))
+                view.scorer.score(view.transcript, references.get(party))
 
     @property
     def last(self) -> float:
-        """The largest leak AUC of the last step over parties and attacks."""
-        return _largest(scorer.last for _, scorer in self._seen.values())
+        """The largest leak AUC of what was sent in the last step, over parties and attacks."""
+        return _largest(view.scorer.last for view in self._sent.values())
 
     @property
     def epoch_q95(self) -> float:
-        """The largest 95 % quantile of the current epoch over parties and attacks."""
-        return _largest(scorer.epoch_q95 for _, scorer in self._seen.values())
+        """The largest 95 % quantile of what was sent in the current epoch, over parties and attacks."""
+        return _largest(view.scorer.epoch_q95 for view in self._sent.values())
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry a party and attack for `result.json`."""
-        return [entry for _, scorer in self._seen.values() for entry in scorer.entries()]
+        views = (*self._sent.values(), *self._unsent.values())
+        return [entry for view in views for entry in view.scorer.entries()]
 
 
 def _largest(values: Any) -> float:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_vfl.attacks.base import Attack
-from flower_vfl.errors import ProtocolError
+from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, SideInformation
+from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import leak_auc
+from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
+from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import Transcript
+
+_log = logging.getLogger(__name__)
+_DRAWS = {REFERENCE: 1, HINTS: 2}
 
 
 class Recorder(Protocol):
@@ -78,14 +85,121 @@ class AuditLabels:
         """Whether all labels are there."""
         return self._filled == len(self._labels)
 
-    def at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the labels (B,) of a batch."""
-        labels: NDArray[Any] = self._labels[rows]
-        return labels
+    def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which rows of a batch are positive, (B,)."""
+        positive: NDArray[np.bool_] = self._labels.take(rows) == 1
+        return positive
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """The clean gradient of one positive of the batch, for oracle attacks.
+
+    Attributes
+    ----------
+    row
+        Position of that positive in the batch; it is left out of the measurement.
+    gradients
+        (D,) for each layer at which it is known.
+    """
+
+    row: int
+    gradients: Mapping[str, torch.Tensor]
+
+
+def draw_positives(labels: NDArray[Any], step: int, kind: str) -> NDArray[np.int64]:
+    """Return the positions of the batch's positives in random order.
+
+    The draw depends on the step and on what it is for, on nothing else: every engine, every party and a run that goes
+    on after an interruption draw the same, and two defenses that are compared are attacked with the same knowledge.
+    """
+    positives = np.flatnonzero(labels)
+    numbers = positives.astype(np.uint64) + np.uint64((_DRAWS[kind] << 60) + (step << 24))
+    return positives[_scattered(numbers).argsort()]
+
+
+def _scattered(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scatter 64-bit numbers (SplitMix64): ten times as fast as a generator for each step, and it needs no state."""
+    values = values * np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_size: int) -> None:
+    """Refuse attacks that nobody could tell what they need in any batch.
+
+    Parameters
+    ----------
+    attacks : Iterable[Attack]
+        What is run.
+    positives : int
+        Positives among the training rows.
+    batch_size : int
+        Rows of one step.
+
+    Raises
+    ------
+    ConfigError
+        For hints that leave no positive to find, and for side information that does not exist.
+    """
+    for attack in attacks:
+        unknown = attack.needs - KINDS.keys()
+        if unknown:
+            raise ConfigError(f"the attack {attack.label!r} needs {sorted(unknown)}; there is only {', '.join(KINDS)}")
+        most = min(positives, batch_size) - 1
+        if HINTS in attack.needs and attack.hints > most:
+            raise ConfigError(
+                f"the attack {attack.label!r} knows {attack.hints} positives of each batch and looks for others; "
+                f"{positives} of the training rows are positive and a batch has {batch_size} rows, so that it can know "
+                f"{max(most, 0)} at most: lower k"
+            )
+
+
+class Oracle:
+    """Chooses the positive whose clean gradient oracle attacks are told.
+
+    Parameters
+    ----------
+    attacks : Sequence[Attack]
+        What is run; where none needs a reference, none is made.
+    labels : AuditLabels
+        The true labels.
+    every : int
+        Steps that are scored: each so many.
+    """
+
+    def __init__(self, attacks: Sequence[Attack], labels: AuditLabels, every: int) -> None:
+        self._wanted = any(REFERENCE in attack.needs for attack in attacks)
+        self._labels, self._every = labels, every
+
+    def references(self, step: int, rows: Rows, clean: Mapping[str, torch.Tensor]) -> dict[str, Reference]:
+        """Return each party's reference at the cut, none for a step that is not scored or has no positive.
+
+        Parameters
+        ----------
+        step : int
+            The step.
+        rows : Rows
+            (B,) its rows.
+        clean : Mapping[str, Tensor]
+            (B, ...) cut gradients before any defense, by party.
+        """
+        if not self._wanted or step % self._every:
+            return {}
+        positives = draw_positives(self._labels.at(rows), step, REFERENCE)
+        if not positives.size:
+            return {}
+        row = int(positives[0])
+        return {party: Reference(row, {"cut": g[row].flatten().clone()}) for party, g in clean.items()}
 
 
 class Scorer:
     """Runs attacks on a transcript's last step and writes down how well they read the labels.
+
+    It also tells attacks the side information that they declare, and leaves the examples that supplied it out: the
+    reference comes from an `Oracle`, hints are the gradients of positives that it draws from the true labels. A batch
+    that has too few positives for that is counted with the batches of one class.
 
     Parameters
     ----------
@@ -105,6 +219,8 @@ class Scorer:
         Where each value goes.
     every : int
         Score each so many steps.
+    metric : str
+        Name of the values for `recorder`; by default "auc" of an attacker's, "monitor_auc" of the monitor's.
     """
 
     def __init__(
@@ -118,38 +234,42 @@ class Scorer:
         defended: bool,
         recorder: Recorder,
         every: int = 1,
+        metric: str = "",
     ) -> None:
         self._labels, self._recorder, self._every, self._party = labels, recorder, every, party
-        self._metric = "auc" if source == "attacker" else "monitor_auc"
+        self._metric = metric or ("auc" if source == "attacker" else "monitor_auc")
+        self._warned: set[str] = set()
         self._summaries = [
             (attack, LeakSummary(attack.name, party, layer, attack.params, source=source, defended=defended))
             for attack in attacks
             for layer in layers
         ]
-        self._epoch: tuple[int, list[list[float]]] = (0, [])
+        self._epoch: tuple[int, list[list[float]]] = (-1, [])
         self.last = math.nan
         """The largest leak of the last step that was scored."""
 
-    def score(self, transcript: Transcript) -> None:
-        """Attack the last step."""
+    def score(self, transcript: Transcript, reference: Reference | None = None) -> None:
+        """Attack the last step; `reference` is what oracle attacks are told, where there is one."""
         trace = transcript.last
         if trace.step % self._every:
             return
         if trace.epoch != self._epoch[0]:
             self._epoch = (trace.epoch, [[] for _ in self._summaries])
         labels = self._labels.at(trace.rows)
+        hinted = self._draw_hints(labels, trace.step)
         positives = int(np.count_nonzero(labels))
-        negatives = len(labels) - positives
         values = []
         for (attack, summary), seen in zip(self._summaries, self._epoch[1], strict=True):
-            value = leak_auc(attack.score(transcript, summary.layer), labels)
-            summary.add(value, negatives, positives)
+            side = self._tell(attack, summary.layer, transcript, reference, hinted)
+            value = math.nan if side is None else _measure(attack.score(transcript, summary.layer, side), labels, side)
+            told = 0 if side is None else len(side.left_out)
+            summary.add(value, len(labels) - positives, positives - told)
             self._recorder.add(
                 step=trace.step,
                 epoch=trace.epoch,
                 party=self._party,
                 layer=summary.layer,
-                attack=attack.name,
+                attack=attack.label,
                 metric=self._metric,
                 value=value,
             )
@@ -158,6 +278,43 @@ class Scorer:
                 values.append(value)
         self.last = max(values, default=math.nan)
 
+    def _draw_hints(self, labels: NDArray[Any], step: int) -> NDArray[np.int64]:
+        """Return the positives in random order: an attack with k hints knows the first k, at every layer the same."""
+        if not any(HINTS in attack.needs for attack, _ in self._summaries):
+            return NOTHING.left_out
+        return draw_positives(labels, step, HINTS)
+
+    def _tell(
+        self,
+        attack: Attack,
+        layer: str,
+        transcript: Transcript,
+        reference: Reference | None,
+        hinted: NDArray[np.int64],
+    ) -> SideInformation | None:
+        """Return what the attack declares that it needs; None where the batch does not have it."""
+        if not attack.needs:
+            return NOTHING
+        tensors: dict[str, torch.Tensor] = {}
+        left_out: list[int] = []
+        if HINTS in attack.needs and len(hinted) >= attack.hints:
+            known = hinted[: attack.hints]
+            tensors[HINTS] = transcript.last.gradients[layer][torch.from_numpy(known)]
+            left_out += known.tolist()
+        if REFERENCE in attack.needs and reference is not None and layer in reference.gradients:
+            tensors[REFERENCE] = reference.gradients[layer]
+            left_out.append(reference.row)
+        if tensors.keys() >= attack.needs:
+            return SideInformation(tensors, np.array(sorted(set(left_out))))
+        if attack.label not in self._warned:  # once is enough: the count stands in the result
+            self._warned.add(attack.label)
+            _log.warning(
+                "attack %s at layer %r of party %r: the batch of step %d has too few positives for its side "
+                "information (%s); such steps are counted under one_class_steps",
+                *(attack.label, layer, self._party, transcript.last.step, ", ".join(sorted(attack.needs))),
+            )
+        return None
+
     @property
     def epoch_q95(self) -> float:
         """The largest 95 % quantile over the attacks and layers in the current epoch; NaN where nothing was scored."""
@@ -165,7 +322,7 @@ class Scorer:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry an attack and layer for `result.json`."""
-        return [summary.result() for _, summary in self._summaries]
+        return [{**summary.result(), "label": attack.label} for attack, summary in self._summaries]
 
     def state(self) -> list[dict[str, Any]]:
         """Return what was measured so far, as plain values."""
@@ -184,3 +341,12 @@ class Scorer:
             summary.values.extend(entry["values"])
             summary.one_class_steps = entry["one_class_steps"]
             summary.class_counts.update({(n, p): times for n, p, times in entry["class_counts"]})
+
+
+def _measure(scores: torch.Tensor, labels: NDArray[Any], side: SideInformation) -> float:
+    """Return the leak AUC over the examples that did not supply the side information."""
+    if not side.left_out.size:
+        return leak_auc(scores, labels)
+    kept = np.ones(len(labels), dtype=bool)
+    kept[side.left_out] = False
+    return leak_auc(as_numpy(scores)[kept], labels[kept])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import Literal
 
@@ -23,7 +23,7 @@ Part = Literal["validation", "test"]
 Rows = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schedule:
     """The order of rows in training and evaluation.
 
@@ -53,17 +53,17 @@ class Schedule:
         if self.train_rows < 1:
             raise ConfigError(f"no row is left to train on: {self.rows} rows, {self.validation:.0%} for validation")
 
-    @property
+    @cached_property
     def validation_rows(self) -> int:
         """Rows kept for validation."""
         return int(self.rows * self.validation)
 
-    @property
+    @cached_property
     def train_rows(self) -> int:
         """Rows that gradients are computed on."""
         return self.rows - self.validation_rows
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Steps of one epoch; the last one may be smaller."""
         return ceil(self.train_rows / self.batch_size)
@@ -86,6 +86,10 @@ class Schedule:
         epoch, index = divmod(step, self.steps_per_epoch)
         order = _epoch_order(self.seed, self.rows, self.validation_rows, epoch)
         return order[index * self.batch_size : (index + 1) * self.batch_size].astype(np.int64)
+
+    def batch_rows(self, step: int) -> int:
+        """Return how many rows make `step`."""
+        return min(self.batch_size, self.train_rows - step % self.steps_per_epoch * self.batch_size)
 
     def batches(self, part: Part) -> int:
         """Return how many evaluation batches `part` has."""

@@ -86,7 +86,13 @@ class Installed:
         """Run a command of the environment and return what became of it."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
-        environment = {**kept, "PATH": path, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **variables}
+        environment = {
+            **kept,
+            "PATH": path,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            **variables,
+        }
         return subprocess.run(
             [str(self.python.parent / command[0]), *map(str, command[1:])],
             cwd=cwd,

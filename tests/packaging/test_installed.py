@@ -7,7 +7,10 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-WHERE = "import flower_vfl.strategies, flower_vfl.simulations; print(flower_vfl.__file__, flower_vfl.strategies.__file__)"
+WHERE = """
+import flower_vfl.strategies, flower_vfl.simulations
+print(flower_vfl.__file__, flower_vfl.strategies.__file__)
+"""
 COLLECT = ("--collect-only", "-q", "-p", "no:cacheprovider", "-m", "")
 MEBIBYTE = 2**20
 
@@ -97,6 +100,7 @@ def test_flwr_run_trains(installed, cwd, tmp_path):
     switched_off = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
     done = installed.run("python", "-P", "-c", IN_FLOWER, app, out, cwd=cwd, timeout=280, **switched_off)
     assert done.returncode == 0, done.stdout
+    assert (out / "result.json").is_file(), done.stdout
     result = json.loads((out / "result.json").read_text())
     assert result["utility"]["last"]["epoch"] == 1, done.stdout
     assert result["environment"]["transport"] == "stream"

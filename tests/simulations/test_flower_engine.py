@@ -61,14 +61,24 @@ def test_too_few_workers_are_told_with_the_exact_setting(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+def descends_from_here(pid):
+    """Say whether this process started `pid`, through however many others: other runs on the machine are not ours."""
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        with open(f"/proc/{pid}/status", encoding="utf8") as file:
+            pid = int(re.search(r"PPid:\s*(\d+)", file.read())[1])
+    return False
+
+
 def actor_processes():
-    """Process ids of the Ray actors that run handlers of this user's simulations."""
+    """Process ids of the Ray actors that run the handlers of this test's simulation."""
     found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             with open(f"/proc/{pid}/cmdline", encoding="utf8") as file:
-                if "ClientAppActor" in file.read():
-                    found.append(int(pid))
+                if "ClientAppActor" in file.read() and descends_from_here(pid):
+                    found.append(pid)
         except OSError:
             continue
     return found

@@ -1,0 +1,132 @@
+"""The hint attack: the attacker knows a few positives of the batch, and looks for gradients like theirs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+
+from flower_vfl.attacks.base import HINTS, NOTHING, Attack, SideInformation
+from flower_vfl.attacks.rows import as_known, as_rows, cosines, inner_products, lengths, narrowed
+from flower_vfl.errors import ConfigError
+from flower_vfl.metrics import ArgumentError
+from flower_vfl.registry import suggestion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flower_vfl.protocol.transcript import Transcript
+
+Measure = Literal["inner", "cosine", "distance"]
+MEASURES: tuple[Measure, ...] = ("inner", "cosine", "distance")
+
+
+def score(g: Tensor, hints: Tensor, measure: Measure = "inner") -> Tensor:
+    r"""Score each example by how near its gradient is to the nearest of those that are known to be positives'.
+
+    .. math::
+
+        r(g_i) = \max_j \langle g_i, h_j \rangle, \qquad \max_j \cos(g_i, h_j), \qquad
+        \text{or} \quad -\min_j \| g_i - h_j \|_2
+
+    The hints are what the attacker itself received, noise included: an attacker who knows a few customers of the
+    label party can do this, without any oracle.
+
+    Parameters
+    ----------
+    g
+        (B, D) gradients, one row an example; further dimensions are flattened.
+    hints
+        (k, D) the perturbed gradients of k > 0 known positives at the same layer; further dimensions are flattened.
+        Hinted examples must be left out of the measurement.
+    measure
+        "inner", "cosine" or "distance".
+
+    Returns
+    -------
+    Tensor
+        (B,); float64 for inner products, which leave the range of float32; else float32 for the half precisions and
+        the type of ``g`` for the others. A row of zeros has cosine 0 with every hint.
+
+    Raises
+    ------
+    ArgumentError
+        Where ``g`` is no floating point tensor with a row for each example, where there is no hint or hints are of
+        another width, and for an unknown measure.
+
+    References
+    ----------
+    Li et al., *Label Leakage and Protection in Two-party Split Learning*, 2021 workshop version, section 5.3 (its
+    figures show five hints with the inner product).
+
+    Examples
+    --------
+    >>> g, hints = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> score(g, hints)
+    tensor([2., 3., 0.], dtype=torch.float64)
+    >>> score(g, hints, measure="distance")
+    tensor([-1.0000, -2.0000, -1.4142])
+    """
+    rows = as_rows(g)
+    known = as_known(hints, rows, "Hints")
+    if measure == "inner":
+        return inner_products(known, rows).amax(dim=0)
+    if measure == "cosine":
+        return narrowed(cosines(known, rows).amax(dim=0), rows)
+    if measure == "distance":
+        return narrowed(-_nearest(rows, known), rows)
+    raise ArgumentError(f"There is no measure {measure!r}; {suggestion(str(measure), MEASURES)}.")
+
+
+def _nearest(rows: Tensor, known: Tensor) -> Tensor:
+    """Return each row's Euclidean distance (B,) from the nearest known row.
+
+    Differences are taken entry by entry: the usual way over inner products loses all digits of a small distance.
+    """
+    wide = torch.promote_types(torch.promote_types(rows.dtype, known.dtype), torch.float32)
+    rows, known = rows.to(wide), known.to(wide)
+    difference = torch.empty_like(rows)  # memory taken anew for each hint costs more than the arithmetic
+    return torch.stack([lengths(torch.sub(rows, hint, out=difference)) for hint in known]).amin(dim=0)
+
+
+class HintAttack(Attack):
+    """Scores each example by its nearness to the gradients of k positives of the batch that the attacker knows.
+
+    Parameters
+    ----------
+    k
+        How many positives it knows, at least 1. A batch with fewer positives than that cannot be scored, one with just
+        as many leaves no positive to find: such steps are counted with those of one class.
+    measure
+        "inner", "cosine" or "distance".
+
+    Examples
+    --------
+    >>> HintAttack(k=3, measure="cosine").label
+    'hint(k=3,measure=cosine)'
+    """
+
+    name: ClassVar[str] = "hint"
+    needs: ClassVar[frozenset[str]] = frozenset({HINTS})
+
+    def __init__(self, k: int = 5, measure: Measure = "inner") -> None:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise ConfigError(f"hint: k is {k!r}, the number of known positives of a batch; give a whole number from 1")
+        if measure not in MEASURES:
+            raise ConfigError(f"hint: there is no measure {measure!r}; {suggestion(str(measure), MEASURES)}")
+        self.k = k
+        self.measure: Measure = measure
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """How many hints, and how nearness is measured."""
+        return {"k": self.k, "measure": self.measure}
+
+    @property
+    def hints(self) -> int:
+        """How many positives of the batch it must be told."""
+        return self.k
+
+    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
+        """Return the nearness of the layer's gradients in the last step to the hints, (B,)."""
+        return score(transcript.last.gradients[layer], side.tensor(HINTS), self.measure)

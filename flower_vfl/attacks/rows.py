@@ -1,0 +1,92 @@
+"""Rows of gradients at every scale: what the attacks share when they compare directions and lengths.
+
+Gradients of 1e-30 and of 1e30 are compared as well as those of 1. Narrow floats are computed with as float64, where
+their squares and products keep their range; float64 has nothing wider, so that there each row is measured in units
+of its own size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from flower_vfl.metrics import ArgumentError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def as_rows(g: Tensor) -> Tensor:
+    """Return gradients (B, ...) as detached rows (B, D).
+
+    Raises
+    ------
+    ArgumentError
+        Where ``g`` is no floating point tensor with a row for each example.
+    """
+    if g.dim() < 2 or not g.is_floating_point():
+        raise ArgumentError(f"Gradients of shape {tuple(g.shape)}, {g.dtype}: give a floating point tensor (B, D).")
+    return g.detach().flatten(1)
+
+
+def as_known(known: Tensor, g: Tensor, name: str) -> Tensor:
+    """Return known gradients (k, ...), k > 0, as detached rows (k, D) of the width and on the device of the rows ``g``.
+
+    Raises
+    ------
+    ArgumentError
+        Where there are none, or where they are no gradients of the same layer.
+    """
+    rows = as_rows(known)
+    if not len(rows) or rows.shape[1] != g.shape[1]:
+        raise ArgumentError(
+            f"{name} of shape {tuple(known.shape)} beside gradients {tuple(g.shape)}: give at least one, all of the "
+            f"gradients' width {g.shape[1]}."
+        )
+    return rows.to(g.device)
+
+
+def narrowed(scores: Tensor, like: Tensor) -> Tensor:
+    """Return scores in the type of ``like``, but not in half precision: too many of them would be ties."""
+    return scores.to(like.dtype if like.dtype.itemsize >= 4 else torch.float32)
+
+
+def in_own_units(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Split rows (B, D) into rows whose largest entries lie in [1, 2), and the units (B,) of them, powers of two.
+
+    No digit changes, and no product of such rows vanishes or overflows; a row of zeros has the unit 1.
+    """
+    largest = rows.abs().amax(dim=1) if rows.shape[1] else rows.new_zeros(len(rows))
+    unit = largest / (2.0 * torch.frexp(largest).mantissa)
+    unit = unit.where((largest > 0) & largest.isfinite(), 1.0)  # a difference of two rows may have overflowed
+    return rows / unit[:, None], unit
+
+
+def wide(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Split rows (B, D) into float64 rows whose squares neither overflow nor vanish, and the units (B,) of them."""
+    if rows.dtype == torch.float64:
+        return in_own_units(rows)
+    return rows.double(), torch.ones(1, dtype=torch.float64, device=rows.device)
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """Return the Euclidean norms (B,) of rows (B, D), as float64."""
+    x, unit = in_own_units(rows) if rows.dtype == torch.float64 else (rows, 1.0)
+    found: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) * unit
+    return found
+
+
+def inner_products(known: Tensor, rows: Tensor) -> Tensor:
+    """Return the inner products (k, B) of known rows (k, D) and rows (B, D), as float64."""
+    (h, known_unit), (x, unit) = wide(known), wide(rows)
+    found: Tensor = (h @ x.T) * unit * known_unit[:, None]
+    return found
+
+
+def cosines(known: Tensor, rows: Tensor) -> Tensor:
+    """Return the cosines (k, B) of known rows (k, D) and rows (B, D), as float64; a zero row has cosine 0."""
+    (h, _), (x, _) = wide(known), wide(rows)
+    both = torch.linalg.vector_norm(h, dim=1, keepdim=True) * torch.linalg.vector_norm(x, dim=1)
+    found: Tensor = (h @ x.T) / both.where(both > 0, 1.0)
+    return found

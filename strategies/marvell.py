@@ -1,0 +1,275 @@
+"""Marvell: the Gaussian noise on cut gradients that hides labels best for its power [L22 section 4.2, A.4].
+
+`marvell_solver` finds the optimal noise, `marvell_estimates` learns the two classes from batches; here the noise is
+drawn, and the strategy decides what happens to a batch that cannot be protected by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.metrics import auc_bound
+from flower_vfl.parties.label import Log
+from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
+from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, estimate, working
+from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
+
+__all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
+
+_log = logging.getLogger(__name__)
+_DEFAULT_S = 4.0
+_LARGEST = 1e300
+
+
+def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tuple[Tensor, NoiseSpectrum[float]]:
+    r"""Add the optimal noise of mean power s times the squared distance of the class means.
+
+    With class means :math:`\mu_c`, their difference :math:`\Delta = \mu_1 - \mu_0`, the mean over coordinates of each
+    class's biased variance and the fraction of positives, all of this batch, `optimal_noise` gives lam1 and lam2 of
+    each class for the power :math:`P = s \|\Delta\|_2^2`, and a row of class c becomes
+
+    .. math::
+        \tilde g_j = g_j + \sqrt{\lambda_1^c - \lambda_2^c} \, \varepsilon_j \frac{\Delta}{\|\Delta\|_2} +
+        \sqrt{\lambda_2^c} \, \eta_j, \quad \varepsilon_j \sim N(0, 1), \; \eta_j \sim N(0, I).
+
+    It hides labels from every attack on cut gradients by every feature party: `flower_vfl.metrics.auc_bound` of the
+    spectrum's sum_kl bounds their AUC, for classes that are Gaussian as modelled.
+
+    Parameters
+    ----------
+    g : Tensor
+        (B, D) cut gradients, of any scale.
+    y : Tensor
+        (B,) labels 0 or 1.
+    s : float
+        Power of the noise relative to the squared distance of the class means, at least 0.
+    generator : torch.Generator
+        On the device of `g`.
+
+    Returns
+    -------
+    tuple[Tensor, NoiseSpectrum]
+        (B, D) perturbed gradients, unbiased; and the noise, in the units of `g`.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When the batch has one class only, a value is not finite, or the class means coincide although the classes
+        differ, so that there is no power to hide that.
+    ConfigError
+        For an s that is negative or not finite, and for labels other than 0 and 1.
+
+    References
+    ----------
+    Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 4.2 and appendix A.4.
+    (The 2021 workshop version prints u and v the other way round.)
+
+    Examples
+    --------
+    >>> g = torch.tensor([[0.1, 0.0], [0.1, 0.1], [-0.9, -0.5]])
+    >>> noisy, noise = perturb(g, torch.tensor([0, 0, 1]), s=4.0, generator=torch.Generator().manual_seed(0))
+    >>> noisy.shape, round(noise.power(2, 1 / 3), 3)  # 4 times the squared distance of the means
+    (torch.Size([3, 2]), 5.21)
+    """
+    if not 0.0 <= s < math.inf:
+        raise ConfigError(f"marvell: s must be a finite number of at least 0, given {s}")
+    classes = estimate(g, y)
+    spectrum = _strongest(classes, s * classes.g, required=s > 0.0)
+    return _draw(g, y, classes, spectrum, generator), spectrum.scaled(classes.unit**2)
+
+
+def _strongest(classes: Classes, power: float, *, required: bool) -> NoiseSpectrum[float]:
+    """Return the optimal noise of this power; refuse to do nothing where something was required and is needed."""
+    spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, power)
+    if required and power == 0.0 and spectrum.sum_kl > 0.0:
+        raise UnprotectedBatchError(
+            "marvell: the class means coincide but the classes differ; noise relative to the distance of the means is "
+            "zero then and hides nothing"
+        )
+    return spectrum
+
+
+def _draw(g: Tensor, y: Tensor, classes: Classes, spectrum: NoiseSpectrum[float], generator: torch.Generator) -> Tensor:
+    """Return `g` with noise; `spectrum` is in the units of `classes`."""
+    work = working(g)
+    lam1, lam2 = (spectrum.lam1_neg, spectrum.lam1_pos), (spectrum.lam2_neg, spectrum.lam2_pos)
+    along = [math.sqrt(max(one - two, 0.0)) * classes.unit for one, two in zip(lam1, lam2, strict=True)]
+    negative, positive = (torch.full((), value, dtype=work.dtype, device=work.device) for value in along)
+    draw = torch.randn(len(g), generator=generator, device=g.device, dtype=work.dtype)
+    noisy: Tensor = torch.addr(work, draw * torch.where(y == 1, positive, negative), classes.direction)
+    for label, variance in enumerate(lam2):
+        if variance > 0.0:  # One class at most: drawing for its rows only saves up to half of the time.
+            rows = (y == label).nonzero()[:, 0]
+            shape = (len(rows), g.shape[1])
+            draw = torch.randn(shape, generator=generator, device=g.device, dtype=work.dtype)
+            noisy.index_add_(0, rows, draw, alpha=math.sqrt(variance) * classes.unit)
+    return noisy.to(g.dtype)
+
+
+class Marvell(GradientDefense):
+    """Optimal Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
+
+    The strength is one of four; none given means s = 4.
+
+    A batch that cannot be estimated from (one class only, one row) gets the noise that the running estimates of the
+    latest batches ask for. Where there are none yet, and where a value is not finite, zeros are sent instead of the
+    batch: they carry nothing about any row, and the feature party's model only misses a step. (Isotropic noise would
+    not do: whoever learns the direction of the class means later reads the recorded rows through it, because only one
+    of its D directions hides anything.) Both are counted, logged as `fallback` and told once; that *something*
+    unusual was sent may be visible.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps; its labels must be of two classes.
+    s : float
+        Power of the noise relative to the squared distance of the class means, at least 0.
+    P : float
+        Power of the noise itself, the mean squared norm of a row's noise, at least 0.
+    sum_kl : float
+        Largest divergence to leave, above 0; the least power that reaches it is used. `auc_bound` says what it means.
+    detection_error : float
+        Least detection error to leave to the best attack, above 0 and below 0.5: a sum_kl of (2 - 4 L)^2.
+    scope : {"joint", "per-party"}
+        See `GradientDefense`.
+
+    References
+    ----------
+    Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 4.2; for sum_kl and
+    detection_error the workshop version of 2021, section 4.2.
+    """
+
+    name: ClassVar[str] = "marvell"
+
+    def __init__(
+        self,
+        strategy: HookedStrategy,
+        *,
+        s: float | None = None,
+        P: float | None = None,
+        sum_kl: float | None = None,
+        detection_error: float | None = None,
+        scope: Scope = "joint",
+    ) -> None:
+        super().__init__(strategy, scope=scope)
+        given = {"s": s, "P": P, "sum_kl": sum_kl, "detection_error": detection_error}
+        self.strength, self.value = _strength({name: value for name, value in given.items() if value is not None})
+        if self.base.labels.classes != 2:
+            raise ConfigError(
+                f"marvell hides two classes, this data has {self.base.labels.classes}; iso and max_norm take any number"
+            )
+        self.fallbacks = 0
+        self._estimates: dict[str, RunningEstimates] = {}
+        self._turns: Iterator[str] = iter(())
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The strength by its name, and the scope."""
+        return {self.strength: self.value, "scope": self.scope}
+
+    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+        """Let the inner strategy protect first, then perturb; each party has estimates of its own."""
+        self._turns = iter(self.base.widths if self.scope == "per-party" else ())
+        return super().protect(grads, labels)
+
+    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        """Add the noise and log its mean power, the divergence before and after, and the bound on any attack's AUC."""
+        estimates = self._estimates.setdefault(next(self._turns, ""), RunningEstimates())
+        if not g.numel():
+            return g.clone(), _report(0.0, 0.0, 0.0)
+        fallback = False
+        try:
+            classes = estimate(g, y)
+            spectrum = self._spectrum(classes)
+        except UnprotectedBatchError as error:
+            fallback = True
+            self._count(error)
+            recalled = self._recall(g, estimates)
+            if recalled is None:
+                return torch.zeros_like(g), _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
+            classes, spectrum = recalled
+        else:
+            estimates.add(classes)
+        before = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 0.0).sum_kl
+        share = float((y == 1).double().mean()) if fallback else classes.p
+        power = spectrum.power(classes.d, share) * classes.unit**2
+        noisy = _draw(g, y, classes, spectrum, self.generator(g.device))
+        return noisy, _report(power, before, spectrum.sum_kl, fallback=fallback)
+
+    def _spectrum(self, classes: Classes) -> NoiseSpectrum[float]:
+        """Return the noise of the chosen strength, in the units of `classes`."""
+        if self.strength == "s":
+            return _strongest(classes, self.value * classes.g, required=self.value > 0.0)
+        if self.strength == "P":
+            power = min(self.value / classes.unit / classes.unit, _LARGEST)
+            return _strongest(classes, power, required=self.value > 0.0)
+        target = self.value if self.strength == "sum_kl" else (2.0 - 4.0 * self.value) ** 2
+        return least_power(classes.u, classes.v, classes.d, classes.g, classes.p, target)[1]
+
+    def _recall(self, g: Tensor, estimates: RunningEstimates) -> tuple[Classes, NoiseSpectrum[float]] | None:
+        try:
+            classes = estimates.recall(g)
+            return None if classes is None else (classes, self._spectrum(classes))
+        except UnprotectedBatchError:
+            return None
+
+    def _count(self, error: UnprotectedBatchError) -> None:
+        if not self.fallbacks:
+            _log.warning(
+                "%s; its noise comes from earlier batches, or zeros are sent, here and whenever it recurs", error
+            )
+        self.fallbacks += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs, running estimates among it, as plain values and tensors."""
+        estimates = {party: running.state() for party, running in self._estimates.items()}
+        return {"fallbacks": self.fallbacks, "estimates": estimates}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self.fallbacks = int(state["fallbacks"])
+        self._estimates = {}
+        for party, running in state["estimates"].items():
+            self._estimates[party] = RunningEstimates()
+            self._estimates[party].restore(running)
+
+
+def _strength(given: dict[str, float]) -> tuple[str, float]:
+    """Check the given strengths and return the one that counts."""
+    if len(given) > 1:
+        words = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ConfigError(f"marvell: give one strength, of s, P, sum_kl or detection_error; given {words}")
+    ((name, value),) = given.items() if given else (("s", _DEFAULT_S),)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if name in ("s", "P") and not (number and value >= 0):
+        raise ConfigError(f"marvell: {name} must be a finite number of at least 0, given {value!r}")
+    if name == "sum_kl" and not (number and value > 0):
+        raise ConfigError(
+            f"marvell: sum_kl must be a finite number above 0, given {value!r}; no noise of finite power reaches 0"
+        )
+    if name == "detection_error" and not (number and 0 < value < 0.5):
+        raise ConfigError(
+            f"marvell: detection_error must be above 0 and below 0.5, given {value!r}; 0.5 is guessing, and no noise "
+            "of finite power reaches it"
+        )
+    return name, float(value)
+
+
+def _report(
+    power: float, before: float, after: float, *, fallback: bool = False, withheld: bool = False
+) -> dict[str, float]:
+    return {
+        "noise_power": power,
+        "sum_kl_before": before,
+        "sum_kl_after": after,
+        "auc_bound": auc_bound(after),
+        "fallback": float(fallback),
+        "withheld": float(withheld),
+    }

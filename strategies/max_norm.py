@@ -1,0 +1,151 @@
+"""Max-norm noise on cut gradients: every row as long, on average, as the longest of its batch [L22 section 4.1]."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import UnprotectedBatchError
+from flower_vfl.parties.label import Log
+from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
+
+_log = logging.getLogger(__name__)
+_TINY = 1e-12
+
+
+def perturb(g: Tensor, *, generator: torch.Generator) -> Tensor:
+    r"""Stretch every row at random along itself, so that all rows have the same expected squared norm.
+
+    .. math::
+        \tilde g_j = g_j (1 + \sigma_j \varepsilon_j), \quad \varepsilon_j \sim N(0, 1), \quad
+        \sigma_j = \sqrt{\max_i \|g_i\|_2^2 / \|g_j\|_2^2 - 1}
+
+    so that :math:`E \|\tilde g_j\|_2^2 = \max_i \|g_i\|_2^2` and :math:`E \tilde g_j = g_j`. A row of zeros has no
+    direction to be stretched along and would tell its label by staying zero: it gets
+    :math:`N(0, \max_i \|g_i\|_2^2 / d \; I)` instead.
+
+    It hides labels from attacks on the norm by every feature party. The direction of a row, but for its sign, is sent
+    as it is, and so is the longest row; a batch of one row is not changed at all.
+
+    Parameters
+    ----------
+    g : Tensor
+        (B, D) cut gradients, of any scale.
+    generator : torch.Generator
+        On the device of `g`.
+
+    Returns
+    -------
+    Tensor
+        (B, D), unbiased.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When a gradient is not finite.
+
+    References
+    ----------
+    Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 4.1.
+
+    Examples
+    --------
+    >>> g = torch.tensor([[3.0, 4.0], [0.0, 0.1]])
+    >>> noisy = perturb(g, generator=torch.Generator().manual_seed(0))
+    >>> noisy[0].tolist(), noisy[1, 0].item()  # the longest row stays, the others keep their line
+    ([3.0, 4.0], 0.0)
+    """
+    return _perturb(g, generator)[0]
+
+
+def _perturb(g: Tensor, generator: torch.Generator) -> tuple[Tensor, float]:
+    """Return the perturbed gradients and the mean power of the noise; reads the device once."""
+    if not g.numel():
+        return g.clone(), 0.0
+    work = g if g.dtype in (torch.float32, torch.float64) else g.float()
+    low, high = torch.aminmax(work)
+    unit = torch.maximum(high, -low)
+    unit = torch.where(unit > 0, unit, torch.ones_like(unit))
+    scaled = work / unit  # no square overflows, and of the longest row none vanishes
+    lengths = torch.linalg.vector_norm(scaled, dim=1)
+    longest = lengths.amax()
+    missing = (longest.square() - lengths.square()).clamp(min=0.0)  # what the noise adds to each squared norm
+    numbers = torch.stack([unit, longest, lengths.amin(), missing.mean()]).tolist()
+    scale, reach, shortest, spread = numbers
+    if not all(map(math.isfinite, numbers)):
+        raise UnprotectedBatchError("max_norm: a gradient is not finite, so its noise cannot be computed")
+    if shortest < _TINY * reach or reach == 0.0:
+        scaled, lengths = _lengthen(scaled, lengths, work)
+    draw = torch.randn(len(g), generator=generator, device=g.device, dtype=work.dtype)
+    stretch = torch.where(lengths > 0, draw * missing.sqrt() / lengths, torch.zeros_like(lengths))
+    noisy = torch.addcmul(work, scaled * stretch[:, None], unit)  # in this order: unit * stretch may overflow
+    if shortest == 0.0:
+        zeros = (lengths == 0.0).nonzero()[:, 0]
+        shape = (len(zeros), g.shape[1])
+        isotropic = torch.randn(shape, generator=generator, device=g.device, dtype=work.dtype)
+        noisy[zeros] = isotropic * (reach * scale / math.sqrt(g.shape[1]))
+    return noisy.to(g.dtype), spread * scale * scale
+
+
+def _lengthen(scaled: Tensor, lengths: Tensor, work: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace rows whose squares vanish beside those of the longest by multiples of themselves whose do not."""
+    rows = (lengths < _TINY).nonzero()[:, 0]
+    peaks = work[rows].abs().amax(dim=1, keepdim=True)
+    scaled, lengths = scaled.clone(), lengths.clone()
+    scaled[rows] = work[rows] / torch.where(peaks > 0, peaks, torch.ones_like(peaks))
+    lengths[rows] = torch.linalg.vector_norm(scaled[rows], dim=1)
+    return scaled, lengths
+
+
+class MaxNorm(GradientDefense):
+    """Noise along each row that makes all rows equally long on average; it has no strength to choose.
+
+    Good against the norm attack of any feature party, weaker against attacks on directions. A batch that it cannot
+    protect (one row alone, which has no longer one to hide behind, or a value that is not finite) is replaced by
+    zeros: they carry nothing, and the feature party's model only misses a step. That is counted, logged as `fallback`
+    and told once.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    scope : {"joint", "per-party"}
+        See `GradientDefense`.
+    """
+
+    name: ClassVar[str] = "max_norm"
+
+    def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint") -> None:
+        super().__init__(strategy, scope=scope)
+        self.fallbacks = 0
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The scope."""
+        return {"scope": self.scope}
+
+    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        """Add the noise and log its mean power."""
+        try:
+            if len(g) == 1:
+                raise UnprotectedBatchError("max_norm: a batch of one row has no longer row to hide behind")
+            noisy, power = _perturb(g, self.generator(g.device))
+        except UnprotectedBatchError as error:
+            if not self.fallbacks:
+                _log.warning("%s; zeros are sent instead, here and wherever it happens again", error)
+            self.fallbacks += 1
+            return torch.zeros_like(g), {"noise_power": 0.0, "fallback": 1.0}
+        return noisy, {"noise_power": power, "fallback": 0.0}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as plain values."""
+        return {"fallbacks": self.fallbacks}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self.fallbacks = int(state["fallbacks"])

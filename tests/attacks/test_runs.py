@@ -1,0 +1,236 @@
+"""Attacks in whole runs: every transport measures the same, bad input is refused, and a deployment tells nobody
+anything."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from flower_vfl.apps import run
+from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.attacks import make_attacks
+from flower_vfl.config import build_config
+from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.protocol.frame import Kind
+from flower_vfl.strategies import Iso, VerticalStrategy
+from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.tracking import read_steps
+from flower_vfl.transport.base import Link
+from tests.attacks.common import Remembering
+from tests.toys import toy_config, toy_data
+
+ALL = ["norm", "cosine", "inner_product", "direction_count", "hint(k=1)", "hint(k=3,measure=cosine)"]
+
+
+def test_a_defense_that_writes_over_the_gradients_does_not_touch_what_is_kept_clean():
+    class Eraser(GradientDefense):
+        name = "eraser"
+        params = {}  # noqa: RUF012
+
+        def perturb(self, g, y):
+            return g.mul_(0.0), {}
+
+    data, config = toy_data(rows=200), toy_config(training={"epochs": 1}, attack={"names": ["norm"]})
+    strategy = Eraser(VerticalStrategy(nn.Linear(16, 1), data.labels(), parties=data.parties, config=config))
+    strategy.start(LocalGrid(make_client_app(data=lambda _: data, config=config), 2, {}))
+    means = {e["defended"]: e["mean"] for e in strategy.base.outcome.leakage if e["source"] == "monitor"}
+    assert means[True] == 0.5
+    assert means[False] != 0.5
+
+
+def overall(summary):
+    return {
+        (entry["source"], entry["defended"], entry["layer"], entry["label"], entry["party"]): entry
+        for entry in summary["leakage"]
+    }
+
+
+@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
+@pytest.mark.parametrize("shape", [(6,), (2, 6, 6)], ids=["vectors", "feature maps"])
+def test_a_simulated_run_scores_every_attack_at_every_layer_and_at_the_monitor(kind, shape, tmp_path):
+    data = toy_data(rows=300, shape=shape)
+    config = toy_config(attack={"names": ALL}, transport={"kind": kind}, training={"epochs": 1})
+    config = config.model_copy(update={"defenses": [{"name": "iso", "t": 0.01}]})
+    result = run(config, data=lambda _: data, out=tmp_path / "run")
+    entries = overall(result.summary)
+    views = [
+        ("attacker", True, "cut"),
+        ("attacker", True, "first"),
+        ("monitor", True, "cut"),
+        ("monitor", False, "cut"),
+    ]
+    assert set(entries) == {(*view, label, party) for view in views for label in ALL for party in "ab"}
+    assert all(entry["steps"] == 5 and entry["q95"] is not None for entry in entries.values())
+    for party, label in itertools.product("ab", ALL):
+        seen, sent = (entries[source, True, "cut", label, party] for source in ("attacker", "monitor"))
+        assert (seen["mean"], seen["q95"]) == (sent["mean"], sent["q95"])  # both attack the same numbers
+    # Little noise and few steps: an oracle reads the direction, with noise and without.
+    cosines = [entries[source, defended, "cut", "cosine", "a"]["mean"] for source, defended, _ in views[2:]]
+    assert min(cosines) > 0.7
+    table = read_steps(tmp_path / "run")
+    assert set(ALL) <= set(table["attack"].to_pylist())
+    json.dumps(result.summary)
+
+
+def test_attacks_with_side_information_change_no_weight():
+    data = toy_data()
+    watched = run(toy_config(attack={"names": ALL}, model={"dropout": 0.2}), data=lambda _: data)
+    blind = run(toy_config(attack={"names": []}, model={"dropout": 0.2}), data=lambda _: data)
+    assert watched.summary["weights"] == blind.summary["weights"]
+
+
+def test_all_transports_measure_the_same():
+    data = toy_data(rows=300)
+    measured = [
+        run(toy_config(attack={"names": ALL}, transport={"kind": kind}), data=lambda _: data).summary["leakage"]
+        for kind in ("inproc", "stream", "messages")
+    ]
+    assert measured[0] == measured[1] == measured[2]
+
+
+def test_named_layers_are_scored():
+    data = toy_data(rows=200, parties=1)
+    config = toy_config(attack={"names": ["norm"], "layers": ["first"], "monitor": False}, training={"epochs": 1})
+    result = run(config, data=lambda _: data)
+    assert [entry["layer"] for entry in result.summary["leakage"]] == ["first"]
+    with pytest.raises((ConfigError, PartyError), match=r"'last'.*cut.*first"):
+        run(toy_config(attack={"layers": ["last"]}), data=lambda _: data)
+
+
+class DeployedGrid(LocalGrid):
+    """Nodes with owners of their own: each says its party in its node config, and nothing says simulation."""
+
+    simulation = False
+
+    def __init__(self, client_app, parties):
+        super().__init__(client_app, len(parties), {})
+        for context, party in zip(self._contexts.values(), parties, strict=True):
+            context.node_config = {"party": party, "partition-id": 0, "out": ""}
+
+
+@pytest.fixture
+def frames(monkeypatch):
+    """Every frame that goes down in a run."""
+    from flower_vfl.transport import inproc, messages, stream
+
+    seen = []
+    for module in (inproc, messages, stream):
+        for kind in list(vars(module).values()):
+            if isinstance(kind, type) and issubclass(kind, Link) and "send" in vars(kind):
+
+                def send(self, frame, real=kind.send):
+                    seen.append(frame)
+                    return real(self, frame)
+
+                monkeypatch.setattr(kind, "send", send, raising=True)
+    return seen
+
+
+def start(grid_of, config, data):
+    strategy = Iso(
+        VerticalStrategy(
+            lambda shape: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 1)),
+            data.labels(),
+            parties=data.parties,
+            config=config,
+        ),
+        t=1.0,
+    )
+    strategy.start(grid_of(make_client_app(data=lambda _: data, config=config)))
+    return strategy.base.outcome
+
+
+@pytest.mark.parametrize("kind", ["stream", "messages"])
+def test_a_deployment_sends_no_clean_gradient_and_no_label_whatever_attacks_are_named(
+    kind, frames, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path))
+    data = toy_data(rows=200)
+    config = toy_config(attack={"names": ALL, "audit": True}, transport={"kind": kind}, training={"epochs": 1})
+    outcome = start(lambda client: DeployedGrid(client, data.parties), config, data)
+    steps = [frame for frame in frames if frame.kind is Kind.STEP]
+    assert len(steps) >= 8
+    assert not [frame for frame in frames if frame.kind is Kind.AUDIT]
+    for frame in frames:
+        assert not [name for name in (*frame.fields, *frame.tensors) if "audit" in name]
+        assert set(frame.tensors) <= {"gradient"}
+    assert {entry["source"] for entry in outcome.leakage} == {"monitor"}
+    assert {entry["label"] for entry in outcome.leakage} == set(ALL)
+
+
+def test_a_simulation_tells_attackers_only_and_only_on_request(frames):
+    data = toy_data(rows=200)
+
+    def told(**attack):
+        frames.clear()
+        config = toy_config(attack=attack, parties={"features": ["a", "b"], "attackers": ["a"]}, training={"epochs": 1})
+        start(lambda client: LocalGrid(client, 2, {}), config, data)
+        return sum("audit.reference" in frame.tensors for frame in frames)
+
+    assert told(names=ALL) == 3  # one party, three steps
+    assert told(names=ALL, every=2) == 2
+    assert told(names=["norm", "hint(k=1)"]) == 0
+    assert told(names=ALL, audit=False) == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["hint(k=0)"], "k is 0"),
+        (["hint(k=many)"], "k is 'many'"),
+        (["hint(measure=euclid)"], "did you mean|Allowed: cosine, distance, inner"),
+        (["hint(k=64)"], r"a batch has 64 rows.*63 at most: lower k"),
+        (["hint(k=500)"], r"of the training rows are positive"),
+        (["norm(k=1)"], "norm"),
+        (["norm", "norm()"], "'norm' is named twice"),
+        (["hint", "hint(k=5,measure=inner)"], "'hint' is named twice"),
+        (["hint(k=5"], r"attack\.names.*not understood"),
+        (["hint(5)"], r"attack\.names.*no key=value"),
+        (["hint(k=1,k=2)"], r"attack\.names.*'k' is given twice"),
+        (["cosin"], "did you mean 'cosine'"),
+    ],
+)
+def test_bad_attacks_are_refused_before_anything_starts(names, reason, tmp_path):
+    config = toy_config(attack={"names": names})
+    with pytest.raises(ConfigError, match=reason):
+        run(config, data=lambda _: toy_data(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_hints_that_outnumber_the_positives_of_the_data_are_refused():
+    labels = torch.tensor([0] * 50 + [1] * 3)
+    config = toy_config(attack={"names": ["hint(k=3)"]})
+    with pytest.raises(ConfigError, match=r"3 of the training rows are positive.*2 at most"):
+        VerticalStrategy(nn.Linear(2, 1), labels, config=config)
+    VerticalStrategy(nn.Linear(2, 1), labels, config=toy_config(attack={"names": ["hint(k=2)"]}))
+
+
+def test_side_information_that_nobody_has_is_refused():
+    from flower_vfl.parties.scoring import check_side_information
+
+    with pytest.raises(ConfigError, match=r"needs \['labels'\]; there is only reference, hints"):
+        check_side_information([Remembering("labels")], positives=10, batch_size=10)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("norm,hint(k=5,measure=inner)", ["norm", "hint(k=5,measure=inner)"]),
+        ("hint(k=1)", ["hint(k=1)"]),
+        ('["norm", "hint(k=5,measure=inner)"]', ["norm", "hint(k=5,measure=inner)"]),
+        ("[norm, hint(k=5, measure=inner), cosine]", ["norm", "hint(k=5, measure=inner)", "cosine"]),
+        ("", []),
+    ],
+)
+def test_attacks_with_parameters_are_read_from_the_command_line(text, names):
+    config = build_config({}, {"attack.names": text})
+    assert config.attack.names == names
+    assert [attack.label.split("(")[0] for attack in make_attacks(config.attack.calls)] == [
+        name.split("(")[0] for name in names
+    ]

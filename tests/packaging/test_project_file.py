@@ -1,0 +1,118 @@
+"""pyproject.toml, constraints.txt and README.md agree with the code and with each other."""
+
+import importlib.metadata
+import re
+import sys
+import tomllib
+
+import grimp
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from flower_vfl.config import from_run_config, leaf_paths
+from tests.packaging.conftest import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
+CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf8")
+README = (ROOT / "README.md").read_text(encoding="utf8")
+TESTED_EXTRAS = ("demo", "dev", "tensorboard")
+
+
+def pins():
+    """Each pinned distribution with its version."""
+    lines = (line.split("#")[0].strip() for line in CONSTRAINTS.splitlines())
+    return dict(line.split("==") for line in lines if line)
+
+
+def requirements(*extras):
+    """The direct requirements, with those of some extras."""
+    optional = PROJECT["project"]["optional-dependencies"]
+    texts = [*PROJECT["project"]["dependencies"], *(text for extra in extras for text in optional[extra])]
+    return [Requirement(text) for text in texts]
+
+
+def closure(todo):
+    """Everything that these requirements bring here, by its canonical name."""
+    found = set()
+    todo = list(todo)
+    seen = set()
+    while todo:
+        wanted = todo.pop()
+        if str(wanted) in seen:
+            continue
+        seen.add(str(wanted))
+        found.add(canonicalize_name(wanted.name))
+        for text in importlib.metadata.requires(wanted.name) or ():
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in ("", *wanted.extras)):
+                todo.append(needed)
+    return found
+
+
+def test_flwr_run_can_override_every_configuration_leaf():
+    keys = set(PROJECT["tool"]["flwr"]["app"]["config"])
+    assert keys == {"preset", "out"} | {re.sub(r"[._]", "-", path) for path in leaf_paths()}
+
+
+def test_flwr_run_without_overrides_runs_the_preset_over_sessions():
+    config = from_run_config(PROJECT["tool"]["flwr"]["app"]["config"])
+    assert config.data.name == "census-income"
+    assert config.transport.kind == "stream"
+
+
+def test_the_version_is_the_packages():
+    import flower_vfl
+
+    assert PROJECT["project"]["version"] == flower_vfl.__version__
+    assert f"## [{flower_vfl.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf8")
+
+
+def test_every_package_that_is_imported_is_declared():
+    declared = {canonicalize_name(wanted.name) for wanted in requirements("tensorboard", "wandb", "mlflow")}
+    optional = {"mlflow", "wandb"}  # not installed where tests run
+    homes = importlib.metadata.packages_distributions()
+    graph = grimp.build_graph("flower_vfl", include_external_packages=True, cache_dir=None)
+    outside = {name for name in graph.modules if not name.startswith("flower_vfl")} - sys.stdlib_module_names - optional
+    undeclared = {name for name in outside if not declared & {canonicalize_name(home) for home in homes.get(name, [])}}
+    assert undeclared == set()
+
+
+@pytest.mark.parametrize("wanted", requirements(*PROJECT["project"]["optional-dependencies"]), ids=str)
+def test_a_direct_requirement_is_pinned_within_its_range(wanted):
+    assert wanted.specifier.contains(pins()[canonicalize_name(wanted.name)])
+
+
+def test_everything_that_the_tested_extras_bring_is_pinned():
+    assert closure(requirements(*TESTED_EXTRAS)) <= pins().keys()
+
+
+def test_constraints_name_exact_versions_and_no_place():
+    lines = [line for line in CONSTRAINTS.splitlines() if line and not line.startswith("#")]
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"[a-z0-9-]+==[0-9][a-z0-9.]*", line), line
+
+
+def command(mark):
+    """The commands of the README's block under this mark."""
+    found = re.findall(rf"<!-- {mark} -->\n+```bash\n(.*?)```", README, flags=re.DOTALL)
+    assert len(found) == 1, f"README.md needs one {mark} block"
+    return found[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("mark", "extras", "last"),
+    [("demo-command", "[demo]", "flower-vfl demo"), ("test-command", "[demo,dev]", "pytest")],
+)
+def test_the_readmes_commands_install_into_a_new_environment_with_constraints(mark, extras, last):
+    lines = command(mark).splitlines()
+    assert lines[0].startswith("python3 -m venv .venv")
+    assert any(line.startswith("pip install -c constraints.txt ") and f".{extras}" in line for line in lines)
+    assert lines[-1].startswith(last)
+
+
+def test_the_readme_and_the_classifiers_name_the_same_licence_and_python():
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    assert PROJECT["project"]["requires-python"] == ">=3.11"
+    assert "Apache-2.0" in README

@@ -1,0 +1,118 @@
+"""The layers hold, a violation would be caught, and importing the package is cheap."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
+CONTRACTS = {contract["id"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
+SEEN_BY_ATTACKS = {"attacks", "errors", "metrics", "protocol", "registry"}
+
+
+def run(*command, cwd):
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def lint_imports(tree):
+    """Check the contracts of a tree, which must be the working directory so that it is the one looked at."""
+    return run(Path(sysconfig.get_path("scripts")) / "lint-imports", "--no-cache", "--no-logo", cwd=tree)
+
+
+def modules():
+    """The names right under `flower_vfl`."""
+    paths = (ROOT / "flower_vfl").iterdir()
+    return {path.stem for path in paths if path.suffix == ".py" or path.is_dir()} - {"__init__", "__pycache__"}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of the package and its contracts, to break."""
+    for folder in ("flower_vfl", "strategies", "simulations"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_every_contract_is_kept():
+    done = lint_imports(ROOT)
+    assert done.returncode == 0, done.stdout
+    assert f"Contracts: {len(CONTRACTS)} kept, 0 broken." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "contract"),
+    [
+        ("flower_vfl/attacks", "from flower_vfl.data.dataset import Labels", "attacks"),
+        ("flower_vfl/attacks", "from flower_vfl.parties.scoring import AuditLabels", "attacks"),
+        ("flower_vfl/attacks", "from flower_vfl.strategies import Iso", "attacks"),
+        ("flower_vfl/attacks", "from flower_vfl.transport import base", "attacks"),
+        ("flower_vfl/attacks", "from flower_vfl.rng import Secret", "attacks"),
+        ("flower_vfl/attacks", "def late():\n    import flower_vfl.apps.build", "attacks"),
+        ("flower_vfl/attacks", "from flower_vfl import run", "attacks"),
+        ("flower_vfl/protocol", "import flower_vfl.data.dataset", "layers"),
+        ("flower_vfl/parties", "from flower_vfl.strategies import VerticalStrategy", "layers"),
+        ("strategies", "import flower_vfl.apps.result", "layers"),
+        ("flower_vfl", "x = 1", "layers"),
+        ("flower_vfl/nn", "from flwr.app import Array", "flwr"),
+        ("flower_vfl/parties", "import flwr", "flwr"),
+        ("flower_vfl/apps", "import ray", "ray"),
+        ("strategies", "import matplotlib", "reports"),
+        ("simulations", "import jinja2", "reports"),
+    ],
+)
+def test_a_violation_is_caught(tree, place, line, contract):
+    (tree / place / "intruder.py").write_text(line + "\n")
+    done = lint_imports(tree)
+    assert done.returncode == 1, done.stdout
+    if place == "flower_vfl":
+        assert "intruder" in done.stdout  # the layers are exhaustive: the message names what has no place
+    else:
+        assert f"{CONTRACTS[contract]['name']} BROKEN" in done.stdout.replace("\n", " ")
+
+
+def test_the_contract_of_attacks_forgets_no_module():
+    forbidden = {name.removeprefix("flower_vfl.") for name in CONTRACTS["attacks"]["forbidden_modules"]}
+    assert forbidden == modules() - SEEN_BY_ATTACKS
+
+
+def test_the_contract_of_ray_forgets_no_module():
+    sources = {name.removeprefix("flower_vfl.") for name in CONTRACTS["ray"]["source_modules"]}
+    assert sources == modules() - {"simulations"}
+
+
+HEAVY = ("torch", "flwr", "ray", "matplotlib", "sklearn", "pyarrow", "scipy")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import flower_vfl",
+        "from flower_vfl.config import load_config; load_config('census')",
+        "from flower_vfl.cli import app; app(['--help'], standalone_mode=False)",
+        "from flower_vfl.cli import app; app(['run', '--help'], standalone_mode=False)",
+    ],
+    ids=["import", "config", "help", "run --help"],
+)
+def test_nothing_heavy_is_loaded(code, tmp_path):
+    check = f"import sys; print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = run(sys.executable, "-c", f"{code}\n{check}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_help_answers_within_a_second(tmp_path):
+    seconds = []
+    for _ in range(3):  # the best of three: another process may hold the processor
+        start = time.perf_counter()
+        done = run(sys.executable, "-m", "flower_vfl", "--help", cwd=tmp_path)
+        seconds.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+    assert min(seconds) < 1.0

@@ -1,0 +1,324 @@
+"""The tester for authors of methods: every built-in passes, and each mistake is found and named."""
+
+import math
+
+import pytest
+import torch
+
+from flower_vfl.attacks import ATTACKS, Attack, DirectionCountAttack, HintAttack, NormAttack
+from flower_vfl.attacks.base import NOTHING
+from flower_vfl.errors import FlowerVflError
+from flower_vfl.testing import CheckError, check_attack
+
+SETTINGS = [
+    *((attack, {}) for attack in ATTACKS.values()),
+    *((HintAttack, {"k": k, "measure": measure}) for k in (1, 3, 5) for measure in ("inner", "cosine", "distance")),
+    (DirectionCountAttack, {"minority": "negative"}),
+]
+
+
+@pytest.mark.parametrize(("attack", "params"), SETTINGS, ids=lambda value: getattr(value, "name", str(value)))
+def test_every_built_in_attack_passes(attack, params):
+    check_attack(attack, **params)
+
+
+class Right(Attack):
+    """Looks at the first coordinate."""
+
+    name = "right"
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return the first coordinate."""
+        return transcript.last.gradients[layer].flatten(1)[:, 0]
+
+
+def test_a_users_own_attack_of_one_method_passes():
+    check_attack(Right)
+
+
+def last(transcript, layer="cut"):
+    return transcript.last.gradients[layer].flatten(1)
+
+
+class Unnamed(Right):
+    """Has a name with a space."""
+
+    name = "un named"
+
+
+class Greedy(Right):
+    """Wants labels."""
+
+    needs = frozenset({"labels"})
+
+
+class Silent(Right):
+    __doc__ = None
+
+    def score(self, transcript, layer, side=NOTHING):
+        return last(transcript)[:, 0]
+
+
+class Opaque(Right):
+    """Has params that are no JSON."""
+
+    @property
+    def params(self):
+        return {"params": torch.ones(1)}
+
+
+class Infinite(Right):
+    """Has params that JSON does not have."""
+
+    @property
+    def params(self):
+        return {"params": math.inf}
+
+
+class Shifting(Right):
+    """Says another power."""
+
+    def __init__(self, power=1):
+        self.power = power
+
+    @property
+    def params(self):
+        return {"power": self.power + 1}
+
+
+class Undocumented(Right):
+    """Says nothing about what it takes."""
+
+    def __init__(self, power=1):
+        self.power = power
+
+    @property
+    def params(self):
+        return {"power": self.power}
+
+
+class Tolerant(Right):
+    """Takes anything."""
+
+    def __init__(self, **anything):
+        pass
+
+
+class Flat(Right):
+    """Wants vectors."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        return transcript.last.gradients[layer][:, 0]
+
+
+class Spatial(Right):
+    """Reads feature maps in another way."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        g = transcript.last.gradients[layer]
+        return g.flatten(1)[:, 0] if g.dim() == 2 else g.flatten(1)[:, -1]
+
+
+class Listing(Right):
+    """Returns a list."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        return last(transcript)[:, 0].tolist()
+
+
+class Logical(Right):
+    """Returns a verdict."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        return last(transcript)[:, 0] > 0
+
+
+class Normed(Right):
+    """Divides by the norm."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        g = last(transcript)
+        return g[:, 0] / g.norm(dim=1)
+
+
+class Standardised(Right):
+    """Divides by the deviation over the batch."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        g = last(transcript)
+        return (g[:, 0] - g[:, 0].mean()) / g[:, 0].std(correction=0)
+
+
+class Squared(Right):
+    """Squares, and compares with the largest square."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        squares = last(transcript).square().sum(dim=1)
+        return squares / squares.max().clamp(min=1e-45)
+
+
+class Narrow(Right):
+    """Knows float32 only."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        g = last(transcript)
+        return g @ torch.ones(g.shape[1])
+
+
+class Random(Right):
+    """Draws from the global generator."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        return torch.randn(len(last(transcript)))
+
+
+class Counting(Right):
+    """Scores differently each time."""
+
+    def __init__(self):
+        self.times = 0
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        self.times += 1
+        return last(transcript)[:, 0] * self.times
+
+
+class Unseeded(Right):
+    """Draws a direction when it is made."""
+
+    def __init__(self):
+        self.sign = torch.randn(())
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        return last(transcript)[:, 0].float() * self.sign
+
+
+class Writing(Right):
+    """Normalises in place."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        return transcript.last.gradients[layer].mul_(0.5).flatten(1)[:, 0]
+
+
+class Assuming(Right):
+    """Does without what it needs."""
+
+    needs = frozenset({"reference"})
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        return last(transcript)[:, 0] * float(side.tensors.get("reference", torch.ones(1))[0] > -9)
+
+
+class Graph(Right):
+    """Keeps a graph."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        return last(transcript)[:, 0] * torch.ones(1, requires_grad=True)
+
+
+class OneLayer(Right):
+    """Looks at a layer that is not there."""
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return a score."""
+        return transcript.last.gradients["last"][:, 0]
+
+
+@pytest.mark.parametrize(
+    ("attack", "finding"),
+    [
+        (int, "no subclass of flower_vfl.attacks.Attack"),
+        (Attack, "`name` is None"),
+        (Unnamed, "`name` is 'un named'"),
+        (Greedy, r"`needs` is frozenset\(\{'labels'\}\); a frozenset of reference, hints"),
+        (Silent, r"(?s)class has no docstring.*`score` has no docstring"),
+        (Opaque, r"cannot stand in result\.json"),
+        (Infinite, r"cannot stand in result\.json"),
+        (Shifting, "made again with its own `params` .* it has others"),
+        (Undocumented, "does not say what 'power' is"),
+        (Tolerant, "takes parameters that it does not have"),
+        (Flat, r"gradients \(32, 3, 4, 4\) at 'cut': the score is \(32, 4, 4\)"),
+        (Spatial, "not scored as the same numbers"),
+        (Listing, r"the score is list, one number a row is needed: a tensor \(64,\)"),
+        (Logical, "torch.bool, they cannot be ranked"),
+        (Normed, "a row of zeros: 2 of 64 scores are NaN"),
+        (Standardised, r"gradients \(1, 8\) at 'cut': 1 of 1 scores are NaN"),
+        (Squared, "gradients of 1e30: .* NaN"),
+        (Narrow, "number formats: it raised RuntimeError"),
+        (Random, "the second time"),
+        (Counting, "the second time"),
+        (Unseeded, "two attacks with the same parameters"),
+        (Writing, "changes the gradients"),
+        (Assuming, "scores without it"),
+        (Graph, "keep a graph"),
+        (OneLayer, "shapes: it raised KeyError"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_each_mistake_is_found_and_named(attack, finding):
+    with pytest.raises(CheckError, match=finding) as caught:
+        check_attack(attack)
+    assert str(caught.value).startswith(f"{attack.__name__}() does not do what an attack must:\n- ")
+
+
+def test_the_error_is_an_assertion_and_one_of_ours_and_lists_everything_once():
+    class Wrong(NormAttack):
+        """Scores nothing."""
+
+        def score(self, transcript, layer, side=NOTHING):
+            """Return NaN."""
+            return torch.full((len(last(transcript)),), math.nan)
+
+    with pytest.raises(AssertionError) as caught:
+        check_attack(Wrong)
+    assert isinstance(caught.value, FlowerVflError)
+    lines = str(caught.value).splitlines()[1:]
+    assert len(lines) == len(set(lines)) > 10
+
+
+def test_parameters_that_are_refused_are_a_finding():
+    with pytest.raises(CheckError, match=r"HintAttack\(k=0\).*(?s:.*)raised ConfigError: hint: k is 0"):
+        check_attack(HintAttack, k=0)
+
+
+def test_parameters_that_do_not_arrive_in_the_result_are_a_finding():
+    class Forgetful(Right):
+        """Forgets its power."""
+
+        def __init__(self, power=1):
+            pass
+
+    with pytest.raises(CheckError, match=r"made with power=2, its `params` is \{\}"):
+        check_attack(Forgetful, power=2)
+
+
+def test_parameters_make_the_attack_that_is_checked():
+    seen = []
+
+    class Watching(Right):
+        """Has a power."""
+
+        def __init__(self, power=1):
+            self.power = power
+            seen.append(power)
+
+        @property
+        def params(self):
+            return {"power": self.power}
+
+    check_attack(Watching, power=7)
+    assert set(seen) == {7}
