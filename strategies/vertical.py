@@ -22,7 +22,7 @@ from flower_vfl.data.dataset import Labels, PartyTable
 from flower_vfl.errors import ConfigError, DataError, PartyError, ProtocolError
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import seeded_initialisation
-from flower_vfl.nn.optim import Optimizers
+from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.parties.feature import frame_limit
 from flower_vfl.parties.label import LabelParty, Log
 from flower_vfl.parties.monitor import LeakageMonitor
@@ -37,6 +37,9 @@ from flower_vfl.transport.base import Link
 from flower_vfl.transport.sessions import Sessions
 
 _log = logging.getLogger(__name__)
+
+OptimizerFactory = Callable[[nn.Module, Config], torch.optim.Optimizer]
+"""Makes a party's optimizer, instead of the configuration's."""
 
 TopFactory = Callable[[tuple[int, ...]], nn.Module]
 """Makes the top model for the shape of one row of the fused embedding."""
@@ -66,6 +69,8 @@ class VerticalStrategy(HookedStrategy):
         Factory of the label party's own bottom model, and its columns.
     alignment : str
         Digest of the ordered IDs; each party must have the same.
+    optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
+        Makes the label party's optimizer, instead of the configuration's.
     secret : Secret, optional
         The label party's root of randomness; by default of this host, in a simulation from the seed.
     observer : Observer, optional
@@ -90,6 +95,7 @@ class VerticalStrategy(HookedStrategy):
         bottom: Callable[[], nn.Module] | None = None,
         table: PartyTable | None = None,
         alignment: str = "",
+        optimizer: OptimizerFactory | None = None,
         secret: Secret | None = None,
         observer: Observer | None = None,
         outcome: Outcome | None = None,
@@ -99,6 +105,7 @@ class VerticalStrategy(HookedStrategy):
         self.labels = labels if isinstance(labels, Labels) else _wrap_labels(labels)
         self.top, self.bottom, self.table = top, bottom, table
         self.alignment = alignment
+        self.optimizer = optimizer
         self.observer = observer or Observer()
         self.outcome = outcome or Outcome()
         self.widths: dict[str, int] = {}
@@ -193,8 +200,12 @@ def schedule_of(config: Config, rows: int, test_rows: int, epochs: int = 0) -> S
     )
 
 
-def optimizers_of(config: Config, module: nn.Module, schedule: Schedule) -> Optimizers:
-    """Return the optimizers that a configuration means for one party's model."""
+def optimizers_of(
+    config: Config, module: nn.Module, schedule: Schedule, factory: OptimizerFactory | None = None
+) -> Optimizers | OwnOptimizer:
+    """Return the optimizers of one party's model: those that the configuration means, or the user's own."""
+    if factory is not None:
+        return OwnOptimizer(module, factory(module, config))
     training = config.training
     return Optimizers(
         module,
@@ -327,7 +338,7 @@ def _build_label_party(
     modules = nn.ModuleDict({"top": top, **({} if bottom is None else {"bottom": bottom})})
     return LabelParty(
         top,
-        optimizers_of(config, modules, schedule),
+        optimizers_of(config, modules, schedule, base.optimizer),
         prepared,
         strategy,
         schedule,

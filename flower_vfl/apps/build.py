@@ -22,7 +22,7 @@ from flower_vfl.registry import lookup
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import DEFENSES
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.vertical import optimizers_of, schedule_of
+from flower_vfl.strategies.vertical import OptimizerFactory, optimizers_of, schedule_of
 
 BottomFactory = Callable[[FeatureSpec, Config], nn.Module]
 """Makes a party's bottom model for what its columns are."""
@@ -88,6 +88,7 @@ def build_feature_party(
     secret: Secret,
     *,
     bottom: BottomFactory = default_bottom,
+    optimizer: OptimizerFactory | None = None,
     simulation: bool,
     recorder: Recorder | None = None,
 ) -> FeatureParty:
@@ -104,7 +105,7 @@ def build_feature_party(
         "dropout": dropout,
         "device": config.device,
     }
-    optimizers = optimizers_of(config, model, schedule)
+    optimizers = optimizers_of(config, model, schedule, optimizer)
     attackers = config.parties.attackers or party_names(config, dataset)
     if name not in attackers or not config.attack.names:
         return FeatureParty(name, model, optimizers, table, schedule, **shared)

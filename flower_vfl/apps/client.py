@@ -29,6 +29,7 @@ from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
+from flower_vfl.strategies.vertical import OptimizerFactory
 from flower_vfl.tracking import StepLog
 from flower_vfl.transport import stream
 from flower_vfl.transport.inproc import InprocEndpoint
@@ -63,8 +64,10 @@ class _Client:
     a party that is still in memory at the very step of that state is used as it is.
     """
 
-    def __init__(self, bottom: BottomFactory, data: DataFactory, config: Config | None) -> None:
-        self._bottom, self._data, self._config = bottom, data, config
+    def __init__(
+        self, bottom: BottomFactory, data: DataFactory, optimizer: OptimizerFactory | None, config: Config | None
+    ) -> None:
+        self._bottom, self._data, self._optimizer, self._config = bottom, data, optimizer, config
         self._live: dict[tuple[str, str], tuple[int, FeatureParty, StepLog | None]] = {}
 
     def train(self, message: Message, context: Context) -> Message:
@@ -126,6 +129,7 @@ class _Client:
             dataset,
             secret,
             bottom=self._bottom,
+            optimizer=self._optimizer,
             simulation=session.simulation,
             recorder=journal,
         )
@@ -150,6 +154,7 @@ class _Client:
         count: int,
         state_path: Path,
     ) -> None:
+        machine.settle()
         if journal is not None:
             journal.flush()
         save_state(state_path, machine.state())
@@ -162,6 +167,7 @@ class _Client:
 
 def _leave(session: _Session, machine: FeatureParty, journal: StepLog | None) -> None:
     """Keep what belongs to the party: its journal and, when training is finished, its weights."""
+    machine.settle()
     if journal is not None:
         journal.close()
     if machine.finished and (session.offer.get("out") or not session.simulation):
@@ -219,7 +225,11 @@ def _reply(message: Message, status: str, why: str = "") -> Message:
 
 
 def make_client_app(
-    *, bottom: BottomFactory = default_bottom, data: DataFactory = open_data, config: Config | None = None
+    *,
+    bottom: BottomFactory = default_bottom,
+    data: DataFactory = open_data,
+    optimizer: OptimizerFactory | None = None,
+    config: Config | None = None,
 ) -> ClientApp:
     """Make the ClientApp of feature parties.
 
@@ -229,6 +239,8 @@ def make_client_app(
         Makes a party's bottom model.
     data : Callable[[Config], Dataset]
         Opens the data; the party loads only its own part.
+    optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
+        Makes the party's optimizer, instead of the configuration's.
     config : Config, optional
         Instead of Flower's run config.
 
@@ -237,7 +249,7 @@ def make_client_app(
     ClientApp
         One for all feature parties; which one a node is says its node config (`party`), in a simulation its partition.
     """
-    client = _Client(bottom, data, config)
+    client = _Client(bottom, data, optimizer, config)
     app = ClientApp()
     app.train()(client.train)
     app.train("frames")(client.frames)

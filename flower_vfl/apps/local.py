@@ -22,6 +22,7 @@ from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.errors import InputError, PartyError, TrainingError
 from flower_vfl.strategies import Observer
+from flower_vfl.strategies.vertical import OptimizerFactory
 
 _JOIN_SECONDS = 10.0
 
@@ -33,6 +34,7 @@ def run(
     top: TopFactory = default_top,
     bottom: BottomFactory = default_bottom,
     data: DataFactory = open_data,
+    optimizer: OptimizerFactory | None = None,
     observers: tuple[Observer, ...] = (),
 ) -> RunResult:
     """Train, attack and measure in this process.
@@ -43,7 +45,7 @@ def run(
         What to run; see `flower_vfl.load_config`.
     out : Path, optional
         Folder of the results; without one nothing is written.
-    top, bottom, data
+    top, bottom, data, optimizer
         As for `make_server_app` and `make_client_app`.
     observers : tuple of Observer
         Are told how training goes.
@@ -68,12 +70,13 @@ def run(
         top=top,
         bottom=bottom,
         data=same_data,
+        optimizer=optimizer,
         config=config,
         out=Path(out) if out is not None else None,
         observers=observers,
         on_result=results.append,
     )
-    client = make_client_app(bottom=bottom, data=same_data, config=config)
+    client = make_client_app(bottom=bottom, data=same_data, optimizer=optimizer, config=config)
     run_config = to_run_config(config)
     parties = party_names(config, opened)
     for party in parties:

@@ -32,7 +32,7 @@ from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome, VerticalStrategy
-from flower_vfl.strategies.vertical import is_simulation
+from flower_vfl.strategies.vertical import OptimizerFactory, is_simulation
 from flower_vfl.tracking import StepLog, make_sink
 
 _log = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ def build_strategy(
     *,
     top: TopFactory,
     bottom: BottomFactory,
+    optimizer: OptimizerFactory | None = None,
     secret: Secret,
     observer: Observer,
     outcome: Outcome,
@@ -114,6 +115,7 @@ def build_strategy(
         bottom=None if table is None else make_bottom,
         table=table,
         alignment=dataset.alignment.digest,
+        optimizer=optimizer,
         secret=secret,
         observer=observer,
         outcome=outcome,
@@ -126,6 +128,7 @@ def make_server_app(
     top: TopFactory = default_top,
     bottom: BottomFactory = default_bottom,
     data: DataFactory = open_data,
+    optimizer: OptimizerFactory | None = None,
     config: Config | None = None,
     out: Path | None = None,
     observers: tuple[Observer, ...] = (),
@@ -141,6 +144,8 @@ def make_server_app(
         Makes the label party's own bottom model, where it has columns.
     data : Callable[[Config], Dataset]
         Opens the data; the label party loads the labels and its own columns.
+    optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
+        Makes the label party's optimizer, instead of the configuration's.
     config : Config, optional
         Instead of Flower's run config.
     out : Path, optional
@@ -167,7 +172,15 @@ def make_server_app(
         secret = Secret.for_simulation(settings.seed, "label") if simulation else Secret.of_this_host()
         journal = _Journal((_EpochLog(), *observers))
         strategy = build_strategy(
-            settings, dataset, labels, top=top, bottom=bottom, secret=secret, observer=journal, outcome=Outcome()
+            settings,
+            dataset,
+            labels,
+            top=top,
+            bottom=bottom,
+            optimizer=optimizer,
+            secret=secret,
+            observer=journal,
+            outcome=Outcome(),
         )
         folder = RunFolder(given, settings) if given is not None else None
         if folder is not None:

@@ -5,13 +5,14 @@ from flower_vfl.nn.dropout import Dropout, bind_dropout
 from flower_vfl.nn.fusion import fuse, fused_shape
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.layers import watched_layers
-from flower_vfl.nn.optim import Optimizers
+from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.tabular import ConvBottom, TabularBottom, Top
 
 __all__ = [
     "ConvBottom",
     "Dropout",
     "Optimizers",
+    "OwnOptimizer",
     "TabularBottom",
     "Top",
     "bind_dropout",

@@ -191,6 +191,42 @@ class Optimizers:
         return value.to(parameter.device, copy=True)
 
 
+class OwnOptimizer:
+    """A user's own torch optimizer, as a party uses it.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        What it optimizes.
+    optimizer : torch.optim.Optimizer
+        Any optimizer whose `step()` needs no closure.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._optimizer = optimizer
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def clip_grad(self, max_norm: float) -> float:
+        """Scale all gradients so that their joint norm is at most `max_norm`; return the norm before."""
+        return float(nn.utils.clip_grad_norm_(self._parameters, max_norm))
+
+    def step(self) -> None:
+        """Update the weights from their gradients."""
+        self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state_dict` returned."""
+        self._optimizer.load_state_dict(dict(state))
+
+
 def split_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
     """Return the trainable parameters by name, dense ones and those with sparse gradients."""
     tables = {

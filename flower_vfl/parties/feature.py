@@ -16,7 +16,7 @@ from torch.func import functional_call
 from flower_vfl.data.dataset import PartyTable
 from flower_vfl.errors import ProtocolError, TrainingError
 from flower_vfl.nn.digest import weights_digest
-from flower_vfl.nn.optim import Optimizers
+from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
@@ -63,7 +63,7 @@ class FeatureParty:
         self,
         name: str,
         bottom: nn.Module,
-        optimizers: Optimizers,
+        optimizers: Optimizers | OwnOptimizer,
         table: PartyTable,
         schedule: Schedule,
         *,
@@ -201,6 +201,9 @@ class FeatureParty:
     def _gather(self, table: str, rows: Rows) -> list[Tensor]:
         source = self._table.test if table == "test" else self._table.train
         return [tensor.to(self._device) for tensor in source.gather(rows)]
+
+    def settle(self) -> None:
+        """Write down what is still to be written down; an honest feature party has nothing."""
 
     def report(self) -> dict[str, Any]:
         """Return what the party says at the end: the digest of its weights and its computing time."""

@@ -16,7 +16,7 @@ from flower_vfl.data.dataset import PartyTable
 from flower_vfl.errors import TrainingError, UnprotectedBatchError
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.fusion import fuse
-from flower_vfl.nn.optim import Optimizers
+from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.parties.feature import set_mode
 from flower_vfl.protocol.frame import is_finite
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
@@ -82,7 +82,7 @@ class LabelParty:
     def __init__(
         self,
         top: nn.Module,
-        optimizers: Optimizers,
+        optimizers: Optimizers | OwnOptimizer,
         labels: NDArray[Any],
         hooks: Hooks,
         schedule: Schedule,

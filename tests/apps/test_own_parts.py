@@ -1,0 +1,59 @@
+"""A user's own model and optimizer, on every transport."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flower_vfl.apps import run
+from tests.toys import toy_config, toy_data
+
+
+def momentum(module, config):
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+
+
+def bottom(spec, config):
+    return nn.Sequential(nn.Linear(spec.numeric, 12), nn.Tanh(), nn.Dropout(0.1), nn.Linear(12, 5))
+
+
+def top(shape, classes, config):
+    return nn.Linear(shape[0], 1)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.01])
+def test_a_users_own_optimizer_trains_every_party_equally_on_every_transport(clip_norm):
+    data = toy_data(rows=400)
+    weights = []
+    for kind in ("inproc", "stream", "messages"):
+        config = toy_config(transport={"kind": kind}, training={"clip_norm": clip_norm, "epochs": 4})
+        result = run(config, data=lambda _: data, bottom=bottom, top=top, optimizer=momentum)
+        weights.append(result.summary["weights"])
+        assert result.test_auc > (0.8 if not clip_norm else 0.5)
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_the_optimizer_matters():
+    data = toy_data(rows=200)
+    own, configured = (
+        run(toy_config(), data=lambda _: data, bottom=bottom, top=top, optimizer=optimizer).summary["weights"]
+        for optimizer in (momentum, None)
+    )
+    assert own != configured
+
+
+def test_a_party_restored_before_every_message_keeps_the_state_of_its_own_optimizer(monkeypatch):
+    from flower_vfl.apps import client
+
+    data, config = toy_data(rows=200), toy_config(transport={"kind": "messages"})
+    kept = run(config, data=lambda _: data, bottom=bottom, top=top, optimizer=momentum).summary["weights"]
+    genuine = client._Client._store
+
+    def forgetful(self, *arguments, **more):
+        genuine(self, *arguments, **more)
+        self._live.clear()
+
+    monkeypatch.setattr(client._Client, "_store", forgetful)
+    restored = run(config, data=lambda _: data, bottom=bottom, top=top, optimizer=momentum).summary["weights"]
+    assert restored == kept
