@@ -14,7 +14,7 @@ class Observer(NoRecorder):
         """Sessions are open; training of at most so many steps begins."""
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
-        """A step is done; `leak` is the monitor's largest leak AUC of the step, NaN where it has none."""
+        """A step is done; `leak` is the monitor's largest leak AUC of one of the last 16 steps, NaN for none."""
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """An epoch is done and evaluated."""

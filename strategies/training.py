@@ -188,7 +188,7 @@ class Training:
             self._monitor.observe(
                 step, epoch, done.rows, embeddings, done.gradients, clean=done.clean, references=references
             )
-            leak = self._monitor.last
+            leak = self._monitor.latest
         for metric, value in {"train_loss": done.loss, **done.log}.items():
             self._log(step, epoch, metric, value)
         self._observer.on_step(step, epoch, done.loss, leak)

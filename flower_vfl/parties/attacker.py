@@ -14,7 +14,7 @@ from flower_vfl.attacks.base import Attack
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.feature import FeatureParty, _Pending
-from flower_vfl.parties.scoring import AuditLabels, NoRecorder, Recorder, Reference, Scorer
+from flower_vfl.parties.scoring import TOGETHER, AuditLabels, NoRecorder, Recorder, Reference, Scorer
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import StepTrace, Transcript
@@ -89,6 +89,7 @@ class Attacker(FeatureParty):
             defended=defended,
             recorder=self._recorder,
             every=every,
+            together=TOGETHER,
         )
 
     def _choose(self, layers: Sequence[str]) -> dict[str, nn.Module]:
@@ -108,7 +109,7 @@ class Attacker(FeatureParty):
     def _watch(self, layer: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(keep)  # `retain_grad` would copy the gradient
+                output.register_hook(keep)  # type: ignore[no-untyped-call] # `retain_grad` would copy it
                 self._outputs[layer] = output
 
         def keep(gradient: Tensor) -> None:
@@ -176,7 +177,8 @@ class Attacker(FeatureParty):
         """Do the first pass of single rows where it can leave no trace, and see whether it would leave one."""
         copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
         drawn = None if self._dropout is None else self._dropout.get_state()
-        output: Tensor = functional_call(self.bottom, copies, tuple(inputs))
+        with torch.random.fork_rng(devices=[self._device] if self._device.startswith("cuda") else []):
+            output: Tensor = functional_call(self.bottom, copies, tuple(inputs))
         if any(not torch.equal(copies[name], buffer) for name, buffer in self.bottom.named_buffers()):
             self._left_traces = True
         if self._dropout is not None and drawn is not None and not torch.equal(drawn, self._dropout.get_state()):
@@ -190,8 +192,6 @@ class Attacker(FeatureParty):
         seed[row] = clean.view_as(output[row])
         watched = self._outputs
         found = torch.autograd.grad(output, list(watched.values()), seed, retain_graph=True, allow_unused=True)
-        for seen in watched.values():
-            seen.grad = None
         return {layer: g[row].flatten() for layer, g in zip(watched, found, strict=True) if g is not None}
 
     def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:
@@ -219,9 +219,15 @@ class Attacker(FeatureParty):
         self._audit.fill(offset, piece)
         return None
 
+    def settle(self) -> None:
+        """Write down what the attacks read so far."""
+        if self._audit.complete:
+            self._scorer.settle()
+        self._recorder.flush()
+
     def report(self) -> dict[str, Any]:
         """Add what the attacks read, where it could be scored."""
-        self._recorder.flush()
+        self.settle()
         leakage = self._scorer.entries() if self._audit.complete else []
         return {**super().report(), "leakage": leakage}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.attacks.base import Attack
-from flower_vfl.parties.scoring import AuditLabels, Recorder, Reference, Scorer
+from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Recorder, Reference, Scorer
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 
@@ -69,6 +69,7 @@ class LeakageMonitor:
                         defended=defended,
                         recorder=recorder,
                         every=every,
+                        together=TOGETHER,
                         metric=metric,
                     )
                 )
@@ -109,6 +110,11 @@ class LeakageMonitor:
             for party, view in seen.items():
                 view.transcript.record(StepTrace(step, epoch, rows, embeddings[party], {"cut": tensors[party]}))
                 view.scorer.score(view.transcript, references.get(party))
+
+    @property
+    def latest(self) -> float:
+        """The largest leak AUC in one of the last 16 steps: `last`, without the work of being current."""
+        return _largest(view.scorer.latest for view in self._sent.values())
 
     @property
     def last(self) -> float:

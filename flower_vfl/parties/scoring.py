@@ -18,7 +18,7 @@ from flower_vfl.metrics import leak_auc
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.protocol.transcript import Transcript
+from flower_vfl.protocol.transcript import StepTrace, Transcript
 
 _log = logging.getLogger(__name__)
 _DRAWS = {REFERENCE: 1, HINTS: 2}
@@ -32,6 +32,10 @@ class Recorder(Protocol):
 
     def flush(self) -> None:
         """Make sure that what was taken is not lost."""
+
+
+TOGETHER = 16
+"""Steps whose scores are compared with the labels at once while training goes on."""
 
 
 class NoRecorder:
@@ -194,6 +198,16 @@ class Oracle:
         return {party: Reference(row, {"cut": g[row].flatten().clone()}) for party, g in clean.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """What the attacks made of one step: (B,) scores and who supplied side information, by attack and layer."""
+
+    step: int
+    epoch: int
+    rows: NDArray[np.int64]
+    scores: list[tuple[NDArray[Any], NDArray[np.int64]] | None]
+
+
 class Scorer:
     """Runs attacks on a transcript's last step and writes down how well they read the labels.
 
@@ -219,6 +233,9 @@ class Scorer:
         Where each value goes.
     every : int
         Score each so many steps.
+    together : int
+        Compare with the labels the scores of so many steps at once, which costs a third: between two steps of training
+        nothing that this needs is in the processor's caches.
     metric : str
         Name of the values for `recorder`; by default "auc" of an attacker's, "monitor_auc" of the monitor's.
     """
@@ -234,6 +251,7 @@ class Scorer:
         defended: bool,
         recorder: Recorder,
         every: int = 1,
+        together: int = 1,
         metric: str = "",
     ) -> None:
         self._labels, self._recorder, self._every, self._party = labels, recorder, every, party
@@ -245,28 +263,47 @@ class Scorer:
             for layer in layers
         ]
         self._epoch: tuple[int, list[list[float]]] = (-1, [])
-        self.last = math.nan
-        """The largest leak of the last step that was scored."""
+        self._hinted = any(HINTS in attack.needs for attack in attacks)
+        self._together, self._waiting = together, list[_Scored]()
+        self.latest = math.nan
+        """The largest leak of the last step that was compared; it lags by what waits."""
 
     def score(self, transcript: Transcript, reference: Reference | None = None) -> None:
         """Attack the last step; `reference` is what oracle attacks are told, where there is one."""
         trace = transcript.last
         if trace.step % self._every:
             return
-        if trace.epoch != self._epoch[0]:
-            self._epoch = (trace.epoch, [[] for _ in self._summaries])
-        labels = self._labels.at(trace.rows)
-        hinted = self._draw_hints(labels, trace.step)
+        hinted = self._draw_hints(trace)
+        scores: list[tuple[NDArray[Any], NDArray[np.int64]] | None] = []
+        for attack, summary in self._summaries:
+            side = self._tell(attack, summary.layer, transcript, reference, hinted)
+            if side is None:
+                scores.append(None)
+            else:
+                scores.append((as_numpy(attack.score(transcript, summary.layer, side)), side.left_out))
+        self._waiting.append(_Scored(trace.step, trace.epoch, trace.rows, scores))
+        if len(self._waiting) >= self._together:
+            self.settle()
+
+    def settle(self) -> None:
+        """Compare the scores that wait with the true labels and write down what comes out."""
+        waiting, self._waiting = self._waiting, []
+        for scored in waiting:
+            self._compare(scored)
+
+    def _compare(self, scored: _Scored) -> None:
+        if scored.epoch != self._epoch[0]:
+            self._epoch = (scored.epoch, [[] for _ in self._summaries])
+        labels = self._labels.at(scored.rows)
         positives = int(np.count_nonzero(labels))
         values = []
-        for (attack, summary), seen in zip(self._summaries, self._epoch[1], strict=True):
-            side = self._tell(attack, summary.layer, transcript, reference, hinted)
-            value = math.nan if side is None else _measure(attack.score(transcript, summary.layer, side), labels, side)
-            told = 0 if side is None else len(side.left_out)
+        for (attack, summary), found, seen in zip(self._summaries, scored.scores, self._epoch[1], strict=True):
+            value = math.nan if found is None else _measure(*found, labels)
+            told = 0 if found is None else len(found[1])
             summary.add(value, len(labels) - positives, positives - told)
             self._recorder.add(
-                step=trace.step,
-                epoch=trace.epoch,
+                step=scored.step,
+                epoch=scored.epoch,
                 party=self._party,
                 layer=summary.layer,
                 attack=attack.label,
@@ -276,13 +313,11 @@ class Scorer:
             if not math.isnan(value):
                 seen.append(value)
                 values.append(value)
-        self.last = max(values, default=math.nan)
+        self.latest = max(values, default=math.nan)
 
-    def _draw_hints(self, labels: NDArray[Any], step: int) -> NDArray[np.int64]:
+    def _draw_hints(self, trace: StepTrace) -> NDArray[np.int64]:
         """Return the positives in random order: an attack with k hints knows the first k, at every layer the same."""
-        if not any(HINTS in attack.needs for attack, _ in self._summaries):
-            return NOTHING.left_out
-        return draw_positives(labels, step, HINTS)
+        return draw_positives(self._labels.at(trace.rows), trace.step, HINTS) if self._hinted else NOTHING.left_out
 
     def _tell(
         self,
@@ -316,16 +351,25 @@ class Scorer:
         return None
 
     @property
+    def last(self) -> float:
+        """The largest leak of the last step that was scored."""
+        self.settle()
+        return self.latest
+
+    @property
     def epoch_q95(self) -> float:
         """The largest 95 % quantile over the attacks and layers in the current epoch; NaN where nothing was scored."""
+        self.settle()
         return max((nearest_rank(values) for values in self._epoch[1] if values), default=math.nan)
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry an attack and layer for `result.json`."""
+        self.settle()
         return [{**summary.result(), "label": attack.label} for attack, summary in self._summaries]
 
     def state(self) -> list[dict[str, Any]]:
         """Return what was measured so far, as plain values."""
+        self.settle()
         return [
             {
                 "values": list(summary.values),
@@ -343,10 +387,10 @@ class Scorer:
             summary.class_counts.update({(n, p): times for n, p, times in entry["class_counts"]})
 
 
-def _measure(scores: torch.Tensor, labels: NDArray[Any], side: SideInformation) -> float:
+def _measure(scores: NDArray[Any], left_out: NDArray[np.int64], labels: NDArray[np.bool_]) -> float:
     """Return the leak AUC over the examples that did not supply the side information."""
-    if not side.left_out.size:
+    if not left_out.size:
         return leak_auc(scores, labels)
     kept = np.ones(len(labels), dtype=bool)
-    kept[side.left_out] = False
-    return leak_auc(as_numpy(scores)[kept], labels[kept])
+    kept[left_out] = False
+    return leak_auc(scores[kept], labels[kept])

@@ -14,12 +14,14 @@ from torch import nn
 from flower_vfl.apps import run
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.result import RunResult
 from flower_vfl.attacks import make_attacks
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.strategies.training import Outcome
 from flower_vfl.tracking import read_steps
 from flower_vfl.transport.base import Link
 from tests.attacks.common import Remembering
@@ -28,7 +30,8 @@ from tests.toys import toy_config, toy_data
 ALL = ["norm", "cosine", "inner_product", "direction_count", "hint(k=1)", "hint(k=3,measure=cosine)"]
 
 
-def test_a_defense_that_writes_over_the_gradients_does_not_touch_what_is_kept_clean():
+@pytest.mark.parametrize("parties", [1, 2])
+def test_a_defense_that_writes_over_the_gradients_does_not_touch_what_is_kept_clean(parties):
     class Eraser(GradientDefense):
         name = "eraser"
         params = {}  # noqa: RUF012
@@ -36,9 +39,10 @@ def test_a_defense_that_writes_over_the_gradients_does_not_touch_what_is_kept_cl
         def perturb(self, g, y):
             return g.mul_(0.0), {}
 
-    data, config = toy_data(rows=200), toy_config(training={"epochs": 1}, attack={"names": ["norm"]})
-    strategy = Eraser(VerticalStrategy(nn.Linear(16, 1), data.labels(), parties=data.parties, config=config))
-    strategy.start(LocalGrid(make_client_app(data=lambda _: data, config=config), 2, {}))
+    config = toy_config(training={"epochs": 1}, attack={"names": ["norm"]})
+    data = toy_data(rows=200, parties=parties)
+    strategy = Eraser(VerticalStrategy(nn.Linear(8 * parties, 1), data.labels(), parties=data.parties, config=config))
+    strategy.start(LocalGrid(make_client_app(data=lambda _: data, config=config), parties, {}))
     means = {e["defended"]: e["mean"] for e in strategy.base.outcome.leakage if e["source"] == "monitor"}
     assert means[True] == 0.5
     assert means[False] != 0.5
@@ -76,6 +80,15 @@ def test_a_simulated_run_scores_every_attack_at_every_layer_and_at_the_monitor(k
     table = read_steps(tmp_path / "run")
     assert set(ALL) <= set(table["attack"].to_pylist())
     json.dumps(result.summary)
+
+
+@pytest.mark.parametrize("defenses", [[], [{"name": "iso", "params": {}}]])
+def test_the_leak_of_a_run_is_that_of_what_was_sent(defenses):
+    entry = {"layer": "cut", "source": "monitor", "attack": "norm"}
+    leakage = [{**entry, "defended": True, "q95": 0.6}] if defenses else []
+    leakage += [{**entry, "defended": False, "q95": 0.9}]
+    result = RunResult("finished", {"defenses": defenses, "leakage": leakage}, Outcome())
+    assert result.leak(source="monitor") == (0.6 if defenses else 0.9)
 
 
 def test_attacks_with_side_information_change_no_weight():
