@@ -55,6 +55,8 @@ class Gate:
         self._started: Clock | None = None
         self.values: list[float] = []
         """One value a step, such as its loss: proof that two lanes did the same work."""
+        self.rss_anon = 0
+        """Anonymous resident memory at the last step, in bytes."""
 
     def tick(self, value: float = math.nan) -> None:
         """Count one step; raises `Enough` when the benchmark is over."""
@@ -75,6 +77,7 @@ class Gate:
         except (EOFError, ConnectionError):  # the benchmark itself has died
             self._steps = 0
         if not self._steps:
+            self.rss_anon = rss_anon()  # while everything is still there
             raise Enough
 
     def interrupt(self) -> None:
@@ -88,7 +91,7 @@ def _run_lane(connection: Connection, work: Callable[..., Any], arguments: Seque
     with contextlib.suppress(Enough):
         more = work(gate, *arguments)
     with contextlib.suppress(OSError):
-        connection.send({"values": gate.values, "rss_anon": rss_anon(), "more": more})
+        connection.send({"values": gate.values, "rss_anon": gate.rss_anon, "more": more})
 
 
 class Lane:
@@ -207,7 +210,44 @@ class Times:
         return Sample([mine / theirs for mine, theirs in zip(self.cpu, other.cpu, strict=True)])
 
 
-def take_turns(lanes: Sequence[Lane], *, blocks: int, steps: int, warm_up: int = 2) -> list[Times]:
+@dataclass(frozen=True)
+class Measured:
+    """What lanes did, started afresh several times.
+
+    Parameters
+    ----------
+    times : list of Times
+        One a lane, all starts one after the other.
+    results : list of list of dict
+        What each lane had to say at its end, one list a start.
+    """
+
+    times: list[Times]
+    results: list[list[dict[str, Any]]]
+
+    def equal_values(self, first: int, second: int) -> int:
+        """Return over how many steps two lanes had the same values in every start, -1 where they differed."""
+        return min(same_prefix(start[first]["values"], start[second]["values"]) for start in self.results)
+
+
+def compare(lanes: Sequence[tuple[Any, ...]], *, starts: int, blocks: int, steps: int) -> Measured:
+    """Let lanes, each a name, its work and arguments, take turns; start them afresh several times.
+
+    Two processes that do the same differ by a few per cent for as long as they live, by where their memory happens to
+    lie. Fresh starts average over that; more blocks do not.
+    """
+    clocks: list[list[Clock]] = [[] for _ in lanes]
+    results = []
+    for _ in range(starts):
+        with contextlib.ExitStack() as stack:
+            running = [stack.enter_context(Lane(*lane)) for lane in lanes]
+            for index, times in enumerate(take_turns(running, blocks=blocks, steps=steps)):
+                clocks[index] += times
+            results.append([lane.finish() for lane in running])
+    return Measured([Times(seen) for seen in clocks], results)
+
+
+def take_turns(lanes: Sequence[Lane], *, blocks: int, steps: int, warm_up: int = 2) -> list[list[Clock]]:
     """Let lanes do blocks in turn; pairs are at equal positions."""
     for _ in range(warm_up):
         for lane in lanes:
@@ -217,7 +257,7 @@ def take_turns(lanes: Sequence[Lane], *, blocks: int, steps: int, warm_up: int =
         order = range(len(lanes)) if block % 2 == 0 else range(len(lanes) - 1, -1, -1)
         for index in order:
             measured[index].append(lanes[index].block(steps))
-    return [Times(blocks) for blocks in measured]
+    return measured
 
 
 def same_prefix(first: Sequence[float], second: Sequence[float]) -> int:

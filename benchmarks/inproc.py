@@ -6,7 +6,7 @@ off, one torch thread, evaluation excluded. Target: steps per second of `inproc`
 
 from __future__ import annotations
 
-from harness import Lane, arguments, report, same_prefix, take_turns
+from harness import arguments, compare, report
 from lanes import joined, preset, split
 
 TARGET = 0.95
@@ -16,9 +16,9 @@ def main() -> None:
     """Measure and report."""
     quick = arguments(__doc__).quick
     config = preset(quick, attack={"names": []})
-    with Lane("inproc", split, config) as ours, Lane("plain", joined, config) as theirs:
-        mine, plain = take_turns((ours, theirs), blocks=4 if quick else 120, steps=5 if quick else 20)
-        common = same_prefix(ours.finish()["values"], theirs.finish()["values"])
+    size = {"starts": 1, "blocks": 4, "steps": 5} if quick else {"starts": 8, "blocks": 24, "steps": 20}
+    measured = compare((("inproc", split, config), ("plain", joined, config)), **size)
+    mine, plain = measured.times
     ratio = plain.over(mine)
     report(
         "inproc",
@@ -30,7 +30,7 @@ def main() -> None:
         ratio_of_cpu=plain.cpu_over(mine).describe(),
         inproc_ms=mine.milliseconds,
         plain_ms=plain.milliseconds,
-        equal_losses=common,
+        equal_losses=measured.equal_values(0, 1),
     )
 
 

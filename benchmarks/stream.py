@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import torch
-from harness import Enough, Gate, Lane, Sample, Times, arguments, report, same_prefix, take_turns
+from harness import Enough, Gate, Sample, Times, arguments, compare, report
 from lanes import joined, preset, split_processes
 
 from flower_vfl.config import Config
@@ -89,24 +89,19 @@ def frame_bytes(config: Config) -> int:
     return len(encode(to_records(Frame(Kind.EMBEDDING, 1, tensors={"embedding": tensor}), "0" * 32)))
 
 
-def measure(config: Config, *, blocks: int, steps: int) -> dict[str, Any]:
+def measure(config: Config, *, starts: int, blocks: int, steps: int) -> dict[str, Any]:
     """Compare one configuration."""
     size = frame_bytes(config)
-    with (
-        Lane("stream", split_processes, config) as ours,
-        Lane("echo", echo, size) as raw,
-        Lane("plain", joined, config) as plain,
-    ):
-        step, exchange, computation = take_turns((ours, raw, plain), blocks=blocks, steps=steps)
-        common = same_prefix(ours.finish()["values"], plain.finish()["values"])
-        raw.finish()
+    lanes = (("stream", split_processes, config), ("echo", echo, size), ("plain", joined, config))
+    measured = compare(lanes, starts=starts, blocks=blocks, steps=steps)
+    step, exchange, computation = measured.times
     return {
         "ratio": over_both(step, exchange, computation).describe(),
         "bytes_each_way": size,
         "stream_ms": step.milliseconds,
         "echo_ms": exchange.milliseconds,
         "computation_ms": computation.milliseconds,
-        "equal_losses": common,
+        "equal_losses": measured.equal_values(0, 2),
     }
 
 
@@ -118,7 +113,7 @@ def over_both(step: Times, exchange: Times, computation: Times) -> Sample:
 def main() -> None:
     """Measure and report."""
     quick = arguments(__doc__).quick
-    size = {"blocks": 3, "steps": 4} if quick else {"blocks": 80, "steps": 20}
+    size = {"starts": 1, "blocks": 3, "steps": 4} if quick else {"starts": 4, "blocks": 24, "steps": 20}
     common: dict[str, dict[str, Any]] = {"attack": {"names": []}, "transport": {"kind": "stream"}}
     configs = {"census": preset(quick, **common), "cut 128": preset(quick, **common, model={"cut": 128})}
     cuts = {name: measure(config, **size) for name, config in configs.items()}

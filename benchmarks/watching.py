@@ -7,7 +7,7 @@ are the same with and without (the losses are compared, bit for bit). Target: at
 
 from __future__ import annotations
 
-from harness import Lane, arguments, report, same_prefix, take_turns
+from harness import arguments, compare, report
 from lanes import preset, split
 
 TARGET = 1.05
@@ -17,9 +17,10 @@ def main() -> None:
     """Measure and report."""
     quick = arguments(__doc__).quick
     watched, blind = preset(quick, attack={"names": ["norm"]}), preset(quick, attack={"names": []})
-    with Lane("watched", split, watched, True) as ours, Lane("blind", split, blind) as theirs:
-        seen, unseen = take_turns((ours, theirs), blocks=4 if quick else 120, steps=5 if quick else 20)
-        common = same_prefix(ours.finish()["values"], theirs.finish()["values"])
+    lanes = (("watched", split, watched, True), ("blind", split, blind))
+    size = {"starts": 1, "blocks": 4, "steps": 5} if quick else {"starts": 8, "blocks": 24, "steps": 20}
+    measured = compare(lanes, **size)
+    seen, unseen = measured.times
     ratio = seen.over(unseen)
     report(
         "watching",
@@ -31,7 +32,7 @@ def main() -> None:
         ratio_of_cpu=seen.cpu_over(unseen).describe(),
         watched_ms=seen.milliseconds,
         blind_ms=unseen.milliseconds,
-        equal_losses=common,
+        equal_losses=measured.equal_values(0, 1),
     )
 
 

@@ -1,0 +1,35 @@
+"""Every benchmark runs and ends with one line of JSON; how fast things are is never asserted here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def last_line(name):
+    command = [sys.executable, str(BENCHMARKS / name), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["inproc.py", "stream.py", "watching.py", "table_size.py", "vocabulary.py"])
+def test_a_benchmark_prints_what_it_measured_beside_its_target(name):
+    line = last_line(name)
+    assert line["benchmark"] == name.removesuffix(".py")
+    assert line["quick"] is True
+    assert {"target", "met", "machine", "versions"} <= set(line)
+
+
+@pytest.mark.flower
+def test_the_benchmark_of_flowers_own_messages_measures_both_runtimes():
+    line = last_line("flower_messages.py")
+    for runtime in ("simulation", "deployment"):
+        assert line[runtime]["messages_ms"] > line[runtime]["session_ms"] > 0
