@@ -113,7 +113,7 @@ class LeakageMonitor:
 
     @property
     def latest(self) -> float:
-        """The largest leak AUC in one of the last 16 steps: `last`, without the work of being current."""
+        """The largest leak AUC in one of the last 16 steps; unlike `last`, it costs nothing."""
         return _largest(view.scorer.latest for view in self._sent.values())
 
     @property
