@@ -29,7 +29,7 @@ from typing import Any, Self
 
 _spawn = multiprocessing.get_context("spawn")
 _TURN_SECONDS = 600.0
-_END_SECONDS = 30.0
+_END_SECONDS = 120.0
 
 Clock = tuple[float, float]
 """Seconds by the wall, and seconds that a process computed."""

@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 
-from harness import Lane, arguments, report, take_turns
+from harness import arguments, compare, report
 from lanes import preset, split
 
 from flower_vfl.protocol.schedule import Schedule
@@ -29,10 +29,11 @@ def main() -> None:
         for rows in (small, large):
             options = {"rows": rows, "test_rows": 256, "vocabulary": 1_000}
             config = preset(quick, attack={"names": []}, data={"name": "synthetic", "options": options})
-            lanes.append(Lane(f"{rows} rows", split, config))
-        with lanes[0], lanes[1]:
-            few, many = take_turns(lanes, blocks=4 if quick else 80, steps=5 if quick else 20)
-            memory = [lane.finish(120.0)["rss_anon"] for lane in lanes]
+            lanes.append((f"{rows} rows", split, config))
+        size = {"starts": 1, "blocks": 4, "steps": 5} if quick else {"starts": 2, "blocks": 40, "steps": 20}
+        measured = compare(lanes, **size)
+        few, many = measured.times
+        memory = [max(start[lane]["rss_anon"] for start in measured.results) for lane in range(2)]
         started = time.perf_counter()
         Schedule(1, large, 256, 1024, 8192, 1).train_batch(0)
         epoch = time.perf_counter() - started

@@ -10,7 +10,7 @@ import os
 import tempfile
 from typing import Any
 
-from harness import Lane, arguments, report, take_turns
+from harness import arguments, compare, report
 from lanes import preset, split
 
 TARGET = 1.3
@@ -23,11 +23,9 @@ def measure(frequencies: str, quick: bool) -> dict[str, Any]:
     for vocabulary in sizes:
         options = {"rows": 4_096 if quick else 150_000, "test_rows": 256, "frequencies": frequencies}
         data = {"name": "synthetic", "options": {**options, "vocabulary": vocabulary}}
-        lanes.append(Lane(f"{vocabulary} values", split, preset(quick, attack={"names": []}, data=data)))
-    with lanes[0], lanes[1]:
-        few, many = take_turns(lanes, blocks=4 if quick else 80, steps=5 if quick else 20)
-        for lane in lanes:
-            lane.finish(120.0)
+        lanes.append((f"{vocabulary} values", split, preset(quick, attack={"names": []}, data=data)))
+    size = {"starts": 1, "blocks": 4, "steps": 5} if quick else {"starts": 2, "blocks": 40, "steps": 20}
+    few, many = compare(lanes, **size).times
     return {
         "vocabulary": sizes,
         "ratio": many.over(few).describe(),
