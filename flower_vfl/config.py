@@ -64,6 +64,10 @@ class PartiesConfig(_Section):
     )
     label_features: bool = Field(default=True, description="the label party's own columns are used, if it has any")
     attackers: list[str] = Field(default_factory=list, description="feature parties that also look; empty: all of them")
+    colluding: list[str] = Field(
+        default_factory=list,
+        description='feature parties that put together what they see, e.g. "a+b"; the monitor attacks each such group',
+    )
 
     @field_validator("features", "attackers")
     @classmethod
@@ -74,6 +78,24 @@ class PartiesConfig(_Section):
         if len(set(names)) != len(names):
             raise ValueError("a party is named twice")
         return names
+
+    @field_validator("colluding")
+    @classmethod
+    def _groups(cls, groups: list[str]) -> list[str]:
+        for group in groups:
+            if len(cls._names(group.split("+"))) < 2:
+                raise ValueError(f'{group!r} is no group of parties: join two or more names with "+", as in "a+b"')
+        if len({frozenset(group.split("+")) for group in groups}) != len(groups):
+            raise ValueError("a group is named twice")
+        return groups
+
+    @property
+    def named(self) -> dict[str, list[str]]:
+        """The feature parties that `attackers` and `colluding` speak of, by the key that names them."""
+        return {
+            "parties.attackers": self.attackers,
+            "parties.colluding": [name for group in self.colluding for name in group.split("+")],
+        }
 
 
 class ModelConfig(_Section):
@@ -212,12 +234,15 @@ class Config(_Section):
                 f"transport.wire_dtype is {self.transport.wire_dtype!r}, but transport.kind 'inproc' has no wire: "
                 "set transport.kind to 'stream' or 'messages', or transport.wire_dtype to 'exact'"
             )
-        strangers = set(self.parties.attackers) - set(self.parties.features)
-        if self.parties.features and strangers:
-            raise ValueError(
-                f"parties.attackers names {', '.join(sorted(strangers))}; "
-                f"parties.features has {', '.join(self.parties.features)}"
-            )
+        for key, named in self.parties.named.items():
+            strangers = set(named) - set(self.parties.features)
+            if self.parties.features and strangers:
+                raise ValueError(
+                    f"{key} names {', '.join(sorted(strangers))}; "
+                    f"parties.features has {', '.join(self.parties.features)}"
+                )
+        if self.parties.colluding and not self.attack.monitor:
+            raise ValueError("parties.colluding is measured by the monitor: set attack.monitor to true")
         return self
 
     @property

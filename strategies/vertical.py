@@ -110,6 +110,9 @@ class VerticalStrategy(HookedStrategy):
         self.outcome = outcome or Outcome()
         self.widths: dict[str, int] = {}
         self.label_party: LabelParty | None = None
+        for key, named in self.config.parties.named.items():
+            for name in set(named) - set(self.parties):
+                raise ConfigError(f"{key} names {name!r}; feature parties are {', '.join(self.parties)}")
         self.attacks = make_attacks(self.config.attack.calls)
         if self.attacks and self.labels.classes != 2:
             raise ConfigError(
@@ -357,7 +360,7 @@ def _build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:
     if not base.attacks or not attack.monitor:
         return None
     return LeakageMonitor(
-        base.parties,
+        [*base.parties, *base.config.parties.colluding],
         base.attacks,
         AuditLabels.of(base.labels.train),
         defended=bool(strategy.chain()),
@@ -371,8 +374,6 @@ def _open_audit(links: dict[str, Link], base: VerticalStrategy) -> list[str]:
     labels = base.labels.train
     attackers = base.config.parties.attackers or list(links)
     for party in attackers:
-        if party not in links:
-            raise ConfigError(f"parties.attackers names {party!r}; feature parties are {', '.join(links)}")
         for offset in range(0, len(labels), AuditLabels.PIECE):
             piece = torch.from_numpy(labels[offset : offset + AuditLabels.PIECE].astype(np.uint8))
             links[party].send(Frame(Kind.AUDIT, fields={"offset": offset}, tensors={"labels": piece}))

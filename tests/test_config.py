@@ -48,6 +48,7 @@ def configs(draw):
             "features": features,
             "label_features": draw(st.booleans()),
             "attackers": draw(st.lists(st.sampled_from(features), unique=True)) if features else [],
+            "colluding": ["+".join(features)] if len(features) > 1 else [],
         },
         "model": draw(table(cut=st.integers(1, 65536), bottom=WIDTHS, top=WIDTHS, dropout=st.floats(0, 0.99))),
         "training": draw(
@@ -208,6 +209,12 @@ def test_all_bad_values_are_named_at_once():
         ({"attack.names": [], "attack.max_leak": 0.7}, "at least one in attack.names"),
         ({"transport.wire_dtype": "float16"}, "'inproc' has no wire: set transport.kind to 'stream'"),
         ({"parties.features": "a,b", "parties.attackers": "b,c"}, "attackers names c; parties.features has a, b"),
+        ({"parties.features": "a,b", "parties.colluding": "a+c"}, "colluding names c; parties.features has a, b"),
+        ({"parties.colluding": "a+b", "attack.monitor": False}, "colluding is measured by the monitor"),
+        ({"parties.colluding": "a"}, 'join two or more names with "\\+"'),
+        ({"parties.colluding": "a+a"}, "a party is named twice"),
+        ({"parties.colluding": "a+b,b+a"}, "a group is named twice"),
+        ({"parties.colluding": "a+"}, "'' is no party name"),
         ({"defenses": [{"t": 1.0}]}, "each defense needs a name"),
     ],
 )

@@ -68,14 +68,13 @@ def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
         When the configuration names parties that the data does not have, none or more than four.
     """
     names = tuple(config.parties.features) or tuple(name for name in dataset.parties if name != dataset.label_party)
-    for name in (*names, *config.parties.attackers):
+    for name in names:
         if name not in dataset.parties:
             raise ConfigError(f"there is no party {name!r} in {dataset.name}; it has {', '.join(dataset.parties)}")
-    for name in config.parties.attackers:
-        if name not in names:
-            raise ConfigError(
-                f"parties.attackers names {name!r}, which is no feature party of this run: {', '.join(names)}"
-            )
+    for key, named in config.parties.named.items():
+        for name in named:
+            if name not in names:
+                raise ConfigError(f"{key} names {name!r}, which is no feature party of this run: {', '.join(names)}")
     if not 1 <= len(names) <= 32:
         raise ConfigError(f"a run has 1 to 32 feature parties, given {len(names)}")
     return names

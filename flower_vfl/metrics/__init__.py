@@ -3,7 +3,7 @@
 from flower_vfl.metrics.arrays import ArgumentError
 from flower_vfl.metrics.calibration import adaptive_calibration_error
 from flower_vfl.metrics.certificate import auc_bound
-from flower_vfl.metrics.leakage import detection_error, leak_auc
+from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
 from flower_vfl.metrics.null import null_quantile
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
 
@@ -16,4 +16,5 @@ __all__ = [
     "leak_auc",
     "nearest_rank",
     "null_quantile",
+    "separation",
 ]

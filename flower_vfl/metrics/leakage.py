@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flower_vfl.metrics.arrays import binary, refuse_nan
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from flower_vfl.metrics.arrays import Array
 
 LARGE = 1 << 14  # from here on sorted queries save more cache misses than their sort costs
@@ -49,16 +51,65 @@ def leak_auc(scores: Array, labels: Array) -> float:
     0.75
     """
     values, positive = binary(scores, labels)
+    ordered, positives = _sorted(values, positive, LARGE)
+    return _area(ordered, positives, ordered.searchsorted(positives, "left"))
+
+
+def separation(scores: Array, labels: Array) -> tuple[float, float]:
+    """Return `leak_auc` and `detection_error` together, for little more than the cost of the first.
+
+    Parameters
+    ----------
+    scores
+        (B,), higher means more likely positive.
+    labels
+        (B,) of 0 and 1.
+
+    Returns
+    -------
+    tuple[float, float]
+        The AUC and the detection error; both NaN where a class is missing.
+
+    Raises
+    ------
+    ArgumentError
+        As `leak_auc` does.
+
+    Examples
+    --------
+    >>> separation([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
+    (0.75, 0.25)
+    """
+    values, positive = binary(scores, labels)
+    ordered, positives = _sorted(values, positive, 0)
+    negatives = ordered.size - positives.size
+    if not (positives.size and negatives):
+        return math.nan, math.nan
+    below = ordered.searchsorted(positives, "left")
+    # The best threshold is the score of a positive: between two of them only false alarms change.
+    missed = positives.searchsorted(positives, "left")
+    false_alarms = negatives - (below - missed)
+    error = (missed / positives.size + false_alarms / negatives).min() / 2
+    return _area(ordered, positives, below), float(min(error, 0.5))
+
+
+def _sorted(values: NDArray[Any], positive: NDArray[np.bool_], unsorted: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return all values in order, and those of the positives: in order where there are more than `unsorted`."""
     ordered = np.sort(values)
     if ordered.size and ordered[-1] != ordered[-1]:  # a NaN comes last
         refuse_nan(values, "scores")
     positives = values[np.flatnonzero(positive)]
-    negatives = values.size - positives.size
+    if positives.size > unsorted:
+        positives.sort()
+    return ordered, positives
+
+
+def _area(ordered: NDArray[Any], positives: NDArray[Any], below: NDArray[np.int64]) -> float:
+    """Return the AUC; `below` says how many values lie below each positive."""
+    negatives = ordered.size - positives.size
     if not (positives.size and negatives):
         return math.nan
-    if positives.size > LARGE:
-        positives.sort()
-    below_twice = ordered.searchsorted(positives, "left").sum() + ordered.searchsorted(positives, "right").sum()
+    below_twice = below.sum() + ordered.searchsorted(positives, "right").sum()
     # Among themselves the positives win as many comparisons as there are pairs of them.
     return int(below_twice - positives.size**2) / (2 * positives.size * negatives)
 

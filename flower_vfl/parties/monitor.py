@@ -22,10 +22,24 @@ from flower_vfl.protocol.transcript import StepTrace, Transcript
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What the monitor keeps of one party: who scores, and the step that is scored."""
+    """What the monitor keeps of one party, or of several that collude: who scores, and the step that is scored."""
 
+    parties: tuple[str, ...]
     scorer: Scorer
     transcript: Transcript = field(default_factory=Transcript)
+
+    def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return what these parties hold together, (B, D); one alone holds its tensor as it is."""
+        if len(self.parties) == 1:
+            return tensors[self.parties[0]]
+        return torch.cat([tensors[party].flatten(1) for party in self.parties], dim=1)
+
+    def reference(self, references: Mapping[str, Reference]) -> Reference | None:
+        """Return what an oracle tells these parties together; the row is the same for all."""
+        if not references:
+            return None
+        known = [references[party] for party in self.parties]
+        return Reference(known[0].row, {"cut": torch.cat([reference.gradients["cut"] for reference in known])})
 
 
 class LeakageMonitor:
@@ -34,7 +48,7 @@ class LeakageMonitor:
     Parameters
     ----------
     parties : Sequence[str]
-        Feature parties.
+        Feature parties, and groups of them that put together what they see, such as "a+b".
     attacks : Sequence[Attack]
         What is run.
     labels : AuditLabels
@@ -57,9 +71,10 @@ class LeakageMonitor:
         recorder: Recorder,
         every: int,
     ) -> None:
-        def views(metric: str, *, defended: bool) -> dict[str, _View]:
-            return {
-                party: _View(
+        def views(view: str, *, defended: bool) -> list[_View]:
+            return [
+                _View(
+                    tuple(party.split("+")),
                     Scorer(
                         attacks,
                         ["cut"],
@@ -70,14 +85,15 @@ class LeakageMonitor:
                         recorder=recorder,
                         every=every,
                         together=TOGETHER,
-                        metric=metric,
-                    )
+                        view=view,
+                    ),
                 )
                 for party in parties
-            }
+            ]
 
-        self._sent = views("monitor_auc", defended=defended)
-        self._unsent = views("undefended_auc", defended=False) if defended else {}
+        self._sent = views("monitor", defended=defended)
+        self._unsent = views("undefended", defended=False) if defended else []
+        self._every = every
 
     @torch.no_grad()
     def observe(
@@ -106,29 +122,32 @@ class LeakageMonitor:
         references : Mapping[str, Reference]
             What oracle attacks are told, by party.
         """
+        if step % self._every:
+            return
         for seen, tensors in ((self._sent, gradients), (self._unsent, clean)):
-            for party, view in seen.items():
-                view.transcript.record(StepTrace(step, epoch, rows, embeddings[party], {"cut": tensors[party]}))
-                view.scorer.score(view.transcript, references.get(party))
+            for view in seen:
+                trace = StepTrace(step, epoch, rows, view.joined(embeddings), {"cut": view.joined(tensors)})
+                view.transcript.record(trace)
+                view.scorer.score(view.transcript, view.reference(references))
 
     @property
     def latest(self) -> float:
         """The largest leak AUC in one of the last 16 steps; unlike `last`, it costs nothing."""
-        return _largest(view.scorer.latest for view in self._sent.values())
+        return _largest(view.scorer.latest for view in self._sent)
 
     @property
     def last(self) -> float:
         """The largest leak AUC of what was sent in the last step, over parties and attacks."""
-        return _largest(view.scorer.last for view in self._sent.values())
+        return _largest(view.scorer.last for view in self._sent)
 
     @property
     def epoch_q95(self) -> float:
         """The largest 95 % quantile of what was sent in the current epoch, over parties and attacks."""
-        return _largest(view.scorer.epoch_q95 for view in self._sent.values())
+        return _largest(view.scorer.epoch_q95 for view in self._sent)
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry a party and attack for `result.json`."""
-        views = (*self._sent.values(), *self._unsent.values())
+        views = (*self._sent, *self._unsent)
         return [entry for view in views for entry in view.scorer.entries()]
 
 

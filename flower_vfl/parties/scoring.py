@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, SideInformation
 from flower_vfl.errors import ConfigError, ProtocolError
-from flower_vfl.metrics import leak_auc
+from flower_vfl.metrics import separation
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
 from flower_vfl.protocol.schedule import Rows
@@ -236,8 +236,9 @@ class Scorer:
     together : int
         Compare with the labels the scores of so many steps at once, which costs a third: between two steps of training
         nothing that this needs is in the processor's caches.
-    metric : str
-        Name of the values for `recorder`; by default "auc" of an attacker's, "monitor_auc" of the monitor's.
+    view : str
+        What the names of the values for `recorder` begin with, as in "monitor_auc" and "monitor_detection_error"; by
+        default nothing for an attacker's, "monitor" for the monitor's.
     """
 
     def __init__(
@@ -252,10 +253,11 @@ class Scorer:
         recorder: Recorder,
         every: int = 1,
         together: int = 1,
-        metric: str = "",
+        view: str = "",
     ) -> None:
         self._labels, self._recorder, self._every, self._party = labels, recorder, every, party
-        self._metric = metric or ("auc" if source == "attacker" else "monitor_auc")
+        prefix = view or ("" if source == "attacker" else "monitor")
+        self._metrics = [f"{prefix}_{name}".lstrip("_") for name in ("auc", "detection_error")]
         self._warned: set[str] = set()
         self._summaries = [
             (attack, LeakSummary(attack.name, party, layer, attack.params, source=source, defended=defended))
@@ -298,18 +300,19 @@ class Scorer:
         positives = int(np.count_nonzero(labels))
         values = []
         for (attack, summary), found, seen in zip(self._summaries, scored.scores, self._epoch[1], strict=True):
-            value = math.nan if found is None else _measure(*found, labels)
+            value, error = (math.nan, math.nan) if found is None else _measure(*found, labels)
             told = 0 if found is None else len(found[1])
-            summary.add(value, len(labels) - positives, positives - told)
-            self._recorder.add(
-                step=scored.step,
-                epoch=scored.epoch,
-                party=self._party,
-                layer=summary.layer,
-                attack=attack.label,
-                metric=self._metric,
-                value=value,
-            )
+            summary.add(value, len(labels) - positives, positives - told, error)
+            for metric, number in zip(self._metrics, (value, error), strict=True):
+                self._recorder.add(
+                    step=scored.step,
+                    epoch=scored.epoch,
+                    party=self._party,
+                    layer=summary.layer,
+                    attack=attack.label,
+                    metric=metric,
+                    value=number,
+                )
             if not math.isnan(value):
                 seen.append(value)
                 values.append(value)
@@ -373,6 +376,7 @@ class Scorer:
         return [
             {
                 "values": list(summary.values),
+                "errors": list(summary.errors),
                 "one_class_steps": summary.one_class_steps,
                 "class_counts": [[n, p, times] for (n, p), times in summary.class_counts.items()],
             }
@@ -383,14 +387,15 @@ class Scorer:
         """Go on from what `state` returned."""
         for (_, summary), entry in zip(self._summaries, state, strict=True):
             summary.values.extend(entry["values"])
+            summary.errors.extend(entry["errors"])
             summary.one_class_steps = entry["one_class_steps"]
             summary.class_counts.update({(n, p): times for n, p, times in entry["class_counts"]})
 
 
-def _measure(scores: NDArray[Any], left_out: NDArray[np.int64], labels: NDArray[np.bool_]) -> float:
-    """Return the leak AUC over the examples that did not supply the side information."""
+def _measure(scores: NDArray[Any], left_out: NDArray[np.int64], labels: NDArray[np.bool_]) -> tuple[float, float]:
+    """Return leak AUC and detection error over the examples that did not supply the side information."""
     if not left_out.size:
-        return leak_auc(scores, labels)
+        return separation(scores, labels)
     kept = np.ones(len(labels), dtype=bool)
     kept[left_out] = False
-    return leak_auc(scores[kept], labels[kept])
+    return separation(scores[kept], labels[kept])

@@ -25,7 +25,8 @@ class Kept(NoRecorder):
         self.values = []
 
     def add(self, **value):
-        self.values.append(value)
+        if value["metric"].endswith("auc"):
+            self.values.append(value)
 
 
 def scorer_of(*attacks, layers=("cut",), labels=LABELS, every=1):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from flower_vfl.errors import InputError
-from flower_vfl.metrics import ArgumentError, detection_error, leak_auc
+from flower_vfl.metrics import ArgumentError, detection_error, leak_auc, separation
 
 
 @st.composite
@@ -27,6 +27,20 @@ def scored(draw, elements=st.integers(-4, 4) | st.floats(-1e6, 1e6, width=32)): 
 def test_leak_auc_equals_sklearn_with_ties(example):
     scores, labels = example
     assert leak_auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+
+
+@given(scored())
+def test_auc_and_detection_error_together_are_the_two_by_themselves(example):
+    scores, labels = example
+    auc, error = separation(scores, labels)
+    assert auc == leak_auc(scores, labels)
+    assert error == pytest.approx(detection_error(scores, labels), abs=1e-15)
+
+
+def test_auc_and_detection_error_of_one_class_are_unknown_and_a_nan_is_refused():
+    assert all(map(math.isnan, separation([0.1, 0.2], [1, 1])))
+    with pytest.raises(ArgumentError, match="NaN"):
+        separation([0.1, math.nan], [1, 0])
 
 
 @given(scored(st.integers(-1000, 1000)))

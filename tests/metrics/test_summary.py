@@ -15,6 +15,7 @@ CONTRACT = {
     *("attack", "params", "metric", "phase", "source", "defended", "layer", "party", "q95", "q95_null", "mean", "max"),
     *("steps", "one_class_steps", "baseline", "advantage"),
 }
+MORE = {"detection_error_mean", "detection_error_q05"}
 
 
 def filled(values, counts=(90, 10), **facts):
@@ -24,8 +25,8 @@ def filled(values, counts=(90, 10), **facts):
     return leak
 
 
-def test_the_entry_has_exactly_the_keys_of_the_contract():
-    assert set(filled([0.5]).result()) == CONTRACT
+def test_the_entry_has_the_keys_of_the_contract_and_the_detection_error():
+    assert set(filled([0.5]).result()) == CONTRACT | MORE
 
 
 def test_what_was_measured_goes_into_the_entry():
@@ -74,6 +75,17 @@ def test_nothing_measured_is_null_and_the_entry_is_json():
 
 def test_a_metric_other_than_auc_has_no_null():
     assert filled([0.5], metric="accuracy").result()["q95_null"] is None
+
+
+def test_the_detection_error_is_summed_up_by_its_lower_tail():
+    errors = np.random.default_rng(1).random(777) / 2
+    leak = LeakSummary(attack="norm", party="a")
+    for error in errors:
+        leak.add(0.5, 90, 10, error)
+    leak.add(math.nan, 100, 0)
+    entry = leak.result()
+    assert entry["detection_error_q05"] == np.quantile(errors, 0.05, method="inverted_cdf")
+    assert entry["detection_error_mean"] == pytest.approx(errors.mean())
 
 
 def test_a_baseline_goes_into_the_entry():
