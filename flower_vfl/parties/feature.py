@@ -248,8 +248,11 @@ def set_mode(module: nn.Module, *, train: bool) -> None:
 
 
 def frame_limit(schedule: Schedule, shape: tuple[int, ...]) -> int:
-    """Return the most bytes of a frame that carries one batch of embeddings of `shape` (8 bytes a value)."""
+    """Return the most bytes of a frame with one batch of embeddings of `shape`, 8 bytes a value.
+
+    Room for a scale a row, and for one row more whose values have scales of their own: an oracle's clean gradient.
+    """
     values = 1
     for size in shape:
         values *= size
-    return OVERHEAD + 8 * max(schedule.batch_size, schedule.eval_batch_size) * (values + 1)
+    return OVERHEAD + 8 * (max(schedule.batch_size, schedule.eval_batch_size) * (values + 1) + 2 * values)

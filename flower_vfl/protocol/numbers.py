@@ -40,28 +40,40 @@ def compress(frame: Frame, wire_dtype: str) -> Frame:
     return Frame(frame.kind, frame.step, fields, tensors)
 
 
-def expand(frame: Frame) -> Frame:
+def expand(frame: Frame, wire_dtype: str) -> Frame:
     """Undo `compress`: return the frame with its tensors in the number format that they had.
 
     Raises
     ------
     ProtocolError
-        When a tensor claims a format it cannot have had, or a scale is missing, of another shape or format, negative
-        or not finite.
+        When a tensor came in another format than the run's, claims one that it cannot have had, or a scale is missing,
+        of another shape or format, negative or not finite.
     """
     restored = [name for name in frame.tensors if name + _DTYPE in frame.fields and not name.endswith(_SCALE)]
+    _check_format(frame, restored, wire_dtype)
     if not restored:
         return frame
     tensors = {name: tensor for name, tensor in frame.tensors.items() if not name.endswith(_SCALE)}
     for name in restored:
         dtype = DTYPES.get(frame.text(name + _DTYPE))
-        if dtype not in _FULL or tensors[name].dtype not in _WIRE.values():
+        if dtype not in _FULL:
             raise ProtocolError(f"{name!r} claims to have been {frame.fields[name + _DTYPE]!r}")
         tensor = tensors[name].to(dtype)
         if tensors[name].dtype == torch.float16:
             tensor *= _checked_scale(name, tensor, frame.tensors)
         tensors[name] = tensor
     return Frame(frame.kind, frame.step, frame.fields, tensors)
+
+
+def _check_format(frame: Frame, restored: list[str], wire_dtype: str) -> None:
+    """Refuse what `compress` with this format does not write: both sides must round alike, or not at all."""
+    scales = {name + _SCALE for name in restored}
+    for name, tensor in frame.tensors.items():
+        whole = tensor.dtype in _FULL and tensor.dim() > 0 and tensor.numel() > 0 and name not in scales
+        if whole if wire_dtype != "exact" else name in restored:
+            raise ProtocolError(f"{name!r} came as {tensor.dtype}, but the run's transport.wire_dtype is {wire_dtype!r}")
+        if name in restored and tensor.dtype != _WIRE[wire_dtype]:
+            raise ProtocolError(f"{name!r} came as {tensor.dtype}, but the run's transport.wire_dtype is {wire_dtype!r}")
 
 
 def _checked_scale(name: str, tensor: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:

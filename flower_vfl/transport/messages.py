@@ -29,13 +29,13 @@ def bundle(frames: list[Frame], session: str, wire_dtype: str) -> RecordDict:
     return records
 
 
-def unbundle(records: RecordDict, session: str, *, limit: int) -> list[Frame]:
+def unbundle(records: RecordDict, session: str, wire_dtype: str, *, limit: int) -> list[Frame]:
     """Read what `bundle` wrote.
 
     Raises
     ------
     ProtocolError
-        When something is missing, unknown or larger than `limit` bytes a frame.
+        When something is missing, unknown, in another number format or larger than `limit` bytes a frame.
     """
     grouped: dict[int, RecordDict] = {}
     for key, record in records.items():
@@ -48,7 +48,7 @@ def unbundle(records: RecordDict, session: str, *, limit: int) -> list[Frame]:
     for part in grouped.values():
         if _size(part) > limit:
             raise ProtocolError(f"a frame of {_size(part)} bytes came; at most {limit} are allowed here")
-    return [expand(from_records(grouped[index], session)) for index in range(len(grouped))]
+    return [expand(from_records(grouped[index], session), wire_dtype) for index in range(len(grouped))]
 
 
 def _size(records: RecordDict) -> int:
@@ -59,7 +59,7 @@ def _size(records: RecordDict) -> int:
 
 def answer(content: RecordDict, session: str, wire_dtype: str, machine: Machine) -> RecordDict:
     """Let a party's state machine answer all frames of one Flower message (called by the party's handler)."""
-    frames = unbundle(content, session, limit=machine.frame_limit)
+    frames = unbundle(content, session, wire_dtype, limit=machine.frame_limit)
     answers = [machine.handle(frame) for frame in frames]
     return bundle([frame for frame in answers if frame is not None], session, wire_dtype)
 
@@ -103,7 +103,7 @@ class MessagesLink(Link):
             raise PartyError(f"party {self.party!r} failed: {reason(reply)}")
         self.bytes_up += _size(reply.content)
         try:
-            self._frames.extend(unbundle(reply.content, self._session, limit=self.frame_limit))
+            self._frames.extend(unbundle(reply.content, self._session, self._wire_dtype, limit=self.frame_limit))
         except ProtocolError as error:
             raise ProtocolError(f"party {self.party!r}: {error}") from None
         if not self._frames:

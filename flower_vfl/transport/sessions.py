@@ -46,7 +46,7 @@ class _MessagesEndpoint:
     def greet(self, node: int, content: RecordDict) -> None:
         """Take the greeting out of a node's answer to its offer."""
         records = RecordDict({name: record for name, record in content.items() if name != REPLY})
-        greetings = unbundle(records, self._session, limit=OVERHEAD)
+        greetings = unbundle(records, self._session, self._wire_dtype, limit=OVERHEAD)
         if len(greetings) != 1:
             raise ProtocolError(f"node {node} should have sent one greeting, it sent {len(greetings)}")
         self._arrived.append(MessagesLink(node, greetings[0], self._session, self._wire_dtype, self._mailbox))

@@ -56,7 +56,7 @@ class _Wire:
         return encode(to_records(compress(frame, self.wire_dtype), self.session))
 
     def unpack(self, data: bytes, limit: int) -> Frame:
-        return expand(from_records(decode(data, limit=limit), self.session))
+        return expand(from_records(decode(data, limit=limit), self.session), self.wire_dtype)
 
 
 class StreamLink(Link):

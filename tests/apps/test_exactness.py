@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,29 @@ from flower_vfl.nn.digest import weights_digest
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.vertical import schedule_of
 from tests.toys import mixed_data, toy_config, toy_data
+
+
+def rounded(tensor, wire_dtype):
+    """Round as half precision does; float16 in units of each row's largest value."""
+    if wire_dtype == "bfloat16":
+        return tensor.bfloat16().float()
+    values = tensor.numpy()
+    unit = np.abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
+    unit[unit == 0] = 1
+    return torch.from_numpy((values / unit).astype(np.float16).astype(np.float32) * unit)
+
+
+class Wire(torch.autograd.Function):
+    """The cut as a wire that rounds what goes up and what comes down."""
+
+    @staticmethod
+    def forward(ctx, z, wire_dtype):
+        ctx.wire_dtype = wire_dtype
+        return rounded(z, wire_dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return rounded(gradient, ctx.wire_dtype), None
 
 
 def train_joined(config, data, parties, own=""):
@@ -44,6 +68,8 @@ def train_joined(config, data, parties, own=""):
     for step in range(schedule.steps):
         rows = schedule.train_batch(step)
         z = [bottoms[party](*tables[party].train.gather(rows)) for party in bottoms]
+        if config.transport.wire_dtype != "exact":
+            z = [Wire.apply(embedding, config.transport.wire_dtype) for embedding in z]
         if config.model.fusion == "concat":
             fused = torch.cat(z, dim=1)
         else:
@@ -110,6 +136,21 @@ def test_the_number_of_steps_in_flight_changes_the_weights_and_nothing_else_does
     )
     assert three == again
     assert one != three
+
+
+@pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16"])
+def test_half_precision_on_the_wire_rounds_at_the_cut_and_nowhere_else(wire_dtype):
+    data = toy_data(rows=300)
+    found = {}
+    for kind in ("stream", "messages"):
+        config = toy_config(transport={"kind": kind, "wire_dtype": wire_dtype}, attack={"names": ["norm", "cosine"]})
+        found[kind] = run(config, data=lambda _: data).summary
+    expected = train_joined(config, data, data.parties)
+    assert found["stream"]["weights"] == found["messages"]["weights"] == expected
+    assert expected != train_joined(toy_config(), data, data.parties)
+    exact = run(toy_config(transport={"kind": "stream"}), data=lambda _: data).summary
+    assert found["stream"]["cost"]["bytes_up"] < exact["cost"]["bytes_up"]
+    assert all(entry["q95"] > 0.5 for entry in found["stream"]["leakage"])
 
 
 def test_another_seed_gives_other_weights():

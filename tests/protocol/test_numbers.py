@@ -12,7 +12,7 @@ from flower_vfl.protocol.numbers import compress, expand
 
 def there_and_back(tensor, wire_dtype):
     sent = compress(Frame(Kind.STEP, 3, {"gradient_of": 2}, {"g": tensor}), wire_dtype)
-    return expand(from_records(to_records(sent, "s"), "s")).tensors["g"]
+    return expand(from_records(to_records(sent, "s"), "s"), wire_dtype).tensors["g"]
 
 
 def relative_error(tensor, found):
@@ -79,7 +79,7 @@ def test_half_precision_halves_the_bytes():
 def test_exact_leaves_the_frame_as_it_is():
     frame = Frame(Kind.STEP, 1, {"a": 1}, {"g": torch.tensor([[1e-42, 1.0]])})
     assert compress(frame, "exact") is frame
-    assert expand(frame) is frame
+    assert expand(frame, "exact") is frame
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float16, torch.bfloat16])
@@ -97,7 +97,18 @@ def test_a_value_that_is_not_finite_is_never_made_finite(value, wire_dtype):
     tensor[1, 2] = value
     sent = compress(Frame(Kind.STEP, tensors={"g": tensor}), wire_dtype)
     with pytest.raises(ProtocolError):
-        expand(sent).tensor("g", shape=(3, 4), dtype=torch.float32)
+        expand(sent, wire_dtype).tensor("g", shape=(3, 4), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("agreed", ["exact", "float16", "bfloat16"])
+@pytest.mark.parametrize("used", ["exact", "float16", "bfloat16"])
+def test_another_number_format_than_the_runs_is_refused(agreed, used):
+    sent = compress(Frame(Kind.STEP, tensors={"g": torch.ones(2, 3)}), used)
+    if agreed == used:
+        assert torch.equal(expand(sent, agreed).tensors["g"], torch.ones(2, 3))
+    else:
+        with pytest.raises(ProtocolError, match=f"wire_dtype is '{agreed}'"):
+            expand(sent, agreed)
 
 
 def hostile(scale, *, tensor=None, claim="float32"):
@@ -124,32 +135,32 @@ def hostile(scale, *, tensor=None, claim="float32"):
     ids=str,
 )
 def test_hostile_scales_are_refused(scale):
-    assert expand(hostile(torch.tensor([2.0, 3.0]))).tensors["g"].tolist() == [[2.0] * 3, [3.0] * 3]
+    assert expand(hostile(torch.tensor([2.0, 3.0])), "float16").tensors["g"].tolist() == [[2.0] * 3, [3.0] * 3]
     with pytest.raises(ProtocolError, match="scale"):
-        expand(hostile(scale))
+        expand(hostile(scale), "float16")
 
 
 @pytest.mark.parametrize("claim", ["int64", "uint8", "float16", "object", "", 3])
 def test_a_claim_to_have_been_something_else_is_refused(claim):
     with pytest.raises(ProtocolError):
-        expand(hostile(torch.ones(2), claim=claim))
+        expand(hostile(torch.ones(2), claim=claim), "float16")
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32, torch.float64])
 def test_only_half_precision_is_expanded(dtype):
     with pytest.raises(ProtocolError):
-        expand(hostile(torch.ones(2), tensor=torch.ones(2, 3, dtype=dtype)))
+        expand(hostile(torch.ones(2), tensor=torch.ones(2, 3, dtype=dtype)), "float16")
 
 
 def test_a_scale_for_a_single_number_and_a_scale_of_a_scale_are_refused_or_ignored():
     with pytest.raises(ProtocolError):
-        expand(hostile(torch.ones(1), tensor=torch.tensor(1.0, dtype=torch.float16)))
+        expand(hostile(torch.ones(1), tensor=torch.tensor(1.0, dtype=torch.float16)), "float16")
     half = torch.ones(2, dtype=torch.float16)
     frame = Frame(Kind.STEP, fields={"g.scale.dtype": "float32"}, tensors={"g.scale": half})
-    assert expand(frame).tensors["g.scale"].dtype == torch.float16
+    assert expand(frame, "float16").tensors["g.scale"].dtype == torch.float16
 
 
 def test_a_scale_that_makes_values_infinite_is_found_by_the_check_of_the_tensor():
     frame = hostile(torch.tensor([3e38, 1.0]), tensor=torch.full((2, 3), 60_000.0, dtype=torch.float16))
     with pytest.raises(ProtocolError, match="not finite"):
-        expand(frame).tensor("g", shape=(2, 3), dtype=torch.float32)
+        expand(frame, "float16").tensor("g", shape=(2, 3), dtype=torch.float32)

@@ -43,7 +43,7 @@ def test_as_many_frames_as_are_under_way_share_one_flower_message(sessions, ahea
 @settings(max_examples=30, deadline=None)
 def test_a_bundle_gives_its_frames_back_in_their_order(steps):
     frames = [Frame(Kind.STEP, step, {"n": step}, {"g": torch.full((1, 2), float(step))}) for step in steps]
-    found = unbundle(bundle(frames, "s", "exact"), "s", limit=OVERHEAD)
+    found = unbundle(bundle(frames, "s", "exact"), "s", "exact", limit=OVERHEAD)
     assert [frame.step for frame in found] == steps
     assert all(torch.equal(one.tensors["g"], two.tensors["g"]) for one, two in zip(frames, found, strict=True))
 
@@ -51,7 +51,7 @@ def test_a_bundle_gives_its_frames_back_in_their_order(steps):
 def test_records_that_come_in_another_order_are_the_same_frames():
     records = bundle([FRAME, Frame(Kind.FINISH)], "s", "exact")
     shuffled = RecordDict({name: records[name] for name in sorted(records, reverse=True)})
-    assert [frame.kind for frame in unbundle(shuffled, "s", limit=OVERHEAD)] == [Kind.STEP, Kind.FINISH]
+    assert [frame.kind for frame in unbundle(shuffled, "s", "exact", limit=OVERHEAD)] == [Kind.STEP, Kind.FINISH]
 
 
 def without(records, name):
@@ -71,35 +71,35 @@ ODD_NAMES = ["header", ".header", "x.header", "-1.header", "00.header", "².head
 def test_a_record_with_an_unknown_name_is_refused(new):
     records = renamed(bundle([FRAME], "s", "exact"), "0.header", new)
     with pytest.raises(ProtocolError):
-        unbundle(records, "s", limit=OVERHEAD)
+        unbundle(records, "s", "exact", limit=OVERHEAD)
 
 
 def test_missing_records_and_missing_frames_are_refused():
     records = bundle([FRAME, FRAME, FRAME], "s", "exact")
     for name in list(records):
         with pytest.raises(ProtocolError):
-            unbundle(without(records, name), "s", limit=OVERHEAD)
+            unbundle(without(records, name), "s", "exact", limit=OVERHEAD)
     with pytest.raises(ProtocolError, match="frames of a message are missing"):
-        unbundle(without(without(records, "1.header"), "1.tensors"), "s", limit=OVERHEAD)
+        unbundle(without(without(records, "1.header"), "1.tensors"), "s", "exact", limit=OVERHEAD)
 
 
 def test_a_record_of_the_wrong_kind_is_refused():
     for name, record in (("0.header", ArrayRecord({})), ("0.tensors", ConfigRecord({}))):
         with pytest.raises(ProtocolError):
-            unbundle(RecordDict({**bundle([FRAME], "s", "exact"), name: record}), "s", limit=OVERHEAD)
+            unbundle(RecordDict({**bundle([FRAME], "s", "exact"), name: record}), "s", "exact", limit=OVERHEAD)
 
 
 def test_frames_of_another_session_are_refused():
     with pytest.raises(ProtocolError, match="another session"):
-        unbundle(bundle([FRAME], "s", "exact"), "t", limit=OVERHEAD)
+        unbundle(bundle([FRAME], "s", "exact"), "t", "exact", limit=OVERHEAD)
 
 
 def test_the_limit_holds_for_each_frame_of_a_message():
     size = FRAME.nbytes
     records = bundle([FRAME] * 5, "s", "exact")
-    assert len(unbundle(records, "s", limit=size)) == 5
+    assert len(unbundle(records, "s", "exact", limit=size)) == 5
     with pytest.raises(ProtocolError, match=f"a frame of {size} bytes came; at most {size - 1}"):
-        unbundle(records, "s", limit=size - 1)
+        unbundle(records, "s", "exact", limit=size - 1)
 
 
 @given(st.dictionaries(st.text(max_size=12) | st.sampled_from(["0.header", "0.tensors"]), st.booleans(), max_size=5))
@@ -109,10 +109,10 @@ def test_any_records_are_a_protocol_error_or_nothing(names):
         {name: ConfigRecord({}) if is_config else ArrayRecord({}) for name, is_config in names.items()}
     )
     if not names:
-        assert unbundle(records, "s", limit=OVERHEAD) == []
+        assert unbundle(records, "s", "exact", limit=OVERHEAD) == []
         return
     with pytest.raises(ProtocolError):
-        unbundle(records, "s", limit=OVERHEAD)
+        unbundle(records, "s", "exact", limit=OVERHEAD)
 
 
 def test_a_party_that_answers_nothing_is_named_at_once(sessions):
