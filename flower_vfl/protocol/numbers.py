@@ -67,13 +67,11 @@ def expand(frame: Frame, wire_dtype: str) -> Frame:
 
 def _check_format(frame: Frame, restored: list[str], wire_dtype: str) -> None:
     """Refuse what `compress` with this format does not write: both sides must round alike, or not at all."""
-    scales = {name + _SCALE for name in restored}
+    scales, half = {name + _SCALE for name in restored}, _WIRE.get(wire_dtype)
     for name, tensor in frame.tensors.items():
         whole = tensor.dtype in _FULL and tensor.dim() > 0 and tensor.numel() > 0 and name not in scales
-        if whole if wire_dtype != "exact" else name in restored:
-            raise ProtocolError(f"{name!r} came as {tensor.dtype}, but the run's transport.wire_dtype is {wire_dtype!r}")
-        if name in restored and tensor.dtype != _WIRE[wire_dtype]:
-            raise ProtocolError(f"{name!r} came as {tensor.dtype}, but the run's transport.wire_dtype is {wire_dtype!r}")
+        if tensor.dtype != half if name in restored else whole and half:
+            raise ProtocolError(f"{name!r} came as {tensor.dtype}; the run's transport.wire_dtype is {wire_dtype!r}")
 
 
 def _checked_scale(name: str, tensor: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
