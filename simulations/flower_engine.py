@@ -119,6 +119,7 @@ def super_link(home: Path, environment: dict[str, str]) -> Iterator[str]:
         f'[superlink]\ndefault = "{_NAME}"\n\n[superlink.{_NAME}]\naddress = "{address}"\ninsecure = true\n',
         encoding="utf8",
     )
+    environment = {**environment, "GRPC_ENABLE_FORK_SUPPORT": "0"}  # docs/decisions/0007
     command = [tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--control-api-address", f"127.0.0.1:{control}"]
     log = (home / "superlink.log").open("wb")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from flower_vfl.tracking import StepLog, make_sink
 _log = logging.getLogger(__name__)
 
 ResultCallback = Callable[[RunResult], None]
+_RAY_SECONDS = 60.0
 
 
 class _Journal(Observer):
@@ -187,10 +190,26 @@ def make_server_app(
             journal.log = _open_journal(folder, settings)
             strategy.base.offer = {"out": str(folder.path)} if simulation else {}
             _log.info("results go to %s", folder.path)
+        if simulation and not isinstance(grid, LocalGrid):
+            _wait_for_ray()
         with torch_threads(settings.threads):
             _train(grid, strategy, describe_data(dataset, labels), folder, journal, on_result)
 
     return app
+
+
+def _wait_for_ray() -> None:
+    """Wait until Flower's simulation, which runs this app in a thread, has started Ray.
+
+    Ray forks, and a process that forks while threads of a gRPC server are busy loses one child in fifty: the simulation
+    then ends with "the current node timed out during startup" (docs/decisions/0007). So the session endpoint waits.
+    """
+    deadline = time.monotonic() + _RAY_SECONDS
+    while time.monotonic() < deadline:
+        ray = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
+            return
+        time.sleep(0.02)
 
 
 def _log_as_flower_does() -> None:

@@ -1,0 +1,55 @@
+"""The ServerApp in Flower's simulation runtime."""
+
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from flower_vfl.apps import server
+
+FORKING = """
+import os, subprocess, threading, time
+from concurrent import futures
+import grpc
+
+def serve():
+    while True:
+        endpoint = grpc.server(futures.ThreadPoolExecutor(4))
+        port = endpoint.add_insecure_port("127.0.0.1:0")
+        endpoint.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            try:
+                channel.unary_unary("/x/y")(b"", timeout=0.2)
+            except grpc.RpcError:
+                pass
+        endpoint.stop(0)
+
+threading.Thread(target=serve, daemon=True).start()
+end = time.monotonic() + 5
+codes = {subprocess.Popen(["true"], preexec_fn=lambda: None).wait() for _ in iter(lambda: time.monotonic() < end, False)}
+os.write(1, repr(codes).encode())
+os._exit(0)
+"""
+
+
+def test_training_waits_until_ray_has_started(monkeypatch):
+    answers = iter([False, False, True])
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: next(answers)))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    server._wait_for_ray()
+    assert next(answers, "asked no more") == "asked no more"
+
+
+def test_a_simulation_that_needs_no_ray_goes_on_after_a_while(monkeypatch):
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(server, "_RAY_SECONDS", 0.05)
+    server._wait_for_ray()
+
+
+@pytest.mark.slow
+def test_no_process_dies_in_a_fork_where_grpc_has_no_fork_handlers(monkeypatch):
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "{0}"
