@@ -285,7 +285,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def report(name: str, *, target: str, met: bool, quick: bool, **measured: Any) -> None:
+def report(name: str, *, target: str, met: bool | dict[str, bool], quick: bool, **measured: Any) -> None:
     """Print the JSON line."""
     import torch
 

@@ -29,7 +29,7 @@ from flower_vfl.transport.sessions import OFFER
 _spawn = multiprocessing.get_context("spawn")
 
 
-def preset(quick: bool, **sections: dict[str, Any]) -> Config:
+def preset(quick: bool, **sections: Any) -> Config:
     """Return the census preset for many epochs; for a smoke run, generated data of a size that needs no download."""
     values: dict[str, Any] = load_config("census").model_dump()
     if quick:
@@ -39,7 +39,7 @@ def preset(quick: bool, **sections: dict[str, Any]) -> Config:
     # A constant rate needs no scheduler in the plain loop; benchmarks end long before the epochs do.
     values["training"] |= {"epochs": 10_000, "schedule": "constant"}
     for section, content in sections.items():
-        values[section] = {**values[section], **content}
+        values[section] = {**values[section], **content} if isinstance(content, dict) else content
     return build_config(values)
 
 

@@ -1,4 +1,4 @@
-"""(f) Marvell's optimal noise against a general-purpose optimizer, and what the defenses that draw noise cost.
+"""(h) Marvell's optimal noise against a general-purpose optimizer, and what the defenses that draw noise cost.
 
 Problems are those of training (variances, distances and powers within a few orders of magnitude, widths 32 to 1600).
 The other side is scipy's SLSQP on the same convex problem in the logarithms of the four variances, with exact

@@ -45,6 +45,8 @@ class Outcome:
         Time in all, computing at the label party, and waiting for answers.
     bytes_up, bytes_down : int
         Bytes of frames handed to the transport.
+    logged : dict[str, float]
+        What the defenses' hooks logged, such as "marvell.fallback", summed over the steps.
     stopped : str
         Why training ended: "finished", "early stopping" or "leak limit".
     leakage : list[dict[str, Any]]
@@ -62,6 +64,7 @@ class Outcome:
     seconds_wait: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    logged: dict[str, float] = field(default_factory=dict)
     stopped: str = ""
     leakage: list[dict[str, Any]] = field(default_factory=list)
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -189,6 +192,8 @@ class Training:
                 step, epoch, done.rows, embeddings, done.gradients, clean=done.clean, references=references
             )
             leak = self._monitor.latest
+        for metric, value in done.log.items():
+            self.outcome.logged[metric] = self.outcome.logged.get(metric, 0.0) + value
         for metric, value in {"train_loss": done.loss, **done.log}.items():
             self._log(step, epoch, metric, value)
         self._observer.on_step(step, epoch, done.loss, leak)

@@ -20,7 +20,13 @@ def last_line(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["inproc.py", "stream.py", "watching.py", "table_size.py", "vocabulary.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("inproc.py", "stream.py", "watching.py", "table_size.py", "vocabulary.py"),
+        *("methods.py", "optimal_noise.py"),
+    ],
+)
 def test_a_benchmark_prints_what_it_measured_beside_its_target(name):
     line = last_line(name)
     assert line["benchmark"] == name.removesuffix(".py")

@@ -103,6 +103,7 @@ def summarise(
         "dataset": data,
         "parties": {"features": list(strategy.base.parties), "label_features": strategy.base.table is not None},
         "defenses": defenses,
+        "log": {name: _number(total / max(1, outcome.steps)) for name, total in outcome.logged.items()},
         "utility": {"last": _utility(last), "best": _utility(outcome.best)},
         "leakage": outcome.leakage,
         "cost": {

@@ -1,4 +1,4 @@
-"""The ServerApp in Flower's simulation runtime."""
+"""The ServerApp: what it leaves, and how it fits into Flower's simulation runtime."""
 
 import subprocess
 import sys
@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flower_vfl.apps import server
+from flower_vfl.apps import run, server
+from tests.toys import toy_config, toy_data
 
 FORKING = """
 import os, subprocess, threading, time
@@ -53,3 +54,17 @@ def test_no_process_dies_in_a_fork_where_grpc_has_no_fork_handlers(monkeypatch):
     monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "{0}"
+
+
+def test_the_result_tells_the_mean_of_what_defenses_logged():
+    data, config = toy_data(rows=200), toy_config(defenses=[{"name": "marvell", "s": 1.0}], training={"batch_size": 2})
+    values = {}
+
+    class Kept(server.Observer):
+        def add(self, *, metric, value, **_):
+            values.setdefault(metric, []).append(value)
+
+    result = run(config, data=lambda _: data, observers=(Kept(),)).summary
+    assert 0 < result["log"]["marvell.fallback"] < 1
+    for name in ("marvell.fallback", "marvell.noise_power", "marvell.auc_bound"):
+        assert result["log"][name] == pytest.approx(sum(values[name]) / len(values[name]))

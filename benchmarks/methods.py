@@ -1,0 +1,49 @@
+"""(g) What attacks and defenses add to a training step, each against the same run without any.
+
+Census preset, batches of 1,024, `inproc`, one torch thread, evaluation excluded. Attacks look at the cut and at the
+first layer, without the label party's monitor; what the monitor adds is reported beside. Targets: all attacks but
+direction count together at most 15 %, direction count alone at most 30 %, each defense at most 10 %.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness import arguments, compare, report
+from lanes import preset, split
+
+CHEAP = ["norm", "cosine", "inner_product", "hint(k=5)"]
+TARGETS = {"attacks": 1.15, "direction_count": 1.3, "iso": 1.1, "max_norm": 1.1, "marvell": 1.1}
+
+
+def main() -> None:
+    """Measure and report."""
+    quick = arguments(__doc__).quick
+
+    def without_attacks(**sections: Any) -> Any:
+        return preset(quick, **({"attack": {"names": []}} | sections))
+
+    configs = {
+        "none": without_attacks(),
+        "attacks": preset(quick, attack={"names": CHEAP, "monitor": False}),
+        "attacks_and_monitor": preset(quick, attack={"names": CHEAP}),
+        "direction_count": preset(quick, attack={"names": ["direction_count"], "monitor": False}),
+        **{name: without_attacks(defenses=[{"name": name}]) for name in ("iso", "max_norm", "marvell")},
+    }
+    size = {"starts": 1, "blocks": 2, "steps": 5} if quick else {"starts": 4, "blocks": 24, "steps": 20}
+    measured = compare([(name, split, config) for name, config in configs.items()], **size)
+    times = dict(zip(configs, measured.times, strict=True))
+    ratios = {name: lane.over(times["none"]) for name, lane in times.items() if name != "none"}
+    report(
+        "methods",
+        target=", ".join(f"{name} <= {limit}" for name, limit in TARGETS.items()),
+        met={name: ratios[name].median <= limit for name, limit in TARGETS.items()},
+        quick=quick,
+        ratios={name: ratio.describe() for name, ratio in ratios.items()},
+        ratios_of_cpu={name: times[name].cpu_over(times["none"]).median for name in ratios},
+        step_ms=times["none"].milliseconds,
+    )
+
+
+if __name__ == "__main__":
+    main()
