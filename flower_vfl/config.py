@@ -7,7 +7,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +20,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
 
 Value = str | int | float | bool
+ALL = "all"
 
 
 def _require_plain(value: Any) -> None:
@@ -65,8 +66,8 @@ class PartiesConfig(_Section):
     label_features: bool = Field(default=True, description="the label party's own columns are used, if it has any")
     attackers: list[str] = Field(default_factory=list, description="feature parties that also look; empty: all of them")
     colluding: list[str] = Field(
-        default_factory=list,
-        description='feature parties that put together what they see, e.g. "a+b"; the monitor attacks each such group',
+        default_factory=lambda: [ALL],
+        description='groups that put together what they see, e.g. "a+b", attacked by the monitor; "all": all attackers',
     )
 
     @field_validator("features", "attackers")
@@ -83,7 +84,7 @@ class PartiesConfig(_Section):
     @classmethod
     def _groups(cls, groups: list[str]) -> list[str]:
         for group in groups:
-            if len(cls._names(group.split("+"))) < 2:
+            if group != ALL and len(cls._names(group.split("+"))) < 2:
                 raise ValueError(f'{group!r} is no group of parties: join two or more names with "+", as in "a+b"')
         if len({frozenset(group.split("+")) for group in groups}) != len(groups):
             raise ValueError("a group is named twice")
@@ -92,10 +93,23 @@ class PartiesConfig(_Section):
     @property
     def named(self) -> dict[str, list[str]]:
         """The feature parties that `attackers` and `colluding` speak of, by the key that names them."""
+        groups = [group for group in self.colluding if group != ALL]
         return {
             "parties.attackers": self.attackers,
-            "parties.colluding": [name for group in self.colluding for name in group.split("+")],
+            "parties.colluding": [name for group in groups for name in group.split("+")],
         }
+
+    def coalitions(self, features: Sequence[str]) -> list[str]:
+        """Return the groups of two and more that collude, in a run with these feature parties.
+
+        Examples
+        --------
+        >>> PartiesConfig().coalitions(["a", "b", "c"])
+        ['a+b+c']
+        """
+        everybody = self.attackers or list(features)
+        found = ["+".join(everybody) if group == ALL else group for group in self.colluding]
+        return list(dict.fromkeys(group for group in found if "+" in group))
 
 
 class ModelConfig(_Section):
@@ -153,7 +167,10 @@ class AttackConfig(_Section):
     monitor: bool = Field(default=True, description="the label party attacks its own outgoing messages")
     audit: bool = Field(default=True, description="in a simulation, true labels go to the attackers' scorers")
     max_leak: float = Field(
-        default=1.0, gt=0.5, le=1.0, description="limit of the monitor's q95 leak AUC of an epoch; 1: off"
+        default=1.0,
+        gt=0.5,
+        le=1.0,
+        description="limit of the monitor's q95 leak AUC of an epoch, oracle attacks included; 1: off",
     )
     on_leak: Literal["stop", "warn"] = Field(default="stop", description="what happens when the limit is passed")
 
@@ -241,7 +258,7 @@ class Config(_Section):
                     f"{key} names {', '.join(sorted(strangers))}; "
                     f"parties.features has {', '.join(self.parties.features)}"
                 )
-        if self.parties.colluding and not self.attack.monitor:
+        if self.parties.named["parties.colluding"] and not self.attack.monitor:
             raise ValueError("parties.colluding is measured by the monitor: set attack.monitor to true")
         return self
 

@@ -16,8 +16,17 @@ from flower_vfl.reports import render
 from flower_vfl.terminal import console
 
 DEMO_PRESET = "census"
-DEMO_DEFENSES = {"none": "", "iso-t25": "iso(t=25.0)"}
-"""The demo's runs: no defense, and isotropic noise at the authors' ratio 5."""
+DEMO_ATTACKS = "norm,cosine"
+DEMO_DEFENSES = {
+    "none": "",
+    "iso-t1": "iso(t=1.0)",
+    "iso-t25": "iso(t=25.0)",
+    "max-norm": "max_norm",
+    "marvell-s1": "marvell(s=1.0)",
+    "marvell-s4": "marvell(s=4.0)",
+    "marvell-s25": "marvell(s=25.0)",
+}
+"""The demo's runs: no defense, and each defense at a few of the strengths that the papers use."""
 
 
 def run_here(config: Config, out: Path, *, title: str, alone: bool = False) -> dict[str, Any]:
@@ -61,24 +70,24 @@ def write_alone(out: Path, aucs: dict[str, float]) -> None:
 
 
 def run_demo(out: Path, overrides: dict[str, str]) -> list[dict[str, Any]]:
-    """Train with and without a defense while one party attacks, compare and report."""
+    """Train without a defense and with each, while one party attacks; compare and report."""
     out = out.expanduser().absolute()
     check_free(out)
-    plain = load_config(DEMO_PRESET, overrides)
-    aucs: dict[str, float] | None = None
+    plain = load_config(DEMO_PRESET, {"attack.names": DEMO_ATTACKS, **overrides})
+    alone: dict[str, float] = {}
     summaries: list[dict[str, Any]] = []
-    folders: list[Path] = []
-    for name, defenses in DEMO_DEFENSES.items():
-        config = build_config({**plain.model_dump(), "defenses": parse_defenses(defenses)})
-        folder = out / name
-        folders.append(folder)
-        run_here(config, folder, title=name)
-        aucs = aucs if aucs is not None else alone_aucs(plain)
-        write_alone(folder, aucs)
-        render([folder])
-        summaries.append({"run": name, **read_result(folder)})
-        write_json_atomic(out / "summary.json", summaries)
-    render(folders, out / "report.html")
+    try:
+        for name, defenses in DEMO_DEFENSES.items():
+            config = build_config({**plain.model_dump(), "defenses": parse_defenses(defenses)})
+            run_here(config, out / name, title=name)
+            alone = alone or alone_aucs(plain)
+            write_alone(out / name, alone)
+            render([out / name])
+            summaries.append({"run": name, **read_result(out / name)})
+            write_json_atomic(out / "summary.json", summaries)
+    finally:
+        if summaries:  # an interrupted demo compares what it has
+            render([out / summary["run"] for summary in summaries], out / "report.html")
     return summaries
 
 

@@ -360,7 +360,7 @@ def _build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:
     if not base.attacks or not attack.monitor:
         return None
     return LeakageMonitor(
-        [*base.parties, *base.config.parties.colluding],
+        [*base.parties, *base.config.parties.coalitions(base.parties)],
         base.attacks,
         AuditLabels.of(base.labels.train),
         defended=bool(strategy.chain()),

@@ -48,7 +48,7 @@ def configs(draw):
             "features": features,
             "label_features": draw(st.booleans()),
             "attackers": draw(st.lists(st.sampled_from(features), unique=True)) if features else [],
-            "colluding": ["+".join(features)] if len(features) > 1 else [],
+            "colluding": draw(st.sampled_from([["all"], [], ["+".join(features)] if len(features) > 1 else []])),
         },
         "model": draw(table(cut=st.integers(1, 65536), bottom=WIDTHS, top=WIDTHS, dropout=st.floats(0, 0.99))),
         "training": draw(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from flower_vfl.apps import run, server
+from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
 
 FORKING = """
@@ -29,7 +30,9 @@ def serve():
 
 threading.Thread(target=serve, daemon=True).start()
 end = time.monotonic() + 5
-codes = {subprocess.Popen(["true"], preexec_fn=lambda: None).wait() for _ in iter(lambda: time.monotonic() < end, False)}
+codes = set()
+while time.monotonic() < end:
+    codes.add(subprocess.Popen(["true"], preexec_fn=lambda: None).wait())
 os.write(1, repr(codes).encode())
 os._exit(0)
 """
@@ -56,15 +59,10 @@ def test_no_process_dies_in_a_fork_where_grpc_has_no_fork_handlers(monkeypatch):
     assert done.stdout == "{0}"
 
 
-def test_the_result_tells_the_mean_of_what_defenses_logged():
+def test_the_result_tells_the_mean_of_what_defenses_logged(tmp_path):
     data, config = toy_data(rows=200), toy_config(defenses=[{"name": "marvell", "s": 1.0}], training={"batch_size": 2})
-    values = {}
-
-    class Kept(server.Observer):
-        def add(self, *, metric, value, **_):
-            values.setdefault(metric, []).append(value)
-
-    result = run(config, data=lambda _: data, observers=(Kept(),)).summary
+    result = run(config, data=lambda _: data, out=tmp_path / "run").summary
     assert 0 < result["log"]["marvell.fallback"] < 1
+    steps = read_steps(tmp_path / "run").to_pandas()
     for name in ("marvell.fallback", "marvell.noise_power", "marvell.auc_bound"):
-        assert result["log"][name] == pytest.approx(sum(values[name]) / len(values[name]))
+        assert result["log"][name] == pytest.approx(steps["value"][steps["metric"] == name].mean())

