@@ -88,7 +88,7 @@ def solve(u: float, v: float, d: float, g: float, p: float, power: float) -> tup
     if top <= 0.0 and rest <= 0.0:
         return 0.0, 0.0, 0.0, 0.0, 0.0
     # A power of two, so that dividing by it is exact; squares of the quotients neither overflow nor vanish.
-    unit = max(_power_of_two(top), _power_of_two(rest) * 2.0**-400)
+    unit = max(_power_of_two(top), _power_of_two(rest) * 2.0**-400) or _power_of_two(rest)
     u, v, g, power = u / unit, v / unit, g / unit, power / unit
     if u <= v:
         q, q_low = two_sum(1.0, -p)

@@ -53,8 +53,9 @@ def solve(u: Tensor, v: Tensor, d: Tensor, g: Tensor, p: Tensor, power: Tensor) 
 
 
 def _solve(u: Tensor, v: Tensor, d: Tensor, g: Tensor, p: Tensor, power: Tensor) -> tuple[Tensor, ...]:
-    unit = torch.maximum(_power_of_two(torch.maximum(u, v)), _power_of_two(torch.maximum(g, power)) * 2.0**-400)
-    unit = torch.where(unit > 0.0, unit, 1.0)
+    rest = _power_of_two(torch.maximum(g, power))
+    unit = torch.maximum(_power_of_two(torch.maximum(u, v)), rest * 2.0**-400)
+    unit = torch.where(unit > 0.0, unit, torch.where(rest > 0.0, rest, 1.0))
     u, v, g, power = u / unit, v / unit, g / unit, power / unit
     swap = u > v
     q, q_low = two_sum(torch.ones_like(p), -p)

@@ -69,7 +69,9 @@ def test_a_simulated_run_scores_every_attack_at_every_layer_and_at_the_monitor(k
         ("monitor", True, "cut"),
         ("monitor", False, "cut"),
     ]
-    assert set(entries) == {(*view, label, party) for view in views for label in ALL for party in "ab"}
+    expected = {(*view, label, party) for view in views for label in ALL for party in "ab"}
+    expected |= {(*view, label, "a+b") for view in views[2:] for label in ALL}
+    assert set(entries) == expected
     assert all(entry["steps"] == 5 and entry["q95"] is not None for entry in entries.values())
     for party, label in itertools.product("ab", ALL):
         seen, sent = (entries[source, True, "cut", label, party] for source in ("attacker", "monitor"))

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
@@ -172,6 +172,8 @@ def test_all_the_power_is_spent_where_the_means_differ(problem):
 
 @settings(max_examples=150, deadline=None)
 @given(problems(), st.integers(-850, 850))
+@example((0.0, 0.0, 1, 1.0, 0.5, 0.0), -675)
+@example((0.0, 0.0, 3, 1.0, 0.5, 2.0), -675)
 def test_a_change_of_scale_changes_nothing_but_the_scale(problem, exponent):
     u, v, d, g, p, power = problem
     noise, scale = optimal_noise(*problem), 2.0**exponent
