@@ -91,6 +91,14 @@ def report(folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help=
 
 
 @app.command()
+def methods() -> None:
+    """List the attacks and defenses that a run can name: built-in ones and those of other installed packages."""
+    from flower_vfl.simulations.tables import print_methods
+
+    print_methods()
+
+
+@app.command()
 def doctor() -> None:
     """Say what of this machine is usable and what is missing."""
     from flower_vfl.simulations.doctor import examine

@@ -1,14 +1,39 @@
-"""Names and what they stand for: one lookup and one error text for data sets, attacks, defenses and config keys."""
+"""Names and what they stand for: one lookup and one error text for data sets, attacks, defenses and config keys.
+
+Attacks and defenses may also come from other installed packages: by an entry point under a short name, or as
+`module:Class`. Nothing of another package is imported before it is named or listed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TypeVar
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, FlowerVflError
 
 T = TypeVar("T")
+
+BUILT_IN = "built-in"
+METHOD_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+"""What the `name` of an attack or a defense looks like."""
+
+_PART = r"(?!__)[A-Za-z_]\w*"
+_REFERENCE = re.compile(rf"{_PART}(\.{_PART})*:{_PART}(\.{_PART})*", re.ASCII)
+_OURS = "flower_vfl"
+
+
+class Named(Protocol):
+    """A method: what configs and results call it is an attribute of its class."""
+
+    name: ClassVar[str]
+
+
+M = TypeVar("M", bound=Named)
 
 
 def suggestion(name: str, choices: Iterable[str]) -> str:
@@ -37,3 +62,204 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
         return table[name]
     except KeyError:
         raise ConfigError(f"there is no {kind} named {name!r}; {suggestion(name, table)}") from None
+
+
+def from_elsewhere(method: type) -> dict[str, str]:
+    """Return what a result adds about a method that is not built-in: its class.
+
+    Examples
+    --------
+    >>> from fractions import Fraction
+    >>> from_elsewhere(Fraction), from_elsewhere(Methods)
+    ({'class': 'fractions:Fraction'}, {})
+    """
+    ours = method.__module__.partition(".")[0] == _OURS
+    return {} if ours else {"class": f"{method.__module__}:{method.__qualname__}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Generic[M]):
+    """A method that can be named in a configuration, or what is wrong with it.
+
+    Attributes
+    ----------
+    name
+        What a configuration calls it.
+    source
+        "built-in", or the distribution that has it, with its version.
+    method
+        The class; None where it cannot be loaded.
+    problem
+        Why it cannot be used; empty for one that can.
+    """
+
+    name: str
+    source: str
+    method: type[M] | None
+    problem: str = ""
+
+
+class Methods(Generic[M]):
+    """All methods of one kind that a configuration can name: built-in ones and those of other installed packages.
+
+    Parameters
+    ----------
+    kind : str
+        "attack" or "defense", for messages.
+    group : str
+        Entry-point group in which other packages declare theirs.
+    base : type
+        What they must subclass.
+    builtin : Mapping[str, type]
+        The built-in ones by name.
+    """
+
+    def __init__(self, kind: str, group: str, base: type[M], builtin: Mapping[str, type[M]]) -> None:
+        self.kind, self.group, self.builtin = kind, group, builtin
+        self._base = base
+
+    def find(self, given: str) -> type[M]:
+        """Return the class that a name or a `module:Class` means.
+
+        Raises
+        ------
+        ConfigError
+            For a name that nobody or more than one package has, and for what cannot be loaded or is no such method.
+        """
+        if ":" in given:
+            return self._referenced(given)
+        declared = self._declared()
+        clash = self._clash(given, declared)
+        if clash:
+            raise ConfigError(clash)
+        if given in self.builtin:
+            return self.builtin[given]
+        if given in declared:
+            return self._of_entry(declared[given][0])
+        known = {*self.builtin, *declared}
+        raise ConfigError(
+            f"there is no {self.kind} named {given!r}; {suggestion(given, known)}, or module:Class of what is installed"
+        )
+
+    def find_all(self, given: Iterable[str]) -> list[type[M]]:
+        """Return the classes of one run, which results must be able to tell apart by their names.
+
+        Raises
+        ------
+        ConfigError
+            As `find` does, and for two classes of one name.
+        """
+        seen: dict[str, tuple[str, type[M]]] = {}
+        methods = []
+        for words in given:
+            method = self.find(words)
+            first, other = seen.setdefault(method.name, (words, method))
+            if other is not method:
+                raise ConfigError(
+                    f"{first} and {words} both have the name {method.name!r}, and results could not tell one from the "
+                    "other: change the `name` of one class"
+                )
+            methods.append(method)
+        return methods
+
+    def make(self, method: type[M], /, *arguments: Any, **params: Any) -> M:
+        """Make a method with parameters from a configuration.
+
+        Raises
+        ------
+        ConfigError
+            For parameters that it does not have or refuses.
+        """
+        try:
+            return cast("Callable[..., M]", method)(*arguments, **params)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, FlowerVflError):
+                raise
+            raise ConfigError(f"the {self.kind} {method.name!r} cannot be made with {params}: {error}") from error
+
+    def listed(self) -> list[Listed[M]]:
+        """Return all that have a short name, built-in ones first; what cannot be used comes with the reason."""
+        declared = self._declared()
+        rows = [Listed(name, BUILT_IN, cls, self._clash(name, declared)) for name, cls in self.builtin.items()]
+        for name in sorted(declared):
+            for entry in declared[name]:
+                try:
+                    method, problem = self._of_entry(entry), self._clash(name, declared)
+                except ConfigError as error:
+                    method, problem = None, str(error)
+                rows.append(Listed(name, _owner(entry), method, problem))
+        return rows
+
+    def _declared(self) -> dict[str, list[EntryPoint]]:
+        """Return the entry points of other packages by name, without importing anything."""
+        declared: dict[str, list[EntryPoint]] = {}
+        for entry in entry_points(group=self.group):
+            declared.setdefault(entry.name, []).append(entry)
+        return declared
+
+    def _clash(self, name: str, declared: Mapping[str, list[EntryPoint]]) -> str:
+        """Return why a name is ambiguous; empty where it is not."""
+        owners = [_OURS] if name in self.builtin else []
+        owners += [_owner(entry) for entry in declared.get(name, [])]
+        if len(owners) < 2:
+            return ""
+        return (
+            f"the {self.kind} {name!r} is declared by {' and by '.join(owners)}: uninstall all but one of them, or say "
+            "which class you mean as module:Class"
+        )
+
+    def _referenced(self, given: str) -> type[M]:
+        method = self._load(given, given)
+        if self.builtin.get(method.name, method) is not method:
+            raise ConfigError(
+                f"{given} has the name {method.name!r}, which is that of a built-in {self.kind}; results could not "
+                "tell one from the other: change the `name` of the class"
+            )
+        return method
+
+    def _of_entry(self, entry: EntryPoint) -> type[M]:
+        words = f"the {self.kind} {entry.name!r} of {_owner(entry)}"
+        method = self._load(entry.value.strip(), f"{words}, {entry.value},")
+        if method.name != entry.name:
+            raise ConfigError(
+                f"{words} is a class with the name {method.name!r}, which results would show: give both the same name"
+            )
+        return method
+
+    def _load(self, reference: str, words: str) -> type[M]:
+        """Import what a reference names: identifiers with dots, nothing of it is evaluated."""
+        if not _REFERENCE.fullmatch(reference):
+            raise ConfigError(
+                f"{words} is no module:Class: write identifiers with dots between them, such as "
+                f"my_package.{self.kind}s:MyClass"
+            )
+        module, _, path = reference.partition(":")
+        try:
+            found: object = import_module(module)
+            for part in path.split("."):
+                found = getattr(found, part)
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f"{words} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}; the package that "
+                "has it must be installed on every host where it runs"
+            ) from error
+        return self._checked(found, words)
+
+    def _checked(self, found: object, words: str) -> type[M]:
+        if not (isinstance(found, type) and issubclass(found, self._base)):
+            home = f"{self._base.__module__.removesuffix('.base')}.{self._base.__name__}"
+            raise ConfigError(f"{words} is {found!r:.200}; a subclass of {home} is needed")
+        missing = sorted(getattr(found, "__abstractmethods__", ()))
+        if missing:
+            raise ConfigError(f"{words} is abstract: the class must define {', '.join(missing)}")
+        name: object = getattr(found, "name", None)
+        if not (isinstance(name, str) and METHOD_NAME.fullmatch(name)):
+            raise ConfigError(
+                f"{words} has the name {name!r}; its class needs a `name` of letters, digits, '_' and '-' for results"
+            )
+        return found
+
+
+def _owner(entry: EntryPoint) -> str:
+    """Return the distribution that declares an entry point, with its version."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown distribution"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
+from rich.text import Text
 
+from flower_vfl.attacks import ATTACK_METHODS, Attack
 from flower_vfl.config import build_config
 from flower_vfl.data.catalog import available, prepare
+from flower_vfl.registry import Listed
+from flower_vfl.strategies import DEFENSE_METHODS, Defense
 
 _console = Console()
 
@@ -74,6 +79,43 @@ def print_data_sets() -> None:
         rows = f"{entry.rows:,}" if entry.rows else "any"
         table.add_row(entry.name, rows, "yes" if entry.usable else entry.advice, entry.description, entry.licence)
     _console.print(table)
+
+
+def print_methods() -> None:
+    """Print the attacks and defenses that a configuration can name, and which of them cannot be used."""
+    attacks = Table(title="Attacks")
+    for column in ("name", "from", "is told", "parameters", "classes", "what it does"):
+        attacks.add_column(column, no_wrap=column in ("name", "classes"), overflow="fold")
+    for attack in ATTACK_METHODS.listed():
+        told = ", ".join(sorted(attack.method.needs)) or "nothing" if attack.method else ""
+        attacks.add_row(*map(Text, (attack.name, attack.source, told, _parameters(attack), "2", _words(attack))))
+    defenses = Table(title="Defenses")
+    for column in ("name", "from", "parameters", "classes", "what it does"):
+        defenses.add_column(column, no_wrap=column in ("name", "classes"), overflow="fold")
+    for defense in DEFENSE_METHODS.listed():
+        classes = ("2" if defense.method.two_classes_only else "any") if defense.method else ""
+        defenses.add_row(*map(Text, (defense.name, defense.source, _parameters(defense), classes, _words(defense))))
+    for table in (attacks, defenses):
+        _console.print(table)
+
+
+def _parameters(listed: Listed[Attack] | Listed[Defense]) -> str:
+    """Return what a configuration can set, with defaults; the strategy that a defense wraps is none of that."""
+    if listed.method is None:
+        return ""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    known = [entry for entry in inspect.signature(listed.method).parameters.values() if entry.kind not in kinds]
+    if issubclass(listed.method, Defense):
+        known = known[1:]
+    return ", ".join(str(entry.replace(annotation=inspect.Parameter.empty)) for entry in known)
+
+
+def _words(listed: Listed[Attack] | Listed[Defense]) -> str:
+    """Return the first line of the class's docstring, or why it cannot be used."""
+    if listed.problem:
+        return f"cannot be used: {listed.problem}"
+    lines = (listed.method.__doc__ or "").strip().splitlines() if listed.method else []
+    return lines[0] if lines else ""
 
 
 def prepare_data(name: str, source: Path | None, out: Path, settings: Mapping[str, str]) -> None:

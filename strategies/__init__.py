@@ -1,6 +1,7 @@
 """The label party's Flower strategy, and the defenses that wrap it; imported as `flower_vfl.strategies`."""
 
-from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.registry import Methods
+from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
 from flower_vfl.strategies.iso import Iso
 from flower_vfl.strategies.marvell import Marvell
 from flower_vfl.strategies.max_norm import MaxNorm
@@ -9,11 +10,16 @@ from flower_vfl.strategies.training import Outcome
 from flower_vfl.strategies.vertical import VerticalStrategy
 
 DEFENSES: dict[str, type[Defense]] = {"iso": Iso, "marvell": Marvell, "max_norm": MaxNorm}
-"""Defenses by the name that a configuration uses."""
+"""Built-in defenses by the name that a configuration uses."""
+
+DEFENSE_METHODS: Methods[Defense] = Methods("defense", "flower_vfl.defenses", Defense, DEFENSES)  # type: ignore[type-abstract]
+"""The built-in defenses and those of other installed packages."""
 
 __all__ = [
     "DEFENSES",
+    "DEFENSE_METHODS",
     "Defense",
+    "GradientDefense",
     "HookedStrategy",
     "Iso",
     "Marvell",

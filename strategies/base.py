@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.label import Log
 
 if TYPE_CHECKING:
@@ -133,13 +133,26 @@ class Defense(HookedStrategy):
     ----------
     strategy : HookedStrategy
         What it wraps.
+
+    Attributes
+    ----------
+    name
+        What users and results call it.
+    two_classes_only
+        Whether it is for labels of two classes; others are refused then.
     """
 
     name: ClassVar[str]
+    two_classes_only: ClassVar[bool] = False
 
     def __init__(self, strategy: HookedStrategy) -> None:
         if not isinstance(strategy, HookedStrategy):
             raise ConfigError(f"{type(self).__name__} wraps a VerticalStrategy or another defense, given {strategy!r}")
+        classes = strategy.base.labels.classes
+        if self.two_classes_only and classes != 2:
+            raise ConfigError(
+                f"{self.name} hides two classes, this data has {classes}; these take any number: {_for_many_classes()}"
+            )
         self.strategy = strategy
         self._generator: torch.Generator | None = None
 
@@ -160,6 +173,22 @@ class Defense(HookedStrategy):
             self._generator = self.base.secret.generator("defense", self.name, depth, device=str(device))
         return self._generator
 
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as plain values and tensors; a subclass adds its own to it.
+
+        It says where the generator stands. Started anew, it would put the noise of earlier steps on later ones, and
+        who has two gradients with the same noise can subtract it. So a state is as secret as the noise itself.
+        """
+        if self._generator is None:
+            return {}
+        return {"device": str(self._generator.device), "generator": self._generator.get_state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._generator = None
+        if "generator" in state:
+            self.generator(torch.device(state["device"])).set_state(state["generator"])
+
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
         return self.strategy.prepare_labels(labels)
 
@@ -179,8 +208,17 @@ class Defense(HookedStrategy):
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.params.items())})"
 
 
+def _for_many_classes() -> str:
+    from flower_vfl.strategies import DEFENSES
+
+    return ", ".join(sorted(name for name, defense in DEFENSES.items() if not defense.two_classes_only))
+
+
 class GradientDefense(Defense):
     """A defense that perturbs cut gradients: subclasses write `perturb`, this class applies it in the right scope.
+
+    A batch for which `perturb` raises `UnprotectedBatchError` is replaced by zeros: they carry nothing, and the feature
+    party's model only misses a step. That is counted, logged as `fallback` and told once.
 
     Parameters
     ----------
@@ -189,28 +227,72 @@ class GradientDefense(Defense):
     scope : {"joint", "per-party"}
         Whether the gradients of all feature parties are perturbed together, so that colluding parties learn no more
         than one, or each party's by themselves.
+
+    Attributes
+    ----------
+    unbiased
+        Whether the perturbed gradients are, on average over the noise, the gradients; `check_defense` tests it.
+    fallbacks
+        How many batches, or parties' parts of one, could not be protected as usual.
     """
+
+    unbiased: ClassVar[bool] = False
 
     def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint") -> None:
         super().__init__(strategy)
         if scope not in ("joint", "per-party"):
             raise ConfigError(f'{type(self).__name__}: scope must be "joint" or "per-party", given {scope!r}')
         self.scope: Scope = scope
+        self.fallbacks = 0
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The scope; a subclass with parameters adds its own."""
+        return {"scope": self.scope}
 
     @abstractmethod
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        """Perturb gradients (B, D) of examples with prepared labels (B,)."""
+        """Perturb gradients (B, D) of examples with prepared labels (B,).
+
+        Raises
+        ------
+        UnprotectedBatchError
+            For a batch that cannot be protected.
+        """
 
     def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
         """Let the inner strategy protect first, then perturb."""
         inner, log = self.strategy.protect(grads, labels)
         widths = self.base.widths
         if self.scope == "joint" or len(widths) < 2:
-            perturbed, more = self.perturb(inner, labels)
+            perturbed, more = self._perturb_or_withhold(inner, labels)
             return perturbed, {**log, **{f"{self.name}.{key}": value for key, value in more.items()}}
         pieces = []
         for party, piece in zip(widths, torch.split(inner, list(widths.values()), dim=1), strict=True):
-            perturbed, more = self.perturb(piece, labels)
+            perturbed, more = self._perturb_or_withhold(piece, labels)
             pieces.append(perturbed)
             log |= {f"{self.name}.{key}.{party}": value for key, value in more.items()}
         return torch.cat(pieces, dim=1), log
+
+    def _perturb_or_withhold(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        try:
+            perturbed, log = self.perturb(g, y)
+        except UnprotectedBatchError as error:
+            self.count_fallback(error)
+            return torch.zeros_like(g), {"noise_power": 0.0, "fallback": 1.0}
+        return perturbed, {"fallback": 0.0, **log}
+
+    def count_fallback(self, error: UnprotectedBatchError, instead: str = "zeros are sent instead") -> None:
+        """Count a batch that could not be protected as usual, and warn at the first one."""
+        if not self.fallbacks:
+            _log.warning("%s; %s, here and wherever it happens again", error, instead)
+        self.fallbacks += 1
+
+    def state(self) -> dict[str, Any]:
+        """Add the count of fallbacks."""
+        return {**super().state(), "fallbacks": self.fallbacks}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        super().restore(state)
+        self.fallbacks = int(state["fallbacks"])

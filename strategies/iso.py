@@ -8,16 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.label import Log
 from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
-
-
-def _longest(g: Tensor) -> Tensor:
-    """Return the largest norm of the rows, computed so that squares neither overflow nor vanish."""
-    largest = g.abs().amax() if g.numel() else g.new_zeros(())
-    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
-    return (g / unit).norm(dim=1).amax() * unit if g.numel() else largest
 
 
 def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
@@ -40,6 +33,13 @@ def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
     Tensor
         (B, D), unbiased.
 
+    Raises
+    ------
+    UnprotectedBatchError
+        When a gradient is not finite.
+    ConfigError
+        For a t that is negative or not finite.
+
     References
     ----------
     Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 5.2.
@@ -53,14 +53,36 @@ def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
     """
     if not (math.isfinite(t) and t >= 0.0):
         raise ConfigError(f"iso: t must be a finite number of at least 0, given {t}")
-    noise = torch.randn(g.shape, generator=generator, device=g.device, dtype=g.dtype)
-    return g + noise * (_longest(g) * math.sqrt(t / max(g.shape[1], 1)))
+    return _perturb(g, t, generator)[0]
+
+
+def _perturb(g: Tensor, t: float, generator: torch.Generator) -> tuple[Tensor, float]:
+    """Return the perturbed gradients and the power of the noise; reads the device once."""
+    if not g.numel():
+        return g.clone(), 0.0
+    work = g if g.dtype in (torch.float32, torch.float64) else g.float()
+    longest = _longest(work)
+    length = longest.item()
+    if not math.isfinite(length):
+        raise UnprotectedBatchError("iso: a gradient is not finite, so its noise cannot be computed")
+    noise = torch.randn(g.shape, generator=generator, device=g.device, dtype=work.dtype)
+    noisy = work + noise * (longest * math.sqrt(t / g.shape[1]))
+    return noisy.to(g.dtype), t * length * length
+
+
+def _longest(g: Tensor) -> Tensor:
+    """Return the largest norm of the rows, computed so that squares neither overflow nor vanish; NaN if a value is."""
+    largest = g.abs().amax()
+    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
+    longest: Tensor = (g / unit).norm(dim=1).amax() * unit
+    return longest
 
 
 class Iso(GradientDefense):
     """Isotropic Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
 
-    Simple, and wasteful: it does not use that only one direction tells the classes apart.
+    Simple, and wasteful: it does not use that only one direction tells the classes apart. A batch with a value that is
+    not finite is replaced by zeros.
 
     Parameters
     ----------
@@ -73,6 +95,7 @@ class Iso(GradientDefense):
     """
 
     name: ClassVar[str] = "iso"
+    unbiased: ClassVar[bool] = True
 
     def __init__(self, strategy: HookedStrategy, t: float = 1.0, *, scope: Scope = "joint") -> None:
         super().__init__(strategy, scope=scope)
@@ -87,5 +110,5 @@ class Iso(GradientDefense):
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Add the noise and log its power."""
-        power = self.t * float(_longest(g)) ** 2
-        return perturb(g, t=self.t, generator=self.generator(g.device)), {"noise_power": power}
+        noisy, power = _perturb(g, self.t, self.generator(g.device))
+        return noisy, {"noise_power": power}

@@ -6,7 +6,6 @@ drawn, and the strategy decides what happens to a batch that cannot be protected
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -23,7 +22,6 @@ from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, opt
 
 __all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
 
-_log = logging.getLogger(__name__)
 _DEFAULT_S = 4.0
 _LARGEST = 1e300
 
@@ -147,6 +145,8 @@ class Marvell(GradientDefense):
     """
 
     name: ClassVar[str] = "marvell"
+    two_classes_only: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -161,11 +161,6 @@ class Marvell(GradientDefense):
         super().__init__(strategy, scope=scope)
         given = {"s": s, "P": P, "sum_kl": sum_kl, "detection_error": detection_error}
         self.strength, self.value = _strength({name: value for name, value in given.items() if value is not None})
-        if self.base.labels.classes != 2:
-            raise ConfigError(
-                f"marvell hides two classes, this data has {self.base.labels.classes}; iso and max_norm take any number"
-            )
-        self.fallbacks = 0
         self._estimates: dict[str, RunningEstimates] = {}
         self._turns: Iterator[str] = iter(())
 
@@ -180,7 +175,11 @@ class Marvell(GradientDefense):
         return super().protect(grads, labels)
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        """Add the noise and log its mean power, the divergence before and after, and the bound on any attack's AUC."""
+        """Add the noise and log its mean power, the divergence before and after, and the bound on any attack's AUC.
+
+        `sum_kl_before` and `sum_kl_after` are inf where nothing is known of the classes, and where they do not spread
+        and no noise hides that.
+        """
         estimates = self._estimates.setdefault(next(self._turns, ""), RunningEstimates())
         if not g.numel():
             return g.clone(), _report(0.0, 0.0, 0.0)
@@ -190,7 +189,7 @@ class Marvell(GradientDefense):
             spectrum = self._spectrum(classes)
         except UnprotectedBatchError as error:
             fallback = True
-            self._count(error)
+            self.count_fallback(error, "its noise comes from earlier batches, or zeros are sent")
             recalled = self._recall(g, estimates)
             if recalled is None:
                 return torch.zeros_like(g), _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
@@ -220,21 +219,14 @@ class Marvell(GradientDefense):
         except UnprotectedBatchError:
             return None
 
-    def _count(self, error: UnprotectedBatchError) -> None:
-        if not self.fallbacks:
-            _log.warning(
-                "%s; its noise comes from earlier batches, or zeros are sent, here and whenever it recurs", error
-            )
-        self.fallbacks += 1
-
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs, running estimates among it, as plain values and tensors."""
+        """Add the running estimates."""
         estimates = {party: running.state() for party, running in self._estimates.items()}
-        return {"fallbacks": self.fallbacks, "estimates": estimates}
+        return {**super().state(), "estimates": estimates}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self.fallbacks = int(state["fallbacks"])
+        super().restore(state)
         self._estimates = {}
         for party, running in state["estimates"].items():
             self._estimates[party] = RunningEstimates()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.parties.label import Log
-from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
+from flower_vfl.strategies.base import GradientDefense
 
-_log = logging.getLogger(__name__)
 _TINY = 1e-12
 
 
@@ -107,8 +104,7 @@ class MaxNorm(GradientDefense):
 
     Good against the norm attack of any feature party, weaker against attacks on directions. A batch that it cannot
     protect (one row alone, which has no longer one to hide behind, or a value that is not finite) is replaced by
-    zeros: they carry nothing, and the feature party's model only misses a step. That is counted, logged as `fallback`
-    and told once.
+    zeros.
 
     Parameters
     ----------
@@ -119,33 +115,17 @@ class MaxNorm(GradientDefense):
     """
 
     name: ClassVar[str] = "max_norm"
-
-    def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint") -> None:
-        super().__init__(strategy, scope=scope)
-        self.fallbacks = 0
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The scope."""
-        return {"scope": self.scope}
+    unbiased: ClassVar[bool] = True
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        """Add the noise and log its mean power."""
-        try:
-            if len(g) == 1:
-                raise UnprotectedBatchError("max_norm: a batch of one row has no longer row to hide behind")
-            noisy, power = _perturb(g, self.generator(g.device))
-        except UnprotectedBatchError as error:
-            if not self.fallbacks:
-                _log.warning("%s; zeros are sent instead, here and wherever it happens again", error)
-            self.fallbacks += 1
-            return torch.zeros_like(g), {"noise_power": 0.0, "fallback": 1.0}
-        return noisy, {"noise_power": power, "fallback": 0.0}
+        """Add the noise and log its mean power.
 
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain values."""
-        return {"fallbacks": self.fallbacks}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        self.fallbacks = int(state["fallbacks"])
+        Raises
+        ------
+        UnprotectedBatchError
+            For one row alone, and where a gradient is not finite.
+        """
+        if len(g) == 1:
+            raise UnprotectedBatchError("max_norm: a batch of one row has no longer row to hide behind")
+        noisy, power = _perturb(g, self.generator(g.device))
+        return noisy, {"noise_power": power}

@@ -11,7 +11,9 @@ import time
 
 import pytest
 
+from flower_vfl.attacks import ATTACKS
 from flower_vfl.cli import main
+from flower_vfl.strategies import DEFENSES
 
 SMALL = '[data]\nname = "breast-cancer"\n[training]\nepochs = 2\nbatch_size = 64\n'
 
@@ -46,8 +48,8 @@ def finished(preset, tmp_path_factory):
 
 
 def test_every_command_has_help():
-    for command in ([], ["run"], ["demo"], ["report"], ["doctor"], ["data"], ["data", "list"], ["data", "prepare"]):
-        done = flower_vfl(*command, "--help")
+    for command in ("", "run", "demo", "report", "doctor", "methods", "data", "data list", "data prepare"):
+        done = flower_vfl(*command.split(), "--help")
         assert done.returncode == 0
         assert "Usage" in done.stdout
 
@@ -120,6 +122,9 @@ def test_report_is_rebuilt_from_the_folder_and_compares_several(finished, tmp_pa
         (["run", "{preset}", "--set", "defenses=isso(t=1)"], "did you mean 'iso'"),
         (["run", "{preset}", "--set", "defenses=iso(t=-1)"], "iso: t must"),
         (["run", "{preset}", "--set", "attack.names=nrom"], "did you mean 'norm'"),
+        (["run", "{preset}", "--set", "attack.names=no_such.package:Attack"], "No module named 'no_such'"),
+        (["run", "{preset}", "--set", "defenses=os:system"], "a subclass of flower_vfl.strategies.Defense is needed"),
+        (["run", "{preset}", "--set", "defenses=os.:system"], "is no module:Class"),
         (["run", "{preset}", "--set", "training.patience=1", "--set", "training.validation=0"], "validation"),
         (
             ["run", "{preset}", "--set", "transport.host=203.0.113.7", "--set", "transport.kind=stream"],
@@ -217,6 +222,30 @@ def test_data_list_names_the_data_sets():
     assert done.returncode == 0
     for name in ("census-income", "files", "breast-cancer"):
         assert name in done.stdout
+
+
+def test_methods_lists_attacks_and_defenses_with_what_they_need_and_take():
+    done = flower_vfl("methods")
+    assert done.returncode == 0, done.stderr
+    for name in (*ATTACKS, *DEFENSES):
+        assert f" {name} " in done.stdout
+    for words in ("hints", "reference", "k=5", "t=1.0", "scope='joint'", "built-in", "any"):
+        assert words in done.stdout
+    assert "strategy" not in done.stdout.replace("strategy's", "")
+
+
+def test_methods_lists_those_of_other_packages_and_what_is_wrong_with_them(install, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code = "from flower_vfl.attacks import NormAttack\nclass Mine(NormAttack):\n    '[Mine] alone.'\n    name = 'mine'"
+    declared = "[flower_vfl.attacks]\nmine = mine:Mine\n[flower_vfl.defenses]\nbroken = broken:Broken\n"
+    install("my-attacks", {"mine": code, "broken": "import nothing_such"}, declared)
+    with pytest.raises(SystemExit) as ended:
+        main(["methods"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "my-attacks 1.0" in shown
+    assert "[Mine] alone." in shown
+    assert "cannot be used: the defense 'broken' of my-attacks 1.0" in shown
 
 
 def test_a_users_own_files_are_prepared_and_run(tmp_path):

@@ -29,6 +29,7 @@ def test_the_defense_of_the_readme_protects():
     import torch
 
     from flower_vfl.strategies import VerticalStrategy
+    from flower_vfl.testing import check_defense
 
     names: dict = {"__name__": "readme"}
     exec(next(snippet for snippet in SNIPPETS if "class Rounded" in snippet), names)
@@ -36,6 +37,7 @@ def test_the_defense_of_the_readme_protects():
     grads, log = strategy.protect(torch.randn(8, 4), torch.zeros(8))
     assert len(grads.unique()) <= 33
     assert log["rounded.step"] > 0
+    check_defense(names["Rounded"])
 
 
 @pytest.mark.flower

@@ -18,9 +18,8 @@ from flower_vfl.nn import ConvBottom, TabularBottom, Top, bind_dropout, seeded_i
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.parties.scoring import Recorder
-from flower_vfl.registry import lookup
 from flower_vfl.rng import Secret
-from flower_vfl.strategies import DEFENSES
+from flower_vfl.strategies import DEFENSE_METHODS
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.vertical import OptimizerFactory, optimizers_of, schedule_of
 
@@ -126,13 +125,10 @@ def build_feature_party(
 
 def defend(strategy: HookedStrategy, defenses: list[dict[str, Any]]) -> HookedStrategy:
     """Wrap a strategy in the configured defenses, given outermost first."""
-    for entry in reversed(defenses):
+    methods = DEFENSE_METHODS.find_all(entry["name"] for entry in defenses)
+    for entry, method in zip(reversed(defenses), reversed(methods), strict=True):
         params = {key: value for key, value in entry.items() if key != "name"}
-        defense = lookup("defense", entry["name"], DEFENSES)
-        try:
-            strategy = defense(strategy, **params)
-        except TypeError as error:
-            raise ConfigError(f"defense {entry['name']!r} does not take {params}: {error}") from None
+        strategy = DEFENSE_METHODS.make(method, strategy, **params)
     return strategy
 
 

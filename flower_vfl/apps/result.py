@@ -14,6 +14,7 @@ import numpy as np
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
+from flower_vfl.registry import from_elsewhere
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.training import Epoch, Outcome
 
@@ -93,7 +94,10 @@ def summarise(
     outcome: Outcome, strategy: HookedStrategy, config: Config, data: dict[str, Any], *, status: str, error: str = ""
 ) -> dict[str, Any]:
     """Return the content of `result.json` (schema 1)."""
-    defenses = [{"name": defense.name, "params": defense.params} for defense in strategy.chain()]
+    defenses = [
+        {"name": defense.name, "params": defense.params, **from_elsewhere(type(defense))}
+        for defense in strategy.chain()
+    ]
     last = outcome.epochs[-1] if outcome.epochs else {}
     parties = {party: report.get("weights", "") for party, report in outcome.reports.items()}
     return {

@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.attacks.base import Attack, SideInformation
+from flower_vfl.attacks.base import NOTHING, Attack, SideInformation
 from flower_vfl.attacks.cosine import CosineAttack
 from flower_vfl.attacks.direction_count import DirectionCountAttack
 from flower_vfl.attacks.hint import HintAttack
 from flower_vfl.attacks.inner_product import InnerProductAttack
 from flower_vfl.attacks.norm import NormAttack
 from flower_vfl.errors import ConfigError
-from flower_vfl.registry import lookup
+from flower_vfl.registry import Methods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,27 +20,26 @@ if TYPE_CHECKING:
 ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
     {attack.name: attack for attack in (NormAttack, CosineAttack, InnerProductAttack, DirectionCountAttack, HintAttack)}
 )
-"""Every attack by the name that configs and results use."""
+"""Every built-in attack by the name that configs and results use."""
+
+ATTACK_METHODS: Methods[Attack] = Methods("attack", "flower_vfl.attacks", Attack, ATTACKS)  # type: ignore[type-abstract]
+"""The built-in attacks and those of other installed packages."""
 
 
 def make_attack(name: str, /, **params: Any) -> Attack:
-    """Make an attack by its name.
+    """Make an attack by its name, or by its class as `module:Class`.
 
     Raises
     ------
     ConfigError
-        For a name that is not in `ATTACKS` and for parameters that the attack does not have.
+        For a name that nothing has, for a class that is no attack, and for parameters that the attack does not have.
 
     Examples
     --------
     >>> make_attack("norm").name
     'norm'
     """
-    attack = lookup("attack", name, ATTACKS)
-    try:
-        return attack(**params)
-    except TypeError as error:
-        raise ConfigError(f"The attack {name!r} cannot be made with {params}: {error}.") from error
+    return ATTACK_METHODS.make(ATTACK_METHODS.find(name), **params)
 
 
 def make_attacks(calls: Iterable[Mapping[str, Any]]) -> list[Attack]:
@@ -49,7 +48,7 @@ def make_attacks(calls: Iterable[Mapping[str, Any]]) -> list[Attack]:
     Raises
     ------
     ConfigError
-        As `make_attack` does, and for the same attack twice: a log could not tell the two apart.
+        As `make_attack` does, and for the same attack twice or two of one name: a log could not tell them apart.
 
     Examples
     --------
@@ -57,8 +56,9 @@ def make_attacks(calls: Iterable[Mapping[str, Any]]) -> list[Attack]:
     ['norm', 'hint(k=1)']
     """
     attacks: dict[str, Attack] = {}
-    for call in calls:
-        attack = make_attack(call["name"], **{key: value for key, value in call.items() if key != "name"})
+    calls = list(calls)
+    for call, method in zip(calls, ATTACK_METHODS.find_all(call["name"] for call in calls), strict=True):
+        attack = ATTACK_METHODS.make(method, **{key: value for key, value in call.items() if key != "name"})
         if attacks.setdefault(attack.label, attack) is not attack:
             raise ConfigError(f"The attack {attack.label!r} is named twice: name each once, or with other parameters.")
     return list(attacks.values())
@@ -66,6 +66,8 @@ def make_attacks(calls: Iterable[Mapping[str, Any]]) -> list[Attack]:
 
 __all__ = [
     "ATTACKS",
+    "ATTACK_METHODS",
+    "NOTHING",
     "Attack",
     "CosineAttack",
     "DirectionCountAttack",

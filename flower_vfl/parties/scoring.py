@@ -19,6 +19,7 @@ from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import StepTrace, Transcript
+from flower_vfl.registry import from_elsewhere
 
 _log = logging.getLogger(__name__)
 _DRAWS = {REFERENCE: 1, HINTS: 2}
@@ -368,7 +369,10 @@ class Scorer:
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry an attack and layer for `result.json`."""
         self.settle()
-        return [{**summary.result(), "label": attack.label} for attack, summary in self._summaries]
+        return [
+            {**summary.result(), "label": attack.label, **from_elsewhere(type(attack))}
+            for attack, summary in self._summaries
+        ]
 
     def state(self) -> list[dict[str, Any]]:
         """Return what was measured so far, as plain values."""

@@ -268,7 +268,7 @@ def test_targets_out_of_reach_and_two_strengths_are_refused(given, words):
 
 
 def test_more_than_two_classes_are_refused_with_a_way_out():
-    with pytest.raises(ConfigError, match="two classes, this data has 3; iso and max_norm"):
+    with pytest.raises(ConfigError, match="two classes, this data has 3; these take any number: iso, max_norm"):
         defense(classes=3)
 
 

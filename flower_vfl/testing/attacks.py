@@ -1,14 +1,7 @@
-"""For authors of methods: one call that puts an attack of your own through what every built-in one must pass.
-
->>> from flower_vfl.attacks import HintAttack
->>> from flower_vfl.testing import check_attack
->>> check_attack(HintAttack, k=3)
-"""
+"""`check_attack`: what every attack must do."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,17 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, SideInformation
-from flower_vfl.errors import FlowerVflError, InputError
+from flower_vfl.errors import InputError
 from flower_vfl.protocol.transcript import StepTrace, Transcript
+from flower_vfl.testing.common import (
+    DTYPES,
+    borrowed_name,
+    devices,
+    gradients,
+    name_problems,
+    parameter_problems,
+    run_checks,
+    scaled,
+)
 
 _LAYERS = ("cut", "first")
 _SHAPES = ((64, 8), (64, 1), (5, 2), (32, 3, 4, 4), (2, 8), (1, 8))
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-class CheckError(FlowerVflError, AssertionError):
-    """A method does not do what every method must; the message lists all that was found."""
 
 
 def check_attack(attack_class: type[Attack], **params: Any) -> None:
@@ -51,15 +50,9 @@ def check_attack(attack_class: type[Attack], **params: Any) -> None:
     CheckError
         Listing everything that is wrong.
     """
+    checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _devices)
     subject = _Subject(attack_class, params)
-    problems = list(_watched(_declarations, subject))
-    if not problems:
-        checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _devices)
-        problems = [problem for check in checks for problem in _watched(check, subject)]
-    if problems:
-        given = ", ".join(f"{key}={value!r}" for key, value in params.items())
-        found = "\n".join(f"- {problem}" for problem in dict.fromkeys(problems))
-        raise CheckError(f"{subject.title}({given}) does not do what an attack must:\n{found}")
+    run_checks("an attack", subject.title, params, subject, (_declarations, *checks))
 
 
 @dataclass(frozen=True)
@@ -96,31 +89,12 @@ def _side(attack: Attack, g: Tensor) -> SideInformation:
     return SideInformation({name: known[name] for name in attack.needs}, left_out)
 
 
-def _gradients(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return gradients as they are in training: few positives, confident mistakes, 1 / B small."""
-    generator = torch.Generator().manual_seed(20)
-    y = torch.arange(shape[0]) % 5 == 0
-    p = torch.sigmoid(torch.randn(shape[0], generator=generator) - 2)
-    direction = 1 + 0.5 * torch.randn(shape, generator=generator)
-    return ((p - y.float()).view(-1, *[1] * (len(shape) - 1)) * direction / shape[0]).to(dtype)
-
-
-def _watched(check: Callable[[_Subject], Iterator[str]], subject: _Subject) -> Iterator[str]:
-    """Run a check; an exception of the method is a problem like others."""
-    try:
-        yield from check(subject)
-    except Exception as error:  # noqa: BLE001 - whatever a foreign method raises is what its author wants to read
-        yield f"{check.__name__.strip('_').replace('_', ' ')}: it raised {type(error).__name__}: {error}"
-
-
 def _declarations(subject: _Subject) -> Iterator[str]:
     cls: Any = subject.attack_class
     if not isinstance(cls, type) or not issubclass(cls, Attack):
         yield "it is no subclass of flower_vfl.attacks.Attack"
         return
-    name = getattr(cls, "name", None)
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w-]*", name):
-        yield f"its `name` is {name!r}; a config needs letters, digits, '_' and '-'"
+    yield from name_problems(getattr(cls, "name", None))
     if not isinstance(cls.needs, frozenset) or not cls.needs <= KINDS.keys():
         yield f"its `needs` is {cls.needs!r}; a frozenset of {', '.join(KINDS)} is allowed"
     if not (cls.__doc__ or "").strip():
@@ -130,30 +104,11 @@ def _declarations(subject: _Subject) -> Iterator[str]:
 
 
 def _parameters(subject: _Subject) -> Iterator[str]:
+    yield from borrowed_name(subject.attack_class, ATTACK_METHODS)
+    yield from parameter_problems(subject.attack_class, subject.attack_class, subject.params)
     attack = subject.make()
-    params = attack.params
-    try:
-        plain = json.loads(json.dumps(params, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        yield f"`params` cannot stand in result.json: {error}"
-        return
-    if not isinstance(params, dict) or plain != params:
-        yield f"`params` is {params!r} and comes back from JSON as {plain!r}"
-    elif subject.attack_class(**plain).params != params:
-        yield f"made again with its own `params` {params!r}, it has others"
-    for key, value in subject.params.items():
-        if key not in params or params[key] != value:
-            yield f"made with {key}={value!r}, its `params` is {params!r}"
-    for key in params:
-        if not re.search(rf"\b{re.escape(str(key))}\b", str(subject.attack_class.__doc__)):
-            yield f"its docstring does not say what {key!r} is"
     if HINTS in attack.needs and (not isinstance(attack.hints, int) or attack.hints < 1):
         yield f"`hints` is {attack.hints!r}; an attack that needs hints needs at least one"
-    try:
-        subject.attack_class(**subject.params, no_such_parameter=1)
-    except (TypeError, InputError):
-        return
-    yield "it takes parameters that it does not have"
 
 
 def _problems_of(scores: Any, g: Tensor, what: str) -> Iterator[str]:
@@ -170,7 +125,7 @@ def _problems_of(scores: Any, g: Tensor, what: str) -> Iterator[str]:
 
 def _shapes(subject: _Subject) -> Iterator[str]:
     for shape in _SHAPES:
-        g = _gradients(shape)
+        g = gradients(shape)
         for layer in _LAYERS:
             scores = subject.score(subject.make(), g, layer=layer)
             yield from _problems_of(scores, g, f"gradients {shape} at {layer!r}")
@@ -181,13 +136,13 @@ def _shapes(subject: _Subject) -> Iterator[str]:
 
 
 def _number_formats(subject: _Subject) -> Iterator[str]:
-    for dtype in _DTYPES:
-        g = _gradients((64, 8), dtype)
+    for dtype in DTYPES:
+        g = gradients((64, 8), dtype)
         yield from _problems_of(subject.score(subject.make(), g), g, f"gradients in {dtype}")
 
 
 def _degenerate(subject: _Subject) -> Iterator[str]:
-    g = _gradients((64, 8))
+    g = gradients((64, 8))
     one_zero = g.clone()
     one_zero[[0, 7]] = 0.0
     batches = {
@@ -197,16 +152,14 @@ def _degenerate(subject: _Subject) -> Iterator[str]:
         "equal rows": g[:1].expand(64, 8).clone(),
         "positives only": -g.abs(),
         "negatives only": g.abs(),
-        "gradients of 1e-30": g / g.abs().max() * 1e-30,
-        "gradients of 1e30": g / g.abs().max() * 1e30,
-        "gradients from 1e-30 to 1e30": g / g.abs().max() * torch.logspace(-30, 30, 64)[:, None],
+        **scaled(g),
     }
     for what, batch in batches.items():
         yield from _problems_of(subject.score(subject.make(), batch), batch, what)
 
 
 def _repeatable(subject: _Subject) -> Iterator[str]:
-    g = _gradients((64, 8))
+    g = gradients((64, 8))
     before, attack = g.clone(), subject.make()
     first = subject.score(attack, g)
     if not torch.equal(g, before):
@@ -218,7 +171,7 @@ def _repeatable(subject: _Subject) -> Iterator[str]:
 
 
 def _side_information(subject: _Subject) -> Iterator[str]:
-    attack, g = subject.make(), _gradients((64, 8))
+    attack, g = subject.make(), gradients((64, 8))
     if not attack.needs:
         return
     transcript = Transcript()
@@ -231,10 +184,9 @@ def _side_information(subject: _Subject) -> Iterator[str]:
 
 
 def _devices(subject: _Subject) -> Iterator[str]:
-    g = _gradients((64, 8))
+    g = gradients((64, 8))
     expected = subject.score(subject.make(), g).double()
-    for index in range(torch.cuda.device_count()):
-        device = f"cuda:{index}"
+    for device in devices():
         scores = subject.score(subject.make(), g.to(device))
         yield from _problems_of(scores, g, f"gradients on {device}")
         if not torch.allclose(scores.double().cpu(), expected, rtol=1e-3, atol=1e-6 * float(expected.abs().max())):

@@ -1,4 +1,4 @@
-"""The tester for authors of methods: every built-in passes, and each mistake is found and named."""
+"""The tester for authors of attacks: every built-in passes, and each mistake is found and named."""
 
 import math
 

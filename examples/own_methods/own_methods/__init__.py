@@ -1,0 +1,1 @@
+"""A defense and an attack of one's own for flower-vfl."""

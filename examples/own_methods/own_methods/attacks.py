@@ -1,0 +1,56 @@
+"""An attack of one's own: the largest entries of a gradient instead of its norm."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from flower_vfl.attacks import NOTHING, Attack, SideInformation
+from flower_vfl.errors import ConfigError
+from flower_vfl.protocol.transcript import Transcript
+
+
+def score(g: Tensor, k: int = 1) -> Tensor:
+    """Score each example by the k-th largest absolute entry of its gradient.
+
+    Parameters
+    ----------
+    g : Tensor
+        (B, D) gradients, one row an example; further dimensions are flattened.
+    k : int
+        Which entry; of rows with fewer, the smallest counts.
+
+    Returns
+    -------
+    Tensor
+        (B,), higher means more likely positive.
+    """
+    entries = g.flatten(1).abs()
+    return entries.topk(min(k, entries.shape[1]), dim=1).values[:, -1]
+
+
+class PeakAttack(Attack):
+    """Scores each example by the k-th largest entry of its gradient; needs nothing.
+
+    Parameters
+    ----------
+    k : int
+        Which entry, at least 1.
+    """
+
+    name: ClassVar[str] = "peak"
+
+    def __init__(self, k: int = 1) -> None:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise ConfigError(f"peak: k must be a whole number of at least 1, given {k!r}")
+        self.k = k
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Which entry."""
+        return {"k": self.k}
+
+    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
+        """Return the scores of the layer's gradients in the last step, (B,)."""
+        return score(transcript.last.gradients[layer], self.k)

@@ -1,0 +1,122 @@
+"""What the checks of attacks and of defenses share."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import FlowerVflError, InputError
+from flower_vfl.registry import METHOD_NAME, Methods
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""The number formats that cut gradients can have."""
+
+S = TypeVar("S")
+Check = Callable[[S], Iterator[str]]
+"""Looks at a subject and says what is wrong with it."""
+
+
+class CheckError(FlowerVflError, AssertionError):
+    """A method does not do what every method must; the message lists all that was found."""
+
+
+def run_checks(kind: str, title: str, params: Mapping[str, Any], subject: S, checks: Iterable[Check[S]]) -> None:
+    """Run the first check and, where it finds nothing, the others.
+
+    Raises
+    ------
+    CheckError
+        Listing everything that was found.
+    """
+    declarations, *others = checks
+    problems = list(_watched(declarations, subject))
+    if not problems:
+        problems = [problem for check in others for problem in _watched(check, subject)]
+    if problems:
+        given = ", ".join(f"{key}={value!r}" for key, value in params.items())
+        found = "\n".join(f"- {problem}" for problem in dict.fromkeys(problems))
+        raise CheckError(f"{title}({given}) does not do what {kind} must:\n{found}")
+
+
+def _watched(check: Check[S], subject: S) -> Iterator[str]:
+    """Run a check; an exception of the method is a problem like others."""
+    try:
+        yield from check(subject)
+    except Exception as error:  # noqa: BLE001 - whatever a foreign method raises is what its author wants to read
+        yield f"{check.__name__.strip('_').replace('_', ' ')}: it raised {type(error).__name__}: {error}"
+
+
+def name_problems(name: object) -> Iterator[str]:
+    """Say what is wrong with the `name` of a class."""
+    if not isinstance(name, str) or not METHOD_NAME.fullmatch(name):
+        yield f"its `name` is {name!r}; a config needs letters, digits, '_' and '-'"
+
+
+def borrowed_name(method: Any, known: Methods[Any]) -> Iterator[str]:
+    """Refuse the name of a built-in method of the same kind."""
+    if known.builtin.get(method.name, method) is not method:
+        yield f"its `name` is {method.name!r}, which is that of a built-in {known.kind}"
+
+
+def parameter_problems(make: Callable[..., Any], method: Any, params: Mapping[str, Any]) -> Iterator[str]:
+    """Say what is wrong with how a method takes parameters and shows them.
+
+    Parameters
+    ----------
+    make : Callable
+        Makes the method with parameters.
+    method : type
+        Its class.
+    params : Mapping[str, Any]
+        The parameters that are checked.
+    """
+    shown = make(**params).params
+    try:
+        plain = json.loads(json.dumps(shown, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        yield f"`params` cannot stand in result.json: {error}"
+        return
+    if not isinstance(shown, dict) or plain != shown:
+        yield f"`params` is {shown!r} and comes back from JSON as {plain!r}"
+    elif make(**plain).params != shown:
+        yield f"made again with its own `params` {shown!r}, it has others"
+    for key, value in params.items():
+        if key not in shown or shown[key] != value:
+            yield f"made with {key}={value!r}, its `params` is {shown!r}"
+    for key in shown:
+        if not re.search(rf"\b{re.escape(str(key))}\b", str(method.__doc__)):
+            yield f"its docstring does not say what {key!r} is"
+    try:
+        make(**params, no_such_parameter=1)
+    except (TypeError, InputError):
+        return
+    yield "it takes parameters that it does not have"
+
+
+def gradients(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, seed: int = 20) -> Tensor:
+    """Return gradients as they are in training: few positives, confident mistakes, 1 / B small."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(shape[0]) % 5 == 0
+    p = torch.sigmoid(torch.randn(shape[0], generator=generator) - 2)
+    direction = 1 + 0.5 * torch.randn(shape, generator=generator)
+    return ((p - y.float()).view(-1, *[1] * (len(shape) - 1)) * direction / max(shape[0], 1)).to(dtype)
+
+
+def scaled(g: Tensor) -> dict[str, Tensor]:
+    """Return a batch at the ends of what float32 holds."""
+    unit = g / g.abs().max()
+    return {
+        "gradients of 1e-30": unit * 1e-30,
+        "gradients of 1e30": unit * 1e30,
+        "gradients from 1e-30 to 1e30": unit * torch.logspace(-30, 30, len(g))[:, None],
+    }
+
+
+def devices() -> list[str]:
+    """Return the accelerators of this machine."""
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]

@@ -1,0 +1,318 @@
+"""`check_defense`: what every defense must do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_vfl.checkpoint import load_state, save_state
+from flower_vfl.errors import InputError
+from flower_vfl.parties.label import Log
+from flower_vfl.strategies import DEFENSE_METHODS
+from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
+from flower_vfl.testing import protection
+from flower_vfl.testing.common import borrowed_name, name_problems, parameter_problems, run_checks
+from flower_vfl.testing.subject import (
+    FEATURE_MAP,
+    PARTIES,
+    Subject,
+    batch,
+    labels_of,
+    log_problems,
+    play,
+    same,
+    strategy,
+)
+
+_SETTLED = 100
+
+
+def check_defense(defense_class: type[Defense], **params: Any) -> None:
+    """Check a defense of your own: run it in your tests, once for each set of parameters that matters.
+
+    What is checked: name and documentation are declared; parameters go into ``result.json`` and make the same defense
+    again; gradients keep shape and number format, for one party and several, joint and per-party, vectors and flattened
+    feature maps, on every device of this machine; noise follows from the label party's secret and from nothing else, is
+    never drawn twice, and is zero on average where the class declares ``unbiased``; a saved state goes on exactly where
+    it was, noise included; batches of one class, one row, no row, of zeros, with a zero row, with values that are not
+    finite or of 1e-30 and 1e30 are changed, withheld as zeros or refused with an error of ours, never sent as they are;
+    what is logged are numbers; embeddings and losses can be differentiated; it delegates to the strategy that it wraps.
+
+    Parameters
+    ----------
+    defense_class : type[Defense]
+        The class.
+    **params
+        Its parameters.
+
+    Raises
+    ------
+    CheckError
+        Listing everything that is wrong.
+    """
+    subject = Subject(defense_class, params)
+    checks = (_parameters, _number_of_classes, _gradients, _labels, _embeddings, _losses, _repeatable, _state, _nesting)
+    with _as_in_a_run():
+        run_checks("a defense", subject.title, params, subject, (_declarations, *checks))
+
+
+@contextlib.contextmanager
+def _as_in_a_run() -> Iterator[None]:
+    """Compute in one thread, leave the caller's random numbers alone, and do not tell of batches that are hostile."""
+    logger = logging.getLogger("flower_vfl")
+    threads, level = torch.get_num_threads(), logger.level
+    torch.set_num_threads(1)
+    logger.setLevel(logging.ERROR)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        logger.setLevel(level)
+
+
+def _declarations(subject: Subject) -> Iterator[str]:
+    cls: Any = subject.defense_class
+    if not isinstance(cls, type) or not issubclass(cls, Defense):
+        yield "it is no subclass of flower_vfl.strategies.Defense"
+        return
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        yield f"it is abstract: it does not define {', '.join(missing)}"
+        return
+    yield from name_problems(getattr(cls, "name", None))
+    if not (cls.__doc__ or "").strip():
+        yield "the class has no docstring"
+    if cls.start is not HookedStrategy.start:
+        yield "it overrides `start`, which belongs to the outermost strategy: the hooks of others would not run"
+    written = [hook for hook in subject.hooks if getattr(cls, hook) is not getattr(GradientDefense, hook)]
+    written += ["perturb"] if subject.perturbs else []
+    if not written:
+        yield "it overrides no hook: prepare_labels, embed, loss or protect, or perturb of GradientDefense"
+    for hook in written:
+        if not (getattr(cls, hook).__doc__ or "").strip():
+            yield f"`{hook}` has no docstring"
+
+
+def _parameters(subject: Subject) -> Iterator[str]:
+    def make(**params: Any) -> Defense:
+        return subject.defense_class(strategy(), **params)
+
+    yield from borrowed_name(subject.defense_class, DEFENSE_METHODS)
+    yield from parameter_problems(make, subject.defense_class, subject.params)
+    for scope in subject.scopes():
+        for key, value in scope.items():
+            if subject.make(**scope).params.get(key) != value:
+                yield f"made with {key}={value!r}, its `params` does not say so"
+
+
+def _number_of_classes(subject: Subject) -> Iterator[str]:
+    only_two = getattr(subject.defense_class, "two_classes_only", False)
+    try:
+        defense = subject.make(classes=3)
+    except InputError as error:
+        if not only_two:
+            yield f"it refuses three classes ({error}); declare `two_classes_only`"
+        return
+    if only_two:
+        yield "it declares `two_classes_only` and takes three; call `super().__init__(strategy)`"
+        return
+    if "protect" in subject.hooks:
+        g = batch(8)
+        yield from protection.sent_problems(defense.protect(g, labels_of(64, 3))[0], g, "three classes")
+    play(defense, [0], classes=3)
+
+
+def _gradients(subject: Subject) -> Iterator[str]:
+    if "protect" in subject.hooks:
+        yield from protection.shapes(subject)
+        yield from protection.number_formats(subject)
+        yield from protection.nothing_unprotected(subject)
+        yield from protection.zero_rows(subject)
+        yield from protection.unbiased(subject)
+
+
+def _labels(subject: Subject) -> Iterator[str]:
+    for rows in (64, 1):
+        given = labels_of(rows)
+        prepared, log = subject.make().prepare_labels(given)
+        yield from log_problems(log, "prepare_labels", subject)
+        if not isinstance(prepared, Tensor) or prepared.shape != given.shape or prepared.dtype != given.dtype:
+            yield f"prepare_labels: labels are {given.dtype} ({rows},); it must return as many of that kind"
+        elif not bool(((prepared >= 0) & (prepared < 2)).all()):
+            yield "prepare_labels: it returns labels of classes that there are not"
+
+
+def _embeddings(subject: Subject) -> Iterator[str]:
+    if "embed" not in subject.hooks:
+        return
+    vectors = batch(8) * 64
+    maps = (batch(48) * 64).view(64, *FEATURE_MAP)
+    several = {"vectors": vectors, "feature maps": maps, "one row": vectors[:1], "zeros": torch.zeros_like(vectors)}
+    for what, given in {**several, "equal rows": vectors[:1].repeat(64, 1)}.items():
+        z = given.clone().requires_grad_()
+        out, log = subject.make().embed(z)
+        yield from log_problems(log, f"embed, {what}", subject)
+        if not isinstance(out, Tensor) or out.shape[:1] != z.shape[:1] or not out.is_floating_point():
+            yield f"embed, {what}: a floating point tensor with one row for each of the {len(z)} is needed"
+            continue
+        (back,) = torch.autograd.grad(out.sum(), z, allow_unused=True) if out.requires_grad else (None,)
+        if back is None:
+            yield f"embed, {what}: no gradient flows back through it, so that bottom models could not learn"
+        elif not bool(torch.isfinite(out).all() and torch.isfinite(back).all()):
+            yield f"embed, {what}: it returns values that are not finite, or has such a gradient"
+        if not torch.equal(z, given):
+            yield f"embed, {what}: it changes the embeddings in place"
+
+
+def _losses(subject: Subject) -> Iterator[str]:
+    if "loss" not in subject.hooks:
+        return
+    given, y = batch(8) * 64, labels_of(64)
+    cases = {
+        "a usual batch": (given, y),
+        "one class": (given, torch.zeros_like(y)),
+        "one row": (given[:1], y[:1]),
+        "zeros": (torch.zeros_like(given), y),
+        "equal rows": (given[:1].repeat(64, 1), y),
+    }
+    for what, (rows, labels) in cases.items():
+        z = rows.clone().requires_grad_()
+        logits = z.sum(dim=1)
+        logits.retain_grad()
+        value, log = subject.make().loss(logits, labels, z)
+        yield from log_problems(log, f"loss, {what}", subject)
+        if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
+            yield f"loss, {what}: a differentiable number is needed, a tensor without dimensions"
+            continue
+        value.backward()  # type: ignore[no-untyped-call]
+        found = [tensor for tensor in (value, logits.grad, z.grad) if tensor is not None]
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in found):
+            yield f"loss, {what}: the loss or its gradient is not finite"
+
+
+def _repeatable(subject: Subject) -> Iterator[str]:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = play(subject.make(), range(3))
+    if not torch.equal(before, torch.get_rng_state()):
+        yield "it draws from torch's global generator, or seeds it; draw from self.generator(device)"
+    torch.manual_seed(2)
+    if not same(first, play(subject.make(), range(3))):
+        yield "the same secret gives other results the second time: draw from self.generator(device) and nothing else"
+        return
+    secret_matters = not same(first, play(subject.make(secret=2), range(3)))
+    yield from _noise(subject, secret_matters=secret_matters)
+    g, y = batch(8), labels_of(64)
+    given, labels = g.clone(), y.clone()
+    defense = subject.make()
+    defense.prepare_labels(labels)
+    defense.protect(given, labels)
+    if not (torch.equal(g, given) and torch.equal(y, labels)):
+        yield "it changes gradients or labels in place; others still look at them"
+
+
+def _noise(subject: Subject, *, secret_matters: bool) -> Iterator[str]:
+    """Check one batch, sent again and again until a defense that remembers batches has settled."""
+    if "protect" not in subject.hooks:
+        return
+    g, y, defense = batch(8), labels_of(64), subject.make()
+    for _ in range(_SETTLED):
+        defense.protect(g, y)
+    one, other = defense.protect(g, y)[0], defense.protect(g, y)[0]
+    stranger = subject.make(secret=2).protect(g, y)[0]
+    if not secret_matters and not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(g.abs().max())):
+        yield (
+            "its noise is the same whatever the secret, so that a party can make it too and subtract it; draw from "
+            "self.generator(device)"
+        )
+    if secret_matters and torch.equal(one, other) and not torch.equal(one, stranger):
+        yield "its noise is the same in every step, so that a party can subtract it; draw it anew"
+
+
+def _state(subject: Subject) -> Iterator[str]:
+    for scope in subject.scopes():
+        defense = subject.make(widths=PARTIES[1], **scope)
+        play(defense, range(3))
+        state = defense.state()
+        expected = play(defense, range(3, 6), prepare=False)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                save_state(Path(folder) / "state", state)
+            except TypeError as error:
+                yield f"its `state` cannot be saved: {error}"
+                return
+            state = load_state(Path(folder) / "state")
+        again = subject.make(widths=PARTIES[1], **scope)
+        play(again, [])
+        again.restore(state)
+        if not same(expected, play(again, range(3, 6), prepare=False)):
+            yield (
+                "restored from its `state`, it goes on otherwise than it would have: add what it remembers to "
+                "`super().state()`, as copies, and let `restore` call `super().restore(state)`"
+            )
+            return
+
+
+class _Inner(Defense):
+    """Writes down what it is asked."""
+
+    name = "inner"
+
+    def __init__(self, wrapped: HookedStrategy) -> None:
+        super().__init__(wrapped)
+        self.asked: list[tuple[str, Tensor]] = []
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {}
+
+    def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
+        return self._note("prepare_labels", labels), {"inner.seen": 1.0}
+
+    def embed(self, z: Tensor) -> tuple[Tensor, Log]:
+        return self._note("embed", z), {"inner.seen": 1.0}
+
+    def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
+        return self.strategy.loss(self._note("loss", logits), labels, z)[0], {"inner.seen": 1.0}
+
+    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+        return self._note("protect", grads), {"inner.seen": 1.0}
+
+    def _note(self, hook: str, given: Tensor) -> Tensor:
+        self.asked.append((hook, given.clone()))
+        return given
+
+
+def _nesting(subject: Subject) -> Iterator[str]:
+    for scope in subject.scopes():
+        inner = _Inner(strategy(PARTIES[1]))
+        defense = subject.defense_class(inner, **{**subject.params, **scope})
+        y = labels_of(64)
+        g = batch(56)
+        z = batch(8)
+        logits = z.sum(dim=1)
+        calls = {
+            "prepare_labels": (y,),
+            "embed": (z,),
+            "loss": (logits, y, z),
+            "protect": (g, y),
+        }
+        for hook, given in calls.items():
+            inner.asked.clear()
+            _, log = getattr(defense, hook)(*(tensor.clone() for tensor in given))
+            if [name for name, _ in inner.asked] != [hook] or not torch.equal(inner.asked[0][1], given[0]):
+                yield f"`{hook}` does not ask the strategy that it wraps first, once and with what it was given"
+            elif "inner.seen" not in log:
+                yield f"`{hook}` loses what the strategy that it wraps wants logged"
+        if defense.base is not inner.base or defense.chain() != [defense, inner]:
+            yield "it does not show the strategy that it wraps: call `super().__init__(strategy)`"
+        twice = subject.defense_class(defense, **{**subject.params, **scope})
+        yield from protection.sent_problems(twice.protect(g, y)[0], g, "wrapped by another of its kind")

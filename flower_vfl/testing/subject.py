@@ -1,0 +1,130 @@
+"""A defense under test: how it is made, and the batches that it is given."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flower_vfl.config import AttackConfig, Config
+from flower_vfl.rng import Secret
+from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
+from flower_vfl.strategies.vertical import VerticalStrategy
+from flower_vfl.testing.common import gradients
+
+ONE_PARTY: Mapping[str, int] = MappingProxyType({"a": 8})
+PARTIES: tuple[Mapping[str, int], ...] = (ONE_PARTY, {"a": 5, "b": 3, "c": 48}, {"a": 1})
+"""Widths of the parties' gradients, as the label party hands them over: flattened, side by side."""
+
+FEATURE_MAP = (3, 4, 4)
+"""The shape of an embedding of width 48; others are vectors."""
+
+_HOOKS = ("prepare_labels", "embed", "loss", "protect")
+_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A defense class, its parameters, and what can be done with it."""
+
+    defense_class: Callable[..., Defense]
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """How it is called."""
+        return str(getattr(self.defense_class, "__name__", self.defense_class))
+
+    @property
+    def perturbs(self) -> bool:
+        """Whether it leaves the scope and what cannot be protected to `GradientDefense`."""
+        return isinstance(self.defense_class, type) and issubclass(self.defense_class, GradientDefense)
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """The hooks that it overrides."""
+        return tuple(hook for hook in _HOOKS if getattr(self.defense_class, hook) is not getattr(Defense, hook))
+
+    def scopes(self) -> Iterator[dict[str, Any]]:
+        """Return the scopes in which it is tried, as parameters."""
+        if not self.perturbs:
+            yield {}
+            return
+        for scope in dict.fromkeys([self.params.get("scope", "joint"), "joint", "per-party"]):
+            yield {"scope": scope}
+
+    def make(self, *, secret: int = 1, widths: Mapping[str, int] = ONE_PARTY, classes: int = 2, **more: Any) -> Defense:
+        """Make it around a strategy without defense."""
+        return self.defense_class(strategy(widths, secret=secret, classes=classes), **{**self.params, **more})
+
+
+def strategy(widths: Mapping[str, int] = ONE_PARTY, *, secret: int = 1, classes: int = 2) -> VerticalStrategy:
+    """Return a label party's strategy as it is once the parties' shapes are known."""
+    base = VerticalStrategy(
+        lambda shape: nn.Identity(),
+        labels_of(_ROWS, classes),
+        parties=tuple(widths),
+        config=Config(attack=AttackConfig(names=[])),
+        secret=Secret(bytes([secret]) * 32, "check_defense"),
+    )
+    base.widths = dict(widths)
+    return base
+
+
+def labels_of(rows: int, classes: int = 2) -> Tensor:
+    """Return labels (N,) that fit the gradients of `batch`: one row in five is positive."""
+    return (torch.arange(rows) % 5 == 0).long() if classes == 2 else torch.arange(rows) % classes
+
+
+def batch(width: int, *, rows: int = _ROWS, step: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the cut gradients (B, D) of a step."""
+    return gradients((rows, width), dtype, seed=20 + step)
+
+
+def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True, classes: int = 2) -> list[Tensor]:
+    """Call the hooks as a training does and return all that they give back."""
+    widths = defense.base.widths
+    given = labels_of(_ROWS, classes)
+    labels, _ = defense.prepare_labels(given.clone()) if prepare else (given, {})
+    seen = [labels.clone()]
+    for step in steps:
+        z = batch(sum(widths.values()), step=100 + step) * _ROWS
+        parts = [defense.embed(part)[0] for part in torch.split(z, list(widths.values()), dim=1)]
+        logits = z.sum(dim=1) if classes == 2 else z[:, :1] * torch.arange(classes)
+        loss, _ = defense.loss(logits, labels, torch.cat([part.flatten(1) for part in parts], dim=1))
+        sent, _ = defense.protect(batch(sum(widths.values()), step=step), labels)
+        seen += [*parts, loss, sent]
+    return [tensor.detach().clone() for tensor in seen]
+
+
+def same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Say whether two plays gave the same, to the bit."""
+    return len(ones) == len(others) and all(map(torch.equal, ones, others))
+
+
+def log_problems(log: object, what: str, subject: Subject) -> Iterator[str]:
+    """Say what is wrong with what a hook wants logged."""
+    if not isinstance(log, dict):
+        yield f"{what}: it logs {log!r}; a dictionary of numbers is needed"
+        return
+    for key, value in log.items():
+        if not isinstance(key, str) or isinstance(value, bool) or not isinstance(value, int | float):
+            yield f"{what}: it logs {key!r} = {value!r}; a name and a number are needed; float(...) makes one"
+        elif math.isnan(value):
+            yield f"{what}: it logs {key!r} = NaN"
+        elif math.isinf(value) and not _documented(key, subject):
+            yield f"{what}: it logs {key!r} = {value}, and no docstring says when that is inf"
+
+
+def _documented(key: str, subject: Subject) -> bool:
+    """Say whether a docstring of the class or of its hooks names the value and inf."""
+    names = {part for part in key.split(".") if part not in (getattr(subject.defense_class, "name", ""), "a", "b", "c")}
+    methods = [getattr(subject.defense_class, hook, None) for hook in (*_HOOKS, "perturb")]
+    docs = " ".join(str(thing.__doc__) for thing in (subject.defense_class, *methods) if thing is not None)
+    return bool(re.search(r"\binf\b", docs)) and any(re.search(rf"\b{re.escape(name)}\b", docs) for name in names)

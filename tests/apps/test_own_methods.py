@@ -1,0 +1,135 @@
+"""A run with a defense and an attack of other packages: from a configuration to its results."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from flower_vfl.apps import run
+from flower_vfl.apps.build import defend
+from flower_vfl.attacks import ATTACKS, make_attack, make_attacks
+from flower_vfl.config import build_config, from_run_config, load_config, to_run_config
+from flower_vfl.errors import ConfigError
+from flower_vfl.strategies import DEFENSES, VerticalStrategy
+from tests.toys import toy_data
+
+METHODS = """
+from flower_vfl.attacks import Attack
+from flower_vfl.strategies import GradientDefense
+
+class Doubled(GradientDefense):
+    "Doubles."
+    name = "doubled"
+    def __init__(self, strategy, times=2, *, scope="joint"):
+        super().__init__(strategy, scope=scope)
+        self.times = times
+    @property
+    def params(self):
+        return {"times": self.times, **super().params}
+    def perturb(self, g, y):
+        return g * self.times, {}
+
+class First(Attack):
+    "Looks at one column."
+    name = "first_column"
+    def __init__(self, column=0):
+        self.column = column
+    @property
+    def params(self):
+        return {"column": self.column}
+    def score(self, transcript, layer, side=None):
+        return transcript.last.gradients[layer].flatten(1)[:, self.column].abs()
+"""
+DECLARED = """
+[flower_vfl.defenses]
+doubled = own_parts:Doubled
+[flower_vfl.attacks]
+first_column = own_parts:First
+"""
+SMALL = {"data": {"name": "toy"}, "training": {"epochs": 1, "batch_size": 64}, "model": {"cut": 4}}
+
+
+@pytest.mark.parametrize(
+    ("defense", "attack"),
+    [("own_parts:Doubled", "own_parts:First"), ("doubled", "first_column")],
+    ids=["module:Class", "entry point"],
+)
+def test_a_run_finds_them_and_results_say_whose_they_are(defense, attack, install, tmp_path):
+    install("own-parts", {"own_parts": METHODS}, DECLARED)
+    overrides = {
+        "defenses": f"{defense}(times=3), iso(t=1.0)",
+        "attack.names": f"norm,{attack},{attack}(column=2)",
+    }
+    config = build_config(SMALL, overrides)
+    assert config.defenses == [{"name": defense, "times": 3}, {"name": "iso", "t": 1.0}]
+    assert config.attack.names == ["norm", attack, f"{attack}(column=2)"]
+    data = toy_data(rows=200)
+    run(config, out=tmp_path / "run", data=lambda _: data)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["defenses"] == [
+        {"name": "doubled", "params": {"times": 3, "scope": "joint"}, "class": "own_parts:Doubled"},
+        {"name": "iso", "params": {"t": 1.0, "scope": "joint"}},
+    ]
+    assert {(entry["label"], entry.get("class"), entry["source"]) for entry in result["leakage"]} == {
+        (label, whose, source)
+        for label, whose in (
+            ("norm", None),
+            ("first_column", "own_parts:First"),
+            ("first_column(column=2)", "own_parts:First"),
+        )
+        for source in ("attacker", "monitor")
+    }
+    assert load_config(str(tmp_path / "run" / "config.toml")) == config
+
+
+def test_the_configuration_reaches_the_parties_through_flowers_run_config():
+    config = build_config(
+        {
+            "defenses": [{"name": "a.b:C.D", "bits": 4, "mode": "x, (y)"}, {"name": "iso"}],
+            "attack": {"names": ["a_b.c:D(k=2,how=far)", "norm"]},
+        }
+    )
+    assert from_run_config(to_run_config(config)) == config
+    assert config.attack.calls == [{"name": "a_b.c:D", "k": 2, "how": "far"}, {"name": "norm"}]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"defenses": "own_parts:First"}, "a subclass of flower_vfl.strategies.Defense is needed"),
+        ({"attack.names": "own_parts:Doubled"}, "a subclass of flower_vfl.attacks.Attack is needed"),
+        ({"defenses": "doubld"}, "did you mean 'doubled'? Allowed: doubled, iso"),
+        ({"attack.names": "first_colum"}, "did you mean 'first_column'?"),
+        ({"defenses": "doubled(often=2)"}, "the defense 'doubled' cannot be made with {'often': 2}"),
+        ({"attack.names": "first_column(row=2)"}, "the attack 'first_column' cannot be made with {'row': 2}"),
+        ({"attack.names": "first_column,own_parts:First"}, "'first_column' is named twice"),
+        ({"defenses": "flower_vfl.strategies:GradientDefense"}, "is abstract: the class must define perturb"),
+        ({"defenses": "os:system"}, "os:system is <built-in function system>"),
+    ],
+)
+def test_bad_names_and_parameters_are_bad_input(overrides, words, install):
+    install("own-parts", {"own_parts": METHODS}, DECLARED)
+    data = toy_data(rows=200)
+    with pytest.raises(ConfigError) as caught:
+        run(build_config(SMALL, overrides), data=lambda _: data)
+    assert words in str(caught.value)
+
+
+def test_two_classes_of_one_name_in_one_run_are_refused(install):
+    install("own-parts", {"own_parts": METHODS})
+    install("others", {"other_parts": METHODS})
+    strategy = VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1]))
+    with pytest.raises(ConfigError, match="both have the name 'doubled'"):
+        defend(strategy, [{"name": "own_parts:Doubled"}, {"name": "other_parts:Doubled"}])
+    with pytest.raises(ConfigError, match="both have the name 'first_column'"):
+        make_attacks([{"name": "own_parts:First"}, {"name": "other_parts:First", "column": 1}])
+    twice = defend(strategy, [{"name": "own_parts:Doubled"}, {"name": "own_parts:Doubled", "times": 3}])
+    assert [defense.params["times"] for defense in twice.chain()] == [2, 3]
+
+
+def test_a_built_in_method_has_its_class_too():
+    assert type(make_attack("flower_vfl.attacks:NormAttack")) is ATTACKS["norm"]
+    strategy = VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1]))
+    assert type(defend(strategy, [{"name": "flower_vfl.strategies.iso:Iso"}])) is DEFENSES["iso"]

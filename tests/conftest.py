@@ -1,0 +1,30 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install packages as pip leaves them: modules and a dist-info folder on the path. Gone after the test."""
+    known = set(sys.modules)
+
+    def installed(name: str, modules: dict[str, str], entry_points: str = "", version: str = "1.0") -> Path:
+        site = tmp_path / f"site-{name}"
+        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(entry_points)
+        for module, code in modules.items():
+            (site / f"{module}.py").write_text(code)
+        monkeypatch.syspath_prepend(str(site))
+        return site
+
+    yield installed
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]

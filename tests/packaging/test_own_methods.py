@@ -1,0 +1,58 @@
+"""The example package is installed as its page says, and a run finds its methods by their short names."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.packaging.conftest import ROOT, Installed, new_environment
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def environment(built_wheel, tmp_path_factory):
+    """An environment with our wheel, and the example installed by pip."""
+    folder = tmp_path_factory.mktemp("own")
+    python = new_environment(folder / "env", built_wheel)
+    example = shutil.copytree(ROOT / "examples" / "own_methods", folder / "own_methods")
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*install, "--no-index", example], check=True, capture_output=True, timeout=120)
+    shutil.rmtree(example / "own_methods")  # what is used from here on is what was installed
+    return Installed("wheel", python, example, folder)
+
+
+def test_both_methods_are_listed(environment):
+    done = environment.run("flower-vfl", "methods", cwd=environment.elsewhere, COLUMNS="200")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("own-methods 0.1.0") == 2
+    assert "bits=4" in done.stdout
+    assert "k=1" in done.stdout
+
+
+def test_a_run_finds_them_by_their_names(environment, tmp_path):
+    done = environment.run("flower-vfl", "run", environment.clone / "own.toml", "--out", tmp_path / "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert [defense["name"] for defense in result["defenses"]] == ["quantise"]
+    assert result["defenses"][0]["class"] == "own_methods.defenses:Quantise"
+    assert {entry["label"] for entry in result["leakage"]} == {"norm", "peak", "peak(k=3)"}
+    assert "quantise" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.flower
+@pytest.mark.timeout(240)
+def test_flowers_processes_find_them_too(environment, tmp_path):
+    settings = ["--engine", "flower", "--set", "training.epochs=1", "--out", tmp_path / "run"]
+    done = environment.run("flower-vfl", "run", environment.clone / "own.toml", *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["defenses"][0]["name"] == "quantise"
+
+
+def test_its_own_tests_pass(environment):
+    tests = environment.clone / "tests"
+    done = environment.run("pytest", "-q", "-p", "no:cacheprovider", tests, cwd=environment.elsewhere)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,428 @@
+"""Defenses with one mistake each."""
+
+import math
+
+import torch
+
+from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.strategies import Defense, GradientDefense
+from tests.testing.right import Norms, Remembering, Right
+
+
+class Unnamed(Right):
+    """Has a name with a space."""
+
+    name = "un named"
+
+
+class Borrowed(Right):
+    """Calls itself like a built-in; `scope` is that of `GradientDefense`."""
+
+    name = "iso"
+
+
+class Silent(Right):
+    __doc__ = None
+
+    def perturb(self, g, y):
+        return super().perturb(g, y)
+
+
+class Unfinished(GradientDefense):
+    """Does not say what it does."""
+
+    name = "unfinished"
+
+
+class Idle(Defense):
+    """Overrides nothing."""
+
+    name = "idle"
+    params = {}  # noqa: RUF012
+
+
+class Starting(Right):
+    """Starts by itself; `scope` is that of `GradientDefense`."""
+
+    def start(self, grid, **more):
+        return self.strategy.start(grid, **more)
+
+
+class Hidden(Right):
+    """Does not show its strength; `scope` is that of `GradientDefense`."""
+
+    def __init__(self, strategy, strength=1.0, *, scope="joint"):
+        super().__init__(strategy, scope=scope)
+
+
+class Opaque(Right):
+    """Has params that are no JSON."""
+
+    params = {"params": torch.ones(1)}  # noqa: RUF012
+
+
+class Undocumented(Right):
+    """Says nothing about what it takes."""
+
+
+class Tolerant(Right):
+    """Takes anything; `scope` is that of `GradientDefense`."""
+
+    def __init__(self, strategy, scope="joint", **anything):
+        super().__init__(strategy, scope=scope)
+
+
+class Narrow(Right):
+    """Sends the first column; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Cut."""
+        return g[:, :1] + 1, {}
+
+
+class Single(Right):
+    """Computes in float32; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g.float() + self.noise(g.float()), {}
+
+
+class Scopeless(Right):
+    """Forgets its `scope`."""
+
+    def __init__(self, strategy, *, scope="joint"):
+        super().__init__(strategy)
+
+
+class Bound(Right):
+    """Knows its width; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g + self.noise(g) @ torch.ones(8, 8, dtype=g.dtype), {}
+
+
+class Graph(Right):
+    """Keeps a graph; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g + self.noise(g) * torch.ones(1, requires_grad=True), {}
+
+
+class Trusting(Right):
+    """Does not look at what it gets; `scope` is that of `GradientDefense`."""
+
+    def longest(self, g):
+        return g.abs().max() if g.numel() else 0.0
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g + self.noise(g), {}
+
+
+class Cleaning(Right):
+    """Replaces what is not finite and sends the rest; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return (g + self.noise(g), {}) if bool(torch.isfinite(g).all()) else (g.nan_to_num(0.0, 0.0, 0.0), {})
+
+
+class OnlyBoth(Right):
+    """Leaves batches of one class alone; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return (g + self.noise(g), {}) if len(y.unique()) > 1 else (g.clone(), {})
+
+
+class Relative(Right):
+    """Compares with the mean row, which one row alone is; `scope` is that of `GradientDefense`."""
+
+    unbiased = False
+
+    def perturb(self, g, y):
+        """Add noise along what differs from the mean."""
+        self.longest(g)
+        rest = g - g.mean(dim=0) if len(g) else g
+        return g + rest * torch.randn(len(g), 1, generator=self.generator(g.device)).to(g.dtype), {}
+
+
+class Squaring(Right):
+    """Takes squares, which vanish or overflow; `scope` is that of `GradientDefense`."""
+
+    def longest(self, g):
+        super().longest(g)
+        return float((g * g).sum(dim=1).max().sqrt()) if len(g) else 0.0
+
+
+class Withholding(Right):
+    """Sends zeros; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Send zeros."""
+        return torch.zeros_like(g), {}
+
+
+class Refusing(Defense):
+    """Protects nothing."""
+
+    name = "refusing"
+    params = {}  # noqa: RUF012
+
+    def protect(self, grads, labels):
+        """Refuse."""
+        self.strategy.protect(grads, labels)
+        raise UnprotectedBatchError("refusing: no")
+
+
+class Multiplying(Right):
+    """Stretches rows, and zeros stay zeros; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Stretch."""
+        self.longest(g)
+        return g * (1 + torch.randn(len(g), 1, generator=self.generator(g.device)).to(g.dtype)), {}
+
+
+class Shrinking(Right):
+    """Declared unbiased, and is not; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return 0.8 * g + self.noise(g), {}
+
+
+class Drifting(Right):
+    """Moves positives; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g + self.noise(g) + 0.5 * self.longest(g) * (y == 1)[:, None], {}
+
+
+class Global(Right):
+    """Draws from the global generator; `scope` is that of `GradientDefense`."""
+
+    def noise(self, g):
+        return torch.randn_like(g) * self.longest(g)
+
+
+class Seeding(Right):
+    """Seeds the global generator; `scope` is that of `GradientDefense`."""
+
+    def noise(self, g):
+        torch.manual_seed(self.generator(g.device).initial_seed() % 1000)
+        return torch.randn_like(g) * self.longest(g)
+
+
+class Numpy(Right):
+    """Draws from a generator without a seed; `scope` is that of `GradientDefense`."""
+
+    def noise(self, g):
+        import numpy as np
+
+        return torch.from_numpy(np.random.default_rng().normal(size=g.shape)).to(g.dtype) * self.longest(g)
+
+
+class Public(Right):
+    """Draws from a generator that everybody can make; `scope` is that of `GradientDefense`."""
+
+    def __init__(self, strategy, *, scope="joint"):
+        super().__init__(strategy, scope=scope)
+        self._own = torch.Generator().manual_seed(7)
+
+    def noise(self, g):
+        return torch.randn(g.shape, generator=self._own).to(g.dtype) * self.longest(g)
+
+
+class Repeating(Right):
+    """Draws the same noise in every step; `scope` is that of `GradientDefense`."""
+
+    unbiased = False
+
+    def noise(self, g):
+        again = torch.Generator().manual_seed(self.base.secret.seed("again"))
+        return torch.randn(g.shape, generator=again).to(g.dtype) * self.longest(g)
+
+
+class Writing(Right):
+    """Adds in place; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g.add_(self.noise(g)), {}
+
+
+class Forgetful(Remembering):
+    """Does not save its mean; `scope` is that of `GradientDefense`."""
+
+    def state(self):
+        return GradientDefense.state(self)
+
+    def restore(self, state):
+        GradientDefense.restore(self, state)
+
+
+class Restarting(Right):
+    """Does not save where its noise stands; `scope` is that of `GradientDefense`."""
+
+    def state(self):
+        return {"fallbacks": self.fallbacks}
+
+
+class Shared(Remembering):
+    """Saves what it goes on changing; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        self.mean.mul_(0.9).add_(self.longest(g) * 0.1)
+        return g + self.noise(g) * self.factor(self.longest(g)), {}
+
+
+class Unsaved(Right):
+    """Saves what no file holds; `scope` is that of `GradientDefense`."""
+
+    def state(self):
+        return {**super().state(), "generator": self.generator(torch.device("cpu"))}
+
+
+class NotANumber(Right):
+    """Logs NaN; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g + self.noise(g), {"length": math.nan}
+
+
+class Endless(Right):
+    """Logs what nobody expects; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g + self.noise(g), {"length": math.inf}
+
+
+class Tensors(Right):
+    """Logs a tensor; `scope` is that of `GradientDefense`."""
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g + self.noise(g), {"length": g.abs().sum()}
+
+
+class Alone(Right):
+    """Does not ask the strategy that it wraps; `scope` is that of `GradientDefense`."""
+
+    def protect(self, grads, labels):
+        """Add noise."""
+        return grads + self.noise(grads), {}
+
+
+class Outward(Right):
+    """Adds noise first; `scope` is that of `GradientDefense`."""
+
+    def protect(self, grads, labels):
+        """Add noise."""
+        return self.strategy.protect(grads + self.noise(grads), labels)
+
+
+class Losing(Norms):
+    """Loses the inner log."""
+
+    def embed(self, z):
+        """Divide by the length."""
+        return super().embed(z)[0], {}
+
+
+class Cutting(Norms):
+    """Detaches embeddings."""
+
+    def embed(self, z):
+        """Detach."""
+        inner, log = self.strategy.embed(z)
+        return inner.detach(), log
+
+
+class Dividing(Norms):
+    """Divides by zero."""
+
+    def embed(self, z):
+        """Divide."""
+        inner, log = self.strategy.embed(z)
+        return inner / inner.flatten(1).norm(dim=1).view(-1, *[1] * (inner.dim() - 1)), log
+
+
+class Halving(Norms):
+    """Loses rows."""
+
+    def embed(self, z):
+        """Halve."""
+        inner, log = self.strategy.embed(z)
+        return inner[: len(z) // 2], log
+
+
+class Lossy(Norms):
+    """Adds a term that is no number for one class."""
+
+    def loss(self, logits, labels, z):
+        """Add the term."""
+        value, log = self.strategy.loss(logits, labels, z)
+        return value + z[labels == 1].mean(), log
+
+
+class Rows(Norms):
+    """Returns a loss for each row."""
+
+    def loss(self, logits, labels, z):
+        """Return rows."""
+        value, log = self.strategy.loss(logits, labels, z)
+        return value + z.mean(dim=1), log
+
+
+class Relabelling(Norms):
+    """Makes up a class."""
+
+    def prepare_labels(self, labels):
+        """Add one."""
+        inner, log = self.strategy.prepare_labels(labels)
+        return inner + 1, log
+
+
+class Floating(Norms):
+    """Makes labels soft."""
+
+    def prepare_labels(self, labels):
+        """Soften."""
+        inner, log = self.strategy.prepare_labels(labels)
+        return inner * 0.9, log
+
+
+class Relabelled(Norms):
+    """Changes labels in place."""
+
+    def prepare_labels(self, labels):
+        """Flip the first."""
+        inner, log = self.strategy.prepare_labels(labels)
+        inner[0] = 1 - inner[0]
+        return inner, log
+
+
+class Binary(Right):
+    """Takes two classes and does not declare it; `scope` is that of `GradientDefense`."""
+
+    def __init__(self, strategy, *, scope="joint"):
+        super().__init__(strategy, scope=scope)
+        if self.base.labels.classes != 2:
+            raise ConfigError("binary: two classes")
+
+
+class Bypassing(Right):
+    """Declares two classes and does not check it; `scope` is that of `GradientDefense`."""
+
+    two_classes_only = True
+
+    def __init__(self, strategy, *, scope="joint"):
+        self.strategy, self.scope, self.fallbacks, self._generator = strategy, scope, 0, None

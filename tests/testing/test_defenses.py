@@ -1,0 +1,136 @@
+"""The tester for authors of defenses: every built-in passes, and each mistake is found and named."""
+
+import logging
+import math
+
+import pytest
+import torch
+
+from flower_vfl.strategies import DEFENSES, Iso, Marvell, MaxNorm
+from flower_vfl.testing import CheckError, check_defense
+from tests.testing import broken, right
+
+SETTINGS = [
+    *((defense, {}) for defense in DEFENSES.values()),
+    (Iso, {"t": 25.0, "scope": "per-party"}),
+    (MaxNorm, {"scope": "per-party"}),
+    *((Marvell, strength) for strength in ({"s": 0.25}, {"P": 1.0}, {"sum_kl": 0.5}, {"detection_error": 0.4})),
+    (Marvell, {"scope": "per-party"}),
+]
+
+
+@pytest.mark.parametrize(("defense", "params"), SETTINGS, ids=lambda value: getattr(value, "name", str(value)))
+def test_every_built_in_defense_passes(defense, params):
+    check_defense(defense, **params)
+
+
+@pytest.mark.parametrize("defense", [right.Right, right.Norms, right.Remembering, right.Grid, right.Clipped])
+def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without(defense):
+    check_defense(defense)
+
+
+@pytest.mark.parametrize(
+    ("defense", "finding"),
+    [
+        (int, "no subclass of flower_vfl.strategies.Defense"),
+        (broken.Unfinished, "it is abstract: it does not define perturb"),
+        (broken.Unnamed, "`name` is 'un named'"),
+        (broken.Borrowed, "`name` is 'iso', which is that of a built-in defense"),
+        (broken.Silent, r"(?s)class has no docstring.*`perturb` has no docstring"),
+        (broken.Idle, "overrides no hook"),
+        (broken.Starting, "overrides `start`"),
+        (broken.Opaque, r"cannot stand in result\.json"),
+        (broken.Undocumented, "does not say what 'scope' is"),
+        (broken.Tolerant, "takes parameters that it does not have"),
+        (broken.Narrow, r"gradients \(64, 8\), scope joint: it returns torch.float32 \(64, 1\)"),
+        (broken.Bound, "gradients: it raised RuntimeError"),
+        (broken.Single, r"gradients in torch.float16: it returns torch.float32 \(64, 8\) for torch.float16"),
+        (broken.Scopeless, "made with scope='per-party', its `params` does not say so"),
+        (broken.Graph, "keeps a graph"),
+        (broken.Trusting, "a batch with nan: it returns values that are not finite; raise UnprotectedBatchError"),
+        (broken.Cleaning, "a batch with inf: it goes out as it is"),
+        (broken.OnlyBoth, "positives only: it goes out as it is"),
+        (broken.Relative, "one row alone: it goes out as it is"),
+        (
+            broken.Squaring,
+            r"(?s)gradients of 1e-30: it goes out as it is.*gradients of 1e30: it returns values that are not",
+        ),
+        (broken.Withholding, "a usual batch: zeros are sent"),
+        (broken.Refusing, "it raised UnprotectedBatchError: refusing: no"),
+        (broken.Multiplying, "a row of zeros: it is sent as zeros and no other row is"),
+        (broken.Shrinking, r"declared unbiased, .* along the gradients it is -[12]\d\.\d% of them"),
+        (broken.Drifting, "declared unbiased, but"),
+        (broken.Global, "draws from torch's global generator"),
+        (broken.Seeding, "draws from torch's global generator, or seeds it"),
+        (broken.Numpy, "the same secret gives other results"),
+        (broken.Public, "its noise is the same whatever the secret"),
+        (broken.Repeating, "its noise is the same in every step"),
+        (broken.Writing, "changes gradients or labels in place"),
+        (broken.Forgetful, "restored from its `state`, it goes on otherwise"),
+        (broken.Restarting, "restored from its `state`, it goes on otherwise"),
+        (broken.Shared, "as copies"),
+        (broken.Unsaved, "its `state` cannot be saved: .*given Generator"),
+        (broken.NotANumber, "logs 'right.length' = NaN"),
+        (broken.Endless, "logs 'right.length' = inf, and no docstring says when"),
+        (broken.Tensors, "a name and a number are needed"),
+        (broken.Alone, "`protect` does not ask the strategy that it wraps first"),
+        (broken.Outward, "`protect` does not ask the strategy that it wraps first"),
+        (broken.Losing, "`embed` loses what the strategy that it wraps wants logged"),
+        (broken.Cutting, "embed, vectors: no gradient flows back"),
+        (broken.Dividing, "embed, zeros: it returns values that are not finite"),
+        (broken.Halving, "one row for each of the 64 is needed"),
+        (broken.Lossy, "loss, one class: the loss or its gradient is not finite"),
+        (broken.Rows, "a differentiable number is needed"),
+        (broken.Relabelling, "labels of classes that there are not"),
+        (broken.Floating, "it must return as many of that kind"),
+        (broken.Relabelled, "changes gradients or labels in place"),
+        (broken.Binary, r"refuses three classes \(binary: two classes\); declare"),
+        (broken.Bypassing, "declares `two_classes_only` and takes three"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_each_mistake_is_found_and_named(defense, finding):
+    with pytest.raises(CheckError, match=finding) as caught:
+        check_defense(defense)
+    assert str(caught.value).startswith(f"{defense.__name__}() does not do what a defense must:\n- ")
+
+
+def test_parameters_that_do_not_arrive_in_the_result_are_a_finding():
+    with pytest.raises(CheckError, match=r"made with strength=2\.0, its `params` is \{'scope': 'joint'\}"):
+        check_defense(broken.Hidden, strength=2.0)
+
+
+def test_parameters_that_are_refused_are_a_finding():
+    with pytest.raises(CheckError, match=r"Iso\(t=-1\).*(?s:.*)raised ConfigError: iso: t must"):
+        check_defense(Iso, t=-1)
+
+
+@pytest.mark.parametrize(("defense", "params"), [(Iso, {"t": 0.0}), (Marvell, {"s": 0.0})])
+def test_a_strength_of_nothing_is_a_finding(defense, params):
+    with pytest.raises(CheckError, match="a usual batch: it goes out as it is"):
+        check_defense(defense, **params)
+
+
+def test_an_inf_that_a_docstring_announces_may_be_logged():
+    class Announced(right.Right):
+        """Logs `length`, which is inf here; `scope` is that of `GradientDefense`."""
+
+        def perturb(self, g, y):
+            """Add noise."""
+            return g + self.noise(g), {"length": math.inf}
+
+    check_defense(Announced)
+
+
+def test_the_callers_random_numbers_threads_and_log_are_left_alone(caplog):
+    threads, before = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        with caplog.at_level(logging.DEBUG, "flower_vfl"):
+            with pytest.raises(CheckError):
+                check_defense(broken.Cutting)
+            assert logging.getLogger("flower_vfl").level == logging.DEBUG
+        assert torch.get_num_threads() == 2
+        assert torch.equal(before, torch.get_rng_state())
+    finally:
+        torch.set_num_threads(threads)
