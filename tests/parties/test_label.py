@@ -66,6 +66,14 @@ def test_gradients_are_those_before_any_defense():
     assert not torch.allclose(sent, step.inside.gradients)
 
 
+def test_a_defense_that_works_in_place_does_not_change_what_is_kept():
+    label, plain = party(snapshots=[0]), party(snapshots=[0]).train_step(0, embeddings(0))
+    label._hooks.protect = lambda grads, labels: (grads.zero_(), {})
+    step = label.train_step(0, embeddings(0))
+    assert not step.gradients["a"].any()
+    assert torch.equal(step.inside.gradients, plain.inside.gradients)
+
+
 def test_only_the_steps_that_are_asked_for_have_one():
     label = party(snapshots=[1, 7])
     assert [label.train_step(step, embeddings(step)).inside is not None for step in range(3)] == [False, True, False]

@@ -21,7 +21,8 @@ def run_with(folder, series, *leakage, params=None, defenses=None, counts=True):
     label = {("label", "", "batch_rows"): 100, ("label", "", "batch_positives"): 10} if counts else {}
     with StepLog(folder) as log:
         for (party, attack, metric), values in {**label, **series}.items():
-            for step, value in enumerate(np.broadcast_to(values, STEPS)):
+            by_step = values if isinstance(values, dict) else dict(enumerate(np.broadcast_to(values, STEPS)))
+            for step, value in by_step.items():
                 facts = {"party": party, "layer": "cut" if attack else "", "attack": attack, "metric": metric}
                 log.add(step=step, epoch=1, value=value, **facts)
     defenses = defenses or [{"name": "marvell", "params": params or {"s": 4.0, "scope": "joint"}}]
@@ -65,6 +66,14 @@ def test_each_step_is_compared_with_its_own_bound_and_attacks_may_skip_steps(tmp
     assert found.measured[0].found.steps == 5
     assert found.measured[0].first == [1, 3, 5, 7, 9]
     assert found.silent == 0.5
+
+
+def test_steps_are_matched_by_their_number_where_a_log_has_gaps(tmp_path):
+    every_third = dict.fromkeys(range(0, STEPS, 3), 0.9)
+    bounds = {("label", "", "marvell.auc_bound"): dict.fromkeys(range(20, STEPS), 0.51)}
+    (found,) = certificates(run_with(tmp_path, {**bounds, ("a", "norm", "auc"): every_third}, entry()))
+    assert found.measured[0].found.steps == len(range(21, STEPS, 3))
+    assert found.measured[0].first == [21, 24, 27, 30, 33]
 
 
 def test_the_target_that_was_asked_for_is_the_target_else_what_the_divergence_promises(tmp_path):
