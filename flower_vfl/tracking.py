@@ -295,7 +295,7 @@ def add_snapshot(folder: Path | str, step: int, values: Values) -> None:
         keys = [pa.repeat(key, found.size) for key in (step, quantity, group)]
         tables.append(pa.table([*keys, pa.array(found)], schema=SNAPSHOT_SCHEMA))
     with replacing(Path(folder) / SNAPSHOTS) as temporary:
-        pq.write_table(pa.concat_tables(tables), temporary, compression="zstd")
+        pq.write_table(pa.concat_tables(tables), temporary, use_dictionary=["quantity", "group"], compression="zstd")
 
 
 def read_snapshots(folder: Path | str) -> pa.Table:

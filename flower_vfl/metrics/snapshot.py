@@ -20,8 +20,8 @@ Values = Mapping[tuple[str, str], NDArray[np.float64]]
 RESIDUAL, SLOPE_NORM, GRADIENT_NORM = "residual", "slope_norm", "gradient_norm"
 SLOPE_COSINE, GRADIENT_COSINE = "slope_cosine", "gradient_cosine"
 NEGATIVE, POSITIVE, CROSS = "negative", "positive", "cross"
-MOST = 1000
-"""Rows of a class and pairs of a kind that are kept: quantiles to about 1.5 %, whatever the batch."""
+MOST = 500
+"""Rows of a class and pairs of a kind that are kept: shares to about two percent points, whatever the batch."""
 
 
 def snapshot(

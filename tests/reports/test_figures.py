@@ -152,3 +152,20 @@ def test_a_group_that_a_snapshot_lacks_leaves_a_gap_and_no_snapshot_no_figure():
 
 def test_strengths_stand_beside_their_points():
     assert {"1", "4", "marvell s", "no defense"} <= set(texts(setting_figure("x", "test AUC", FAMILIES, None)))
+
+
+@pytest.mark.parametrize("spread", [1e-9, 0.4, 3.0, 30.0])
+def test_lengths_of_any_spread_have_numbers_on_their_axis(spread):
+    values = {("slope_norm", "negative"): np.geomspace(0.3, 0.3 * (1 + spread), 50)}
+    (svg,) = snapshot_figures({100: values})
+    assert sum(bool(re.fullmatch(r"[\d.e−+-]+", text)) for text in texts(svg)) >= 3
+
+
+@pytest.mark.parametrize("length", [8, 16, 20, 28, 40])
+def test_long_names_stay_inside_the_figure(length):
+    svg = leak_comparison_figure("x", {f"{i:02}" + "e" * (length - 2): (STEPS, VALUES) for i in range(6)}, 0.55)
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])
+    rows = re.findall(r'<text[^>]*?(?:x="([\d.]+)"|translate\(([\d.]+))[^>]*>\d\de', svg)
+    starts = [float(first or second) for first, second in rows]
+    assert len(starts) == 6
+    assert max(starts) + 5.5 * length < width  # an e of nine points is 5.5 wide

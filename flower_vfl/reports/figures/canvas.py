@@ -66,7 +66,7 @@ def draw(title: str, paint: Callable[[Axes], None]) -> str:
         axes.set_title(short(title))
         paint(axes)
         if axes.get_legend_handles_labels()[1]:
-            figure.legend(loc="outside lower left", ncols=3, fontsize=9, handlelength=1.9, columnspacing=1.2)
+            _legend(figure)
         return _svg(figure)
 
 
@@ -85,6 +85,15 @@ def chance_band(axes: Axes, null: float | None) -> None:
     if null is not None:
         axes.axhspan(1 - null, null, color=BAND, alpha=0.22, linewidth=0, label="guessing")
     axes.axhline(0.5, color=BAND, linewidth=1)
+
+
+def _legend(figure: Figure) -> None:
+    """Put the legend below, in as many columns as its names leave room for."""
+    for columns in (3, 2, 1):
+        legend = figure.legend(loc="outside lower left", ncols=columns, fontsize=9, handlelength=1.9, columnspacing=1.2)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _svg(figure: Figure) -> str:

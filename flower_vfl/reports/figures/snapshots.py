@@ -52,7 +52,7 @@ def _panel(quantity: str, snapshots: Mapping[int, Values]) -> str:
     title, ylabel, groups = PANELS[quantity]
 
     def paint(axes: Axes) -> None:
-        lowest = np.inf
+        lowest, highest = np.inf, 0.0
         for index, (group, label) in enumerate(groups.items()):
             shift = (index - (len(groups) - 1) / 2) * 0.24
             found = [(at + shift, values.get((quantity, group))) for at, values in enumerate(snapshots.values())]
@@ -64,10 +64,10 @@ def _panel(quantity: str, snapshots: Mapping[int, Values]) -> str:
             axes.vlines(at, low, high, color=LINES[index], linewidth=1.2)
             axes.vlines(at, lower, upper, color=LINES[index], linewidth=5, alpha=0.55)
             axes.plot(at, middle, color=LINES[index], linestyle="", marker="o", markersize=5, label=label)
-            lowest = min(lowest, float(low.min()))
+            lowest, highest = min(lowest, float(low.min())), max(highest, float(high.max()))
         if quantity.endswith("_cosine"):
             axes.set_ylim(-1.05, 1.05)
-        elif lowest > 0:
+        elif 0 < 100 * lowest < highest:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # the default wants mathtext
             axes.yaxis.set_minor_formatter(NullFormatter())
