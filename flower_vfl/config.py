@@ -173,6 +173,17 @@ class AttackConfig(_Section):
         description="limit of the monitor's q95 leak AUC of an epoch, oracle attacks included; 1: off",
     )
     on_leak: Literal["stop", "warn"] = Field(default="stop", description="what happens when the limit is passed")
+    snapshots: list[int] = Field(
+        default_factory=lambda: [100, 200, 300, 400, 500],
+        description="after so many steps the label party keeps, for its own report, what the gradients are made of",
+    )
+
+    @field_validator("snapshots")
+    @classmethod
+    def _steps(cls, steps: list[int]) -> list[int]:
+        if any(step < 0 for step in steps):
+            raise ValueError(f"steps are at least 0, given {steps}; [] keeps no snapshot")
+        return steps
 
     @property
     def calls(self) -> list[dict[str, Any]]:

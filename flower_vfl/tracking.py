@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flower_vfl.errors import ConfigError, InputError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Self
+
+    from flower_vfl.metrics import Values
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,11 @@ SCHEMA = pa.schema(
     ]
 )
 KEYS = SCHEMA.names[:-1]
+
+SNAPSHOTS = "snapshots.parquet"
+SNAPSHOT_SCHEMA = pa.schema(
+    [("step", pa.int64()), ("quantity", pa.string()), ("group", pa.string()), ("value", pa.float64())]
+)
 
 MAGIC = b"FVL1"
 HEADER = struct.Struct("<4sII")
@@ -275,6 +283,33 @@ def read_steps(folder: Path | str) -> pa.Table:
     return _collect(folder, journals)
 
 
+def add_snapshot(folder: Path | str, step: int, values: Values) -> None:
+    """Add what the gradients of one step are made of to a folder's ``snapshots.parquet``, at the label party only.
+
+    There are few of them: the file is written anew, whole or not at all, and a step that is done again after an
+    interruption takes the place of the old one.
+    """
+    known = read_snapshots(folder)
+    tables = [known.filter(pc.not_equal(known["step"], step))]
+    for (quantity, group), found in values.items():
+        keys = [pa.repeat(key, found.size) for key in (step, quantity, group)]
+        tables.append(pa.table([*keys, pa.array(found)], schema=SNAPSHOT_SCHEMA))
+    with replacing(Path(folder) / SNAPSHOTS) as temporary:
+        pq.write_table(pa.concat_tables(tables), temporary, use_dictionary=["quantity", "group"], compression="zstd")
+
+
+def read_snapshots(folder: Path | str) -> pa.Table:
+    """Read the snapshots of a run, a row a value; without rows where none was taken.
+
+    Raises
+    ------
+    InputError
+        Where the file cannot be read.
+    """
+    path = Path(folder) / SNAPSHOTS
+    return _read_parquet(path, SNAPSHOT_SCHEMA) if path.exists() else SNAPSHOT_SCHEMA.empty_table()
+
+
 def _journals(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.journal"))
 
@@ -292,11 +327,11 @@ def _collect(folder: Path, journals: list[Path]) -> pa.Table:
     return unique.rename_columns({"value_last": "value"}).select(SCHEMA.names).sort_by(order).cast(SCHEMA)
 
 
-def _read_parquet(path: Path) -> pa.Table:
+def _read_parquet(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     try:
-        return pq.read_table(path, columns=SCHEMA.names).select(SCHEMA.names).cast(SCHEMA)
+        return pq.read_table(path, columns=schema.names).select(schema.names).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path} cannot be read as a step log: {error}") from error
+        raise InputError(f"{path} cannot be read as a log of {', '.join(schema.names)}: {error}") from error
 
 
 def _frame(rows: list[Row], names: list[Series]) -> bytes:

@@ -25,12 +25,6 @@ def _number(value: Any, digits: int = 4) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _worst(summary: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
-    """Return the entry of the attacker that read most at a layer."""
-    entries = [entry for entry in summary["leakage"] if entry["layer"] == layer and entry["source"] == "attacker"]
-    return max(entries, key=lambda entry: entry["q95"] or 0.0, default={})
-
-
 def _defenses(summary: Mapping[str, Any]) -> str:
     def one(defense: Mapping[str, Any]) -> str:
         params = (f"{key}={value}" for key, value in defense["params"].items() if value != "joint")
@@ -40,22 +34,26 @@ def _defenses(summary: Mapping[str, Any]) -> str:
 
 
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """Return one row a run: utility beside leakage."""
+    """Return one row a run: utility beside the worst leak of attacks that somebody could run, and of oracles."""
+    from flower_vfl.reports.leaks import worst
+
+    leaks = {("cut", False): "leak, cut", ("first", False): "leak, first layer"}
+    if any(worst(summary, "cut", oracle=True) for summary in summaries):
+        leaks["cut", True] = "oracle, cut"
     table = Table(title="Leak AUC (q95): 0.5 the attacker learns nothing, 1 it reads every label")
     table.add_column("defense")
-    for column in ("test AUC", "test loss", "leak, cut", "leak, first layer", "chance", "steps/s"):
+    for column in ("test AUC", "test loss", *leaks.values(), "chance", "steps/s"):
         table.add_column(column, justify="right")
     for summary in summaries:
         last, cost = summary["utility"]["last"], summary["cost"]
-        cut = _worst(summary, "cut")
+        found = [worst(summary, layer, oracle=oracle) or {} for layer, oracle in leaks]
         speed = cost["steps"] / cost["seconds"] if cost["seconds"] else 0.0
         table.add_row(
             _defenses(summary),
             _number(last["test_auc"]) if last["test_auc"] is not None else f"acc. {_number(last['test_accuracy'])}",
             _number(last["test_loss"]),
-            _number(cut.get("q95"), 3),
-            _number(_worst(summary, "first").get("q95"), 3),
-            _number(cut.get("q95_null"), 3),
+            *(_number(entry.get("q95"), 3) for entry in found),
+            _number(next((entry["q95_null"] for entry in found if entry), None), 3),
             f"{speed:.0f}",
         )
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flower_vfl.metrics import Values
 from flower_vfl.parties.scoring import NoRecorder
 
 
@@ -15,6 +16,9 @@ class Observer(NoRecorder):
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         """A step is done; `leak` is the monitor's largest leak AUC of one of the last 16 steps, NaN for none."""
+
+    def on_snapshot(self, step: int, values: Values) -> None:
+        """Take what the gradients of a step are made of; it tells labels and must stay with the label party."""
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """An epoch is done and evaluated."""

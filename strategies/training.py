@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.config import Config
-from flower_vfl.metrics import adaptive_calibration_error, leak_auc
+from flower_vfl.metrics import adaptive_calibration_error, leak_auc, snapshot
 from flower_vfl.parties.attacker import AUDIT_REFERENCE, AUDIT_ROW
 from flower_vfl.parties.label import LabelParty, Step
 from flower_vfl.parties.monitor import LeakageMonitor
@@ -194,9 +194,20 @@ class Training:
             leak = self._monitor.latest
         for metric, value in done.log.items():
             self.outcome.logged[metric] = self.outcome.logged.get(metric, 0.0) + value
-        for metric, value in {"train_loss": done.loss, **done.log}.items():
+        for metric, value in {"train_loss": done.loss, **done.log, **self._class_counts(done)}.items():
             self._log(step, epoch, metric, value)
+        if done.inside is not None:
+            inside, generator = done.inside, np.random.default_rng(step)
+            values = snapshot(inside.labels, inside.logits, inside.slopes, inside.gradients, generator=generator)
+            self._observer.on_snapshot(step, values)
         self._observer.on_step(step, epoch, done.loss, leak)
+
+    def _class_counts(self, done: Step) -> dict[str, float]:
+        """Return what chance depends on: how many rows the batch has, and how many of them are truly positive."""
+        if self._classes != 2:
+            return {}
+        labels = self._labels[0].take(done.rows)
+        return {"batch_rows": labels.size, "batch_positives": int(np.count_nonzero(labels))}
 
     def _log(self, step: int, epoch: int, metric: str, value: float) -> None:
         self._observer.add(step=step, epoch=epoch, party="label", layer="", attack="", metric=metric, value=value)

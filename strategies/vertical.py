@@ -351,6 +351,7 @@ def _build_label_party(
         fusion=config.model.fusion,
         clip_norm=config.training.clip_norm,
         keep_clean=bool(base.attacks),
+        snapshots=config.attack.snapshots,
         device=config.device,
     )
 

@@ -369,3 +369,13 @@ def test_nothing_secret_is_in_a_configuration():
 def test_the_order_of_batches_follows_the_seed_unless_it_has_its_own():
     assert build_config({"seed": 4}).shared_seed == 4
     assert build_config({"seed": 4, "schedule_seed": 0}).shared_seed == 0
+
+
+@pytest.mark.parametrize(("text", "steps"), [("", []), ("[]", []), ("10", [10]), ("10,20", [10, 20])])
+def test_the_steps_of_snapshots_are_a_list_that_may_be_empty(text, steps):
+    assert build_config({}, {"attack.snapshots": text}).attack.snapshots == steps
+
+
+def test_a_snapshot_before_the_first_step_is_refused():
+    with pytest.raises(ConfigError, match="at least 0"):
+        build_config({}, {"attack.snapshots": "-1"})

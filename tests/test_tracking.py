@@ -10,13 +10,25 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from flower_vfl import tracking
 from flower_vfl.errors import ConfigError, InputError
-from flower_vfl.tracking import SCHEMA, SINKS, STEPS, StepLog, make_sink, merge_steps, read_steps
+from flower_vfl.tracking import (
+    SCHEMA,
+    SINKS,
+    SNAPSHOTS,
+    STEPS,
+    StepLog,
+    add_snapshot,
+    make_sink,
+    merge_steps,
+    read_snapshots,
+    read_steps,
+)
 
 
 def add(log, step, value=0.5, **changes):
@@ -358,3 +370,18 @@ def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
             add(log, step, step / 4)
     (written,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     assert b"a/cut/norm/auc" in written.read_bytes()
+
+
+def test_snapshots_come_back_and_a_step_that_is_done_again_takes_the_place_of_the_old(tmp_path):
+    assert read_snapshots(tmp_path).num_rows == 0
+    for step, value in ((100, 0.25), (200, 0.5), (100, 0.75)):
+        add_snapshot(tmp_path, step, {("residual", "positive"): np.array([value]), ("x", "cross"): np.array([])})
+    row = {"quantity": "residual", "group": "positive"}
+    rows = read_snapshots(tmp_path).to_pylist()
+    assert rows == [{"step": 200, **row, "value": 0.5}, {"step": 100, **row, "value": 0.75}]
+
+
+def test_snapshots_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / SNAPSHOTS).write_bytes(b"torn")
+    with pytest.raises(InputError, match=re.escape(str(tmp_path / SNAPSHOTS))):
+        read_snapshots(tmp_path)

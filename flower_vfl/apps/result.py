@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flower_vfl.attacks.base import HINTS
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
@@ -108,6 +109,15 @@ def summarise(
         "parties": {"features": list(strategy.base.parties), "label_features": strategy.base.table is not None},
         "defenses": defenses,
         "log": {name: _number(total / max(1, outcome.steps)) for name, total in outcome.logged.items()},
+        "attacks": [
+            {
+                "attack": attack.name,
+                "label": attack.label,
+                "needs": sorted(attack.needs),
+                "hints": attack.hints if HINTS in attack.needs else 0,
+            }
+            for attack in strategy.base.attacks
+        ],
         "utility": {"last": _utility(last), "best": _utility(outcome.best)},
         "leakage": outcome.leakage,
         "cost": {

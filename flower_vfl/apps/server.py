@@ -31,11 +31,12 @@ from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError, InputError
+from flower_vfl.metrics import Values
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome, VerticalStrategy
 from flower_vfl.strategies.vertical import OptimizerFactory, is_simulation
-from flower_vfl.tracking import StepLog, make_sink
+from flower_vfl.tracking import StepLog, add_snapshot, make_sink
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,12 @@ class _Journal(Observer):
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         for other in self._others:
             other.on_step(step, epoch, loss, leak)
+
+    def on_snapshot(self, step: int, values: Values) -> None:
+        if self.log is not None:
+            add_snapshot(self.log.path.parent, step, values)
+        for other in self._others:
+            other.on_snapshot(step, values)
 
     def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
         if self.log is not None:

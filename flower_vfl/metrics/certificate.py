@@ -1,10 +1,19 @@
-"""What the divergence of the perturbed gradients promises about every attack."""
+"""What the divergence of the perturbed gradients promises about every attack, and whether measurements keep to it."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from flower_vfl.metrics.arrays import ArgumentError
+from flower_vfl.metrics.null import null_quantile
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
 
 
 def auc_bound(sum_kl: float) -> float:
@@ -39,8 +48,146 @@ def auc_bound(sum_kl: float) -> float:
     >>> auc_bound(0.0), auc_bound(1.0), auc_bound(9.0)
     (0.5, 0.875, 1.0)
     """
-    if not sum_kl >= 0:
-        raise ArgumentError(f"sum_kl is {sum_kl}: a divergence is at least 0.")
+    _refuse_negative(sum_kl)
     if sum_kl >= 4:
         return 1.0
     return 0.5 + math.sqrt(sum_kl) / 2 - sum_kl / 8
+
+
+def detection_error_bound(sum_kl: float) -> float:
+    r"""Least detection error that any fixed scoring function leaves at this symmetric divergence of the classes.
+
+    .. math:: \min_t \tfrac12 (FNR + FPR) \ge \tfrac12 - \tfrac14 \sqrt{\epsilon}
+
+    so that an error of at least L is promised by :math:`\epsilon \le (2 - 4 L)^2`. Like `auc_bound` it holds for the
+    modelled distributions and says nothing from 4 on.
+
+    Parameters
+    ----------
+    sum_kl
+        Epsilon, at least 0; infinity is allowed.
+
+    Returns
+    -------
+    float
+        In [0, 0.5], 0.0 where nothing is promised.
+
+    Raises
+    ------
+    ArgumentError
+        For a negative divergence and for NaN.
+
+    References
+    ----------
+    Li et al., *Label Leakage and Protection in Two-party Split Learning*, 2021 workshop version, section 4.2.
+
+    Examples
+    --------
+    >>> detection_error_bound(0.0), detection_error_bound(1.0), detection_error_bound(9.0)
+    (0.5, 0.25, 0.0)
+    """
+    _refuse_negative(sum_kl)
+    return max(0.5 - math.sqrt(sum_kl) / 4, 0.0)
+
+
+def _refuse_negative(sum_kl: float) -> None:
+    if not sum_kl >= 0:
+        raise ArgumentError(f"sum_kl is {sum_kl}: a divergence is at least 0.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exceedances:
+    """How often a measured leak AUC is above its bound, and how often by more than chance explains.
+
+    Attributes
+    ----------
+    steps
+        Steps with a measured AUC and a bound below 1.
+    exceeded
+        How many of them were above the bound at all.
+    beyond_chance
+        (K,) positions, in what was given, of those that were above it by more than chance explains.
+    expected
+        How many of those are to be expected at most where the model holds.
+    worst
+        The largest difference of a measured AUC and its bound, negative where all stay below; NaN without steps.
+    """
+
+    steps: int
+    exceeded: int
+    beyond_chance: NDArray[np.int64]
+    expected: float
+    worst: float
+
+
+def exceedances(
+    measured: ArrayLike, bounds: ArrayLike, negatives: ArrayLike, positives: ArrayLike, *, q: float = 0.95
+) -> Exceedances:
+    r"""Compare the leak AUC of each step with what Theorem 1 promises for it.
+
+    The bound is about the distribution; the AUC of one batch scatters around its own expectation. A step counts as
+    beyond chance when
+
+    .. math:: AUC > bound + (null_q - \tfrac12)
+
+    with the q-quantile of the AUC of a score that knows nothing, on a batch of these very counts. Where the classes are
+    Gaussian as modelled and the scoring function is fixed, that happens in at most the share 1 - q of the steps: at a
+    divergence of 0 by the definition of the quantile, above it because the theorem is loose by more than the AUC
+    scatters more (checked by simulation, `tests/metrics/test_certificate.py`; not proved).
+
+    Parameters
+    ----------
+    measured
+        (N,) leak AUC of each step; NaN where the batch had none, such steps are left out.
+    bounds
+        (N,) `auc_bound` of each step; where it is 1 it says nothing, and the step is left out.
+    negatives, positives
+        (N,) how many of each class were scored.
+    q
+        Which quantile of chance is allowed for.
+
+    Returns
+    -------
+    Exceedances
+        Counts, positions and the largest excess.
+
+    Raises
+    ------
+    ArgumentError
+        For arguments of different lengths.
+
+    References
+    ----------
+    Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, Theorem 1.
+
+    Examples
+    --------
+    >>> found = exceedances([0.99, 0.61, 0.52], [0.6, 0.6, 0.6], [940, 940, 940], [84, 84, 84])
+    >>> found.exceeded, found.beyond_chance.tolist(), round(found.expected, 2), round(found.worst, 2)
+    (2, [0], 0.15, 0.39)
+    """
+    auc, bound = np.asarray(measured, dtype=np.float64), np.asarray(bounds, dtype=np.float64)
+    counts = np.stack([np.asarray(negatives, dtype=np.int64), np.asarray(positives, dtype=np.int64)], axis=-1)
+    if auc.ndim != 1 or auc.shape != bound.shape or counts.shape != (auc.size, 2):
+        raise ArgumentError(
+            f"AUCs {auc.shape}, bounds {bound.shape} and class counts {counts.shape[:-1]}: give vectors of one length."
+        )
+    known = np.flatnonzero(np.isfinite(auc) & (bound < 1) & (counts > 0).all(axis=1))
+    if not known.size:
+        return Exceedances(0, 0, known, 0.0, math.nan)
+    excess = auc[known] - bound[known]
+    pairs, which = np.unique(counts[known], axis=0, return_inverse=True)
+    allowed = np.array([_chance(int(n), int(p), q) - 0.5 for n, p in pairs])[which.ravel()]
+    return Exceedances(
+        steps=known.size,
+        exceeded=int(np.count_nonzero(excess > 0)),
+        beyond_chance=known[excess > allowed],
+        expected=(1 - q) * known.size,
+        worst=float(excess.max()),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _chance(negatives: int, positives: int, q: float) -> float:
+    """Return the null's quantile of one batch; a run has few different class counts and many steps."""
+    return null_quantile([(negatives, positives)], q)

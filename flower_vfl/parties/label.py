@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,6 +37,25 @@ class Hooks(Protocol):
         """Change the cut gradients of all feature parties, (B, D), before they leave."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Inside:
+    """What the gradients of one step were made of; it tells the labels and never leaves the label party.
+
+    Attributes
+    ----------
+    labels, logits : Tensor
+        (B,) prepared labels, and the logits.
+    slopes, gradients : Tensor
+        (B, D) derivatives of each row's logit by the embeddings of all feature parties, and the gradients before any
+        defense.
+    """
+
+    labels: Tensor
+    logits: Tensor
+    slopes: Tensor
+    gradients: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one training step gives."""
@@ -47,6 +66,8 @@ class Step:
     log: Log = field(default_factory=dict)
     clean: Mapping[str, Tensor] = field(default_factory=dict)
     """What would have been sent without any defense, by party; empty unless it is kept for measuring."""
+    inside: Inside | None = None
+    """What they were made of; None but for the steps of which a snapshot is wanted."""
 
 
 class LabelParty:
@@ -75,6 +96,8 @@ class LabelParty:
         of the gradient of the label party's own weights; 0 for none.
     keep_clean : bool
         Whether each step keeps the gradients as they were before `protect`, for whoever measures.
+    snapshots : Collection[int]
+        Steps that also say what their gradients were made of, where there are two classes.
     device : str
         Where the models are.
     """
@@ -93,12 +116,13 @@ class LabelParty:
         fusion: str = "concat",
         clip_norm: float = 0.0,
         keep_clean: bool = False,
+        snapshots: Collection[int] = (),
         device: str = "cpu",
     ) -> None:
         self.top, self.bottom, self.optimizers = top, bottom, optimizers
         self._labels, self._hooks, self._schedule, self._parties = labels, hooks, schedule, tuple(parties)
         self._table, self._fusion, self._clip_norm, self._device = table, fusion, clip_norm, device
-        self._keep_clean = keep_clean
+        self._keep_clean, self._snapshots = keep_clean, frozenset(snapshots)
         for module in (top, bottom):
             if module is not None:
                 module.train()
@@ -132,15 +156,18 @@ class LabelParty:
         if not math.isfinite(value):
             raise TrainingError(f"the loss of step {step} is {value}; try a smaller training.learning_rate")
         self.optimizers.zero_grad()
+        wanted = step in self._snapshots and bool(received) and logits.dim() == 1
+        slopes = _slopes(logits, received) if wanted else None
         torch.autograd.backward(loss)
         joint = self._joint(received, labels)
+        inside = None if slopes is None else Inside(labels, logits.detach(), slopes, joint.clone())
         clean = _split(joint.clone(), received) if self._keep_clean else {}
         protected, protection = self._protect(joint, labels)
         gradients = _split(protected, received)
         if self._clip_norm > 0.0:
             self.optimizers.clip_grad(self._clip_norm)
         self.optimizers.step()
-        return Step(rows, value, gradients, {**log, **more, **protection}, clean)
+        return Step(rows, value, gradients, {**log, **more, **protection}, clean, inside)
 
     def _batch_labels(self, rows: Rows) -> Tensor:
         return torch.from_numpy(self._labels.take(rows).astype(np.int64, copy=False)).to(self._device)
@@ -208,6 +235,16 @@ class LabelParty:
     def weights(self) -> str:
         """The digest of the label party's weights."""
         return weights_digest(self.module)
+
+
+def _slopes(logits: Tensor, received: Mapping[str, Tensor]) -> Tensor:
+    """Return each row's derivative of its logit by all feature parties' embeddings, (B, D); the graph stays whole.
+
+    Dividing gradients by p1 - y would give the same but for a weighted loss, a clipped gradient and residuals that
+    vanish.
+    """
+    grads = torch.autograd.grad(logits.sum(), list(received.values()), retain_graph=True, materialize_grads=True)
+    return torch.cat([grad.flatten(1) for grad in grads], dim=1)
 
 
 def _split(joint: Tensor, received: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,14 +12,18 @@ from markupsafe import Markup
 
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
+from flower_vfl.metrics import observations
 from flower_vfl.reports import words
-from flower_vfl.reports.figures import epoch_figure, leak_figure, trade_off_figure
+from flower_vfl.reports.certified import certificates
+from flower_vfl.reports.comparison import of_several
+from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
+from flower_vfl.reports.leaks import label_of, told
 from flower_vfl.reports.run import Run, load_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flower_vfl.reports.figures import Curve
+    from flower_vfl.reports.figures.training import Curve
 
 TEMPLATES = Path(__file__).parent / "templates"
 CURVES = {
@@ -31,8 +35,8 @@ CURVES = {
 def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Path:
     """Write the report of one run, or the comparison of several, from what is in their folders.
 
-    Reads ``config.toml``, ``result.json`` and ``steps.parquet`` (or the journal of a run that was killed) and nothing
-    else. The page needs no network and no other file.
+    Reads ``config.toml``, ``result.json``, ``steps.parquet`` (or the journal of a run that was killed) and, where there
+    are some, ``snapshots.parquet``, and nothing else. The page needs no network and no other file.
 
     Parameters
     ----------
@@ -61,7 +65,7 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
         html = _page("run.html.j2", **_of_one(runs[0]))
     else:
         target = Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "report.html"
-        html = _page("comparison.html.j2", **_of_several(runs))
+        html = _page("comparison.html.j2", **of_several(runs))
     target = target if out is None else Path(out)
     write_text_atomic(target, html)
     return target
@@ -77,9 +81,11 @@ def _page(template: str, **values: Any) -> str:
     )
     environment.filters |= {
         "number": words.number,
+        "share": words.share,
         "size": words.size,
         "duration": words.duration,
         "listed": words.listed,
+        "label": label_of,
         "with_params": words.with_params,
         "place": words.place,
     }
@@ -94,30 +100,21 @@ def _of_one(run: Run) -> dict[str, Any]:
         "run": run,
         "title": run.name,
         "leak": words.worst_leak(run),
+        "oracle": words.worst_leak(run, oracle=True),
+        "certificates": certificates(run),
+        "leaks": [(entry, told(result, entry)[0]) for entry in result["leakage"]],
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
         "last": last,
         "alone": {party: _dict(value).get("test_auc", value) for party, value in result.get("alone", {}).items()},
         "compared": any(entry.get("baseline") is not None for entry in result["leakage"]),
-        "speed": _ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
+        "speed": words.ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
+        "snapshots": [Markup(figure) for figure in snapshot_figures(run.snapshots)],
+        "observed": {step: observations(values) for step, values in run.snapshots.items()},
         "leak_figures": _leak_figures(run),
         "epoch_figures": _epoch_figures(run),
     }
-
-
-def _of_several(runs: list[Run]) -> dict[str, Any]:
-    rows, points, nulls = [], [], []
-    for index, run in enumerate(runs, 1):
-        last, best = (_dict(run.result["utility"].get(which)) for which in ("last", "best"))
-        leak, cost = words.worst_leak(run), run.result["cost"]
-        rows.append((index, run, last, best, leak, words.defenses(run), _ratio(cost.get("steps"), cost.get("seconds"))))
-        if leak and isinstance(last.get("test_auc"), float | int):
-            points.append((index, float(last["test_auc"]), leak.q95, bool(run.result["defenses"])))
-            nulls.append(leak.null)
-    datasets = sorted({str(run.result["dataset"].get("name")) for run in runs})
-    figure = Markup(trade_off_figure(points, max(nulls))) if points else None
-    return {"title": f"{len(runs)} runs compared", "rows": rows, "datasets": datasets, "figure": figure}
 
 
 def _leak_figures(run: Run) -> list[Markup]:
@@ -129,7 +126,7 @@ def _leak_figures(run: Run) -> list[Markup]:
         panels.setdefault((attack, party), {})[label] = (steps, values)
     figures = []
     for (attack, party), curves in panels.items():
-        entries = [e for e in run.result["leakage"] if (e.get("attack"), e.get("party")) == (attack, party)]
+        entries = [e for e in run.result["leakage"] if (label_of(e), e.get("party")) == (attack, party)]
         null = max((e["q95_null"] for e in entries if e.get("q95_null") is not None), default=None)
         figures.append(Markup(leak_figure(f"Attack {attack}, party {party}", curves, null)))
     return figures
@@ -152,8 +149,3 @@ def _epoch_figures(run: Run) -> list[Markup]:
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _ratio(amount: Any, seconds: Any) -> float | None:
-    known = isinstance(amount, float | int) and isinstance(seconds, float | int) and seconds > 0
-    return amount / seconds if known else None

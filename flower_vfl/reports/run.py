@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from flower_vfl.errors import InputError
-from flower_vfl.tracking import STEPS, read_steps
+from flower_vfl.tracking import STEPS, read_snapshots, read_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from numpy.typing import NDArray
+
+    from flower_vfl.metrics import Values
 
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
-OPTIONAL = {"weights": dict, "environment": dict, "alone": dict, "parties": dict}
+OPTIONAL = {"weights": dict, "environment": dict, "alone": dict, "parties": dict, "attacks": list}
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds: ``config.toml``, ``result.json`` and the values along training."""
+    """What a run's folder holds: ``config.toml``, ``result.json``, the values along training, and snapshots by step."""
 
     folder: Path
     config: str
     result: dict[str, Any]
     steps: pa.Table
+    snapshots: Mapping[int, Values] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -75,7 +79,20 @@ def load_run(folder: Path | str) -> Run:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
-    return Run(folder, text, _result(folder / "result.json"), read_steps(folder))
+    return Run(folder, text, _result(folder / "result.json"), read_steps(folder), _snapshots(folder))
+
+
+def _snapshots(folder: Path) -> dict[int, Values]:
+    table = read_snapshots(folder)
+    columns = [table[name].to_pylist() for name in ("step", "quantity", "group")]
+    values = table["value"].to_numpy()
+    positions: dict[tuple[int, str, str], list[int]] = {}
+    for position, key in enumerate(zip(*columns, strict=True)):
+        positions.setdefault(key, []).append(position)
+    found: dict[int, dict[tuple[str, str], NDArray[np.float64]]] = {}
+    for (step, quantity, group), rows in sorted(positions.items()):
+        found.setdefault(step, {})[quantity, group] = values[rows]
+    return dict(found)
 
 
 def _read(path: Path) -> str:
@@ -97,11 +114,14 @@ def _result(path: Path) -> dict[str, Any]:
     for key, kind in (SECTIONS | OPTIONAL).items():
         if not isinstance(result.get(key, None if key in SECTIONS else kind()), kind):
             raise InputError(f"{path}: {key!r} is {result.get(key)!r}, a {kind.__name__} is needed.")
-    for key in ("defenses", "leakage"):
-        if not all(isinstance(entry, dict) for entry in result[key]):
+    for key in ("defenses", "leakage", "attacks"):
+        if not all(isinstance(entry, dict) for entry in result.get(key, [])):
             raise InputError(f"{path}: every entry of {key!r} must be an object.")
+    for attack in result.get("attacks", []):
+        if not (isinstance(attack.get("needs"), list) and isinstance(attack.get("hints"), int)):
+            raise InputError(f"{path}: every entry of 'attacks' must have a list 'needs' and a number 'hints'.")
     for entry in result["leakage"]:
-        for number in ("q95", "q95_null", "mean", "max"):
+        for number in ("q95", "q95_null", "mean", "max", "detection_error_mean", "detection_error_q05"):
             if not isinstance(entry.get(number), float | int | None):
                 raise InputError(f"{path}: {number!r} of a leak is {entry[number]!r}, a number or null is needed.")
     return result

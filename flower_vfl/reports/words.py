@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flower_vfl.reports.leaks import label_of, received, told
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -59,6 +61,27 @@ def duration(value: Any) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
 
 
+def ratio(amount: Any, seconds: Any) -> float | None:
+    """Return an amount a second; None where one of the two is not known."""
+    known = isinstance(amount, float | int) and isinstance(seconds, float | int) and seconds > 0
+    return amount / seconds if known else None
+
+
+def share(value: Any) -> str:
+    """Return a share in percent; the few of many do not become none.
+
+    Examples
+    --------
+    >>> share(0.25), share(0.0), share(0.0004)
+    ('25.0 %', '0 %', 'below 0.1 %')
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return NONE
+    if value == 0:
+        return "0 %"
+    return f"{100 * value:.1f} %" if value >= 0.001 else "below 0.1 %"
+
+
 def listed(names: Sequence[str]) -> str:
     """Join names as a sentence does.
 
@@ -73,7 +96,8 @@ def listed(names: Sequence[str]) -> str:
 def with_params(entry: Mapping[str, Any], name: str = "name") -> str:
     """Return a method with its parameters, as in ``marvell (s = 4.0)``."""
     params = entry.get("params")
-    inside = ", ".join(f"{key} = {value}" for key, value in params.items()) if isinstance(params, dict) else ""
+    given = params.items() if isinstance(params, dict) else ()
+    inside = ", ".join(f"{key} = {value}" for key, value in given if value != "joint")  # the default scope
     return f"{entry.get(name, NONE)} ({inside})" if inside else str(entry.get(name, NONE))
 
 
@@ -138,21 +162,20 @@ def graded(entry: Mapping[str, Any]) -> Leak | None:
     return Leak(entry, q95, null, reached, sum(share > limit for limit in (0.02, 0.15, 0.5, 0.8)))
 
 
-def worst_leak(run: Run) -> Leak | None:
-    """Return the worst leak AUC of what the parties really received, None where nothing was measured."""
-    defended = bool(run.result["defenses"])
-    leaks = [
-        graded(entry)
-        for entry in run.result["leakage"]
-        if entry.get("metric") == "auc" and bool(entry.get("defended", defended)) == defended
-    ]
+def worst_leak(run: Run, *, oracle: bool = False) -> Leak | None:
+    """Return the worst leak AUC of what the parties really received, None where nothing was measured.
+
+    Oracles are told a clean gradient, which no real attacker has: they bound what a better attack could read and are
+    asked for separately.
+    """
+    leaks = [graded(entry) for entry in received(run.result) if told(run.result, entry)[0] == oracle]
     return max((leak for leak in leaks if leak), key=lambda leak: (leak.level, leak.reached), default=None)
 
 
 def not_tested(run: Run) -> list[str]:
     """Return what the run says nothing about, in sentences."""
     leakage = run.result["leakage"]
-    attacks = sorted({str(entry.get("attack")) for entry in leakage})
+    attacks = sorted({label_of(entry) for entry in leakage})
     gaps = []
     if attacks:
         gaps.append(f"Other attacks. Only {listed(attacks)} ran; a better attack may read more.")

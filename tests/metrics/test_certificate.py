@@ -1,13 +1,15 @@
-"""The bound of Theorem 1, against Gaussians whose AUC is known."""
+"""The bound of Theorem 1, against Gaussians whose AUC is known, and how often measurements exceed it."""
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import binom, norm, rankdata
 
-from flower_vfl.metrics import ArgumentError, auc_bound
+from flower_vfl.metrics import ArgumentError, auc_bound, detection_error_bound, exceedances, null_quantile
+from flower_vfl.strategies.marvell_solver import optimal_noise
 
 
 @given(st.floats(0, 10))
@@ -37,3 +39,125 @@ def test_from_four_on_it_says_nothing(sum_kl):
 def test_what_is_no_divergence_is_refused(sum_kl):
     with pytest.raises(ArgumentError, match="divergence"):
         auc_bound(sum_kl)
+
+
+@given(st.floats(0, 10))
+def test_no_pair_of_shifted_gaussians_is_told_apart_with_a_smaller_error_than_promised(sum_kl):
+    assert norm.cdf(-math.sqrt(sum_kl) / 2) >= detection_error_bound(sum_kl) - 1e-12
+
+
+@pytest.mark.parametrize("error", [0.01, 0.1, 0.25, 0.4, 0.499])
+def test_the_divergence_of_a_target_error_promises_that_error(error):
+    assert detection_error_bound((2 - 4 * error) ** 2) == pytest.approx(error, abs=1e-12)
+
+
+@pytest.mark.parametrize(("sum_kl", "error"), [(0.0, 0.5), (4.0, 0.0), (math.inf, 0.0)])
+def test_known_errors(sum_kl, error):
+    assert detection_error_bound(sum_kl) == error
+
+
+@pytest.mark.parametrize("sum_kl", [-1e-9, math.nan])
+def test_an_error_wants_a_divergence(sum_kl):
+    with pytest.raises(ArgumentError, match="divergence"):
+        detection_error_bound(sum_kl)
+
+
+def test_a_step_is_beyond_chance_where_it_exceeds_the_bound_by_more_than_the_null_of_its_own_batch():
+    rng = np.random.default_rng(0)
+    auc, bound = rng.uniform(0.5, 0.9, 200), rng.uniform(0.5, 0.7, 200)
+    negatives, positives = rng.integers(20, 60, 200), rng.integers(1, 9, 200)
+    found = exceedances(auc, bound, negatives, positives)
+    slack = [null_quantile([(n, p)]) - 0.5 for n, p in zip(negatives, positives, strict=True)]
+    assert found.beyond_chance.tolist() == [i for i in range(200) if auc[i] > bound[i] + slack[i]]
+    assert 0 < found.beyond_chance.size < found.exceeded == int((auc > bound).sum())
+    assert found.steps == 200
+    assert found.expected == pytest.approx(10.0)
+    assert found.worst == pytest.approx((auc - bound).max())
+
+
+def test_steps_without_an_auc_or_without_a_bound_are_left_out():
+    auc, bound = [math.nan, 0.99, 0.9, 0.9, 0.6], [0.5, 1.0, 0.6, 0.6, 0.7]
+    found = exceedances(auc, bound, [50, 50, 0, 50, 50], [50, 50, 50, 50, 50])
+    assert (found.steps, found.exceeded, found.beyond_chance.tolist()) == (2, 1, [3])
+
+
+def test_nothing_measured_exceeds_nothing():
+    found = exceedances([], [], [], [])
+    assert (found.steps, found.exceeded, found.beyond_chance.size, found.expected) == (0, 0, 0, 0.0)
+    assert math.isnan(found.worst)
+
+
+def test_vectors_of_different_lengths_are_refused():
+    with pytest.raises(ArgumentError, match="one length"):
+        exceedances([0.5, 0.5], [0.5], [1, 1], [1, 1])
+
+
+SCORES = ("likelihood ratio", "linear", "length")
+WIDTH = 4
+ONES = np.ones(WIDTH)
+ALONG = np.eye(WIDTH)[0]
+MODELLED = {
+    "equal classes": (0.0, ONES, ONES),
+    "means a little apart": (0.05, ONES, ONES),
+    "means apart": (0.3, ONES, ONES),
+    "means far apart": (1.0, ONES, ONES),
+    "positives scatter more": (0.0, ONES, 1.44 * ONES),
+    "positives scatter less": (0.2, ONES, 0.64 * ONES),
+    "scatter along the means": (0.3, ONES + 3 * ALONG, ONES + 4 * ALONG),
+}
+
+
+def simulated_aucs(score, shift, variances, negatives, positives, steps, rng):
+    """Leak AUCs of a fixed score on classes N(0, diag) and N(shift e1, diag), and the classes' symmetric divergence."""
+    negative, positive = variances
+    mean = shift * ALONG
+    squared = mean**2
+    sum_kl = 0.5 * ((negative + squared) / positive + (positive + squared) / negative - 2).sum()
+    g = rng.standard_normal((steps, negatives + positives, WIDTH))
+    g[:, :negatives] *= np.sqrt(negative)
+    g[:, negatives:] = g[:, negatives:] * np.sqrt(positive) + mean
+    values = {
+        "likelihood ratio": lambda: (g**2 / negative - (g - mean) ** 2 / positive).sum(axis=2),
+        "linear": lambda: g[:, :, 0],
+        "length": lambda: (g**2).sum(axis=2),
+    }[score]()
+    ranks = rankdata(values, axis=1)[:, negatives:].sum(axis=1)
+    return (ranks - positives * (positives + 1) / 2) / (negatives * positives), sum_kl
+
+
+def beyond_chance(score, shift, variances, negatives, positives, steps=1500):
+    rng = np.random.default_rng([negatives, positives, SCORES.index(score)])
+    aucs, sum_kl = simulated_aucs(score, shift, variances, negatives, positives, steps, rng)
+    bounds = np.full(steps, auc_bound(sum_kl))
+    return exceedances(aucs, bounds, [negatives] * steps, [positives] * steps).beyond_chance.size, sum_kl
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(("negatives", "positives"), [(60, 4), (25, 25), (120, 12)])
+@pytest.mark.parametrize("classes", MODELLED)
+def test_gaussian_classes_as_modelled_exceed_the_bound_at_most_as_often_as_stated(classes, score, negatives, positives):
+    shift, *variances = MODELLED[classes]
+    found, sum_kl = beyond_chance(score, shift, variances, negatives, positives)
+    # Each of the 63 cases fails by chance with probability 1e-6 at most where the true rate is the stated 5 %.
+    assert found <= binom.ppf(1 - 1e-6, 1500, 0.05)
+    if sum_kl == 0 and score != "likelihood ratio":  # that one is constant, and all ties
+        assert found >= binom.ppf(1e-6, 1500, 0.03)  # the lattice of AUCs takes a part of the 5 %
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("s", [0.5, 4.0, 100.0])
+def test_the_optimal_noise_of_marvell_keeps_to_its_bound(score, s):
+    u, v, g, p = 1.0, 0.5, 4.0, 0.1
+    noise = optimal_noise(u, v, WIDTH, g, p, s * g)
+    negative = u + noise.lam2_neg + (noise.lam1_neg - noise.lam2_neg) * ALONG
+    positive = v + noise.lam2_pos + (noise.lam1_pos - noise.lam2_pos) * ALONG
+    found, sum_kl = beyond_chance(score, math.sqrt(g), (negative, positive), 108, 12)
+    assert sum_kl == pytest.approx(noise.sum_kl, rel=1e-9)
+    assert found <= binom.ppf(1 - 1e-6, 1500, 0.05)
+
+
+def test_classes_that_are_not_as_modelled_are_noticed():
+    rng = np.random.default_rng(0)
+    aucs, _ = simulated_aucs("linear", 1.5, (ONES, ONES), 100, 10, 200, rng)
+    found = exceedances(aucs, [auc_bound(0.01)] * 200, [100] * 200, [10] * 200)
+    assert found.beyond_chance.size > 150

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from flower_vfl.metrics import LeakSummary
-from flower_vfl.tracking import StepLog
+from flower_vfl.metrics import LeakSummary, auc_bound, snapshot
+from flower_vfl.tracking import StepLog, add_snapshot
 
 CONFIG = """\
-seed = 0
+seed = %d
 [data]
 name = "census-income"
 [parties]
@@ -20,27 +20,53 @@ batch_size = 1024
 """
 
 
-def write_run(folder, *, defenses=(), leak=0.97, steps=600, epochs=6, parties=("a", "b"), utility=0.9321, seed=0):
-    """Write ``config.toml``, ``result.json`` and ``steps.parquet`` of a run in which norm leaks this much."""
+def write_run(
+    folder,
+    *,
+    defenses=(),
+    leak=0.97,
+    steps=600,
+    epochs=6,
+    parties=("a", "b"),
+    utility=0.9321,
+    seed=0,
+    attacks=(("norm", 0.0),),
+    sum_kl=None,
+    snapshots=(),
+):
+    """Write the folder of a run in which attacks leak this much (each less by its number).
+
+    With `sum_kl` the first defense promises that much in each step.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    for step in snapshots:
+        add_snapshot(folder, step, taken(step))
     rng = np.random.default_rng(seed)
     summaries = {
-        (party, layer): LeakSummary(attack="norm", party=party, layer=layer, defended=bool(defenses))
+        (party, layer, attack, less): LeakSummary(attack=attack, party=party, layer=layer, defended=bool(defenses))
         for party in parties
         for layer in ("cut", "first")
+        for attack, less in attacks
     }
     with StepLog(folder) as log:
         for step in range(steps):
             epoch = 1 + step * epochs // steps
             row = {"step": step, "epoch": epoch}
             positives = rng.binomial(1024, 0.083)
-            for (party, layer), summary in summaries.items():
-                level = 0.5 + (leak - 0.5) * (1 - np.exp(-step / 60)) - 0.03 * (layer == "first")
+            counts = {"batch_rows": 1024, "batch_positives": positives}
+            if sum_kl is not None:
+                promises = {"sum_kl_after": sum_kl, "auc_bound": auc_bound(sum_kl), "fallback": step % 10 == 0}
+                promises["withheld"] = step % 20 == 0
+                counts |= {f"{defenses[0]['name']}.{metric}": value for metric, value in promises.items()}
+            for metric, value in counts.items():
+                log.add(**row, party="label", layer="", attack="", metric=metric, value=value)
+            for (party, layer, attack, less), summary in summaries.items():
+                level = 0.5 + (leak - less - 0.5) * (1 - np.exp(-step / 60)) - 0.03 * (layer == "first")
                 value = float(np.clip(rng.normal(level, 0.035 * (1.2 - level)), 0, 1))
                 summary.add(value, 1024 - positives, positives)
-                log.add(**row, party=party, layer=layer, attack="norm", metric="auc", value=value)
+                log.add(**row, party=party, layer=layer, attack=attack, metric="auc", value=value)
                 if layer == "cut":
-                    log.add(**row, party=party, layer=layer, attack="norm", metric="monitor_auc", value=value)
+                    log.add(**row, party=party, layer=layer, attack=attack, metric="monitor_auc", value=value)
             loss = 0.12 + 0.25 * np.exp(-step / 80) + rng.normal(0, 0.01)
             log.add(**row, party="label", layer="", attack="", metric="train_loss", value=loss)
             if step == steps - 1 or (step + 1) * epochs // steps >= epoch:
@@ -53,9 +79,18 @@ def write_run(folder, *, defenses=(), leak=0.97, steps=600, epochs=6, parties=("
     result = make_result(
         utility, [summary.result() for summary in summaries.values()], list(defenses), steps, epochs, parties
     )
-    (folder / "config.toml").write_text(CONFIG)
+    (folder / "config.toml").write_text(CONFIG % seed)
     (folder / "result.json").write_text(json.dumps(result))
     return folder
+
+
+def taken(step, rows=80):
+    """A snapshot in which gradients of the two classes point apart."""
+    rng = np.random.default_rng(step)
+    y, slopes = (np.arange(rows) % 5 == 0).astype(int), np.abs(rng.normal(1, 0.3, (rows, 4)))
+    logits = rng.normal(-1, 1, rows)
+    gradients = (1 / (1 + np.exp(-logits)) - y)[:, None] * slopes
+    return snapshot(y, logits, slopes, gradients, generator=rng)
 
 
 def make_result(utility, leakage, defenses, steps, epochs, parties):

@@ -1,5 +1,6 @@
 """Figures: well-formed, in the page's colours, the same twice, and not fooled by odd data."""
 
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -7,11 +8,34 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from flower_vfl.metrics import nearest_rank
-from flower_vfl.reports.figures import LINES, _stretches, epoch_figure, leak_figure, trade_off_figure
+from flower_vfl.metrics import nearest_rank, snapshot
+from flower_vfl.reports.figures import (
+    Point,
+    epoch_figure,
+    leak_comparison_figure,
+    leak_figure,
+    setting_figure,
+    snapshot_figures,
+    trade_off_figure,
+)
+from flower_vfl.reports.figures.canvas import LINES
+from flower_vfl.reports.figures.training import BINS, _stretches
 
 STEPS = np.arange(500)
 VALUES = np.random.default_rng(0).uniform(0.5, 1, 500)
+FAMILIES = {
+    "marvell s": [
+        Point("1", 0.7, 0.92, (0.68, 0.73), (0.915, 0.922)),
+        Point("4", 0.56, 0.9, (0.56, 0.56), (0.9, 0.9)),
+    ],
+    "no defense": [Point("", 0.97, 0.93, (0.97, 0.97), (0.93, 0.93))],
+}
+
+
+def taken(step, rows=60):
+    rng = np.random.default_rng(step)
+    y, slopes = (np.arange(rows) % 5 == 0).astype(int), rng.normal(1, 0.3, (rows, 4))
+    return snapshot(y, rng.normal(size=rows), slopes, (0.3 - y)[:, None] * slopes * 1e-9, generator=rng)
 
 
 def texts(svg):
@@ -25,8 +49,11 @@ def texts(svg):
         leak_figure("Attack norm, party a", {"cut": (STEPS, VALUES), "first": (STEPS, VALUES)}, 0.55),
         epoch_figure("Loss", "loss", {"train": (np.arange(3), np.arange(3.0))}),
         trade_off_figure([(1, 0.93, 0.97, False), (2, 0.92, 0.6, True)], 0.55),
+        leak_comparison_figure("norm, cut layer", {"none": (STEPS, VALUES), "iso": (STEPS, VALUES)}, 0.55),
+        setting_figure("norm, cut layer", "test AUC", FAMILIES, 0.55),
+        *snapshot_figures({100: taken(100), 200: taken(200)}),
     ],
-    ids=["leak", "epoch", "trade-off"],
+    ids=["leak", "epoch", "trade-off", "comparison", "setting", *(f"snapshot {i}" for i in range(5))],
 )
 def test_a_figure_is_well_formed_and_takes_its_colours_from_the_page(svg):
     assert svg.lstrip().startswith("<svg")
@@ -81,7 +108,7 @@ def test_odd_curves_are_drawn_all_the_same(values):
 
 
 def test_stretches_cover_every_step_and_keep_the_summary_of_each():
-    at, low, high, top = _stretches(STEPS, VALUES)
+    at, low, high, top = _stretches(STEPS, VALUES, BINS)
     parts = np.array_split(np.arange(500), 25)
     assert at.tolist() == [part.mean() for part in parts]
     assert high.tolist() == [nearest_rank(VALUES[part]) for part in parts]
@@ -89,7 +116,7 @@ def test_stretches_cover_every_step_and_keep_the_summary_of_each():
 
 
 def test_a_short_run_is_shown_step_by_step():
-    at, low, high, top = _stretches(np.arange(14), VALUES[:14])
+    at, low, high, top = _stretches(np.arange(14), VALUES[:14], BINS)
     assert at.tolist() == list(range(14))
     assert low.tolist() == high.tolist() == top.tolist() == VALUES[:14].tolist()
 
@@ -98,3 +125,47 @@ def test_a_long_run_does_not_make_a_large_figure():
     steps = np.arange(1_000_000)
     svg = leak_figure("x", {"cut": (steps, np.random.default_rng(0).random(steps.size))}, 0.5)
     assert len(svg) < 60_000
+
+
+def test_sixteen_lines_can_be_told_apart():
+    svg = leak_comparison_figure("x", {f"run {i}": (STEPS, VALUES) for i in range(16)}, None)
+    strokes = re.findall(r'<path d="[^"]{200,}"[^>]*style="([^"]*)"', svg)
+    assert len(strokes) == len(set(strokes)) == 16
+
+
+def test_the_five_panels_of_a_snapshot_name_their_steps_and_groups():
+    panels = [texts(svg) for svg in snapshot_figures({100: taken(100), 2000: taken(2000)})]
+    assert len(panels) == 5
+    assert all({"100", "2,000"} <= set(panel) for panel in panels)
+    assert all({"negatives", "positives"} <= set(panel) for panel in panels[:3])
+    assert all({"two negatives", "two positives", "one of each"} <= set(panel) for panel in panels[3:])
+    assert not any("mathdefault" in text for panel in panels for text in panel)
+
+
+def test_a_group_that_a_snapshot_lacks_leaves_a_gap_and_no_snapshot_no_figure():
+    whole = taken(100)
+    half = {key: values for key, values in whole.items() if key[1] == "negative"}
+    assert len(snapshot_figures({100: half, 200: whole})) == 5
+    assert "positives" not in texts(snapshot_figures({100: half})[0])
+    assert snapshot_figures({}) == []
+
+
+def test_strengths_stand_beside_their_points():
+    assert {"1", "4", "marvell s", "no defense"} <= set(texts(setting_figure("x", "test AUC", FAMILIES, None)))
+
+
+@pytest.mark.parametrize("spread", [1e-9, 0.4, 3.0, 30.0])
+def test_lengths_of_any_spread_have_numbers_on_their_axis(spread):
+    values = {("slope_norm", "negative"): np.geomspace(0.3, 0.3 * (1 + spread), 50)}
+    (svg,) = snapshot_figures({100: values})
+    assert sum(bool(re.fullmatch(r"[\d.e−+-]+", text)) for text in texts(svg)) >= 3
+
+
+@pytest.mark.parametrize("length", [8, 16, 20, 28, 40])
+def test_long_names_stay_inside_the_figure(length):
+    svg = leak_comparison_figure("x", {f"{i:02}" + "e" * (length - 2): (STEPS, VALUES) for i in range(6)}, 0.55)
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])
+    rows = re.findall(r'<text[^>]*?(?:x="([\d.]+)"|translate\(([\d.]+))[^>]*>\d\de', svg)
+    starts = [float(first or second) for first, second in rows]
+    assert len(starts) == 6
+    assert max(starts) + 5.5 * length < width  # an e of nine points is 5.5 wide

@@ -236,6 +236,7 @@ def test_a_corrupt_file_is_named_and_nothing_is_written(run_folder, name, conten
             ("defenses", ["iso"]),
         ),
         ("leakage", [{"q95": "0.9"}]),
+        ("attacks", [{"label": "norm"}]),
         ("alone", 3),
     ],
 )
@@ -284,3 +285,106 @@ def test_the_same_run_gives_the_same_page(run_folder, tmp_path):
 def test_no_folder_is_refused():
     with pytest.raises(InputError, match="at least one"):
         render([])
+
+
+def test_an_oracle_is_named_as_one_and_does_not_make_the_headline(run_folder):
+    attacks = (("norm", 0.4), ("cosine", 0.0))
+    found = page(render([run_folder(parties=("a",), attacks=attacks, steps=300)])).text
+    assert re.search(r"looks at the gradients reads the labels (slightly|clearly) better than by guessing", found)
+    assert re.search(r"An oracle that also knows .* reads them almost completely", found)
+    assert "leak AUC of the attack norm at" in found
+
+
+def test_a_run_with_oracles_only_says_that_no_real_attacker_was_measured(run_folder):
+    found = page(render([run_folder(parties=("a",), attacks=(("cosine", 0.0),), steps=60)])).text
+    assert "How well a real attacker reads the labels was not measured" in found
+    assert "An oracle" in found
+
+
+def test_attacks_of_one_name_have_a_figure_each(run_folder):
+    folder = run_folder(parties=("a",), attacks=(("hint", 0.3), ("hint(k=1)", 0.4)), steps=30, epochs=1)
+    change(folder, lambda result: [entry.update(attack="hint", label=entry["attack"]) for entry in result["leakage"]])
+    found = page(render([folder])).text
+    assert "Attack hint, party a" in found
+    assert "Attack hint(k=1), party a" in found
+    assert "Only hint and hint(k=1) ran" in found
+
+
+MARVELL = ({"name": "marvell", "params": {"s": 4.0, "scope": "joint"}},)
+
+
+def test_a_run_with_a_bound_says_what_is_certified_beside_what_was_measured(run_folder):
+    found = page(render([run_folder(defenses=MARVELL, leak=0.6, sum_kl=0.25, parties=("a",))])).text
+    assert "above 0.719 (mean over the steps; 0.719 in the last)" in found
+    assert "mistakes than 0.375 (detection error" in found
+    assert "In 10.0 % of the 600 steps the batch could not be judged by itself" in found
+    assert "in 5.0 % zeros were sent" in found
+    assert "No attack exceeded the bound more often than chance explains" in found
+
+
+def test_a_bound_that_fails_is_pointed_out_with_its_steps(run_folder):
+    found = page(render([run_folder(defenses=MARVELL, leak=0.97, sum_kl=0.01, parties=("a",), steps=200)])).text
+    assert "The model fails here for norm" in found
+    assert "of 200 steps" not in found.split("What is certified")[0]
+    assert "Trust the measured leak, not the bound" in found
+
+
+def test_a_run_without_a_bound_says_that_nothing_is_certified(run_folder):
+    assert "Nothing: no defense was used" in page(render([run_folder(steps=3, epochs=1)])).text
+    iso = ({"name": "iso", "params": {"t": 1.0}},)
+    assert "no defense of this run logged a bound" in page(render([run_folder("x", steps=3, defenses=iso)])).text
+
+
+def test_snapshots_are_drawn_and_put_into_numbers(run_folder):
+    found = page(render([run_folder(steps=40, snapshots=(100, 200))])).text
+    for wanted in ("Why gradients tell labels", "‖∂h/∂z‖", "After steps", "100.0 %"):
+        assert wanted in found
+    assert "no snapshot of the gradients was kept" not in found
+
+
+def test_without_a_snapshot_the_page_says_why_there_is_no_figure(run_folder):
+    assert "no snapshot of the gradients was kept" in page(render([run_folder(steps=3, epochs=1)])).text
+
+
+def test_a_snapshot_that_cannot_be_read_is_named(run_folder):
+    folder = run_folder(steps=3, epochs=1)
+    (folder / "snapshots.parquet").write_bytes(b"torn")
+    with pytest.raises(InputError, match=r"snapshots\.parquet"):
+        render([folder])
+
+
+def compared(run_folder):
+    attacks = (("norm", 0.1), ("cosine", 0.0))
+    facts = {"parties": ("a",), "attacks": attacks, "steps": 60, "epochs": 1}
+    folders = [run_folder("none", **facts)]
+    for s, leak in ((1.0, 0.8), (4.0, 0.65)):
+        defenses = [{"name": "marvell", "params": {"s": s, "scope": "joint"}}]
+        for seed in range(2):
+            name = f"marvell-{s:g}-{seed}"
+            folders.append(run_folder(name, **facts, defenses=defenses, leak=leak, seed=seed, sum_kl=0.25))
+    return folders
+
+
+def test_a_comparison_has_a_line_a_family_a_panel_an_attack_and_layer_and_a_row_a_run(run_folder):
+    found = page(render(compared(run_folder)))
+    for wanted in ("marvell s", "marvell s = 4", "no defense", "norm, cut", "cosine, first", "0.719", "Worst oracle"):
+        assert wanted in found.text, wanted
+    labels = [value for name, value in found.attributes if name == "aria-label"]
+    assert labels.count("Leak against utility, a line a defense") == 8
+    assert labels.count("Leak AUC along training, a line a setting") == 4
+    assert "the median of all seeds with a probability of 50.0 %" in found.text
+    assert "Beyond defense and seed" not in found.text
+
+
+def test_runs_that_differ_in_more_than_defense_and_seed_are_compared_with_a_warning(run_folder):
+    folders = [run_folder("one", steps=3, epochs=1), run_folder("two", steps=3, epochs=1, seed=1)]
+    config = folders[1] / "config.toml"
+    config.write_text(config.read_text().replace("batch_size = 1024", "batch_size = 64"))
+    found = page(render(folders)).text
+    assert "these runs differ in training.batch_size" in found
+    assert "no defense · one" in found
+
+
+def test_runs_of_one_setting_have_no_trade_off_to_draw(run_folder):
+    folders = [run_folder("one", steps=3, epochs=1), run_folder("two", steps=3, epochs=1, seed=1)]
+    assert "What privacy costs" not in page(render(folders)).text

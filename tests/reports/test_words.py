@@ -63,6 +63,13 @@ def test_the_worst_leak_is_the_worst_of_what_was_really_received():
     assert words.worst_leak(run_with(leak(0.9, metric="accuracy"))) is None
 
 
+def test_oracles_are_graded_apart_from_attacks_that_somebody_could_run():
+    norm, cosine = leak(0.6), leak(1.0, attack="cosine")
+    assert words.worst_leak(run_with(norm, cosine)).entry is norm
+    assert words.worst_leak(run_with(norm, cosine), oracle=True).entry is cosine
+    assert words.worst_leak(run_with(norm), oracle=True) is None
+
+
 def said_by(*leakage, **facts):
     return " ".join(words.not_tested(run_with(*leakage, **facts)))
 
@@ -121,3 +128,15 @@ def test_durations(value, text):
 @pytest.mark.parametrize(("names", "text"), [([], ""), (["a"], "a"), (["a", "b"], "a and b")])
 def test_lists(names, text):
     assert words.listed(names) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5, "50.0 %"), (0, "0 %"), (0.0004, "below 0.1 %"), (1.0, "100.0 %"), (None, "–")]
+)
+def test_shares(value, text):
+    assert words.share(value) == text
+
+
+@pytest.mark.parametrize(("amount", "seconds", "a_second"), [(10, 4.0, 2.5), (10, 0, None), ("x", 1, None)])
+def test_ratios(amount, seconds, a_second):
+    assert words.ratio(amount, seconds) == a_second

@@ -1,0 +1,188 @@
+"""What a run's noise promises about every attack, beside what the attacks measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flower_vfl.metrics import Exceedances, detection_error_bound, exceedances, nearest_rank
+from flower_vfl.reports.leaks import label_of, received, told
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from flower_vfl.reports.leaks import Entry
+    from flower_vfl.reports.run import Run
+
+    Series = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+BOUND = ".auc_bound"
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One attack beside the bound.
+
+    Attributes
+    ----------
+    attack, party, layer
+        What was measured; the attack by its label.
+    oracle
+        Whether it was told what no real attacker has.
+    q95, null
+        The leak AUC and what chance reaches.
+    error, error_q05
+        Detection error: mean over the steps, and the 5 % quantile; None where it was not measured.
+    found
+        How often the bound was exceeded; None where the batches' class counts are not known.
+    first
+        The first few steps that exceed it by more than chance explains.
+    """
+
+    attack: str
+    party: str
+    layer: str
+    oracle: bool
+    q95: float
+    null: float | None
+    error: float | None
+    error_q05: float | None
+    found: Exceedances | None
+    first: list[int]
+
+    @property
+    def too_often(self) -> bool:
+        """Whether more steps are beyond chance than the model allows."""
+        return self.found is not None and self.found.beyond_chance.size > self.found.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What one defense promises to one party, or to all of them together.
+
+    Attributes
+    ----------
+    defense
+        The defense with its parameters.
+    party
+        Empty where the promise is about all feature parties together.
+    bound, bound_last
+        Bound on the leak AUC of every attack: mean over the steps, and of the last one.
+    silent
+        Share of steps of which the theorem says nothing.
+    error, asked
+        Least detection error that is promised, and whether the user asked for this one.
+    fallback, withheld
+        Shares of steps whose noise came from earlier batches, and in which zeros were sent.
+    steps
+        How many steps there were.
+    measured
+        The attacks.
+    """
+
+    defense: dict[str, Any]
+    party: str
+    bound: float
+    bound_last: float
+    silent: float
+    error: float
+    asked: bool
+    fallback: float
+    withheld: float
+    steps: int
+    measured: list[Measured]
+
+
+def certificates(run: Run) -> list[Certificate]:
+    """Return what is certified: of the outermost defense that logs a bound, one a party where each has its own.
+
+    The bound of an inner defense is of no use where an outer one has logged its own.
+    """
+    labels = {str(metric) for metric in run.steps["metric"].unique().to_pylist()}
+    for defense in run.result["defenses"]:
+        prefix = f"{defense.get('name')}{BOUND}"
+        if prefix in labels:
+            return [_certificate(run, defense, "")]
+        parties = sorted(label.removeprefix(f"{prefix}.") for label in labels if label.startswith(f"{prefix}."))
+        if parties:
+            return [_certificate(run, defense, party) for party in parties]
+    return []
+
+
+def _certificate(run: Run, defense: dict[str, Any], party: str) -> Certificate:
+    def series(metric: str) -> Series:
+        steps, _, values = run.curve(party="label", metric=f"{defense['name']}.{metric}{'.' if party else ''}{party}")
+        return steps, values
+
+    def mean(metric: str) -> float:
+        values = series(metric)[1]
+        return float(values.mean()) if values.size else 0.0
+
+    steps, bounds = series("auc_bound")
+    promised = [detection_error_bound(value) for value in series("sum_kl_after")[1] if value >= 0]
+    params = defense.get("params")
+    asked = params.get("detection_error") if isinstance(params, dict) else None
+    wanted = [s for s in run.leak_series() if party in ("", s[1])]
+    return Certificate(
+        defense=defense,
+        party=party,
+        bound=float(bounds.mean()),
+        bound_last=float(bounds[-1]),
+        silent=float((bounds >= 1).mean()),
+        error=float(asked) if isinstance(asked, float | int) else float(np.mean(promised or [0.0])),
+        asked=isinstance(asked, float | int),
+        fallback=mean("fallback"),
+        withheld=mean("withheld"),
+        steps=bounds.size,
+        measured=[_measured(run, *key, (steps, bounds)) for key in wanted],
+    )
+
+
+def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds: Series) -> Measured:
+    steps, _, values = run.curve(attack=attack, party=party, layer=layer, metric=metric)
+    source = "attacker" if metric == "auc" else "monitor"
+    wanted = (attack, party, layer, source)
+    entry: Entry = next(
+        (e for e in received(run.result) if (label_of(e), e.get("party"), e.get("layer"), e.get("source")) == wanted),
+        {"attack": attack},
+    )
+    oracle, left_out = told(run.result, entry)
+    found, first = _exceeded(run, steps, values, bounds, left_out)
+    return Measured(
+        attack=attack,
+        party=party,
+        layer=layer,
+        oracle=oracle,
+        q95=nearest_rank(values[np.isfinite(values)]),
+        null=entry.get("q95_null"),
+        error=entry.get("detection_error_mean"),
+        error_q05=entry.get("detection_error_q05"),
+        found=found,
+        first=first,
+    )
+
+
+def _exceeded(
+    run: Run, steps: NDArray[np.int64], values: NDArray[np.float64], bounds: Series, left_out: int
+) -> tuple[Exceedances | None, list[int]]:
+    """Compare one attack's AUCs with the bounds of their steps; `left_out` positives were not scored."""
+    rows, positives = (run.curve(party="label", metric=metric)[::2] for metric in ("batch_rows", "batch_positives"))
+    bound, size, count = (_at(steps, series) for series in (bounds, rows, positives))
+    known = np.isfinite(bound) & np.isfinite(size) & np.isfinite(count)
+    if not known.any():
+        return None, []
+    negatives, scored = (size - count)[known].astype(np.int64), (count[known] - left_out).clip(min=0).astype(np.int64)
+    found = exceedances(values[known], bound[known], negatives, scored)
+    return found, steps[known][found.beyond_chance[:SHOWN]].tolist()
+
+
+def _at(steps: NDArray[np.int64], series: Series) -> NDArray[np.float64]:
+    """Return a series' values at these steps, NaN where it has none."""
+    known, values = series
+    if not known.size:
+        return np.full(steps.size, np.nan)
+    position = known.searchsorted(steps).clip(max=known.size - 1)
+    return np.where(known[position] == steps, values[position], np.nan)

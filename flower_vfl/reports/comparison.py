@@ -1,0 +1,108 @@
+"""What the page of several runs shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from flower_vfl.reports import words
+from flower_vfl.reports.certified import certificates
+from flower_vfl.reports.figures import leak_comparison_figure, setting_figure, trade_off_figure
+from flower_vfl.reports.leaks import worst
+from flower_vfl.reports.settings import UTILITIES, differences, families, measured_at, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flower_vfl.reports.figures.training import Curve
+    from flower_vfl.reports.leaks import Entry
+    from flower_vfl.reports.run import Run
+    from flower_vfl.reports.settings import Setting
+
+OVERLAID = 12
+"""Lines that one figure can show apart."""
+
+
+def of_several(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the values of ``comparison.html.j2``."""
+    places = measured_at(runs)
+    settings = settings_of(runs)
+    rows = [_row(index, run, places) for index, run in enumerate(runs, 1)]
+    points = [
+        (row["index"], float(row["last"]["test_auc"]), row["leak"].q95, bool(row["run"].result["defenses"]))
+        for row in rows
+        if row["leak"] and isinstance(row["last"].get("test_auc"), float | int)
+    ]
+    null = max((row["leak"].null for row in rows if row["leak"]), default=None)
+    return {
+        "title": f"{len(runs)} runs compared",
+        "rows": rows,
+        "places": places,
+        "certified": any(row["bound"] is not None for row in rows),
+        "datasets": sorted({str(run.result["dataset"].get("name")) for run in runs}),
+        "differences": differences(runs),
+        "figure": Markup(trade_off_figure(points, null)) if points else None,
+        "leak_figures": [figure for place in places if (figure := _leak_figure(settings[:OVERLAID], *place))],
+        "left_out": [setting.title for setting in settings[OVERLAID:]],
+        "repeated": max(len(setting.runs) for setting in settings),
+        "trade_offs": _trade_offs(settings, places) if len(settings) > 1 else [],
+    }
+
+
+def _row(index: int, run: Run, places: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    utility, cost = run.result["utility"], run.result["cost"]
+    last, best = (value if isinstance(value := utility.get(which), dict) else {} for which in ("last", "best"))
+    return {
+        "index": index,
+        "run": run,
+        "last": last,
+        "best": best,
+        "leak": words.worst_leak(run),
+        "oracle": words.worst_leak(run, oracle=True),
+        "leaks": [(worst(run.result, layer, attack=attack) or {}).get("q95") for attack, layer in places],
+        "bound": max((certificate.bound for certificate in certificates(run)), default=None),
+        "defenses": words.defenses(run),
+        "speed": words.ratio(cost.get("steps"), cost.get("seconds")),
+    }
+
+
+def _leak_figure(settings: Sequence[Setting], attack: str, layer: str) -> Markup | None:
+    """Draw one attack at one layer along training, the first run of each setting."""
+    curves: dict[str, Curve] = {}
+    entries: list[Entry] = []
+    for setting in settings:
+        entry = worst(setting.runs[0].result, layer, attack=attack)
+        if entry is None:
+            continue
+        metric = "monitor_auc" if entry.get("source") == "monitor" else "auc"
+        run, party = setting.runs[0], str(entry.get("party"))
+        steps, _, values = run.curve(attack=attack, party=party, layer=layer, metric=metric)
+        if np.isfinite(values).any():
+            curves[setting.title if setting.title not in curves else f"{setting.title} · {run.name}"] = (steps, values)
+            entries.append(entry)
+    null = _largest_null(entries)
+    return Markup(leak_comparison_figure(f"{attack}, {layer} layer", curves, null)) if curves else None
+
+
+def _trade_offs(settings: Sequence[Setting], places: Sequence[tuple[str, str]]) -> list[Markup]:
+    """Draw leak against utility for each attack and layer (L22's Figure 4)."""
+    figures = []
+    for attack, layer in places:
+        found = (worst(run.result, layer, attack=attack) for setting in settings for run in setting.runs)
+        null = _largest_null([entry for entry in found if entry])
+        for utility, label in UTILITIES.items():
+            lines = {
+                family: points
+                for family, members in families(settings).items()
+                if (points := [p for setting in members if (p := setting.point(attack, layer, utility))])
+            }
+            if lines:
+                figure = setting_figure(f"{attack}, {layer} layer", label, lines, null)
+                figures.append(Markup(figure))
+    return figures
+
+
+def _largest_null(entries: Sequence[Entry]) -> float | None:
+    return max((float(e["q95_null"]) for e in entries if e.get("q95_null") is not None), default=None)

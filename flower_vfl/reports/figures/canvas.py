@@ -1,0 +1,107 @@
+"""What all figures share: inline SVG in which text stays text and every colour is the page's own, light or dark."""
+
+from __future__ import annotations
+
+import io
+import re
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from matplotlib.axes import Axes
+
+# Placeholders that matplotlib carries into the SVG, where they become the page's variables.
+INK, FAINT, BAND = "#010101", "#020202", "#030303"
+LINES = ("#040404", "#050505", "#060606", "#070707")
+DASHES: tuple[tuple[Any, str], ...] = (
+    ("-", "o"),
+    ((0, (5, 1.5)), "s"),
+    ((0, (1, 1.2)), "^"),
+    ((0, (5, 1.5, 1, 1.5)), "D"),
+)
+VARIABLES = {
+    INK: "var(--ink)",
+    FAINT: "var(--line)",
+    BAND: "var(--muted)",
+    **{line: f"var(--c{i})" for i, line in enumerate(LINES, 1)},
+}
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "flower-vfl",
+    "text.parse_math": False,  # a party may be called "$x"
+    "axes.formatter.use_mathtext": False,
+    "font.size": 10,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.6,
+}
+
+
+def draw(title: str, paint: Callable[[Axes], None]) -> str:
+    """Return one panel as an ``<svg>`` element, the same for the same content; ``paint`` fills its axes."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 3.2), layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(short(title))
+        paint(axes)
+        if axes.get_legend_handles_labels()[1]:
+            _legend(figure)
+        return _svg(figure)
+
+
+def strokes() -> Iterator[dict[str, Any]]:
+    """Return colour, dash and marker of one line after the other; they differ for sixteen."""
+    return cycle({"color": colour, "linestyle": dash, "marker": marker} for dash, marker in DASHES for colour in LINES)
+
+
+def short(name: str) -> str:
+    """Return a name that fits above a figure and into its legend."""
+    return name if len(name) <= 40 else f"{name[:39]}…"
+
+
+def chance_band(axes: Axes, null: float | None) -> None:
+    """Shade where a score that knows nothing stays in nine of ten steps."""
+    if null is not None:
+        axes.axhspan(1 - null, null, color=BAND, alpha=0.22, linewidth=0, label="guessing")
+    axes.axhline(0.5, color=BAND, linewidth=1)
+
+
+def _legend(figure: Figure) -> None:
+    """Put the legend below, in as many columns as its names leave room for."""
+    for columns in (3, 2, 1):
+        legend = figure.legend(loc="outside lower left", ncols=columns, fontsize=9, handlelength=1.9, columnspacing=1.2)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
+
+
+def _svg(figure: Figure) -> str:
+    stream = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
+    text = stream.getvalue()
+    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text[text.index("<svg") :])
+    for placeholder, variable in VARIABLES.items():
+        text = text.replace(placeholder, variable)
+    return text

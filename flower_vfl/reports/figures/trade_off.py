@@ -1,0 +1,92 @@
+"""What privacy costs: leak against utility, a point a run or a setting (L22's Figure 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from matplotlib.ticker import MaxNLocator
+
+from flower_vfl.reports.figures.canvas import LINES, chance_band, draw, short, strokes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One setting of a defense: the mean over its runs, and from the lowest to the highest of them.
+
+    Attributes
+    ----------
+    name
+        The strength, written beside the point.
+    leak, utility
+        Mean leak AUC (q95) and mean utility.
+    leaks, utilities
+        Lowest and highest.
+    """
+
+    name: str
+    leak: float
+    utility: float
+    leaks: tuple[float, float]
+    utilities: tuple[float, float]
+
+
+def trade_off_figure(points: Sequence[tuple[int, float, float, bool]], null: float | None) -> str:
+    """Draw each run's leak against its utility: (number in the table, test AUC, leak AUC, defended)."""
+
+    def paint(axes: Axes) -> None:
+        chance_band(axes, null)
+        for defended, label, colour in ((False, "no defense", LINES[0]), (True, "with a defense", LINES[1])):
+            chosen = [point for point in points if point[3] == defended]
+            if chosen:
+                axes.scatter([p[1] for p in chosen], [p[2] for p in chosen], color=colour, s=36, label=label)
+        for index, utility, leak, _ in points:
+            axes.annotate(str(index), (utility, leak), xytext=(5, 5), textcoords="offset points")
+        axes.margins(0.12)
+        low = min([0.5, *(point[2] for point in points)])
+        axes.set(xlabel="test AUC (right is better)", ylabel="leak AUC, q95 (low is better)", ylim=(low - 0.05, 1.05))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+
+    return draw("Privacy against utility", paint)
+
+
+def setting_figure(title: str, utility: str, families: Mapping[str, Sequence[Point]], null: float | None) -> str:
+    """Draw one panel of L22's Figure 4: a point a setting, a line a family of settings ordered by strength.
+
+    Parameters
+    ----------
+    title
+        Which attack and layer.
+    utility
+        Label of the horizontal axis.
+    families
+        Settings by family, each ordered by strength; whiskers go from the lowest to the highest run.
+    null
+        The 95 % quantile that chance reaches.
+
+    Returns
+    -------
+    str
+        An ``<svg>`` element.
+    """
+
+    def paint(axes: Axes) -> None:
+        chance_band(axes, null)
+        for stroke, (family, points) in zip(strokes(), families.items(), strict=False):
+            x, y = [p.utility for p in points], [p.leak for p in points]
+            axes.plot(x, y, **stroke, linewidth=1.2, markersize=4.5, label=short(family))
+            for p in points:
+                axes.plot([p.utility, p.utility], p.leaks, color=stroke["color"], linewidth=1)
+                axes.plot(p.utilities, [p.leak, p.leak], color=stroke["color"], linewidth=1)
+                axes.annotate(p.name, (p.utility, p.leak), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        low = min([0.5, *(p.leaks[0] for points in families.values() for p in points)])
+        axes.set(xlabel=utility, ylabel="leak AUC, q95", ylim=(low - 0.05, 1.05))
+        axes.margins(x=0.12)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+
+    return draw(title, paint)

@@ -1,0 +1,116 @@
+"""What happened along training: the leak of one run or of several (L22's Figure 3), and values by epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from flower_vfl.metrics import nearest_rank
+from flower_vfl.reports.figures.canvas import chance_band, draw, short, strokes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    Curve = tuple[NDArray[Any], NDArray[Any]]
+
+BINS = 200
+BINS_OF_SEVERAL = 60
+
+
+def leak_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> str:
+    """Draw leak AUC along training: for each layer the 95 % quantile of stretches of steps, over their whole range.
+
+    Parameters
+    ----------
+    title
+        Whose leak.
+    curves
+        Steps and AUCs by layer.
+    null
+        The 95 % quantile that chance reaches; the band around 0.5 goes that far.
+
+    Returns
+    -------
+    str
+        An ``<svg>`` element.
+    """
+
+    def paint(axes: Axes) -> None:
+        chance_band(axes, null)
+        lowest = 0.45
+        for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
+            at, low, high, top = _stretches(steps, values, BINS)
+            axes.fill_between(at, low, top, color=stroke["color"], alpha=0.16, linewidth=0)
+            axes.plot(at, high, **stroke | _dot(at), label=short(label))
+            lowest = min([lowest, *low])
+        axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
+
+    return draw(title, paint)
+
+
+def leak_comparison_figure(title: str, curves: Mapping[str, Curve], null: float | None) -> str:
+    """Draw the leak AUC of one attack at one layer along training, a line a run (L22's Figure 3).
+
+    Parameters
+    ----------
+    title
+        Which attack and layer.
+    curves
+        Steps and AUCs by run; a line is the 95 % quantile of stretches of steps.
+    null
+        The 95 % quantile that chance reaches.
+
+    Returns
+    -------
+    str
+        An ``<svg>`` element.
+    """
+
+    def paint(axes: Axes) -> None:
+        chance_band(axes, null)
+        lowest = 0.45
+        for stroke, (label, (steps, values)) in zip(strokes(), curves.items(), strict=False):
+            at, _, high, _ = _stretches(steps, values, BINS_OF_SEVERAL)
+            axes.plot(at, high, **stroke | _dot(at), label=short(label))
+            lowest = min([lowest, *high])
+        axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
+
+    return draw(title, paint)
+
+
+def epoch_figure(title: str, ylabel: str, curves: Mapping[str, Curve]) -> str:
+    """Draw one value for each epoch, a line a name."""
+
+    def paint(axes: Axes) -> None:
+        for stroke, (label, (epochs, values)) in zip(strokes(), curves.items(), strict=False):
+            axes.plot(epochs, values, **stroke, markersize=3.5, label=short(label))
+        axes.set(xlabel="epoch", ylabel=ylabel)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+
+    return draw(title, paint)
+
+
+def _dot(at: NDArray[Any]) -> dict[str, Any]:
+    """Return a curve's markers: none but for a value alone, which needs one to be seen."""
+    return {} if at.size == 1 else {"marker": None}
+
+
+def _stretches(steps: NDArray[Any], values: NDArray[Any], bins: int) -> tuple[NDArray[np.float64], ...]:
+    """Cut a curve into so many stretches at most; return where each is, its minimum, 95 % quantile and maximum.
+
+    A stretch has 20 steps or more where that leaves 25 of them; a short run is shown step by step.
+    """
+    known = np.isfinite(values)
+    steps, values = steps[known], values[known]
+    parts = (
+        np.array_split(np.arange(values.size), min(bins, max(values.size // 20, min(values.size, 25))))
+        if values.size
+        else []
+    )
+    rows = [(steps[part].mean(), values[part].min(), nearest_rank(values[part]), values[part].max()) for part in parts]
+    return tuple(np.array(rows, dtype=np.float64).reshape(-1, 4).T)

@@ -1,0 +1,92 @@
+"""What a step of the label party says about its gradients, and that saying it changes nothing."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.optim import Optimizers
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import Iso, VerticalStrategy
+from tests.toys import toy_config
+
+LABELS = np.random.default_rng(0).integers(0, 2, 40)
+MANY = np.random.default_rng(0).integers(0, 3, 40)
+
+
+def party(*, snapshots=(), labels=LABELS, weights="none", defended=False):
+    schedule = Schedule(0, 40, 0, 16, 16, 1, 0.0)
+    with seeded_initialisation(0):
+        top = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1 if labels is LABELS else 3))
+    config = toy_config(training={"class_weights": weights}, attack={"names": []})
+    secret = Secret.for_simulation(0, "label")
+    hooks = VerticalStrategy(top, labels, parties=("a", "b"), config=config, secret=secret)
+    hooks.prepare_labels(torch.from_numpy(labels))
+    hooks = Iso(hooks, t=1.0) if defended else hooks
+    hooks.base.widths = {"a": 4, "b": 2}
+    return LabelParty(
+        top,
+        Optimizers(top, "sgd", learning_rate=0.1, weight_decay=0.0, schedule="constant", steps=3),
+        labels,
+        hooks,
+        schedule,
+        ("a", "b"),
+        snapshots=snapshots,
+    )
+
+
+def embeddings(step):
+    generator = torch.Generator().manual_seed(step)
+    rows = 16 if step < 2 else 8
+    return {name: torch.randn(rows, width, generator=generator) for name, width in (("a", 4), ("b", 2))}
+
+
+def test_a_gradient_is_the_residual_times_the_slope_over_the_batch():
+    inside = party(snapshots=[0]).train_step(0, embeddings(0)).inside
+    residual = torch.sigmoid(inside.logits.double()) - inside.labels
+    assert inside.slopes.shape == inside.gradients.shape == (16, 6)
+    assert torch.allclose(inside.gradients.double(), residual[:, None] * inside.slopes.double() / 16, atol=1e-9)
+
+
+def test_slopes_are_those_of_the_logit_whatever_the_loss_weighs():
+    plain, weighted = (
+        party(snapshots=[0], weights=w).train_step(0, embeddings(0)).inside for w in ("none", "balanced")
+    )
+    assert torch.equal(plain.slopes, weighted.slopes)
+    assert not torch.allclose(plain.gradients, weighted.gradients)
+
+
+def test_gradients_are_those_before_any_defense():
+    step = party(snapshots=[0], defended=True).train_step(0, embeddings(0))
+    assert torch.equal(step.inside.gradients, party(snapshots=[0]).train_step(0, embeddings(0)).inside.gradients)
+    sent = torch.cat([step.gradients["a"], step.gradients["b"]], dim=1)
+    assert not torch.allclose(sent, step.inside.gradients)
+
+
+def test_a_defense_that_works_in_place_does_not_change_what_is_kept():
+    label, plain = party(snapshots=[0]), party(snapshots=[0]).train_step(0, embeddings(0))
+    label._hooks.protect = lambda grads, labels: (grads.zero_(), {})
+    step = label.train_step(0, embeddings(0))
+    assert not step.gradients["a"].any()
+    assert torch.equal(step.inside.gradients, plain.inside.gradients)
+
+
+def test_only_the_steps_that_are_asked_for_have_one():
+    label = party(snapshots=[1, 7])
+    assert [label.train_step(step, embeddings(step)).inside is not None for step in range(3)] == [False, True, False]
+
+
+def test_more_than_two_classes_have_none():
+    assert party(snapshots=[0], labels=MANY).train_step(0, embeddings(0)).inside is None
+
+
+@pytest.mark.parametrize("defended", [False, True])
+def test_a_snapshot_changes_neither_gradients_nor_weights(defended):
+    watched, plain = party(snapshots=range(3), defended=defended), party(defended=defended)
+    for step in range(3):
+        seen, unseen = (label.train_step(step, embeddings(step)) for label in (watched, plain))
+        assert all(torch.equal(seen.gradients[name], unseen.gradients[name]) for name in ("a", "b"))
+    assert watched.weights == plain.weights

@@ -1,0 +1,126 @@
+"""What noise promises beside what attacks measured."""
+
+import numpy as np
+import pytest
+
+from flower_vfl.metrics import auc_bound, null_quantile
+from flower_vfl.reports.certified import certificates
+from flower_vfl.reports.run import Run
+from flower_vfl.tracking import StepLog, read_steps
+
+STEPS = 40
+
+
+def entry(attack="norm", party="a", **facts):
+    where = {"attack": attack, "party": party, "layer": "cut", "source": "attacker", "metric": "auc", "defended": True}
+    return {**where, "label": attack, "q95": 0.7, "q95_null": 0.55, **facts}
+
+
+def run_with(folder, series, *leakage, params=None, defenses=None, counts=True):
+    """A run with these values a step, by (party, attack, metric)."""
+    label = {("label", "", "batch_rows"): 100, ("label", "", "batch_positives"): 10} if counts else {}
+    with StepLog(folder) as log:
+        for (party, attack, metric), values in {**label, **series}.items():
+            by_step = values if isinstance(values, dict) else dict(enumerate(np.broadcast_to(values, STEPS)))
+            for step, value in by_step.items():
+                facts = {"party": party, "layer": "cut" if attack else "", "attack": attack, "metric": metric}
+                log.add(step=step, epoch=1, value=value, **facts)
+    defenses = defenses or [{"name": "marvell", "params": params or {"s": 4.0, "scope": "joint"}}]
+    return Run(folder, "", {"defenses": defenses, "leakage": list(leakage), "utility": {}}, read_steps(folder))
+
+
+def promise(sum_kl, suffix="", name="marvell", **more):
+    bound = np.vectorize(auc_bound)(sum_kl)
+    values = {"auc_bound": bound, "sum_kl_after": sum_kl, "fallback": 0.0, "withheld": 0.0, **more}
+    return {("label", "", f"{name}.{metric}{suffix}"): value for metric, value in values.items()}
+
+
+def test_a_bound_stands_beside_the_attack_and_the_first_steps_that_exceed_it(tmp_path):
+    allowed = auc_bound(0.04) + null_quantile([(90, 10)]) - 0.5
+    aucs = np.full(STEPS, 0.55)
+    aucs[[3, 7, 8, 20, 21, 30, 31]] = allowed + 1e-6
+    aucs[[4, 5]] = allowed - 1e-6
+    (found,) = certificates(run_with(tmp_path, {**promise(0.04), ("a", "norm", "auc"): aucs}, entry()))
+    (row,) = found.measured
+    assert (found.bound, found.bound_last, found.steps) == (pytest.approx(0.595), pytest.approx(0.595), STEPS)
+    assert (row.found.exceeded, row.found.beyond_chance.size, row.found.expected) == (9, 7, pytest.approx(2.0))
+    assert row.first == [3, 7, 8, 20, 21]
+    assert row.too_often
+    assert (row.null, row.q95) == (0.55, pytest.approx(allowed + 1e-6))
+
+
+def test_positives_that_an_attack_was_told_of_do_not_count_as_chance(tmp_path):
+    level = auc_bound(0.04) + null_quantile([(90, 10)]) - 0.5 + 1e-3
+    assert level < auc_bound(0.04) + null_quantile([(90, 5)]) - 0.5
+    series = {**promise(0.04), ("a", "norm", "auc"): level, ("a", "hint", "auc"): level}
+    run = run_with(tmp_path, series, entry(), entry("hint", params={"k": 5}))
+    rows = {row.attack: row for row in certificates(run)[0].measured}
+    assert rows["norm"].found.beyond_chance.size == STEPS
+    assert rows["hint"].found.beyond_chance.size == 0
+
+
+def test_each_step_is_compared_with_its_own_bound_and_attacks_may_skip_steps(tmp_path):
+    sum_kl = np.where(np.arange(STEPS) % 2, 0.0001, 9.0)
+    series = {**promise(sum_kl), ("a", "norm", "auc"): np.where(np.arange(STEPS) < 10, 0.9, np.nan)}
+    (found,) = certificates(run_with(tmp_path, series, entry()))
+    assert found.measured[0].found.steps == 5
+    assert found.measured[0].first == [1, 3, 5, 7, 9]
+    assert found.silent == 0.5
+
+
+def test_steps_are_matched_by_their_number_where_a_log_has_gaps(tmp_path):
+    every_third = dict.fromkeys(range(0, STEPS, 3), 0.9)
+    bounds = {("label", "", "marvell.auc_bound"): dict.fromkeys(range(20, STEPS), 0.51)}
+    (found,) = certificates(run_with(tmp_path, {**bounds, ("a", "norm", "auc"): every_third}, entry()))
+    assert found.measured[0].found.steps == len(range(21, STEPS, 3))
+    assert found.measured[0].first == [21, 24, 27, 30, 33]
+
+
+def test_the_target_that_was_asked_for_is_the_target_else_what_the_divergence_promises(tmp_path):
+    asked = run_with(tmp_path / "asked", promise(0.16), params={"detection_error": 0.4, "scope": "joint"})
+    other = run_with(tmp_path / "other", promise(0.36), entry(detection_error_mean=0.41, detection_error_q05=0.33))
+    (first,), (second,) = certificates(asked), certificates(other)
+    assert (first.asked, first.error) == (True, 0.4)
+    assert (second.asked, second.error) == (False, pytest.approx(0.35))
+
+
+def test_measured_detection_errors_are_shown_where_there_are_some(tmp_path):
+    told = entry(detection_error_mean=0.41, detection_error_q05=0.33)
+    (found,) = certificates(run_with(tmp_path, {**promise(0.36), ("a", "norm", "auc"): 0.6}, told))
+    assert (found.measured[0].error, found.measured[0].error_q05) == (0.41, 0.33)
+
+
+def test_a_promise_to_each_party_is_kept_apart_and_says_nothing_about_parties_together(tmp_path):
+    aucs = {(party, "norm", "auc"): 0.6 for party in ("a", "b", "a+b")}
+    run = run_with(tmp_path, {**promise(0.01, ".a"), **promise(0.04, ".b"), **aucs})
+    found = {c.party: (c.bound, [row.party for row in c.measured]) for c in certificates(run)}
+    assert found == {"a": (pytest.approx(0.54875), ["a"]), "b": (pytest.approx(0.595), ["b"])}
+
+
+def test_a_promise_about_all_parties_holds_for_parties_together(tmp_path):
+    aucs = {(party, "norm", "auc"): 0.6 for party in ("a", "a+b")}
+    (found,) = certificates(run_with(tmp_path, {**promise(0.01), **aucs}))
+    assert [row.party for row in found.measured] == ["a", "a+b"]
+
+
+def test_shares_of_steps_with_noise_of_earlier_batches_and_with_zeros(tmp_path):
+    series = promise(0.04, fallback=np.arange(STEPS) < 10, withheld=np.arange(STEPS) < 4)
+    (found,) = certificates(run_with(tmp_path, series))
+    assert (found.fallback, found.withheld) == (0.25, 0.1)
+
+
+def test_without_class_counts_nothing_is_said_about_chance(tmp_path):
+    series = {**promise(0.04), ("a", "norm", "auc"): 0.9}
+    (found,) = certificates(run_with(tmp_path, series, entry(), counts=False))
+    assert found.measured[0].found is None
+    assert not found.measured[0].too_often
+
+
+def test_the_outermost_defense_with_a_bound_counts(tmp_path):
+    defenses = [{"name": name, "params": {}} for name in ("iso", "outer", "marvell")]
+    (found,) = certificates(run_with(tmp_path, {**promise(0.04), **promise(0.01, name="outer")}, defenses=defenses))
+    assert found.defense["name"] == "outer"
+
+
+def test_no_bound_is_no_certificate(tmp_path):
+    assert certificates(run_with(tmp_path, {("label", "", "iso.noise_power"): 1.0})) == []

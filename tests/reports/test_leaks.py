@@ -1,0 +1,68 @@
+"""Which leaks a party really received, and what an attack was told beyond them."""
+
+import pytest
+
+from flower_vfl.attacks import ATTACKS
+from flower_vfl.reports import leaks
+
+
+def entry(attack="norm", q95=0.6, **facts):
+    where = {"layer": "cut", "party": "a", "source": "attacker", "metric": "auc", "defended": False}
+    return {"attack": attack, "label": attack, "q95": q95, **where, **facts}
+
+
+def result(*leakage, defenses=(), **more):
+    return {"leakage": list(leakage), "defenses": list(defenses), **more}
+
+
+def test_the_known_oracles_are_those_that_need_a_clean_gradient():
+    assert {name for name, attack in ATTACKS.items() if "reference" in attack.needs} == leaks.ORACLES
+
+
+def test_a_result_says_what_its_attacks_were_told_also_of_a_users_own():
+    told = [
+        {"label": "mine(k=2)", "needs": ["hints", "reference"], "hints": 2},
+        {"label": "cosine", "needs": [], "hints": 0},
+    ]
+    known = result(attacks=told)
+    assert leaks.told(known, {"attack": "mine", "label": "mine(k=2)"}) == (True, 3)
+    assert leaks.told(known, {"attack": "cosine", "label": "cosine"}) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"attack": "norm"}, (False, 0)),
+        ({"attack": "cosine"}, (True, 1)),
+        ({"attack": "inner_product"}, (True, 1)),
+        ({"attack": "hint", "params": {"k": 3}, "label": "hint(k=3)"}, (False, 3)),
+        ({"attack": "hint", "params": {"k": "many"}}, (False, 0)),
+        ({}, (False, 0)),
+    ],
+)
+def test_where_a_result_does_not_say_the_names_do(given, expected):
+    assert leaks.told(result(), given) == expected
+
+
+def test_what_would_have_been_sent_undefended_was_not_received():
+    sent, unsent = entry(defended=True), entry(q95=1.0, defended=False)
+    assert leaks.received(result(sent, unsent, defenses=[{"name": "iso"}])) == [sent]
+    assert leaks.received(result(unsent)) == [unsent]
+    assert leaks.received(result(entry(metric="accuracy"))) == []
+
+
+def test_the_worst_at_a_layer_is_found_by_attack_and_by_kind():
+    norm, cosine, first = entry(q95=0.6), entry("cosine", 0.9), entry(q95=0.7, layer="first")
+    whole = result(norm, cosine, first, entry(q95=0.5, party="b"), entry(q95=None))
+    assert leaks.worst(whole, "cut") is cosine
+    assert leaks.worst(whole, "cut", attack="norm") is norm
+    assert leaks.worst(whole, "cut", oracle=False) is norm
+    assert leaks.worst(whole, "first") is first
+    assert leaks.worst(whole, "first", oracle=True) is None
+    assert leaks.worst(whole, "second") is None
+
+
+def test_the_monitor_counts_only_where_no_attacker_measured():
+    monitor, attacker = entry(q95=0.9, source="monitor"), entry(q95=0.6)
+    assert leaks.worst(result(monitor, attacker), "cut") is attacker
+    assert leaks.worst(result(monitor), "cut") is monitor

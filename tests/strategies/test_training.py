@@ -1,0 +1,86 @@
+"""What the label party logs along training, beyond losses and leaks."""
+
+import numpy as np
+import pytest
+
+from flower_vfl.apps import run
+from flower_vfl.strategies import Observer
+from flower_vfl.strategies.vertical import schedule_of
+from flower_vfl.tracking import read_snapshots, read_steps
+from tests.toys import toy_config, toy_data
+
+
+class Log(Observer):
+    def __init__(self):
+        self.rows, self.snapshots = [], {}
+
+    def add(self, **row):
+        self.rows.append(row)
+
+    def on_snapshot(self, step, values):
+        self.snapshots[step] = values
+
+
+def trained(folder, data=None, **sections):
+    data = data or toy_data(rows=400)
+    result = run(toy_config(**sections), data=lambda _: data, out=folder)
+    return data, result
+
+
+def values_of(folder, metric):
+    return {row["step"]: row["value"] for row in read_steps(folder).to_pylist() if row["metric"] == metric}
+
+
+@pytest.mark.parametrize("names", [["norm"], []])
+def test_the_class_counts_of_every_batch_are_those_of_the_true_labels(tmp_path, names):
+    data, _ = trained(tmp_path / "run", attack={"names": names})
+    config = toy_config()
+    schedule = schedule_of(config, 400, 150)
+    rows, positives = (values_of(tmp_path / "run", metric) for metric in ("batch_rows", "batch_positives"))
+    assert set(rows) == set(positives) == set(range(schedule.steps))
+    for step in range(schedule.steps):
+        labels = data.target.train[schedule.train_batch(step)]
+        assert (rows[step], positives[step]) == (labels.size, labels.sum())
+
+
+def test_more_than_two_classes_have_no_class_counts(tmp_path):
+    trained(tmp_path / "run", toy_data(rows=300, classes=3), attack={"names": []})
+    assert values_of(tmp_path / "run", "batch_positives") == {}
+
+
+@pytest.mark.parametrize("attack", [{"names": ["norm"]}, {"names": []}, {"monitor": False, "audit": False}])
+def test_snapshots_are_kept_at_the_steps_asked_for_whether_or_not_anything_is_attacked(tmp_path, attack):
+    data, _ = trained(tmp_path / "run", attack={**attack, "snapshots": [2, 5, 10_000]})
+    table = read_snapshots(tmp_path / "run")
+    assert set(table["step"].to_pylist()) == {2, 5}
+    labels = data.target.train[schedule_of(toy_config(), 400, 150).train_batch(2)]
+    for group, label in (("negative", 0), ("positive", 1)):
+        rows = [r for r in table.to_pylist() if (r["step"], r["quantity"], r["group"]) == (2, "residual", group)]
+        assert len(rows) == (labels == label).sum()
+
+
+def test_no_snapshot_leaves_no_file(tmp_path):
+    trained(tmp_path / "run", attack={"snapshots": []})
+    assert not (tmp_path / "run" / "snapshots.parquet").exists()
+
+
+def test_snapshots_change_no_weight_on_any_transport(tmp_path):
+    data = toy_data(rows=200)
+    weights = [
+        run(toy_config(attack={"snapshots": steps}, transport={"kind": kind}), data=lambda _: data).summary["weights"]
+        for steps, kind in (([], "inproc"), ([0, 1, 2], "inproc"), ([0, 1, 2], "messages"))
+    ]
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_an_observer_is_told_each_snapshot_too():
+    data, log = toy_data(rows=200), Log()
+    run(toy_config(attack={"snapshots": [1]}), data=lambda _: data, observers=(log,))
+    assert list(log.snapshots) == [1]
+    assert np.isfinite(np.concatenate(list(log.snapshots[1].values()))).all()
+
+
+def test_the_result_says_what_each_attack_was_told(tmp_path):
+    _, result = trained(tmp_path / "run", attack={"names": ["norm", "cosine", "hint(k=3)"]})
+    told = {attack["label"]: (attack["needs"], attack["hints"]) for attack in result.summary["attacks"]}
+    assert told == {"norm": ([], 0), "cosine": (["reference"], 0), "hint(k=3)": (["hints"], 3)}
