@@ -18,8 +18,6 @@ from flower_vfl.data.catalog import available, prepare
 from flower_vfl.registry import Listed
 from flower_vfl.strategies import DEFENSE_METHODS, Defense
 
-_console = Console()
-
 
 def _number(value: Any, digits: int = 4) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
@@ -27,8 +25,8 @@ def _number(value: Any, digits: int = 4) -> str:
 
 def _defenses(summary: Mapping[str, Any]) -> str:
     def one(defense: Mapping[str, Any]) -> str:
-        params = (f"{key}={value}" for key, value in defense["params"].items() if value != "joint")
-        return f"{defense['name']}({', '.join(params)})"
+        params = [f"{key}={value}" for key, value in defense["params"].items() if value != "joint"]
+        return f"{defense['name']}({', '.join(params)})" if params else str(defense["name"])
 
     return ", ".join(map(one, summary["defenses"])) or "none"
 
@@ -37,35 +35,33 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """Return one row a run: utility beside the worst leak of attacks that somebody could run, and of oracles."""
     from flower_vfl.reports.leaks import worst
 
-    leaks = {("cut", False): "leak, cut", ("first", False): "leak, first layer"}
+    leaks = {("cut", False): "leak,\ncut", ("first", False): "leak,\nfirst"}
     if any(worst(summary, "cut", oracle=True) for summary in summaries):
-        leaks["cut", True] = "oracle, cut"
+        leaks["cut", True] = "oracle,\ncut"
     table = Table(title="Leak AUC (q95): 0.5 the attacker learns nothing, 1 it reads every label")
-    table.add_column("defense")
-    for column in ("test AUC", "test loss", *leaks.values(), "chance", "steps/s"):
+    table.add_column("defense", overflow="fold")
+    for column in ("test\nAUC", "test\nloss", *leaks.values(), "chance"):
         table.add_column(column, justify="right")
     for summary in summaries:
-        last, cost = summary["utility"]["last"], summary["cost"]
+        last = summary["utility"]["last"]
         found = [worst(summary, layer, oracle=oracle) or {} for layer, oracle in leaks]
-        speed = cost["steps"] / cost["seconds"] if cost["seconds"] else 0.0
         table.add_row(
             _defenses(summary),
             _number(last["test_auc"]) if last["test_auc"] is not None else f"acc. {_number(last['test_accuracy'])}",
             _number(last["test_loss"]),
             *(_number(entry.get("q95"), 3) for entry in found),
             _number(next((entry["q95_null"] for entry in found if entry), None), 3),
-            f"{speed:.0f}",
         )
     return table
 
 
 def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of runs and what each party reaches alone."""
-    _console.print(results_table(summaries))
+    Console().print(results_table(summaries))
     alone = next((summary["alone"] for summary in summaries if summary.get("alone")), None)
     if alone:
         reached = ", ".join(f"party {party} {_number(auc)}" for party, auc in alone.items())
-        _console.print(f"Alone, with the same architecture, test AUC: {reached}", highlight=False)
+        Console().print(f"Alone, with the same architecture, test AUC: {reached}", highlight=False)
 
 
 def print_data_sets() -> None:
@@ -76,7 +72,7 @@ def print_data_sets() -> None:
     for entry in available():
         rows = f"{entry.rows:,}" if entry.rows else "any"
         table.add_row(entry.name, rows, "yes" if entry.usable else entry.advice, entry.description, entry.licence)
-    _console.print(table)
+    Console().print(table)
 
 
 def print_methods() -> None:
@@ -94,7 +90,7 @@ def print_methods() -> None:
         classes = ("2" if defense.method.two_classes_only else "any") if defense.method else ""
         defenses.add_row(*map(Text, (defense.name, defense.source, _parameters(defense), classes, _words(defense))))
     for table in (attacks, defenses):
-        _console.print(table)
+        Console().print(table)
 
 
 def _parameters(listed: Listed[Attack] | Listed[Defense]) -> str:
@@ -130,5 +126,5 @@ def prepare_data(name: str, source: Path | None, out: Path, settings: Mapping[st
             progress=lambda done: progress.update(task, completed=done),
         )
     rows = dataset.alignment
-    _console.print(f"{name}: {rows.rows:,} + {rows.test_rows:,} rows, parties {', '.join(dataset.parties)} -> {out}")
-    _console.print(f'use it with: --set "data.path={out}"', highlight=False)
+    Console().print(f"{name}: {rows.rows:,} + {rows.test_rows:,} rows, parties {', '.join(dataset.parties)} -> {out}")
+    Console().print(f'use it with: --set "data.path={out}"', highlight=False)
