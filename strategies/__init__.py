@@ -1,24 +1,32 @@
 """The label party's Flower strategy, and the defenses that wrap it; imported as `flower_vfl.strategies`."""
 
 from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.distance_correlation import DistanceCorrelation
 from flower_vfl.strategies.iso import Iso
+from flower_vfl.strategies.label_dp import LabelDP
 from flower_vfl.strategies.marvell import Marvell
 from flower_vfl.strategies.max_norm import MaxNorm
 from flower_vfl.strategies.observer import Observer
+from flower_vfl.strategies.potential_energy import PotentialEnergy
 from flower_vfl.strategies.training import Outcome
 from flower_vfl.strategies.vertical import VerticalStrategy
 
-DEFENSES: dict[str, type[Defense]] = {"iso": Iso, "marvell": Marvell, "max_norm": MaxNorm}
+DEFENSES: dict[str, type[Defense]] = {
+    cls.name: cls for cls in (DistanceCorrelation, Iso, LabelDP, Marvell, MaxNorm, PotentialEnergy)
+}
 """Defenses by the name that a configuration uses."""
 
 __all__ = [
     "DEFENSES",
     "Defense",
+    "DistanceCorrelation",
     "HookedStrategy",
     "Iso",
+    "LabelDP",
     "Marvell",
     "MaxNorm",
     "Observer",
     "Outcome",
+    "PotentialEnergy",
     "VerticalStrategy",
 ]

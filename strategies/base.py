@@ -136,10 +136,14 @@ class Defense(HookedStrategy):
     """
 
     name: ClassVar[str]
+    twice: ClassVar[str] = ""
+    """What to do instead of wrapping a strategy in this defense twice, where that is refused."""
 
     def __init__(self, strategy: HookedStrategy) -> None:
         if not isinstance(strategy, HookedStrategy):
             raise ConfigError(f"{type(self).__name__} wraps a VerticalStrategy or another defense, given {strategy!r}")
+        if self.twice and any(inner.name == self.name for inner in strategy.chain()):
+            raise ConfigError(f"{self.name} is given twice, which is no defense of its own: {self.twice}")
         self.strategy = strategy
         self._generator: torch.Generator | None = None
 
