@@ -143,7 +143,7 @@ class Defense(HookedStrategy):
         if not isinstance(strategy, HookedStrategy):
             raise ConfigError(f"{type(self).__name__} wraps a VerticalStrategy or another defense, given {strategy!r}")
         if self.twice and any(inner.name == self.name for inner in strategy.chain()):
-            raise ConfigError(f"{self.name} is given twice, which is no defense of its own: {self.twice}")
+            raise ConfigError(f"{self.name} is given twice: {self.twice}")
         self.strategy = strategy
         self._generator: torch.Generator | None = None
 

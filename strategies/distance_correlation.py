@@ -70,10 +70,9 @@ def distance_correlation(z: Tensor, y: Tensor, *, form: Form = "dcor") -> Tensor
 
     References
     ----------
-    Szekely, Rizzo, Bakirov, *Measuring and testing dependence by correlation of distances*, 2007, definition 4
-    (whose square is called dCor^2). Sun et al., *Label Leakage and Protection from Forward Embedding in Vertical
-    Federated Learning* (the logarithm). Zheng et al., *Protecting Split Learning by Potential Energy Loss*, equation 8
-    (the square).
+    Székely, Rizzo, Bakirov, *Measuring and testing dependence by correlation of distances*, 2007. Sun et al., *Label
+    Leakage and Protection from Forward Embedding in Vertical Federated Learning* (the logarithm). Zheng et al.,
+    *Protecting Split Learning by Potential Energy Loss*, equation 8 (the square).
 
     Examples
     --------

@@ -54,7 +54,7 @@ class Regulariser(Defense):
         """Add the term to the inner strategy's loss and log what was added."""
         inner, log = self.strategy.loss(logits, labels, z)
         added = self.alpha * self.term(z, labels)
-        return inner + added, {**log, f"{self.name}.term": float(added)}
+        return inner + added, {**log, f"{self.name}.term": added.item()}
 
 
 def layer_norm(z: Tensor, name: str) -> Tensor:

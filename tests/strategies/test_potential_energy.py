@@ -72,10 +72,10 @@ def test_usual_rows_have_the_papers_energy_to_nine_digits(width):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("count", [1, 9, 70])
-def test_the_gradient_is_the_derivative_also_at_equal_and_at_opposite_rows(form, count):
+@pytest.mark.parametrize(("count", "classes"), [(1, 1), (9, 3), (70, 1)])
+def test_the_gradient_is_the_derivative_also_at_equal_and_at_opposite_rows(form, count, classes):
     z = rows(count, 4, seed=3)
-    y = torch.arange(count) % 3
+    y = torch.arange(count) % classes
     if count > 6:
         z[3], z[6], z[4] = z[0], -z[0], 2 * z[1]  # an equal row, an opposite one, one of equal direction
     z.requires_grad_()
@@ -166,6 +166,12 @@ def test_float32_agrees_with_float64(form):
     usual[[1, 3, 7, 9]] = False
     difference = (results[1][1] - results[0][1])[usual].norm() / results[0][1][usual].norm()
     assert difference < 1e-5
+
+
+def test_where_all_rows_lie_does_not_change_euclidean_distances():
+    z, y = rows(40, 6, dtype=torch.float32), torch.zeros(40)
+    far = potential_energy(z + 1000.0, y, distance="euclidean")
+    assert far.item() == pytest.approx(potential_energy(z, y, distance="euclidean").item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -14,7 +14,7 @@ from flower_vfl.apps import run
 from flower_vfl.apps.build import default_bottom
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.errors import ConfigError, TrainingError
+from flower_vfl.errors import ConfigError, ProtocolError, TrainingError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import (
     DistanceCorrelation,
@@ -259,6 +259,12 @@ def test_a_loss_that_diverges_names_the_weight_that_may_have_done_it(defense):
     data, config = toy_data(rows=200), toy_config()
     with pytest.raises(TrainingError, match=rf"learning_rate or a smaller alpha of {defense.name}$"):
         defense(strategy_for(data, config), alpha=1e300).start(federation(data, config))
+
+
+def test_a_bottom_model_that_diverges_is_told_the_weight_too():
+    data, config = toy_data(rows=200), toy_config(training={"optimizer": "sgd"})
+    with pytest.raises(ProtocolError, match=r"not finite; .*training\.learning_rate, or the alpha of a defense"):
+        PotentialEnergy(strategy_for(data, config), alpha=1e30).start(federation(data, config))
 
 
 def test_without_a_term_the_learning_rate_alone_is_named():
