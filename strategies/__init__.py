@@ -2,14 +2,19 @@
 
 from flower_vfl.registry import Methods
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
+from flower_vfl.strategies.distance_correlation import DistanceCorrelation
 from flower_vfl.strategies.iso import Iso
+from flower_vfl.strategies.label_dp import LabelDP
 from flower_vfl.strategies.marvell import Marvell
 from flower_vfl.strategies.max_norm import MaxNorm
 from flower_vfl.strategies.observer import Observer
+from flower_vfl.strategies.potential_energy import PotentialEnergy
 from flower_vfl.strategies.training import Outcome
 from flower_vfl.strategies.vertical import VerticalStrategy
 
-DEFENSES: dict[str, type[Defense]] = {"iso": Iso, "marvell": Marvell, "max_norm": MaxNorm}
+DEFENSES: dict[str, type[Defense]] = {
+    cls.name: cls for cls in (DistanceCorrelation, Iso, LabelDP, Marvell, MaxNorm, PotentialEnergy)
+}
 """Built-in defenses by the name that a configuration uses."""
 
 DEFENSE_METHODS: Methods[Defense] = Methods("defense", "flower_vfl.defenses", Defense, DEFENSES)  # type: ignore[type-abstract]
@@ -19,12 +24,15 @@ __all__ = [
     "DEFENSES",
     "DEFENSE_METHODS",
     "Defense",
+    "DistanceCorrelation",
     "GradientDefense",
     "HookedStrategy",
     "Iso",
+    "LabelDP",
     "Marvell",
     "MaxNorm",
     "Observer",
     "Outcome",
+    "PotentialEnergy",
     "VerticalStrategy",
 ]

@@ -140,10 +140,13 @@ class Defense(HookedStrategy):
         What users and results call it.
     two_classes_only
         Whether it is for labels of two classes; others are refused then.
+    twice
+        What to do instead of wrapping a strategy in this defense twice, where that is refused.
     """
 
     name: ClassVar[str]
     two_classes_only: ClassVar[bool] = False
+    twice: ClassVar[str] = ""
 
     def __init__(self, strategy: HookedStrategy) -> None:
         if not isinstance(strategy, HookedStrategy):
@@ -151,8 +154,11 @@ class Defense(HookedStrategy):
         classes = strategy.base.labels.classes
         if self.two_classes_only and classes != 2:
             raise ConfigError(
-                f"{self.name} hides two classes, this data has {classes}; these take any number: {_for_many_classes()}"
+                f"{self.name} hides two classes, this data has {classes}; these take any number: "
+                f"{_for_many_classes(GradientDefense if isinstance(self, GradientDefense) else Defense)}"
             )
+        if self.twice and any(inner.name == self.name for inner in strategy.chain()):
+            raise ConfigError(f"{self.name} is given twice: {self.twice}")
         self.strategy = strategy
         self._generator: torch.Generator | None = None
 
@@ -208,10 +214,11 @@ class Defense(HookedStrategy):
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.params.items())})"
 
 
-def _for_many_classes() -> str:
+def _for_many_classes(kind: type) -> str:
     from flower_vfl.strategies import DEFENSES
 
-    return ", ".join(sorted(name for name, defense in DEFENSES.items() if not defense.two_classes_only))
+    able = (name for name, other in DEFENSES.items() if issubclass(other, kind) and not other.two_classes_only)
+    return ", ".join(sorted(able))
 
 
 class GradientDefense(Defense):

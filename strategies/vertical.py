@@ -234,7 +234,7 @@ def run_training(
     if base._secret is None and simulation:
         base._secret = Secret.for_simulation(config.seed, "label")
     schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs)
-    prepared, _ = strategy.prepare_labels(torch.from_numpy(base.labels.train))
+    prepared, log = strategy.prepare_labels(torch.from_numpy(base.labels.train))
     strategy.summary()
     outcome, result = base.outcome, VerticalResult(outcome=base.outcome)
     with Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:
@@ -262,6 +262,8 @@ def run_training(
             oracle=Oracle(base.attacks, AuditLabels.of(base.labels.train), config.attack.every),
             audited=audited,
         )
+        for metric, value in log.items():
+            base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
         try:
             training.run(after_epoch)
         finally:

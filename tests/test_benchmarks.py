@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
+@functools.cache
 def last_line(name):
     command = [sys.executable, str(BENCHMARKS / name), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
@@ -24,7 +26,7 @@ def last_line(name):
     "name",
     [
         *("inproc.py", "stream.py", "watching.py", "table_size.py", "vocabulary.py"),
-        *("methods.py", "optimal_noise.py"),
+        *("methods.py", "optimal_noise.py", "regularisers.py"),
     ],
 )
 def test_a_benchmark_prints_what_it_measured_beside_its_target(name):
@@ -32,6 +34,13 @@ def test_a_benchmark_prints_what_it_measured_beside_its_target(name):
     assert line["benchmark"] == name.removesuffix(".py")
     assert line["quick"] is True
     assert {"target", "met", "machine", "versions"} <= set(line)
+
+
+@pytest.mark.slow
+def test_regularisers_hold_at_most_three_numbers_a_pair():
+    line = last_line("regularisers.py")
+    for name in ("potential_energy", "distance_correlation"):
+        assert 0 < line[name]["floats_over_b2"] <= 3.0 < line[name]["autograd_floats_over_b2"]
 
 
 @pytest.mark.flower

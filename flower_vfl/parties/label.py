@@ -31,7 +31,10 @@ class Hooks(Protocol):
         """Change the received embedding of one party, (B, ...)."""
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
-        """Return the loss; `z` is (B, D), all feature parties' embeddings side by side."""
+        """Return the loss; `z` is (B, D), all feature parties' embeddings side by side.
+
+        What a defense has added to it is logged as ``<name of the defense>.term``.
+        """
 
     def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
         """Change the cut gradients of all feature parties, (B, D), before they leave."""
@@ -154,7 +157,10 @@ class LabelParty:
         loss, more = self._hooks.loss(logits, labels, z)
         value = loss.item()
         if not math.isfinite(value):
-            raise TrainingError(f"the loss of step {step} is {value}; try a smaller training.learning_rate")
+            alphas = [f" or a smaller alpha of {key[:-5]}" for key in more if key.endswith(".term")]
+            raise TrainingError(
+                f"the loss of step {step} is {value}; try a smaller training.learning_rate{''.join(alphas)}"
+            )
         self.optimizers.zero_grad()
         wanted = step in self._snapshots and bool(received) and logits.dim() == 1
         slopes = _slopes(logits, received) if wanted else None

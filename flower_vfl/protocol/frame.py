@@ -108,7 +108,10 @@ class Frame:
                 f"given {_DTYPE_NAMES.get(found.dtype, found.dtype)} {tuple(found.shape)}"
             )
         if found.is_floating_point() and not is_finite(found):
-            raise ProtocolError(f"{name!r} of step {self.step} holds values that are not finite")
+            raise ProtocolError(
+                f"{name!r} of step {self.step} holds values that are not finite; where training diverges, lower "
+                "training.learning_rate, or the alpha of a defense that adds a term to the loss"
+            )
         return found
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.checkpoint import load_state, save_state
-from flower_vfl.errors import InputError
+from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.parties.label import Log
 from flower_vfl.strategies import DEFENSE_METHODS
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
@@ -314,5 +314,16 @@ def _nesting(subject: Subject) -> Iterator[str]:
                 yield f"`{hook}` loses what the strategy that it wraps wants logged"
         if defense.base is not inner.base or defense.chain() != [defense, inner]:
             yield "it does not show the strategy that it wraps: call `super().__init__(strategy)`"
-        twice = subject.defense_class(defense, **{**subject.params, **scope})
-        yield from protection.sent_problems(twice.protect(g, y)[0], g, "wrapped by another of its kind")
+        yield from _twice(subject, defense, scope, (g, y))
+
+
+def _twice(subject: Subject, defense: Defense, scope: dict[str, Any], batch: tuple[Tensor, Tensor]) -> Iterator[str]:
+    """Say what is wrong with a defense around one of its own kind, which `Defense.twice` may refuse."""
+    try:
+        outer = subject.defense_class(defense, **{**subject.params, **scope})
+    except ConfigError as error:
+        if not defense.twice or defense.twice not in str(error):
+            yield f"it cannot wrap another of its kind: {error}; where that is wrong, say in `twice` what to do instead"
+        return
+    sent, _ = outer.protect(*(tensor.clone() for tensor in batch))
+    yield from protection.sent_problems(sent, batch[0], "wrapped by another of its kind")

@@ -100,7 +100,7 @@ def test_the_configuration_reaches_the_parties_through_flowers_run_config():
     [
         ({"defenses": "own_parts:First"}, "a subclass of flower_vfl.strategies.Defense is needed"),
         ({"attack.names": "own_parts:Doubled"}, "a subclass of flower_vfl.attacks.Attack is needed"),
-        ({"defenses": "doubld"}, "did you mean 'doubled'? Allowed: doubled, iso"),
+        ({"defenses": "doubld"}, "did you mean 'doubled'? Allowed: distance_correlation, doubled, iso"),
         ({"attack.names": "first_colum"}, "did you mean 'first_column'?"),
         ({"defenses": "doubled(often=2)"}, "the defense 'doubled' cannot be made with {'often': 2}"),
         ({"attack.names": "first_column(row=2)"}, "the attack 'first_column' cannot be made with {'row': 2}"),

@@ -419,6 +419,15 @@ class Binary(Right):
             raise ConfigError("binary: two classes")
 
 
+class Lonely(Right):
+    """Refuses another of its kind and does not say what to do; `scope` is that of `GradientDefense`."""
+
+    def __init__(self, strategy, *, scope="joint"):
+        super().__init__(strategy, scope=scope)
+        if any(inner.name == self.name for inner in strategy.chain()):
+            raise ConfigError("lonely: once only")
+
+
 class Bypassing(Right):
     """Declares two classes and does not check it; `scope` is that of `GradientDefense`."""
 

@@ -85,6 +85,7 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without
         (broken.Floating, "it must return as many of that kind"),
         (broken.Relabelled, "changes gradients or labels in place"),
         (broken.Binary, r"refuses three classes \(binary: two classes\); declare"),
+        (broken.Lonely, "cannot wrap another of its kind: lonely: once only; where that is wrong, say in `twice`"),
         (broken.Bypassing, "declares `two_classes_only` and takes three"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
