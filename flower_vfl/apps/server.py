@@ -213,8 +213,8 @@ def _wait_for_ray() -> None:
     """
     deadline = time.monotonic() + _RAY_SECONDS
     while time.monotonic() < deadline:
-        ray = sys.modules.get("ray")
-        if ray is not None and ray.is_initialized():
+        has_started = getattr(sys.modules.get("ray"), "is_initialized", None)  # another thread is importing it
+        if has_started is not None and has_started():
             return
         time.sleep(0.02)
 

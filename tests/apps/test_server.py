@@ -46,6 +46,16 @@ def test_training_waits_until_ray_has_started(monkeypatch):
     assert next(answers, "asked no more") == "asked no more"
 
 
+def test_it_waits_while_ray_is_being_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+
+    def imported(_):
+        sys.modules["ray"].is_initialized = lambda: True
+
+    monkeypatch.setattr(time, "sleep", imported)
+    server._wait_for_ray()
+
+
 def test_a_simulation_that_needs_no_ray_goes_on_after_a_while(monkeypatch):
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     monkeypatch.setattr(server, "_RAY_SECONDS", 0.05)
