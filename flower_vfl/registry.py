@@ -108,15 +108,15 @@ class Methods(Generic[M]):
         "attack" or "defense", for messages.
     group : str
         Entry-point group in which other packages declare theirs.
-    base : type
-        What they must subclass.
+    bases : tuple of type
+        What they must subclass, one of these at least.
     builtin : Mapping[str, type]
         The built-in ones by name.
     """
 
-    def __init__(self, kind: str, group: str, base: type[M], builtin: Mapping[str, type[M]]) -> None:
+    def __init__(self, kind: str, group: str, bases: tuple[type[M], ...], builtin: Mapping[str, type[M]]) -> None:
         self.kind, self.group, self.builtin = kind, group, builtin
-        self._base = base
+        self._bases = bases
 
     def find(self, given: str) -> type[M]:
         """Return the class that a name or a `module:Class` means.
@@ -246,9 +246,9 @@ class Methods(Generic[M]):
         return self._checked(found, words)
 
     def _checked(self, found: object, words: str) -> type[M]:
-        if not (isinstance(found, type) and issubclass(found, self._base)):
-            home = f"{self._base.__module__.removesuffix('.base')}.{self._base.__name__}"
-            raise ConfigError(f"{words} is {found!r:.200}; a subclass of {home} is needed")
+        if not (isinstance(found, type) and issubclass(found, self._bases)):
+            homes = " or ".join(f"{base.__module__.removesuffix('.base')}.{base.__name__}" for base in self._bases)
+            raise ConfigError(f"{words} is {found!r:.200}; a subclass of {homes} is needed")
         missing = sorted(getattr(found, "__abstractmethods__", ()))
         if missing:
             raise ConfigError(f"{words} is abstract: the class must define {', '.join(missing)}")

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from flower_vfl.attacks import ATTACK_METHODS, Attack
+from flower_vfl.attacks import ATTACK_METHODS, Attack, AttackMethod
 from flower_vfl.config import build_config
 from flower_vfl.data.catalog import available, prepare
 from flower_vfl.registry import Listed
@@ -82,7 +82,8 @@ def print_methods() -> None:
         attacks.add_column(column, no_wrap=column in ("name", "classes"), overflow="fold")
     for attack in ATTACK_METHODS.listed():
         told = ", ".join(sorted(attack.method.needs)) or "nothing" if attack.method else ""
-        attacks.add_row(*map(Text, (attack.name, attack.source, told, _parameters(attack), "2", _words(attack))))
+        classes = ("2" if issubclass(attack.method, Attack) else "any") if attack.method else ""
+        attacks.add_row(*map(Text, (attack.name, attack.source, told, _parameters(attack), classes, _words(attack))))
     defenses = Table(title="Defenses")
     for column in ("name", "from", "parameters", "classes", "what it does"):
         defenses.add_column(column, no_wrap=column in ("name", "classes"), overflow="fold")
@@ -93,7 +94,7 @@ def print_methods() -> None:
         Console().print(table)
 
 
-def _parameters(listed: Listed[Attack] | Listed[Defense]) -> str:
+def _parameters(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
     """Return what a configuration can set, with defaults; the strategy that a defense wraps is none of that."""
     if listed.method is None:
         return ""
@@ -104,7 +105,7 @@ def _parameters(listed: Listed[Attack] | Listed[Defense]) -> str:
     return ", ".join(str(entry.replace(annotation=inspect.Parameter.empty)) for entry in known)
 
 
-def _words(listed: Listed[Attack] | Listed[Defense]) -> str:
+def _words(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
     """Return the first line of the class's docstring, or why it cannot be used."""
     if listed.problem:
         return f"cannot be used: {listed.problem}"

@@ -17,7 +17,7 @@ DEFENSES: dict[str, type[Defense]] = {
 }
 """Built-in defenses by the name that a configuration uses."""
 
-DEFENSE_METHODS: Methods[Defense] = Methods("defense", "flower_vfl.defenses", Defense, DEFENSES)  # type: ignore[type-abstract]
+DEFENSE_METHODS: Methods[Defense] = Methods("defense", "flower_vfl.defenses", (Defense,), DEFENSES)
 """The built-in defenses and those of other installed packages."""
 
 __all__ = [

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.config import Config
-from flower_vfl.metrics import adaptive_calibration_error, leak_auc, snapshot
+from flower_vfl.metrics import adaptive_calibration_error, leak_auc, macro_auc, snapshot
 from flower_vfl.parties.attacker import AUDIT_REFERENCE, AUDIT_ROW
 from flower_vfl.parties.label import LabelParty, Step
 from flower_vfl.parties.monitor import LeakageMonitor
@@ -129,6 +129,8 @@ class Training:
         self._labels, self._classes, self._config = labels, classes, config
         self._monitor, self._observer, self.outcome = monitor, observer, outcome
         self._oracle, self._audited = oracle, frozenset(audited)
+        self.test_embeddings: dict[str, Tensor] = {}
+        """What each party gave for the test rows at the last evaluation, (M, ...), kept for a monitor that wants it."""
 
     def run(self, after_epoch: Callable[[int], None]) -> None:
         """Train epoch by epoch until the schedule, early stopping or the leak limit ends it."""
@@ -247,16 +249,20 @@ class Training:
 
     def _predict(self, part: Part) -> Tensor:
         count = self._schedule.batches(part)
-        logits = []
+        kept = part == "test" and self._monitor is not None and self._monitor.reads_trained_models
+        logits, received = [], list[dict[str, Tensor]]()
         for index in range(-_EVALUATIONS_UNDER_WAY, count):
             ahead = index + _EVALUATIONS_UNDER_WAY
             if ahead < count:
                 self._send_all(Frame(Kind.EVALUATE, ahead, {"part": part}))
             if index >= 0:
                 embeddings = self._receive_all(index, self._schedule.eval_batch(part, index).size)
+                received += [embeddings] if kept else []
                 started = time.perf_counter()
                 logits.append(self._label.predict(part, index, embeddings).cpu())
                 self.outcome.seconds_compute += time.perf_counter() - started
+        if kept:
+            self.test_embeddings = {party: torch.cat([batch[party] for batch in received]) for party in self._links}
         return torch.cat(logits)
 
     def _reason_to_stop(self, epoch: int) -> str:
@@ -275,7 +281,7 @@ class Training:
 
 
 def utility(logits: Tensor, labels: NDArray[Any], classes: int) -> dict[str, float]:
-    """Return AUC (two classes), loss, accuracy and adaptive calibration error of predictions.
+    """Return AUC (of more than two classes: macro AUC), loss, accuracy and adaptive calibration error of predictions.
 
     Parameters
     ----------
@@ -297,7 +303,7 @@ def utility(logits: Tensor, labels: NDArray[Any], classes: int) -> dict[str, flo
         probabilities = torch.softmax(logits.double(), dim=1)
         loss = torch.nn.functional.cross_entropy(logits.double(), target)
         correct = logits.argmax(dim=1) == target
-        metrics = {}
+        metrics = {"macro_auc": macro_auc(probabilities.numpy(), labels)}
     return {
         **metrics,
         "loss": float(loss),

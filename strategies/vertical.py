@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_vfl.attacks import make_attacks
+from flower_vfl.attacks import Attack, InferenceAttack, make_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable
 from flower_vfl.errors import ConfigError, DataError, PartyError, ProtocolError
@@ -24,6 +25,7 @@ from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.parties.feature import frame_limit
+from flower_vfl.parties.inference import check_trained_attacks
 from flower_vfl.parties.label import LabelParty, Log
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import AuditLabels, Oracle, check_side_information
@@ -114,18 +116,40 @@ class VerticalStrategy(HookedStrategy):
             for name in set(named) - set(self.parties):
                 raise ConfigError(f"{key} names {name!r}; feature parties are {', '.join(self.parties)}")
         self.attacks = make_attacks(self.config.attack.calls)
-        if self.attacks and self.labels.classes != 2:
-            raise ConfigError(
-                f"gradient attacks read two classes, this data has {self.labels.classes}; set attack.names to []"
-            )
-        check_side_information(
-            self.attacks,
-            positives=int(np.count_nonzero(self.labels.train)),
-            batch_size=self.config.training.batch_size,
-        )
+        self._check_attacks()
         self.offer: dict[str, str] = {}
         self._secret = secret
         self._class_weights: Tensor | None = None
+
+    def _check_attacks(self) -> None:
+        """Refuse attacks that this data cannot be attacked with."""
+        classes = self.labels.classes
+        binary = [attack.label for attack in self.watching]
+        if binary and classes != 2:
+            raise ConfigError(
+                f"{', '.join(binary)} read two classes, this data has {classes}; attack.names may hold clustering and "
+                "model_completion, or be []"
+            )
+        if self.attacks and classes > AuditLabels.CLASSES:
+            raise ConfigError(f"attacks read {AuditLabels.CLASSES} classes at most, this data has {classes}")
+        if self.config.attack.max_leak < 1.0 and not binary:
+            raise ConfigError("attack.max_leak is measured by attacks that look while training: name one, such as norm")
+        check_side_information(
+            self.watching,
+            positives=int(np.count_nonzero(self.labels.train)),
+            batch_size=self.config.training.batch_size,
+        )
+        check_trained_attacks(
+            [attack for attack in self.attacks if not isinstance(attack, Attack)],
+            self.labels.train,
+            classes=classes,
+            test_rows=len(self.labels.test),
+        )
+
+    @property
+    def watching(self) -> list[Attack]:
+        """The attacks that look while the network is trained."""
+        return [attack for attack in self.attacks if isinstance(attack, Attack)]
 
     @property
     def base(self) -> VerticalStrategy:
@@ -259,13 +283,16 @@ def run_training(
             monitor=monitor,
             observer=base.observer,
             outcome=outcome,
-            oracle=Oracle(base.attacks, AuditLabels.of(base.labels.train), config.attack.every),
+            oracle=Oracle(base.watching, AuditLabels.of(base.labels.train), config.attack.every),
             audited=audited,
         )
         for metric, value in log.items():
             base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
         try:
             training.run(after_epoch)
+            if monitor is not None and training.test_embeddings:
+                seed = partial(base.secret.seed, "attacks")
+                monitor.read_trained(training.test_embeddings, base.labels.test, base.labels.classes, seed)
         finally:
             outcome.leakage = monitor.entries() if monitor is not None else []
             outcome.weights = label.weights
@@ -352,7 +379,7 @@ def _build_label_party(
         table=base.table,
         fusion=config.model.fusion,
         clip_norm=config.training.clip_norm,
-        keep_clean=bool(base.attacks),
+        keep_clean=bool(base.watching),
         snapshots=config.attack.snapshots,
         device=config.device,
     )
@@ -374,12 +401,16 @@ def _build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:
 
 def _open_audit(links: dict[str, Link], base: VerticalStrategy) -> list[str]:
     """In a simulation, give true labels to the scorers that sit beside the attackers; return whose they are."""
-    labels = base.labels.train
+    tables = {"train": base.labels.train}
+    if any(isinstance(attack, InferenceAttack) for attack in base.attacks):
+        tables["test"] = base.labels.test
     attackers = base.config.parties.attackers or list(links)
     for party in attackers:
-        for offset in range(0, len(labels), AuditLabels.PIECE):
-            piece = torch.from_numpy(labels[offset : offset + AuditLabels.PIECE].astype(np.uint8))
-            links[party].send(Frame(Kind.AUDIT, fields={"offset": offset}, tensors={"labels": piece}))
+        for table, labels in tables.items():
+            for offset in range(0, len(labels), AuditLabels.PIECE):
+                piece = torch.from_numpy(labels[offset : offset + AuditLabels.PIECE].astype(np.uint8))
+                fields: dict[str, str | int] = {"table": table, "offset": offset, "classes": base.labels.classes}
+                links[party].send(Frame(Kind.AUDIT, fields=fields, tensors={"labels": piece}))
     return list(attackers)
 
 

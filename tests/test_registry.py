@@ -51,7 +51,7 @@ class Hammer(Tool):
     name = "hammer"
 
 
-TOOLS = Methods("tool", "flower_vfl.test_tools", Tool, {"hammer": Hammer})
+TOOLS = Methods("tool", "flower_vfl.test_tools", (Tool,), {"hammer": Hammer})
 
 SAW = """
 from tests.test_registry import Tool
@@ -238,7 +238,8 @@ def test_an_error_of_ours_keeps_its_words():
 
 def test_the_lookup_loads_neither_torch_nor_flwr():
     code = (
-        "import sys; from flower_vfl.registry import Methods; Methods('x', 'flower_vfl.defenses', object, {}).listed();"
+        "import sys; from flower_vfl.registry import Methods;"
+        "Methods('x', 'flower_vfl.defenses', (object,), {}).listed();"
         "print(sorted({'torch', 'flwr'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

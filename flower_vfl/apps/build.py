@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.nn import ConvBottom, TabularBottom, Top, bind_dropout, seeded_initialisation
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.parties.inference import FreshModels
 from flower_vfl.parties.scoring import Recorder
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import DEFENSE_METHODS
@@ -86,11 +88,12 @@ def build_feature_party(
     secret: Secret,
     *,
     bottom: BottomFactory = default_bottom,
+    top: TopFactory = default_top,
     optimizer: OptimizerFactory | None = None,
     simulation: bool,
     recorder: Recorder | None = None,
 ) -> FeatureParty:
-    """Build a feature party, or an attacker where the configuration says so."""
+    """Build a feature party, or an attacker where the configuration says so; `top` is what an attacker rebuilds."""
     table = dataset.party(name)
     schedule = schedule_of(config, dataset.alignment.rows, dataset.alignment.test_rows)
     with seeded_initialisation(secret.seed("weights")):
@@ -114,6 +117,11 @@ def build_feature_party(
         table,
         schedule,
         attacks=make_attacks(config.attack.calls),
+        fresh=FreshModels(
+            bottom=lambda: bottom(table.spec, config),
+            top=lambda shape, classes: top(shape, classes, config),
+            seed=partial(secret.seed, "attacks"),
+        ),
         layers=config.attack.layers,
         simulation=simulation,
         defended=bool(config.defenses),

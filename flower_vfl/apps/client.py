@@ -15,9 +15,11 @@ from flwr.clientapp import ClientApp
 from flower_vfl.apps.build import (
     BottomFactory,
     DataFactory,
+    TopFactory,
     build_feature_party,
     check_device,
     default_bottom,
+    default_top,
     open_data,
     party_names,
     torch_threads,
@@ -65,9 +67,14 @@ class _Client:
     """
 
     def __init__(
-        self, bottom: BottomFactory, data: DataFactory, optimizer: OptimizerFactory | None, config: Config | None
+        self,
+        bottom: BottomFactory,
+        top: TopFactory,
+        data: DataFactory,
+        optimizer: OptimizerFactory | None,
+        config: Config | None,
     ) -> None:
-        self._bottom, self._data, self._optimizer, self._config = bottom, data, optimizer, config
+        self._bottom, self._top, self._data, self._optimizer, self._config = bottom, top, data, optimizer, config
         self._live: dict[tuple[str, str], tuple[int, FeatureParty, StepLog | None]] = {}
 
     def train(self, message: Message, context: Context) -> Message:
@@ -129,6 +136,7 @@ class _Client:
             dataset,
             secret,
             bottom=self._bottom,
+            top=self._top,
             optimizer=self._optimizer,
             simulation=session.simulation,
             recorder=journal,
@@ -227,6 +235,7 @@ def _reply(message: Message, status: str, why: str = "") -> Message:
 def make_client_app(
     *,
     bottom: BottomFactory = default_bottom,
+    top: TopFactory = default_top,
     data: DataFactory = open_data,
     optimizer: OptimizerFactory | None = None,
     config: Config | None = None,
@@ -237,6 +246,8 @@ def make_client_app(
     ----------
     bottom : Callable[[FeatureSpec, Config], nn.Module]
         Makes a party's bottom model.
+    top : Callable[[tuple[int, ...], int, Config], nn.Module]
+        Makes a top model like the label party's: what an attacker tries to complete its bottom model with.
     data : Callable[[Config], Dataset]
         Opens the data; the party loads only its own part.
     optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
@@ -249,7 +260,7 @@ def make_client_app(
     ClientApp
         One for all feature parties; which one a node is says its node config (`party`), in a simulation its partition.
     """
-    client = _Client(bottom, data, optimizer, config)
+    client = _Client(bottom, top, data, optimizer, config)
     app = ClientApp()
     app.train()(client.train)
     app.train("frames")(client.frames)

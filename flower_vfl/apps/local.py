@@ -76,7 +76,7 @@ def run(
         observers=observers,
         on_result=results.append,
     )
-    client = make_client_app(bottom=bottom, data=same_data, optimizer=optimizer, config=config)
+    client = make_client_app(bottom=bottom, top=top, data=same_data, optimizer=optimizer, config=config)
     run_config = to_run_config(config)
     parties = party_names(config, opened)
     for party in parties:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flower_vfl.attacks.base import HINTS
+from flower_vfl.attacks.base import HINTS, Attack
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
@@ -50,11 +50,12 @@ class RunResult:
         return math.nan if value is None else float(value)
 
     def leak(self, *, layer: str = "cut", source: str = "attacker", attack: str = "norm") -> float:
-        """Return the largest 95 % quantile of the leak AUC of what was sent, over parties; NaN where not measured."""
+        """Return the largest q95 leak AUC of what was sent while training, over parties; NaN where not measured."""
         values = [
             entry["q95"]
             for entry in self.summary["leakage"]
             if (entry["layer"], entry["source"], entry["attack"]) == (layer, source, attack)
+            and entry.get("phase") != "inference"
             and entry["defended"] == bool(self.summary["defenses"])
             and entry["q95"] is not None
         ]
@@ -71,7 +72,8 @@ def package_version(name: str) -> str:
 
 def _utility(epoch: Epoch) -> dict[str, Any]:
     values: dict[str, Any] = {name: _number(epoch.get(name)) for name in _UTILITY}
-    values |= {name: _number(value) for name, value in epoch.items() if name.startswith("validation_")}
+    more = (name for name in epoch if name.startswith("validation_") or name == "test_macro_auc")
+    values |= {name: _number(epoch[name]) for name in more}
     return {**values, "epoch": int(epoch["epoch"]) if epoch else None}
 
 
@@ -114,7 +116,8 @@ def summarise(
                 "attack": attack.name,
                 "label": attack.label,
                 "needs": sorted(attack.needs),
-                "hints": attack.hints if HINTS in attack.needs else 0,
+                "hints": attack.hints if isinstance(attack, Attack) and HINTS in attack.needs else 0,
+                "sees": attack.sees,
             }
             for attack in strategy.base.attacks
         ],

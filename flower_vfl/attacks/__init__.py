@@ -5,28 +5,41 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.attacks.base import NOTHING, Attack, SideInformation
+from flower_vfl.attacks.base import NOTHING, Attack, AttackMethod, SideInformation
+from flower_vfl.attacks.clustering import ClusteringAttack
 from flower_vfl.attacks.cosine import CosineAttack
 from flower_vfl.attacks.direction_count import DirectionCountAttack
 from flower_vfl.attacks.hint import HintAttack
+from flower_vfl.attacks.inference import InferenceAttack, Leaked, TrainedView
 from flower_vfl.attacks.inner_product import InnerProductAttack
+from flower_vfl.attacks.model_completion import ModelCompletionAttack
 from flower_vfl.attacks.norm import NormAttack
+from flower_vfl.attacks.spectral import SpectralAttack
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import Methods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
-    {attack.name: attack for attack in (NormAttack, CosineAttack, InnerProductAttack, DirectionCountAttack, HintAttack)}
+_GRADIENTS: tuple[type[AttackMethod], ...] = (
+    NormAttack,
+    CosineAttack,
+    InnerProductAttack,
+    DirectionCountAttack,
+    HintAttack,
+)
+_EMBEDDINGS: tuple[type[AttackMethod], ...] = (SpectralAttack, ClusteringAttack, ModelCompletionAttack)
+
+ATTACKS: Mapping[str, type[AttackMethod]] = MappingProxyType(
+    {attack.name: attack for attack in (*_GRADIENTS, *_EMBEDDINGS)}
 )
 """Every built-in attack by the name that configs and results use."""
 
-ATTACK_METHODS: Methods[Attack] = Methods("attack", "flower_vfl.attacks", Attack, ATTACKS)  # type: ignore[type-abstract]
+ATTACK_METHODS: Methods[AttackMethod] = Methods("attack", "flower_vfl.attacks", (Attack, InferenceAttack), ATTACKS)
 """The built-in attacks and those of other installed packages."""
 
 
-def make_attack(name: str, /, **params: Any) -> Attack:
+def make_attack(name: str, /, **params: Any) -> AttackMethod:
     """Make an attack by its name, or by its class as `module:Class`.
 
     Raises
@@ -42,7 +55,7 @@ def make_attack(name: str, /, **params: Any) -> Attack:
     return ATTACK_METHODS.make(ATTACK_METHODS.find(name), **params)
 
 
-def make_attacks(calls: Iterable[Mapping[str, Any]]) -> list[Attack]:
+def make_attacks(calls: Iterable[Mapping[str, Any]]) -> list[AttackMethod]:
     """Make attacks from a name with parameters each, as ``AttackConfig.calls`` has them.
 
     Raises
@@ -55,7 +68,7 @@ def make_attacks(calls: Iterable[Mapping[str, Any]]) -> list[Attack]:
     >>> [attack.label for attack in make_attacks([{"name": "norm"}, {"name": "hint", "k": 1}])]
     ['norm', 'hint(k=1)']
     """
-    attacks: dict[str, Attack] = {}
+    attacks: dict[str, AttackMethod] = {}
     calls = list(calls)
     for call, method in zip(calls, ATTACK_METHODS.find_all(call["name"] for call in calls), strict=True):
         attack = ATTACK_METHODS.make(method, **{key: value for key, value in call.items() if key != "name"})
@@ -69,12 +82,19 @@ __all__ = [
     "ATTACK_METHODS",
     "NOTHING",
     "Attack",
+    "AttackMethod",
+    "ClusteringAttack",
     "CosineAttack",
     "DirectionCountAttack",
     "HintAttack",
+    "InferenceAttack",
     "InnerProductAttack",
+    "Leaked",
+    "ModelCompletionAttack",
     "NormAttack",
     "SideInformation",
+    "SpectralAttack",
+    "TrainedView",
     "make_attack",
     "make_attacks",
 ]

@@ -1,4 +1,7 @@
-"""What an attack is: a transcript in, a score for each example of the last batch out."""
+"""What an attack is: a name, parameters and, for attacks while training, a transcript in and scores out.
+
+Attacks on the trained model are in `flower_vfl.attacks.inference`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -75,33 +78,29 @@ class SideInformation:
 NOTHING = SideInformation()
 
 
-class Attack(ABC):
-    """A curious feature party's way to read labels from what it sees.
-
-    An attack sees the party's transcript and the side information that it declares, nothing else: no label, no
-    defense, no other party. Scoring its scores against the true labels is somebody else's work.
+class AttackMethod(ABC):
+    """What every attack has, whenever it runs.
 
     Attributes
     ----------
     name
         What users and results call it.
     needs
-        Names of the side information that must be given to `score`: ``"reference"`` or ``"hints"``, see `KINDS`. An
-        attack that needs something is scored where somebody knows it: in simulations, and at the label party.
+        What it must be told beyond what the attacked party sees. An attack that needs something is measured where
+        somebody knows it: in simulations and, while training, at the label party.
+    sees
+        ``"gradients"`` or ``"embeddings"``: what it looks at. What a defense does to the gradients of a step changes
+        nothing about the embeddings of that step.
     """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
+    sees: ClassVar[Literal["gradients", "embeddings"]] = "gradients"
 
     @property
     def params(self) -> dict[str, Any]:
         """The attack's parameters as they go into ``result.json``; given back to the class, they make the same one."""
         return {}
-
-    @property
-    def hints(self) -> int:
-        """How many positives of the batch it must be told, where it needs ``"hints"``."""
-        return 1
 
     @cached_property
     def label(self) -> str:
@@ -117,6 +116,24 @@ class Attack(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.params.items())})"
 
+
+class Attack(AttackMethod):
+    """A curious feature party's way to read labels from what it sees while it trains.
+
+    An attack sees the party's transcript and the side information that it declares, nothing else: no label, no
+    defense, no other party. Scoring its scores against the true labels is somebody else's work.
+
+    Attributes
+    ----------
+    needs
+        Names of the side information that must be given to `score`: ``"reference"`` or ``"hints"``, see `KINDS`.
+    """
+
+    @property
+    def hints(self) -> int:
+        """How many positives of the batch it must be told, where it needs ``"hints"``."""
+        return 1
+
     @abstractmethod
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Score the examples of the transcript's last step.
@@ -126,7 +143,7 @@ class Attack(ABC):
         transcript
             What the party saw so far.
         layer
-            Whose gradient to look at: ``"cut"``, ``"first"`` or another layer of the party's own model.
+            Which layer to look at: ``"cut"``, ``"first"`` or another layer of the party's own model.
         side
             What `needs` declares, for this step and layer.
 

@@ -1,4 +1,4 @@
-"""Rows of gradients at every scale: what the attacks share when they compare directions and lengths.
+"""Rows at every scale: what the attacks share when they compare directions and lengths, or read embeddings.
 
 Gradients of 1e-30 and of 1e30 are compared as well as those of 1. Narrow floats are computed with as float64, where
 their squares and products keep their range; float64 has nothing wider, so that there each row is measured in units
@@ -14,11 +14,16 @@ import torch
 from flower_vfl.metrics import ArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
+
+LEVELS, COLUMNS = 64, 1024
+"""Values of one categorical column, and of all of them together, that get a column each in `raw_features`."""
 
 
 def as_rows(g: Tensor) -> Tensor:
-    """Return gradients (B, ...) as detached rows (B, D).
+    """Return gradients or embeddings (B, ...) as detached rows (B, D).
 
     Raises
     ------
@@ -26,7 +31,7 @@ def as_rows(g: Tensor) -> Tensor:
         Where ``g`` is no floating point tensor with a row for each example.
     """
     if g.dim() < 2 or not g.is_floating_point():
-        raise ArgumentError(f"Gradients of shape {tuple(g.shape)}, {g.dtype}: give a floating point tensor (B, D).")
+        raise ArgumentError(f"Rows of shape {tuple(g.shape)}, {g.dtype}: give a floating point tensor (B, D).")
     return g.detach().flatten(1)
 
 
@@ -90,3 +95,41 @@ def cosines(known: Tensor, rows: Tensor) -> Tensor:
     both = torch.linalg.vector_norm(h, dim=1, keepdim=True) * torch.linalg.vector_norm(x, dim=1)
     found: Tensor = (h @ x.T) / both.where(both > 0, 1.0)
     return found
+
+
+def normalised(z: Tensor) -> Tensor:
+    """Return embeddings (B, ...) layer-normalised without affine: each row with mean 0 and variance 1, its shape kept.
+
+    That is what a label party makes of them that defends with the potential energy; a constant row becomes zeros.
+    """
+    rows, _ = wide(as_rows(z))
+    centred = rows - rows.mean(dim=1, keepdim=True)
+    scale = centred.square().mean(dim=1, keepdim=True).sqrt()
+    constant = scale <= 1e-14 * rows.abs().amax(dim=1, keepdim=True)  # what is left of it are rounding errors
+    return narrowed((centred / scale.where(~constant, 1.0)).where(~constant, 0.0), z).reshape(z.shape)
+
+
+def raw_features(inputs: Sequence[Tensor]) -> Tensor:
+    """Return what a model takes, numbers (N, ...) and category numbers (N, K), as plain rows (N, F) of float32.
+
+    Each category becomes a column of its own, of 0 and 1; where a column has more than `LEVELS` values, or all columns
+    together more than `COLUMNS`, the most frequent ones do, and rows with another value have zeros there.
+
+    Raises
+    ------
+    ArgumentError
+        Where there is no input.
+    """
+    if not inputs:
+        raise ArgumentError("There are no inputs: the attack's baseline needs what the party's model takes.")
+    flat = [tensor.detach().flatten(1) for tensor in inputs]
+    columns = [column for tensor in flat if not tensor.is_floating_point() for column in tensor.unbind(dim=1)]
+    levels = max(1, min(LEVELS, COLUMNS // max(1, len(columns))))
+    numbers = [tensor.float() for tensor in flat if tensor.is_floating_point()]
+    return torch.cat([*numbers, *(_one_hot(column, levels) for column in columns)], dim=1)
+
+
+def _one_hot(column: Tensor, levels: int) -> Tensor:
+    values, counts = torch.unique(column, return_counts=True)
+    kept = values[counts.argsort(descending=True, stable=True)[:levels]]
+    return torch.eq(column[:, None], kept).float()

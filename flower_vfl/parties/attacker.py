@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flower_vfl.attacks.base import Attack
+from flower_vfl.attacks.base import Attack, AttackMethod
+from flower_vfl.attacks.inference import InferenceAttack
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.feature import FeatureParty, _Pending
+from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, NoRecorder, Recorder, Reference, Scorer
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
@@ -30,17 +32,20 @@ class Attacker(FeatureParty):
     It records a transcript of what it saw: cut gradients, and by going on with back-propagation the gradients of its
     own earlier layers. In a simulation a scorer beside it compares the attacks' scores with true labels that come over
     the audit channel, and tells oracle attacks the clean gradient of one positive that comes the same way; the attacks
-    themselves see the transcript and the side information that they declare.
+    themselves see the transcript and the side information that they declare. Once training is finished, attacks on the
+    trained model read the test rows, scored in the same way.
 
     Parameters
     ----------
     *args, **kwargs
         As for `FeatureParty`.
-    attacks : Sequence[Attack]
+    attacks : Sequence[AttackMethod]
         What it tries.
+    fresh : FreshModels, optional
+        How it makes models of its own; attacks on the trained model need it.
     layers : Sequence[str]
-        Whose gradients it looks at: "cut", a layer that the model watches or any of its modules by name; by default
-        the cut and all that the model watches.
+        What it looks at: "cut", a layer that the model watches or any of its modules by name; by default the cut and
+        all that the model watches.
     transcript : Transcript, optional
         Where it records; by default the last step only.
     simulation : bool
@@ -56,7 +61,8 @@ class Attacker(FeatureParty):
     def __init__(
         self,
         *args: Any,
-        attacks: Sequence[Attack],
+        attacks: Sequence[AttackMethod],
+        fresh: FreshModels | None = None,
         layers: Sequence[str] = (),
         transcript: Transcript | None = None,
         simulation: bool = False,
@@ -67,7 +73,8 @@ class Attacker(FeatureParty):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.transcript = transcript or Transcript()
-        self._simulation = simulation
+        self._simulation, self._defended, self._fresh = simulation, defended, fresh
+        self._trained_attacks = [attack for attack in attacks if isinstance(attack, InferenceAttack)]
         self._recorder = recorder or NoRecorder()
         self._outputs: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
@@ -79,10 +86,12 @@ class Attacker(FeatureParty):
         self._left_traces = False
         for layer, module in watched.items():
             module.register_forward_hook(self._watch(layer))
-        self._audit = AuditLabels(len(self._table.train))
+        self._layers = {layer: watched.get(layer) for layer in layers or ["cut", *watched]}
+        self._audit, self._test_audit = AuditLabels(len(self._table.train)), AuditLabels(len(self._table.test))
+        self._classes = 0
         self._scorer = Scorer(
-            attacks,
-            layers or ["cut", *watched],
+            [attack for attack in attacks if isinstance(attack, Attack)],
+            list(self._layers),
             self._audit,
             party=self.name,
             source="attacker",
@@ -196,13 +205,14 @@ class Attacker(FeatureParty):
 
     def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:
         gradients = {"cut": gradient, **self._gradients}
+        outputs = {layer: output.detach() for layer, output in self._outputs.items()}
         self._outputs, self._gradients = {}, {}
         if self._watched - gradients.keys():
             raise ConfigError(
                 f"party {self.name!r} gets no gradient at {', '.join(sorted(self._watched - gradients.keys()))}: watch "
                 "modules whose output is one tensor on the way to the embedding (attack.layers)"
             )
-        self.transcript.record(StepTrace(step, self._schedule.epoch_of(step), rows, embedding, gradients))
+        self.transcript.record(StepTrace(step, self._schedule.epoch_of(step), rows, embedding, gradients, outputs))
         if self._audit.complete:
             with torch.no_grad():
                 self._scorer.score(self.transcript, self._references)
@@ -216,7 +226,11 @@ class Attacker(FeatureParty):
         piece = frame.tensors.get("labels")
         if piece is None or piece.dtype != torch.uint8 or piece.dim() != 1:
             raise ProtocolError("an audit frame carries labels of one byte each")
-        self._audit.fill(offset, piece)
+        if frame.fields.get("table") == "test":
+            self._classes = frame.integer("classes")
+            self._test_audit.fill(offset, piece)
+        else:
+            self._audit.fill(offset, piece)
         return None
 
     def settle(self) -> None:
@@ -226,19 +240,35 @@ class Attacker(FeatureParty):
         self._recorder.flush()
 
     def report(self) -> dict[str, Any]:
-        """Add what the attacks read, where it could be scored."""
+        """Attack the trained model, and add what the attacks read where it could be scored."""
         self.settle()
         leakage = self._scorer.entries() if self._audit.complete else []
-        return {**super().report(), "leakage": leakage}
+        return {**super().report(), "leakage": [*leakage, *self._read_trained_model()]}
+
+    def _read_trained_model(self) -> list[dict[str, Any]]:
+        """Run the attacks on the trained model where true labels of the test rows are at hand to score them."""
+        labels = self._test_audit.numbers
+        if not (self._trained_attacks and self._fresh and self._test_audit.complete and len(labels)):
+            return []
+        scorer = TrainedScorer(labels, self._classes, party=self.name, source="attacker", defended=self._defended)
+        model = TrainedModel(
+            self.bottom, self._table, self._audit.numbers, self._classes, self._fresh, device=self._device
+        )
+        return model.entries(self._trained_attacks, self._layers, scorer)
 
     def state(self) -> dict[str, Any]:
         """Add what was measured so far."""
-        audit = torch.from_numpy(self._audit._labels) if self._audit.complete else None
-        return {**super().state(), "scores": self._scorer.state(), "audit": audit}
+        audits = {
+            name: torch.from_numpy(audit.numbers) if audit.complete else None
+            for name, audit in (("audit", self._audit), ("test_audit", self._test_audit))
+        }
+        return {**super().state(), "scores": self._scorer.state(), **audits, "classes": self._classes}
 
     def restore(self, state: Any) -> None:
         """Go on from what `state` returned."""
         super().restore(state)
         self._scorer.restore(state["scores"])
-        if state["audit"] is not None:
-            self._audit.fill(0, state["audit"])
+        self._classes = state["classes"]
+        for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):
+            if state[name] is not None:
+                audit.fill(0, state[name])

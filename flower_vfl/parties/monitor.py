@@ -1,20 +1,24 @@
-"""The leakage monitor: the label party attacks its own outgoing messages, so that a deployment is measured too.
+"""The leakage monitor: the label party attacks its own messages, so that a deployment is measured too.
 
-It sees the cut layer only: what a party reads from its earlier layers stays with that party.
+It sees the cut layer only: what a party reads from its earlier layers, or by training models of its own on its columns,
+stays with that party.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_vfl.attacks.base import Attack
+from flower_vfl.attacks.base import Attack, AttackMethod
+from flower_vfl.attacks.inference import InferenceAttack, TrainedView
+from flower_vfl.parties.inference import TrainedScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Recorder, Reference, Scorer
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import StepTrace, Transcript
@@ -49,8 +53,8 @@ class LeakageMonitor:
     ----------
     parties : Sequence[str]
         Feature parties, and groups of them that put together what they see, such as "a+b".
-    attacks : Sequence[Attack]
-        What is run.
+    attacks : Sequence[AttackMethod]
+        What is run; attacks on the trained model that need leaked labels are left to the parties.
     labels : AuditLabels
         The true labels; they do not leave this object.
     defended : bool
@@ -64,14 +68,20 @@ class LeakageMonitor:
     def __init__(
         self,
         parties: Sequence[str],
-        attacks: Sequence[Attack],
+        attacks: Sequence[AttackMethod],
         labels: AuditLabels,
         *,
         defended: bool,
         recorder: Recorder,
         every: int,
     ) -> None:
-        def views(view: str, *, defended: bool) -> list[_View]:
+        watching = [attack for attack in attacks if isinstance(attack, Attack)]
+        self._trained_attacks = [
+            attack for attack in attacks if isinstance(attack, InferenceAttack) and not attack.needs
+        ]
+        self._trained_entries: list[dict[str, Any]] = []
+
+        def views(view: str, attacks: Sequence[Attack], *, defended: bool) -> list[_View]:
             return [
                 _View(
                     tuple(party.split("+")),
@@ -91,9 +101,10 @@ class LeakageMonitor:
                 for party in parties
             ]
 
-        self._sent = views("monitor", defended=defended)
-        self._unsent = views("undefended", defended=False) if defended else []
-        self._every = every
+        self._sent = views("monitor", watching, defended=defended)
+        on_gradients = [attack for attack in watching if attack.sees == "gradients"]  # embeddings are what they are
+        self._unsent = views("undefended", on_gradients, defended=False) if defended else []
+        self._every, self._defended = every, defended
 
     @torch.no_grad()
     def observe(
@@ -107,7 +118,7 @@ class LeakageMonitor:
         clean: Mapping[str, Tensor] = MappingProxyType({}),
         references: Mapping[str, Reference] = MappingProxyType({}),
     ) -> None:
-        """Attack one step's outgoing gradients.
+        """Attack one step's outgoing gradients, and the embeddings that came.
 
         Parameters
         ----------
@@ -145,10 +156,39 @@ class LeakageMonitor:
         """The largest 95 % quantile of what was sent in the current epoch, over parties and attacks."""
         return _largest(view.scorer.epoch_q95 for view in self._sent)
 
+    @property
+    def reads_trained_models(self) -> bool:
+        """Whether it has attacks for `read_trained`."""
+        return bool(self._trained_attacks)
+
+    def read_trained(
+        self, embeddings: Mapping[str, Tensor], labels: NDArray[Any], classes: int, seed: Callable[..., int]
+    ) -> None:
+        """Attack the parties' trained models by what they gave for the test rows.
+
+        Parameters
+        ----------
+        embeddings : Mapping[str, Tensor]
+            (M, ...) what came from each party at the last evaluation.
+        labels : NDArray
+            (M,) true labels of the test rows.
+        classes : int
+            Number of classes.
+        seed : Callable[..., int]
+            Derives a seed for a purpose from the label party's secret.
+        """
+        for view in self._sent:
+            party = "+".join(view.parties)
+            scorer = TrainedScorer(labels, classes, party=party, source="monitor", defended=self._defended)
+            z = view.joined(embeddings)
+            for attack in self._trained_attacks:
+                draws = (TrainedView(z, classes, seed(attack.label, draw)) for draw in range(attack.draws))
+                self._trained_entries.append(scorer.entry(attack, "cut", draws))
+
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry a party and attack for `result.json`."""
         views = (*self._sent, *self._unsent)
-        return [entry for view in views for entry in view.scorer.entries()]
+        return [*(entry for view in views for entry in view.scorer.entries()), *self._trained_entries]
 
 
 def _largest(values: Any) -> float:

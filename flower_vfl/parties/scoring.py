@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, SideInformation
+from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import separation
 from flower_vfl.metrics.arrays import as_numpy
@@ -22,7 +23,7 @@ from flower_vfl.protocol.transcript import StepTrace, Transcript
 from flower_vfl.registry import from_elsewhere
 
 _log = logging.getLogger(__name__)
-_DRAWS = {REFERENCE: 1, HINTS: 2}
+_DRAWS = {REFERENCE: 1, HINTS: 2, LEAKED: 3}
 
 
 class Recorder(Protocol):
@@ -61,6 +62,9 @@ class AuditLabels:
     PIECE = 32_768
     """Labels in one frame."""
 
+    CLASSES = 256
+    """Class numbers that a label, one byte, can hold."""
+
     def __init__(self, rows: int) -> None:
         self._labels = np.zeros(rows, dtype=np.uint8)
         self._filled = 0
@@ -84,6 +88,11 @@ class AuditLabels:
             raise ProtocolError(f"audit labels from row {offset} came, row {self._filled} was next")
         self._labels[offset : offset + len(piece)] = piece.numpy()
         self._filled += len(piece)
+
+    @property
+    def numbers(self) -> NDArray[Any]:
+        """The class number of each row, (N,)."""
+        return self._labels
 
     @property
     def complete(self) -> bool:
@@ -121,6 +130,30 @@ def draw_positives(labels: NDArray[Any], step: int, kind: str) -> NDArray[np.int
     positives = np.flatnonzero(labels)
     numbers = positives.astype(np.uint64) + np.uint64((_DRAWS[kind] << 60) + (step << 24))
     return positives[_scattered(numbers).argsort()]
+
+
+def draw_examples(labels: NDArray[Any], draw: int, *, classes: int, count: int) -> NDArray[np.int64]:
+    """Return the rows (C * count,) of labelled examples that leak, the same number of each class.
+
+    The draw depends on its number and on nothing else, and a smaller one is part of a larger one: two defenses, and two
+    numbers of leaked labels, are compared with the same knowledge.
+
+    Raises
+    ------
+    ConfigError
+        Where a class has fewer rows than that.
+    """
+    drawn = []
+    for number in range(classes):
+        rows = np.flatnonzero(labels == number)
+        if len(rows) < count:
+            raise ConfigError(
+                f"{count} labelled examples of each class were to leak; of class {number} the training rows have "
+                f"{len(rows) or 'none'}: lower k"
+            )
+        order = _scattered(rows.astype(np.uint64) + np.uint64((_DRAWS[LEAKED] << 60) + (draw << 40))).argsort()
+        drawn.append(rows[order[:count]])
+    return np.concatenate(drawn)
 
 
 def _scattered(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

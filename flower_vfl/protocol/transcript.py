@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flower_vfl.errors import ConfigError, ProtocolError
@@ -31,6 +31,8 @@ class StepTrace:
     gradients
         What came back, (B, ...) for each layer: ``"cut"`` as received, ``"first"`` and others by going on with
         back-propagation in the party's own model.
+    outputs
+        What the party's own earlier layers gave for the batch, (B, ...) for each layer but the cut.
     """
 
     step: int
@@ -38,6 +40,11 @@ class StepTrace:
     rows: NDArray[np.int64]
     embedding: Tensor
     gradients: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def output(self, layer: str) -> Tensor:
+        """Return what a layer gave for the batch, (B, ...): the embedding at the cut."""
+        return self.embedding if layer == "cut" else self.outputs[layer]
 
 
 class Transcript:

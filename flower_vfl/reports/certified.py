@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flower_vfl.metrics import Exceedances, detection_error_bound, exceedances, nearest_rank
-from flower_vfl.reports.leaks import label_of, received, told
+from flower_vfl.reports.leaks import label_of, on_embeddings, received, told
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,7 +125,7 @@ def _certificate(run: Run, defense: dict[str, Any], party: str) -> Certificate:
     promised = [detection_error_bound(value) for value in series("sum_kl_after")[1] if value >= 0]
     params = defense.get("params")
     asked = params.get("detection_error") if isinstance(params, dict) else None
-    wanted = [s for s in run.leak_series() if party in ("", s[1])]
+    wanted = [s for s in run.leak_series() if party in ("", s[1]) and not on_embeddings(run.result, s[0])]
     return Certificate(
         defense=defense,
         party=party,

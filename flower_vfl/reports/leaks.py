@@ -34,13 +34,20 @@ def told(result: Result, entry: Entry) -> tuple[bool, int]:
     return oracle, known["hints"] + oracle
 
 
+def on_embeddings(result: Result, attack: str) -> bool:
+    """Return whether an attack, given by its label, looks at embeddings: noise on gradients promises nothing there."""
+    return any(a.get("label") == attack and a.get("sees") == "embeddings" for a in result.get("attacks", ()))
+
+
 def received(result: Result) -> list[Entry]:
-    """Return the leak AUCs of what the parties really received, defended where there is a defense."""
+    """Return the leak AUCs, while training, of what the parties really saw, defended where there is a defense."""
     defended = bool(result["defenses"])
     return [
         entry
         for entry in result["leakage"]
-        if entry.get("metric") == "auc" and bool(entry.get("defended", defended)) == defended
+        if entry.get("metric") == "auc"
+        and entry.get("phase") != "inference"
+        and bool(entry.get("defended", defended)) == defended
     ]
 
 

@@ -17,11 +17,13 @@ NONE = "–"
 
 METRICS = {
     "test_auc": "Test AUC",
+    "test_macro_auc": "Test AUC, mean over classes",
     "test_loss": "Test loss",
     "test_ace": "Calibration error (ACE)",
     "test_accuracy": "Test accuracy",
     "train_loss": "Training loss",
     "validation_auc": "Validation AUC",
+    "validation_macro_auc": "Validation AUC, mean over classes",
     "validation_loss": "Validation loss",
     "validation_ace": "Validation calibration error",
     "validation_accuracy": "Validation accuracy",

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from flower_vfl.attacks import ATTACK_METHODS
-from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, SideInformation
+from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, AttackMethod, SideInformation
+from flower_vfl.attacks.inference import InferenceAttack
 from flower_vfl.errors import InputError
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from flower_vfl.testing.common import (
@@ -24,24 +25,26 @@ from flower_vfl.testing.common import (
     run_checks,
     scaled,
 )
+from flower_vfl.testing.trained import TRAINED, TrainedSubject
 
 _LAYERS = ("cut", "first")
 _SHAPES = ((64, 8), (64, 1), (5, 2), (32, 3, 4, 4), (2, 8), (1, 8))
 
 
-def check_attack(attack_class: type[Attack], **params: Any) -> None:
+def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
     """Check an attack of your own: run it in your tests, once for each set of parameters that matters.
 
     What is checked: name, side information and documentation are declared; parameters go into ``result.json`` and make
     the same attack again; every batch gives one score a row, on vectors and feature maps, in every number format, on
     every device of this machine; no score is NaN, be the batch of one or two rows, of one class, of zeros, of equal
     rows, or of gradients of 1e-30 or 1e30; the same input gives the same scores and is not changed; side information
-    that is missing is refused with a message.
+    that is missing is refused with a message. An attack on the trained model says one thing a row in the same way, of
+    two classes and of five, from the seed that it is given and no other randomness.
 
     Parameters
     ----------
-    attack_class : type[Attack]
-        The class.
+    attack_class : type[AttackMethod]
+        The class, an `Attack`, an `InferenceAttack` or both.
     **params
         Its parameters.
 
@@ -50,32 +53,37 @@ def check_attack(attack_class: type[Attack], **params: Any) -> None:
     CheckError
         Listing everything that is wrong.
     """
-    checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _devices)
-    subject = _Subject(attack_class, params)
-    run_checks("an attack", subject.title, params, subject, (_declarations, *checks))
+    title = str(getattr(attack_class, "__name__", attack_class))
+    watching, trained = (
+        isinstance(attack_class, type) and issubclass(attack_class, base) for base in (Attack, InferenceAttack)
+    )
+    if watching or not trained:
+        checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _devices)
+        run_checks("an attack", title, params, _Subject(attack_class, params), (_declarations, *checks))
+    if trained:
+        run_checks("an attack on the trained model", title, params, TrainedSubject(attack_class, params), TRAINED)
 
 
 @dataclass(frozen=True)
 class _Subject:
     """What is checked, and how it is called."""
 
-    attack_class: Callable[..., Attack]
+    attack_class: Callable[..., Any]
     params: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def title(self) -> str:
-        return str(getattr(self.attack_class, "__name__", self.attack_class))
-
     def make(self) -> Attack:
-        return self.attack_class(**self.params)
+        attack: Attack = self.attack_class(**self.params)
+        return attack
 
     def score(self, attack: Attack, g: Tensor, *, layer: str = "cut") -> Tensor:
-        """Return the scores of a batch of gradients (B, ...) after two other steps."""
+        """Return the scores of a batch of gradients, or of embeddings, (B, ...) after two other steps."""
         transcript = Transcript(history=None)
         for step in range(3):
             now = g if step == 2 else torch.flip(g, dims=[0])
-            rows = np.arange(len(g))
-            transcript.record(StepTrace(step, 0, rows, now.flatten(1) + 1, dict.fromkeys(_LAYERS, now)))
+            other = now.flatten(1) + 1  # what the attack says that it does not look at
+            seen, unseen = (other, now) if attack.sees == "gradients" else (now, other)
+            gradients, outputs = dict.fromkeys(_LAYERS, unseen), dict.fromkeys(_LAYERS[1:], seen)
+            transcript.record(StepTrace(step, 0, np.arange(len(g)), seen, gradients, outputs))
         return attack.score(transcript, layer, _side(attack, g))
 
 
@@ -92,9 +100,11 @@ def _side(attack: Attack, g: Tensor) -> SideInformation:
 def _declarations(subject: _Subject) -> Iterator[str]:
     cls: Any = subject.attack_class
     if not isinstance(cls, type) or not issubclass(cls, Attack):
-        yield "it is no subclass of flower_vfl.attacks.Attack"
+        yield "it is no subclass of flower_vfl.attacks.Attack or InferenceAttack"
         return
     yield from name_problems(getattr(cls, "name", None))
+    if cls.sees not in ("gradients", "embeddings"):
+        yield f"its `sees` is {cls.sees!r}; 'gradients' or 'embeddings' is allowed"
     if not isinstance(cls.needs, frozenset) or not cls.needs <= KINDS.keys():
         yield f"its `needs` is {cls.needs!r}; a frozenset of {', '.join(KINDS)} is allowed"
     if not (cls.__doc__ or "").strip():

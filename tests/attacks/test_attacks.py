@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flower_vfl import attacks
-from flower_vfl.attacks import ATTACKS, Attack, make_attack
+from flower_vfl.attacks import ATTACKS, Attack, AttackMethod, InferenceAttack, make_attack
 from flower_vfl.errors import ConfigError
 
 FOLDER = Path(attacks.__file__).parent
@@ -19,7 +19,7 @@ def test_an_attack_is_made_by_its_name(name):
     attack = make_attack(name)
     assert type(attack) is ATTACKS[name]
     assert attack.name == name
-    assert isinstance(attack, Attack)
+    assert isinstance(attack, AttackMethod)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -39,9 +39,10 @@ def test_a_parameter_that_an_attack_does_not_have_is_refused():
         make_attack("norm", strength=3)
 
 
-def test_an_attack_cannot_be_made_without_a_score():
+@pytest.mark.parametrize("base", [Attack, InferenceAttack])
+def test_an_attack_cannot_be_made_without_its_method(base):
     with pytest.raises(TypeError, match="abstract"):
-        Attack()
+        base()
 
 
 def test_a_method_author_writes_one_method():
@@ -55,9 +56,13 @@ def test_a_method_author_writes_one_method():
     assert First().params == {}
 
 
-def test_scores_take_a_transcript_a_layer_and_side_information_only():
+def test_attacks_take_a_transcript_a_layer_and_side_information_or_a_view_of_the_trained_model_only():
     for attack in ATTACKS.values():
-        assert list(inspect.signature(attack.score).parameters) == ["self", "transcript", "layer", "side"]
+        if issubclass(attack, Attack):
+            assert list(inspect.signature(attack.score).parameters) == ["self", "transcript", "layer", "side"]
+        if issubclass(attack, InferenceAttack):
+            for method in (attack.infer, attack.baseline):
+                assert list(inspect.signature(method).parameters) == ["self", "view"]
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.name)

@@ -23,7 +23,6 @@ from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense
 from flower_vfl.strategies.training import Outcome
 from flower_vfl.tracking import read_steps
-from flower_vfl.transport.base import Link
 from tests.attacks.common import Remembering
 from tests.toys import toy_config, toy_data
 
@@ -88,7 +87,8 @@ def test_a_simulated_run_scores_every_attack_at_every_layer_and_at_the_monitor(k
 def test_the_leak_of_a_run_is_that_of_what_was_sent(defenses):
     entry = {"layer": "cut", "source": "monitor", "attack": "norm"}
     leakage = [{**entry, "defended": True, "q95": 0.6}] if defenses else []
-    leakage += [{**entry, "defended": False, "q95": 0.9}]
+    leakage += [{**entry, "defended": False, "q95": 0.9}, {**entry, "phase": "inference", "defended": True, "q95": 1.0}]
+    leakage += [{**entry, "phase": "inference", "defended": False, "q95": 1.0}]
     result = RunResult("finished", {"defenses": defenses, "leakage": leakage}, Outcome())
     assert result.leak(source="monitor") == (0.6 if defenses else 0.9)
 
@@ -127,24 +127,6 @@ class DeployedGrid(LocalGrid):
         super().__init__(client_app, len(parties), {})
         for context, party in zip(self._contexts.values(), parties, strict=True):
             context.node_config = {"party": party, "partition-id": 0, "out": ""}
-
-
-@pytest.fixture
-def frames(monkeypatch):
-    """Every frame that goes down in a run."""
-    from flower_vfl.transport import inproc, messages, stream
-
-    seen = []
-    for module in (inproc, messages, stream):
-        for kind in list(vars(module).values()):
-            if isinstance(kind, type) and issubclass(kind, Link) and "send" in vars(kind):
-
-                def send(self, frame, real=kind.send):
-                    seen.append(frame)
-                    return real(self, frame)
-
-                monkeypatch.setattr(kind, "send", send, raising=True)
-    return seen
 
 
 def start(grid_of, config, data):

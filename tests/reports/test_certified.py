@@ -124,3 +124,10 @@ def test_the_outermost_defense_with_a_bound_counts(tmp_path):
 
 def test_no_bound_is_no_certificate(tmp_path):
     assert certificates(run_with(tmp_path, {("label", "", "iso.noise_power"): 1.0})) == []
+
+
+def test_noise_on_gradients_promises_nothing_about_attacks_on_embeddings(tmp_path):
+    series = {**promise(0.04), ("a", "norm", "auc"): 0.55, ("a", "spectral", "auc"): 0.99}
+    run = run_with(tmp_path, series, entry(), entry("spectral"))
+    run.result["attacks"] = [{"label": "spectral", "sees": "embeddings", "needs": [], "hints": 0}]
+    assert [row.attack for row in certificates(run)[0].measured] == ["norm"]

@@ -66,3 +66,15 @@ def test_the_monitor_counts_only_where_no_attacker_measured():
     monitor, attacker = entry(q95=0.9, source="monitor"), entry(q95=0.6)
     assert leaks.worst(result(monitor, attacker), "cut") is attacker
     assert leaks.worst(result(monitor), "cut") is monitor
+
+
+def test_what_is_read_from_the_trained_model_is_no_leak_of_a_step():
+    trained = entry("spectral", q95=0.9, phase="inference")
+    known = result(entry("spectral", q95=0.6, phase="train"), trained, entry("clustering", metric="accuracy"))
+    assert [found["q95"] for found in leaks.received(known)] == [0.6]
+
+
+def test_a_result_says_which_attacks_look_at_embeddings():
+    known = result(attacks=[{"label": "spectral", "sees": "embeddings"}, {"label": "norm", "sees": "gradients"}])
+    assert [leaks.on_embeddings(known, label) for label in ("spectral", "norm", "other")] == [True, False, False]
+    assert not leaks.on_embeddings(result(), "spectral")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flower_vfl.attacks import ATTACKS, Attack, DirectionCountAttack, HintAttack, NormAttack
+from flower_vfl.attacks import ATTACKS, Attack, DirectionCountAttack, HintAttack, InferenceAttack, NormAttack
 from flower_vfl.attacks.base import NOTHING
 from flower_vfl.errors import FlowerVflError
 from flower_vfl.testing import CheckError, check_attack
@@ -322,3 +322,123 @@ def test_parameters_make_the_attack_that_is_checked():
 
     check_attack(Watching, power=7)
     assert set(seen) == {7}
+
+
+class Trained(InferenceAttack):
+    """Says by the first coordinate."""
+
+    name = "trained"
+    reads = "classes"
+
+    def infer(self, view):
+        """Return whether the first coordinate is large."""
+        return (view.embeddings.flatten(1)[:, 0] > 0).long()
+
+
+def test_an_attack_on_the_trained_model_of_one_method_passes():
+    check_attack(Trained)
+
+
+class Undecided(Trained):
+    """Does not say what it returns."""
+
+    reads = "labels"
+
+
+class Curious(Trained):
+    """Wants hints, which nobody has any more."""
+
+    needs = frozenset({"hints"})
+
+
+class Forgetful(Trained):
+    """Wants labels without saying how many."""
+
+    needs = frozenset({"leaked"})
+
+
+class Careless(Trained):
+    """Answers without what it needs."""
+
+    needs, leaks = frozenset({"leaked"}), 2
+
+
+class Fractional(Trained):
+    """Says numbers that are no classes."""
+
+    def infer(self, view):
+        """Return a number."""
+        return view.embeddings.flatten(1)[:, 0]
+
+
+class Beyond(Trained):
+    """Says one class too many."""
+
+    def infer(self, view):
+        """Return a number."""
+        return torch.full((len(view.embeddings),), view.classes)
+
+
+class Short(Trained):
+    """Says too little."""
+
+    def infer(self, view):
+        """Return a number."""
+        return torch.zeros(3, dtype=torch.int64)
+
+
+class Global(Trained):
+    """Draws from the global generator."""
+
+    def infer(self, view):
+        """Return a number."""
+        return torch.randint(0, view.classes, (len(view.embeddings),))
+
+
+class Writing(Trained):
+    """Writes into what it sees."""
+
+    def infer(self, view):
+        """Return a number."""
+        view.embeddings.zero_()
+        return torch.zeros(len(view.embeddings), dtype=torch.int64)
+
+
+class Nan(Trained):
+    """Has no score for zeros."""
+
+    reads = "scores"
+
+    def infer(self, view):
+        """Return a number."""
+        z = view.embeddings.flatten(1).double()
+        return z[:, 0] / z.norm(dim=1)
+
+
+class BadBaseline(Trained):
+    """Has a baseline that says something else."""
+
+    def baseline(self, view):
+        """Return scores."""
+        return view.inputs[0]
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        (Undecided, "its `reads` is 'labels'"),
+        (Curious, "its `needs` is frozenset"),
+        (Forgetful, "`leaks` is 0 and `needs` {'leaked'}"),
+        (Careless, "answers without them"),
+        (Fractional, "whole numbers below 2 are needed"),
+        (Beyond, "whole numbers below 5 are needed"),
+        (Short, r"it says \(3,\), one number a row"),
+        (Global, "draws from a global generator"),
+        (Writing, "changes the embeddings"),
+        (Nan, "some scores are NaN"),
+        (BadBaseline, r"the baseline, 2 classes: it says \(64, 3\)"),
+    ],
+)
+def test_mistakes_in_attacks_on_the_trained_model_are_found(attack, reason):
+    with pytest.raises(CheckError, match=reason):
+        check_attack(attack)

@@ -1,0 +1,124 @@
+"""What an attack on the trained model is: embeddings of rows nobody labelled in, what they say about the labels out.
+
+After training, a feature party owns a bottom model whose outputs separate the classes, whatever noise its gradients
+had. Such an attack sees the outputs of one layer for the attacked rows, and what else a curious party has; the labels
+of the attacked rows it never sees.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from flower_vfl.attacks.base import AttackMethod
+from flower_vfl.metrics import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+LEAKED = "leaked"
+"""The one thing that an attack on the trained model can declare in `needs`: labelled examples, see `Leaked`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaked:
+    """Labelled examples that the attacker knows, equally many of each class.
+
+    Attributes
+    ----------
+    embeddings
+        (n, ...) outputs of the attacked layer.
+    inputs
+        (n, ...) what the party's model takes of them.
+    labels
+        (n,) their class numbers.
+    """
+
+    embeddings: Tensor
+    inputs: tuple[Tensor, ...]
+    labels: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedView:
+    """What an attacker has once its bottom model is trained; everything that an attack may look at.
+
+    Attributes
+    ----------
+    embeddings
+        (N, ...) outputs of the attacked layer for the attacked rows.
+    classes
+        Number of classes C.
+    seed
+        Where the attack's own randomness starts.
+    inputs
+        (N, ...) what the party's model takes of the attacked rows; empty where only the embeddings are known.
+    leaked
+        Labelled examples, where the attack declares that it needs them.
+    top
+        Makes a fresh top model for the attacked layer: rows (B, ...) to logits, (B,) or (B, 1) for two classes and
+        (B, C) for more.
+    network
+        Makes a fresh bottom model and a top model on it: the party's inputs to logits.
+    """
+
+    embeddings: Tensor
+    classes: int
+    seed: int = 0
+    inputs: tuple[Tensor, ...] = ()
+    leaked: Leaked | None = None
+    top: Callable[[], nn.Module] | None = None
+    network: Callable[[], nn.Module] | None = None
+
+    def known(self) -> tuple[Leaked, Callable[[], nn.Module], Callable[[], nn.Module]]:
+        """Return the labelled examples, and how to make a top model and a whole network.
+
+        Raises
+        ------
+        ArgumentError
+            When one of them was not told.
+        """
+        if self.leaked is None or self.top is None or self.network is None:
+            raise ArgumentError(
+                f"The attack needs labelled examples and fresh models, it was not told them: declare {LEAKED!r} in "
+                "`needs`."
+            )
+        return self.leaked, self.top, self.network
+
+
+class InferenceAttack(AttackMethod):
+    """A curious feature party's way to read labels from its trained bottom model.
+
+    Attributes
+    ----------
+    needs
+        Empty, or ``{"leaked"}``: then it is measured in simulations only, where somebody can tell it labels.
+    reads
+        What `infer` returns: ``"scores"``, higher means more likely positive, of two classes only (measured as AUC);
+        ``"classes"``, class numbers (accuracy); ``"clusters"``, groups without names (accuracy of the best assignment
+        of groups to classes).
+    """
+
+    sees: ClassVar[Literal["gradients", "embeddings"]] = "embeddings"
+    reads: ClassVar[Literal["scores", "classes", "clusters"]]
+
+    @property
+    def leaks(self) -> int:
+        """How many labelled examples of each class it must be told."""
+        return 0
+
+    @property
+    def draws(self) -> int:
+        """How often it is repeated, with other labelled examples and other random numbers."""
+        return 1
+
+    @abstractmethod
+    def infer(self, view: TrainedView) -> Tensor:
+        """Say what the attacked rows are, (N,), as `reads` declares."""
+
+    def baseline(self, view: TrainedView) -> Tensor | None:
+        """Say the same without the trained model, (N,): what the attacker could do anyway; None where nothing is."""
+        return None

@@ -1,0 +1,87 @@
+"""How far a measured number may be from what it would be on average: 95 % confidence intervals."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flower_vfl.metrics.arrays import ArgumentError, binary, refuse_nan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flower_vfl.metrics.arrays import Array
+
+_Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
+
+Interval = tuple[float, float]
+
+
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    r"""Return Student's interval of a mean over independent draws, None for fewer than two of them.
+
+    .. math:: \bar v \pm t_{0.975, n-1} \, s / \sqrt n
+
+    Examples
+    --------
+    >>> [round(bound, 3) for bound in mean_interval([0.7, 0.8, 0.9])]
+    [0.552, 1.048]
+    """
+    from scipy.special import stdtrit
+
+    drawn = np.asarray(values, dtype=np.float64)
+    if drawn.size < 2:
+        return None
+    half = float(stdtrit(drawn.size - 1, 0.975) * drawn.std(ddof=1) / math.sqrt(drawn.size))
+    return float(drawn.mean()) - half, float(drawn.mean()) + half
+
+
+def share_interval(share: float, count: int) -> Interval | None:
+    """Return Wilson's interval of a share of so many independent examples, None where there is none.
+
+    References
+    ----------
+    Wilson, *Probable inference, the law of succession, and statistical inference*, JASA 22, 1927.
+
+    Examples
+    --------
+    >>> [round(bound, 3) for bound in share_interval(0.9, 100)]
+    [0.826, 0.945]
+    """
+    if not (0 <= share <= 1 and count >= 0):
+        raise ArgumentError(f"A share of {share} of {count} examples: give a number between 0 and 1, and a count.")
+    if not count:
+        return None
+    weight = _Z * _Z / count
+    centre = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def auc_interval(scores: Array, labels: Array) -> Interval | None:
+    """Return DeLong's interval of `leak_auc`, ties included, None where a class has fewer than two examples.
+
+    The AUC is the mean over positives of the share of negatives below them, and the mean over negatives of the share of
+    positives above them; the two variances add up.
+
+    References
+    ----------
+    DeLong, DeLong and Clarke-Pearson, *Comparing the areas under two or more correlated receiver operating
+    characteristic curves: a nonparametric approach*, Biometrics 44, 1988.
+
+    Examples
+    --------
+    >>> [round(bound, 3) for bound in auc_interval([1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 1, 1])]
+    [0.581, 1.0]
+    """
+    values, positive = binary(scores, labels)
+    refuse_nan(values, "scores")
+    ups, downs = np.sort(values[positive]), np.sort(values[~positive])
+    if min(ups.size, downs.size) < 2:
+        return None
+    below = (downs.searchsorted(ups, "left") + downs.searchsorted(ups, "right")) / (2 * downs.size)
+    above = 1 - (ups.searchsorted(downs, "left") + ups.searchsorted(downs, "right")) / (2 * ups.size)
+    half = _Z * math.sqrt(below.var(ddof=1) / ups.size + above.var(ddof=1) / downs.size)
+    return max(0.0, float(below.mean()) - half), min(1.0, float(below.mean()) + half)

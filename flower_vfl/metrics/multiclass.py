@@ -1,0 +1,51 @@
+"""The AUC of more than two classes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flower_vfl.metrics.arrays import ArgumentError, as_numpy
+from flower_vfl.metrics.leakage import leak_auc
+
+if TYPE_CHECKING:
+    from flower_vfl.metrics.arrays import Array
+
+
+def macro_auc(scores: Array, labels: Array) -> float:
+    r"""Mean over the classes of how well a class's scores tell it from all others.
+
+    .. math:: \frac{1}{C} \sum_{c=1}^{C} AUC(s_{\cdot c}, [y = c])
+
+    Parameters
+    ----------
+    scores
+        (N, C), one column a class: probabilities, or anything that can be compared within a column.
+    labels
+        (N,) class numbers 0 ... C - 1.
+
+    Returns
+    -------
+    float
+        Equal to ``roc_auc_score(labels, scores, multi_class="ovr", average="macro")`` of scikit-learn; classes that
+        do not occur are left out, and it is NaN where fewer than two occur.
+
+    Raises
+    ------
+    ArgumentError
+        For shapes that do not fit, unknown classes, or a NaN among the scores.
+
+    Examples
+    --------
+    >>> macro_auc([[0.8, 0.1, 0.1], [0.3, 0.4, 0.3], [0.1, 0.2, 0.7], [0.4, 0.2, 0.4]], [0, 1, 2, 2])
+    1.0
+    """
+    values, y = as_numpy(scores), as_numpy(labels)
+    if values.ndim != 2 or y.shape != values.shape[:1]:
+        raise ArgumentError(f"Scores {values.shape} and labels {y.shape}: give (N, C) and (N,).")
+    if not np.isin(y, np.arange(values.shape[1])).all():
+        raise ArgumentError(f"Some labels are no class number: give whole numbers from 0 to {values.shape[1] - 1}.")
+    aucs = [leak_auc(values[:, c], y == c) for c in np.unique(y).astype(np.int64)]
+    return float(np.mean(aucs)) if aucs else math.nan

@@ -1,0 +1,175 @@
+"""What `check_attack` checks of attacks on the trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flower_vfl.attacks import ATTACK_METHODS
+from flower_vfl.attacks.inference import LEAKED, InferenceAttack, Leaked, TrainedView
+from flower_vfl.errors import InputError
+from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.testing.common import (
+    DTYPES,
+    Check,
+    borrowed_name,
+    devices,
+    gradients,
+    name_problems,
+    parameter_problems,
+    scaled,
+)
+
+_READS = ("scores", "classes", "clusters")
+_SHAPES = ((64, 8), (64, 1), (20, 3, 4, 4))
+
+
+class _Two(nn.Module):
+    """A small network on numbers and category numbers."""
+
+    def __init__(self, logits: int) -> None:
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(5, 2), nn.Linear(5, logits)
+
+    def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
+        logits: Tensor = self.last(torch.cat([numbers, self.embedding(ids).mean(dim=1)], dim=1))
+        return logits
+
+
+@dataclass(frozen=True)
+class TrainedSubject:
+    """What is checked, and what it is shown."""
+
+    attack_class: Callable[..., Any]
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def make(self) -> InferenceAttack:
+        """Make the attack."""
+        attack: InferenceAttack = self.attack_class(**self.params)
+        return attack
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """How many classes it is tried with."""
+        return (2,) if self.make().reads == "scores" else (2, 5)
+
+
+def _view(attack: InferenceAttack, z: Tensor, classes: int = 2) -> TrainedView:
+    """Return a view of embeddings (N, ...); the leaked examples have embeddings of their own."""
+    width, logits = z[0].numel(), 1 if classes == 2 else classes
+    labels = torch.arange(classes, device=z.device).repeat(attack.leaks)
+    known = gradients((len(labels), *z.shape[1:]), z.dtype, seed=21).to(z.device) if len(labels) else z[:0]
+
+    def fresh(make: Callable[[], nn.Module]) -> nn.Module:
+        with seeded_initialisation(7):
+            return make().to(z.device)
+
+    def inputs(rows: int) -> tuple[Tensor, ...]:
+        ids = torch.arange(2 * rows).reshape(rows, 2) % 5
+        return gradients((rows, 3), seed=22).to(z.device), ids.to(z.device)
+
+    return TrainedView(
+        z,
+        classes,
+        3,
+        inputs(len(z)),
+        Leaked(known, inputs(len(labels)), labels) if LEAKED in attack.needs else None,
+        top=lambda: fresh(lambda: nn.Sequential(nn.Flatten(), nn.Linear(width, logits))),
+        network=lambda: fresh(lambda: _Two(logits)),
+    )
+
+
+def _declarations(subject: TrainedSubject) -> Iterator[str]:
+    cls: Any = subject.attack_class
+    yield from name_problems(getattr(cls, "name", None))
+    if getattr(cls, "reads", None) not in _READS:
+        yield f"its `reads` is {getattr(cls, 'reads', None)!r}; {', '.join(map(repr, _READS))} are allowed"
+    if not isinstance(cls.needs, frozenset) or not cls.needs <= {LEAKED}:
+        yield f"its `needs` is {cls.needs!r}; a frozenset of {LEAKED!r} or of nothing is allowed"
+    for name, thing in (("the class", cls), ("`infer`", cls.infer)):
+        if not (thing.__doc__ or "").strip():
+            yield f"{name} has no docstring"
+
+
+def _parameters(subject: TrainedSubject) -> Iterator[str]:
+    yield from borrowed_name(subject.attack_class, ATTACK_METHODS)
+    yield from parameter_problems(subject.attack_class, subject.attack_class, subject.params)
+    attack = subject.make()
+    if not isinstance(attack.draws, int) or attack.draws < 1:
+        yield f"`draws` is {attack.draws!r}; it is run once at least"
+    if (LEAKED in attack.needs) != (attack.leaks > 0):
+        yield f"`leaks` is {attack.leaks!r} and `needs` {set(attack.needs)}; an attack that is told labels says both"
+
+
+def _problems_of(said: Any, attack: InferenceAttack, view: TrainedView, what: str) -> Iterator[str]:
+    rows = len(view.embeddings)
+    if not isinstance(said, Tensor) or said.shape != (rows,):
+        found = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
+        yield f"{what}: it says {found}, one number a row is needed: a tensor ({rows},)"
+    elif said.requires_grad:
+        yield f"{what}: what it says keeps a graph; compute on detached tensors"
+    elif attack.reads == "scores":
+        if bool(torch.isnan(said.double()).any()):
+            yield f"{what}: some scores are NaN; finite embeddings have a score each"
+    elif said.is_floating_point() or not bool(((said >= 0) & (said < view.classes)).all()):
+        yield f"{what}: it says {sorted(set(said.tolist()))[:5]}; whole numbers below {view.classes} are needed"
+
+
+def _answers(subject: TrainedSubject) -> Iterator[str]:
+    attack, g = subject.make(), gradients((64, 8))
+    batches = {f"embeddings {shape}": gradients(shape) for shape in _SHAPES}
+    batches |= {f"embeddings in {dtype}": gradients((64, 8), dtype) for dtype in DTYPES}
+    batches |= {"zeros only": torch.zeros_like(g), "equal rows": g[:1].expand(64, 8).clone()}
+    batches |= {what.replace("gradients", "embeddings"): z for what, z in scaled(g).items()}
+    for classes in subject.classes:
+        for what, z in batches.items():
+            view = _view(attack, z, classes)
+            yield from _problems_of(attack.infer(view), attack, view, f"{what}, {classes} classes")
+        view = _view(attack, g, classes)
+        said = attack.baseline(view)
+        if said is not None:
+            yield from _problems_of(said, attack, view, f"the baseline, {classes} classes")
+
+
+def _repeatable(subject: TrainedSubject) -> Iterator[str]:
+    attack, z = subject.make(), gradients((64, 8))
+    before, state = z.clone(), _global_state()
+    first = attack.infer(_view(attack, z))
+    if not torch.equal(z, before):
+        yield "it changes the embeddings that it looks at; others look at them after it"
+    if not torch.equal(first, subject.make().infer(_view(attack, z))):
+        yield "the same view and seed give something else the second time"
+    if _global_state() != state:
+        yield "it draws from a global generator; start your own from view.seed"
+
+
+def _global_state() -> tuple[bytes, str]:
+    """Return where torch's and numpy's global generators stand."""
+    return torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state(legacy=False)["state"])  # noqa: NPY002
+
+
+def _leaked(subject: TrainedSubject) -> Iterator[str]:
+    attack = subject.make()
+    if not attack.needs:
+        return
+    try:
+        attack.infer(replace(_view(attack, gradients((64, 8))), leaked=None))
+    except InputError:
+        return
+    yield "it needs labelled examples, and answers without them; use view.known(), which refuses with a message"
+
+
+def _devices(subject: TrainedSubject) -> Iterator[str]:
+    attack = subject.make()
+    for device in devices():
+        view = _view(attack, gradients((64, 8)).to(device))
+        yield from _problems_of(attack.infer(view), attack, view, f"embeddings on {device}")
+
+
+TRAINED: tuple[Check[TrainedSubject], ...] = (_declarations, _parameters, _answers, _repeatable, _leaked, _devices)
+"""The checks, declarations first."""

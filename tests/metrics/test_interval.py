@@ -1,0 +1,66 @@
+"""The intervals against scipy, and how often they cover the truth."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from flower_vfl.errors import InputError
+from flower_vfl.metrics import auc_interval, leak_auc, mean_interval, share_interval
+
+
+@pytest.mark.parametrize("count", [2, 5, 30])
+def test_the_interval_of_a_mean_is_students(count):
+    values = np.random.default_rng(count).normal(size=count)
+    expected = stats.t.interval(0.95, count - 1, values.mean(), stats.sem(values))
+    assert mean_interval(values) == pytest.approx(expected, abs=1e-12)
+
+
+def test_one_draw_has_no_interval():
+    assert mean_interval([0.7]) is None
+    assert mean_interval([]) is None
+    assert mean_interval([0.7, 0.7]) == (0.7, 0.7)
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 5), (5, 5), (1, 10), (450, 1000)])
+def test_the_interval_of_a_share_is_wilsons(right, count):
+    expected = stats.binomtest(right, count).proportion_ci(0.95, method="wilson")
+    assert share_interval(right / count, count) == pytest.approx(tuple(expected), abs=1e-12)
+
+
+def test_no_example_has_no_interval_and_what_is_no_share_is_refused():
+    assert share_interval(0.5, 0) is None
+    for share in (1.2, -0.1, math.nan):
+        with pytest.raises(InputError, match="between 0 and 1"):
+            share_interval(share, 10)
+
+
+def by_pairs(scores, y):
+    """DeLong's interval from the table of all pairs, as the paper writes it."""
+    ups, downs = scores[y == 1], scores[y == 0]
+    wins = (ups[:, None] > downs) + 0.5 * (ups[:, None] == downs)
+    spread = wins.mean(axis=1).var(ddof=1) / len(ups) + wins.mean(axis=0).var(ddof=1) / len(downs)
+    half = stats.norm.ppf(0.975) * spread**0.5
+    return max(0.0, wins.mean() - half), min(1.0, wins.mean() + half)
+
+
+@pytest.mark.parametrize("digits", [1, 8])
+def test_the_interval_of_an_auc_is_delongs_ties_included(digits):
+    rng = np.random.default_rng(digits)
+    y = (rng.random(200) < 0.3).astype(int)
+    scores = np.round(rng.normal(size=200) + y, digits)
+    found = auc_interval(scores, y)
+    assert found == pytest.approx(by_pairs(scores, y), abs=1e-12)
+    assert found[0] < leak_auc(scores, y) < found[1]
+
+
+def test_the_interval_of_an_auc_covers_the_truth_about_95_times_in_100():
+    rng, truth = np.random.default_rng(3), stats.norm.cdf(1 / 2**0.5)
+    y = np.arange(200) % 4 == 0
+    covered = [low <= truth <= high for low, high in (auc_interval(rng.normal(size=200) + y, y) for _ in range(1000))]
+    assert 0.92 < np.mean(covered) < 0.975  # four standard deviations are 0.028
+
+
+def test_too_few_of_a_class_have_no_interval():
+    assert auc_interval([1.0, 2.0, 3.0], [0, 0, 1]) is None
