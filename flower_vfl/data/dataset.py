@@ -63,6 +63,8 @@ class FeatureSpec:
             raise DataError(f"levels and shapes must be at least 1, given {self}")
         if bool(self.shape) == bool(self.numeric or self.cardinalities):
             raise DataError(f"features are a table (numeric, cardinalities) or plain arrays (shape), given {self}")
+        if self.pixels and not self.shape:
+            raise DataError(f"pixels are plain arrays of a shape, given {self}")
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return the arrays of these features: file name to shape of one row and dtype."""
