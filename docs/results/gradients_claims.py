@@ -105,7 +105,7 @@ def _iso_leaves_directions(summary: n.Summary) -> Verdict:
 
 def _marvell_below_iso(summary: n.Summary) -> list[Verdict]:
     found = []
-    for attack, layer in [*ATTACKED, ("hint(k=5)", "cut")]:
+    for attack, layer in [*ATTACKED, ("hint", "cut")]:
         share = n.trade_off(summary, attack, layer)
         found.append(
             _claim(
@@ -123,7 +123,7 @@ def _max_norm(summary: n.Summary) -> Verdict:
     norm = n.leak(summary, "max_norm", "norm")
     before = n.leak(summary, "none", "norm")[at["none"]].mean()
     null = np.nanmean(n.leak(summary, "max_norm", "norm", key="q95_null"))
-    others = {attack: n.leak(summary, "max_norm", attack) for attack in ("hint(k=5)", "cosine")}
+    others = {attack: n.leak(summary, "max_norm", attack) for attack in ("hint", "cosine")}
     gaps = [n.interval(values - norm) for values in others.values()]
     weaker = all(mean - (half if np.isfinite(half) else 0.0) > 0.0 for mean, half in gaps)
     return _claim(

@@ -18,7 +18,7 @@ COLOURS = {"iso": "#c05020", "marvell": "#1f5fa8", "max_norm": "#3a8a3a", "none"
 
 def trade_off(summary: n.Summary, path: Path) -> None:
     """Draw leak against test AUC, a point a setting with its 95 % intervals (L22 Figure 4, with hints added)."""
-    attacks = ("norm", "cosine", "hint(k=5)")
+    attacks = ("norm", "cosine", "hint")
     figure, axes = plt.subplots(len(n.LAYERS), len(attacks), figsize=(11, 6), sharex=True, sharey=True)
     for row, layer in zip(axes, n.LAYERS, strict=True):
         for axis, attack in zip(row, attacks, strict=True):

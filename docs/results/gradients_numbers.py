@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 LAYERS = ("cut", "first")
-SHOWN = ("norm", "cosine", "inner_product", "direction_count", "hint(k=5)")
+SHOWN = ("norm", "cosine", "inner_product", "direction_count", "hint")
 UTILITY = ("test_auc", "test_loss", "test_ace", "train_loss", "validation_auc")
 
 Summary = dict[str, Any]
