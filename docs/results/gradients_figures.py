@@ -43,10 +43,8 @@ def _curve(axis: Axes, summary: n.Summary, name: str, attack: str, layer: str, c
     settings = n.family(summary, name) or [name] * (name in summary["settings"])
     if not settings:
         return
-    x, y = (
-        np.array([n.interval(get(setting)) for setting in settings])
-        for get in (lambda s: n.utility(summary, s), lambda s: n.leak(summary, s, attack, layer))
-    )
+    x = np.array([n.interval(n.utility(summary, setting)) for setting in settings])
+    y = np.array([n.interval(n.leak(summary, setting, attack, layer)) for setting in settings])
     axis.errorbar(
         x[:, 0],
         y[:, 0],

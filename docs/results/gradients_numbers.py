@@ -150,14 +150,17 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def leak_table(summary: Summary) -> str:
-    """Write the q95 of every attack and layer, with the null's beside it."""
+    """Write the q95 of every attack and layer, behind each in brackets what a score that knows nothing reaches."""
     rows = []
     for setting, values in summary["settings"].items():
         for layer in LAYERS:
-            null = max(np.nanmean(leak(summary, setting, attack, layer, "q95_null")) for attack in SHOWN)
-            leaks = [shown(leak(summary, setting, attack, layer)) for attack in SHOWN]
-            rows.append([setting, layer, str(len(values["seeds"])), *leaks, f"{null:.3f}"])
-    return table(["defense", "layer", "seeds", *SHOWN, "chance (q95)"], rows)
+            leaks = [
+                f"{shown(leak(summary, setting, attack, layer))} "
+                f"({np.mean(leak(summary, setting, attack, layer, 'q95_null')):.3f})"
+                for attack in SHOWN
+            ]
+            rows.append([setting, layer, str(len(values["seeds"])), *leaks])
+    return table(["defense", "layer", "seeds", *SHOWN], rows)
 
 
 def utility_table(summary: Summary) -> str:

@@ -47,6 +47,7 @@ def test_images_and_labels_are_read_as_they_were_written(tmp_path, zipped):
         (idx_bytes(IMAGES) + b"x", "60 bytes, but holds more"),
         (idx_bytes(IMAGES, sizes=(2, 4, 5)), "40 bytes, but holds more"),
     ],
+    ids=["empty", "header cut", "labels", "floats", "little endian", "shape", "none", "many", "cut", "longer", "fewer"],
 )
 def test_what_is_not_the_promised_file_is_refused(tmp_path, content, text, zipped):
     with pytest.raises(DataError, match=text):
