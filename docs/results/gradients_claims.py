@@ -164,9 +164,9 @@ def _observations(probe: n.Summary) -> list[Verdict]:
     gradients = {pair: of(f"gradient_share.{pair}") for pair in pairs}
     return [
         _claim(
-            "Observation 1: |p1 - y| is larger for positives (at 95 % of the steps)",
+            "Observation 1: p1 is further from y for positives (at 95 % of the steps)",
             (error > 1).mean() >= 0.95,
-            f"larger at {(error > 1).mean():.1%} of the steps; median ratio {np.median(error):.1f}",
+            f"further at {(error > 1).mean():.1%} of the steps; median ratio of the means {np.median(error):.1f}",
         ),
         _claim(
             "Observation 2: norms of dh/dz are alike in both classes (medians within a factor of 2, 95 % of the steps)",
