@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TypedDict
 
 import gradients_numbers as n
 import numpy as np
@@ -16,7 +17,13 @@ ACE_MOVES = 0.01
 
 ATTACKED = [(attack, layer) for attack in ("norm", "cosine") for layer in n.LAYERS]
 
-Verdict = dict[str, str | bool]
+
+class Verdict(TypedDict):
+    """A claim, whether it holds (None: undecided, its interval lies on both sides of the threshold), its numbers."""
+
+    claim: str
+    holds: bool | None
+    numbers: str
 
 
 def verdicts(summary: n.Summary) -> list[Verdict]:
@@ -35,8 +42,8 @@ def verdicts(summary: n.Summary) -> list[Verdict]:
     return found + (_observations(summary["probe"]) if summary["probe"] else [])
 
 
-def _claim(claim: str, holds: bool | np.bool_, numbers: str) -> Verdict:
-    return {"claim": claim, "holds": bool(holds), "numbers": numbers}
+def _claim(claim: str, holds: bool | np.bool_ | None, numbers: str) -> Verdict:
+    return {"claim": claim, "holds": None if holds is None else bool(holds), "numbers": numbers}
 
 
 def _nothing_hidden(summary: n.Summary) -> Verdict:
@@ -107,10 +114,11 @@ def _marvell_below_iso(summary: n.Summary) -> list[Verdict]:
     found = []
     for attack, layer in [*ATTACKED, ("hint", "cut")]:
         share = n.trade_off(summary, attack, layer)
+        decided = not share["low"] < ALMOST_EVERYWHERE <= share["high"]
         found.append(
             _claim(
                 f"Marvell leaks less than iso at equal test AUC almost everywhere (90 % of it): {attack}, {layer}",
-                share["share"] >= ALMOST_EVERYWHERE,
+                share["share"] >= ALMOST_EVERYWHERE if decided else None,
                 f"{share['share']:.0%} of the curve (95 % interval: {share['low']:.0%} to {share['high']:.0%})",
             )
         )
@@ -188,5 +196,6 @@ def _observations(probe: n.Summary) -> list[Verdict]:
 
 def claim_table(found: list[Verdict]) -> str:
     """Write the verdicts."""
-    rows = [[str(v["claim"]), "holds" if v["holds"] else "**does not hold**", str(v["numbers"])] for v in found]
+    words = {True: "holds", False: "**does not hold**", None: "undecided"}
+    rows = [[verdict["claim"], words[verdict["holds"]], verdict["numbers"]] for verdict in found]
     return n.table(["claim", "here", "numbers"], rows)
