@@ -88,25 +88,17 @@ def _marvell_is_monotone(summary: n.Summary) -> Verdict:
 
 
 def _iso_leaves_directions(summary: n.Summary) -> Verdict:
-    """At the cut: the strengths at which norm is hidden, and what cosine reads there."""
-    hidden = []
+    """At the cut: what norm and cosine read at each strength, and at which of them norm is hidden."""
+    holds, read = False, []
     for setting in n.family(summary, "iso"):
-        null = np.nanmean(n.leak(summary, setting, "norm", key="q95_null"))
-        if n.leak(summary, setting, "norm").mean() <= null + HIDDEN:
-            hidden.append((setting, n.leak(summary, setting, "cosine")))
-    weaker = [setting for setting in n.family(summary, "iso") if setting not in dict(hidden)]
+        norm, cosine = (n.leak(summary, setting, attack) for attack in ("norm", "cosine"))
+        hidden = bool(norm.mean() <= n.leak(summary, setting, "norm", key="q95_null").mean() + HIDDEN)
+        holds = holds or (hidden and cosine.mean() > MOST)
+        read.append(f"{setting}: norm {n.shown(norm)}{' (hidden)' * hidden}, cosine {n.shown(cosine)}")
     return _claim(
         f"Iso leaves cosine above 0.9 at strengths at which norm is hidden (within {HIDDEN} of chance)",
-        any(cosine.mean() > MOST for _, cosine in hidden),
-        (
-            "norm is hidden at "
-            + ", ".join(f"{s} (cosine {n.shown(cosine)})" for s, cosine in hidden)
-            + "; not hidden at "
-        )
-        + ", ".join(
-            f"{s} (norm {n.shown(n.leak(summary, s, 'norm'))}, cosine {n.shown(n.leak(summary, s, 'cosine'))})"
-            for s in weaker
-        ),
+        holds,
+        "; ".join(read),
     )
 
 

@@ -131,16 +131,15 @@ def trade_off(summary: Summary, attack: str, layer: str, draws: int = 2000) -> d
         for curve in curves
     ]
     seeds = stacks[0].shape[2]
+    share = share_below(*(stack.mean(axis=2) for stack in stacks))
+    if seeds < 2:  # one seed says nothing about others
+        return {"share": share, "low": 0.0, "high": 1.0}
     drawn = [
         share_below(*(stack[:, :, rows].mean(axis=2) for stack in stacks))
         for rows in np.random.default_rng(0).integers(0, seeds, (draws, seeds))
     ]
     low, high = np.nanquantile(drawn, (0.025, 0.975))
-    return {
-        "share": share_below(*(stack.mean(axis=2) for stack in stacks)),
-        "low": float(low),
-        "high": float(high),
-    }
+    return {"share": share, "low": float(low), "high": float(high)}
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
