@@ -115,16 +115,32 @@ class PartiesConfig(_Section):
 class ModelConfig(_Section):
     """The shape of the network."""
 
-    cut: int = Field(default=32, ge=1, le=65536, description="width of each party's embedding at the cut layer")
+    cut: int = Field(
+        default=32,
+        ge=1,
+        le=65536,
+        description="width of each party's embedding at the cut layer; of images: its channels",
+    )
     embedding_width: int = Field(default=8, ge=1, le=4096, description="width of the embedding of one category")
-    bottom: list[int] = Field(default_factory=lambda: [128], description="hidden layers of a bottom model")
+    bottom: list[int] = Field(default_factory=lambda: [128], description="hidden layers of a bottom model, for tables")
+    channels: list[int] = Field(
+        default_factory=lambda: [16],
+        min_length=1,
+        description="for images: convolutions of a bottom model before its last",
+    )
+    pools: int = Field(
+        default=1, ge=0, description="for images: convolutions, from the first, with a pooling behind them"
+    )
+    top_channels: list[int] = Field(
+        default_factory=list, description="for images: convolutions of the top model before its hidden layers"
+    )
     top: list[int] = Field(default_factory=lambda: [64], description="hidden layers of the top model")
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout in bottom models")
     fusion: Literal["concat", "sum", "mean"] = Field(
         default="concat", description="how the parties' embeddings are joined"
     )
 
-    @field_validator("bottom", "top")
+    @field_validator("bottom", "channels", "top_channels", "top")
     @classmethod
     def _widths(cls, widths: list[int]) -> list[int]:
         if any(width < 1 for width in widths):

@@ -75,11 +75,13 @@ class Builder:
                 layout.save_array(self.folder / party / part / name, arrays[name], dtype)
         self.finish_party(party, spec, encoding.columns, encoding)
 
-    def add_images(self, party: str, images: Mapping[Part, NDArray[np.float32]], columns: Sequence[str] = ()) -> None:
-        """Write plain arrays (N, ...) of a party."""
-        spec = FeatureSpec(0, (), tuple(int(size) for size in images["train"].shape[1:]))
+    def add_images(self, party: str, images: Mapping[Part, NDArray[Any]], columns: Sequence[str] = ()) -> None:
+        """Write plain arrays (N, ...) of a party: floats as float32, uint8 as the bytes that they are."""
+        shape = tuple(int(size) for size in images["train"].shape[1:])
+        spec = FeatureSpec(0, (), shape, pixels=images["train"].dtype == np.uint8)
         for part in PARTS:
-            layout.save_array(self.folder / party / part / "features.npy", images[part], "float32")
+            for name, (_, dtype) in spec.arrays().items():
+                layout.save_array(self.folder / party / part / name, images[part], dtype)
         self.finish_party(party, spec, columns, PartyEncoding((), ()))
 
     def create_arrays(self, party: str, spec: FeatureSpec, part: Part) -> dict[str, NDArray[Any]]:

@@ -14,6 +14,7 @@ from flower_vfl.data import layout
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.census import CensusIncome
 from flower_vfl.data.dataset import Dataset, open_dataset
+from flower_vfl.data.fashion import FashionMnist
 from flower_vfl.data.files import Files
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
 from flower_vfl.data.small import BreastCancer, Digits
@@ -23,7 +24,7 @@ from flower_vfl.registry import lookup
 
 CACHE_VARIABLE = "FLOWER_VFL_CACHE"
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (CensusIncome(), Files(), BreastCancer(), Digits(), Synthetic())
+    recipe.name: recipe for recipe in (CensusIncome(), FashionMnist(), Files(), BreastCancer(), Digits(), Synthetic())
 }
 
 

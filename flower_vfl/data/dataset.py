@@ -7,6 +7,7 @@ A prepared folder looks like this, and a party's host needs only the manifest an
     <party>/party.json                the party's columns, shapes, digests of its files
     <party>/encoding.json             how each of its columns was encoded, so that new rows can be
     <party>/{train,test}/*.npy        numeric (N, F) float32, categorical (N, K) int32, or features (N, ...) float32
+                                      (images: uint8)
     labels/labels.json, {train,test}.npy
 """
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data import layout
 from flower_vfl.data.encoding import PartyEncoding
-from flower_vfl.data.source import ArraySource, FeatureSource
+from flower_vfl.data.source import ArraySource, FeatureSource, PixelSource
 from flower_vfl.errors import DataError
 
 Part = Literal["train", "test"]
@@ -45,11 +46,14 @@ class FeatureSpec:
         Levels of each categorical column, the bucket of unseen values (0) included.
     shape : tuple of int
         Shape of one row of plain arrays, (channels, height, width) for images; empty for tables.
+    pixels : bool
+        Whether plain arrays lie on disk as bytes, 0 to 255, that are gathered as 0.0 to 1.0.
     """
 
     numeric: int
     cardinalities: tuple[int, ...]
     shape: tuple[int, ...] = ()
+    pixels: bool = False
 
     def __post_init__(self) -> None:
         numbers = (self.numeric, *self.cardinalities, *self.shape)
@@ -59,11 +63,13 @@ class FeatureSpec:
             raise DataError(f"levels and shapes must be at least 1, given {self}")
         if bool(self.shape) == bool(self.numeric or self.cardinalities):
             raise DataError(f"features are a table (numeric, cardinalities) or plain arrays (shape), given {self}")
+        if self.pixels and not self.shape:
+            raise DataError(f"pixels are plain arrays of a shape, given {self}")
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return the arrays of these features: file name to shape of one row and dtype."""
         if self.shape:
-            return {"features.npy": (self.shape, "float32")}
+            return {"features.npy": (self.shape, "uint8" if self.pixels else "float32")}
         found: dict[str, tuple[tuple[int, ...], str]] = {}
         if self.numeric:
             found["numeric.npy"] = ((self.numeric,), "float32")
@@ -186,8 +192,9 @@ class Dataset:
         spec = read_spec(folder)
         facts = layout.read_json(folder / layout.PARTY)
         columns = tuple(str(column) for column in layout.entry(folder / layout.PARTY, facts, "columns", list))
+        source = PixelSource if spec.pixels else ArraySource
         sources = {
-            part: ArraySource(
+            part: source(
                 *(
                     layout.open_array(folder / part / file, (self.rows(part), *shape), dtype)
                     for file, (shape, dtype) in spec.arrays().items()
@@ -298,6 +305,7 @@ def read_spec(folder: Path) -> FeatureSpec:
         layout.count(where, spec, "numeric"),
         tuple(layout.entry(where, spec, "cardinalities", list)),
         tuple(layout.entry(where, spec, "shape", list)),
+        layout.entry(where, {"pixels": False, **spec}, "pixels", bool),
     )
 
 

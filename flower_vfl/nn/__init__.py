@@ -3,13 +3,15 @@
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.dropout import Dropout, bind_dropout
 from flower_vfl.nn.fusion import fuse, fused_shape
+from flower_vfl.nn.images import ConvBottom, ConvTop
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
-from flower_vfl.nn.tabular import ConvBottom, TabularBottom, Top
+from flower_vfl.nn.tabular import TabularBottom, Top
 
 __all__ = [
     "ConvBottom",
+    "ConvTop",
     "Dropout",
     "Optimizers",
     "OwnOptimizer",

@@ -99,6 +99,12 @@ def test_the_split_network_ends_with_the_weights_of_the_joined_one(parties, shap
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
 
 
+def test_convolutions_on_both_sides_of_the_cut_change_nothing_about_that():
+    data = toy_data(rows=200, parties=1, shape=(1, 8, 8))
+    config = toy_config(model={"channels": [6, 5, 4], "cut": 3, "pools": 2, "top_channels": [4, 4]})
+    assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
+
+
 def test_a_label_party_with_columns_of_its_own_changes_nothing_about_that():
     data = mixed_data()
     config = toy_config()

@@ -174,6 +174,8 @@ def test_a_manifest_that_is_no_object_is_refused(folder, content):
         {"numeric": 2, "cardinalities": [5, 5, 5], "shape": [1]},
         {"numeric": 0, "cardinalities": [], "shape": []},
         {"numeric": 10**9, "cardinalities": [5, 5, 5], "shape": []},
+        {"numeric": 2, "cardinalities": [5, 5, 5], "shape": [], "pixels": True},
+        {"numeric": 2, "cardinalities": [5, 5, 5], "shape": [], "pixels": "no"},
         {},
     ],
 )

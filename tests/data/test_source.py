@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_vfl.data.source import ArraySource, FeatureSource
+from flower_vfl.data.source import ArraySource, FeatureSource, PixelSource
 from flower_vfl.errors import DataError
 
 shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -95,3 +95,15 @@ def test_memory_does_not_grow_with_the_table(tmp_path):
 def test_an_empty_batch_is_empty(columns):
     gathered = ArraySource(np.zeros((4, columns))).gather(np.array([], dtype=np.int64))
     assert gathered[0].shape == (0, columns)
+
+
+def test_bytes_of_images_are_gathered_as_numbers_from_zero_to_one_and_stay_what_they_are():
+    images = np.arange(256, dtype=np.uint8).reshape(16, 1, 4, 4)
+    source = PixelSource(images)
+    for _ in range(2):
+        (gathered,) = source.gather(np.array([15, 0]))
+        assert gathered.dtype == torch.float32
+        assert torch.equal(gathered, torch.from_numpy(images[[15, 0]]) / 255)
+    assert isinstance(source, FeatureSource)
+    with pytest.raises(DataError, match="given float32"):
+        PixelSource(images.astype(np.float32))

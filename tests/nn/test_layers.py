@@ -4,8 +4,8 @@ from torch import nn
 
 from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.errors import ConfigError
+from flower_vfl.nn import ConvBottom, TabularBottom
 from flower_vfl.nn.layers import watched_layers
-from flower_vfl.nn.tabular import ConvBottom, TabularBottom
 
 
 def output_of(module, run):
@@ -27,7 +27,7 @@ def test_of_a_table_it_is_the_first_linear_layer_after_the_embeddings_with_its_a
 
 
 def test_of_images_it_is_the_first_convolution_with_its_activation_before_pooling():
-    bottom = ConvBottom(FeatureSpec(0, (), (1, 8, 4)), channels=5, cut=2)
+    bottom = ConvBottom(FeatureSpec(0, (), (1, 8, 4)), channels=(5,), cut=2)
     images = torch.randn(3, 1, 8, 4)
     first = output_of(watched_layers(bottom)["first"], lambda: bottom(images))
     assert torch.equal(first, torch.relu(bottom.first[0](images)))

@@ -5,9 +5,9 @@ import torch
 from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.data.source import ArraySource
 from flower_vfl.errors import ConfigError, TrainingError
+from flower_vfl.nn import ConvBottom, TabularBottom, Top
 from flower_vfl.nn.fusion import fuse, fused_shape
 from flower_vfl.nn.optim import Optimizers
-from flower_vfl.nn.tabular import ConvBottom, TabularBottom, Top
 
 TABLE = FeatureSpec(3, (4, 6, 2))
 
@@ -60,8 +60,6 @@ def test_the_wrong_number_of_tensors_is_refused():
         (lambda: TabularBottom(TABLE, embedding_width=0), "embedding_width=0"),
         (lambda: Top(4, classes=1), "at least two classes"),
         (lambda: Top(0), "in_width=0"),
-        (lambda: ConvBottom(TABLE), "channels, height, width"),
-        (lambda: ConvBottom(FeatureSpec(0, (), (1, 4, 4)), cut=0), "cut=0"),
     ],
 )
 def test_impossible_sizes_are_refused_by_name(make, text):
@@ -74,13 +72,6 @@ def test_the_top_gives_one_logit_for_two_classes_and_one_a_class_for_more(hidden
     assert Top(6, hidden=hidden)(torch.randn(5, 6)).shape == (5,)
     assert Top(6, hidden=hidden)(torch.randn(1, 6)).shape == (1,)
     assert Top(24, hidden=hidden, classes=3)(torch.randn(5, 2, 3, 4)).shape == (5, 3)
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 4), (3, 8, 8), (1, 2, 2)])
-def test_images_become_feature_maps_of_the_promised_shape(shape):
-    bottom = ConvBottom(FeatureSpec(0, (), shape), cut=6, dropout=0.1)
-    assert tuple(bottom(torch.randn(2, *shape)).shape[1:]) == bottom.cut_shape
-    assert bottom.cut_shape[0] == 6
 
 
 def train(make_bottoms, batches, how, *, split):

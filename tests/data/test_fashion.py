@@ -1,0 +1,158 @@
+import gzip
+
+import numpy as np
+import pytest
+
+from flower_vfl.config import load_config
+from flower_vfl.data import fashion
+from flower_vfl.data.catalog import available, load
+from flower_vfl.errors import ConfigError, DataError
+from tests.data.test_idx import idx_bytes
+
+ROWS = {"train": 400, "t10k": 120}
+
+
+def labels_of(prefix):
+    return (np.arange(ROWS[prefix]) % 10).astype(np.uint8)
+
+
+def images_of(prefix):
+    rng = np.random.default_rng(len(prefix))
+    return rng.integers(0, 256, (ROWS[prefix], 28, 28), dtype=np.uint8)
+
+
+def write(folder, *, mark="-", ending=".gz", **files):
+    """Write the four files, some of them with another content."""
+    folder.mkdir()
+    for prefix in ROWS:
+        contents = {"images": idx_bytes(images_of(prefix)), "labels": idx_bytes(labels_of(prefix))}
+        for kind, dimensions in (("images", 3), ("labels", 1)):
+            content = files.get(f"{prefix}_{kind}", contents[kind])
+            path = folder / f"{prefix}-{kind}{mark}idx{dimensions}-ubyte{ending}"
+            path.write_bytes(gzip.compress(content) if ending else content)
+    return folder
+
+
+@pytest.fixture
+def raw(tmp_path):
+    return write(tmp_path / "raw")
+
+
+def test_ten_classes_keep_the_published_split(raw):
+    dataset = load("fashion-mnist", path=raw)
+    assert dataset.parties == ("image",)
+    assert dataset.label_party == "label"
+    assert (dataset.rows("train"), dataset.rows("test")) == (400, 120)
+    assert dataset.class_names == fashion.CLASSES
+    assert np.array_equal(dataset.labels().test, labels_of("t10k"))
+    dataset.verify()
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("mark", ["-", "."])
+def test_files_are_found_under_every_name_that_is_in_use(tmp_path, mark, ending):
+    dataset = load("fashion-mnist", path=write(tmp_path / "raw", mark=mark, ending=ending))
+    assert dataset.rows("train") == 400
+
+
+def test_pixels_lie_on_disk_as_bytes_and_are_gathered_from_zero_to_one(raw):
+    dataset = load("fashion-mnist", path=raw)
+    table = dataset.party("image")
+    assert table.spec.shape == (1, 28, 28)
+    assert np.load(dataset.folder / "image" / "train" / "features.npy", mmap_mode="r").dtype == np.uint8
+    images = table.train.gather(np.array([5, 2]))[0].numpy()
+    assert images.dtype == np.float32
+    np.testing.assert_allclose(images[:, 0], images_of("train")[[5, 2]] / 255, rtol=1e-7)
+    assert images.max() <= 1.0
+
+
+@pytest.mark.parametrize("positive", ["Shirt", "6", 6])
+def test_one_class_against_the_rest_by_name_or_number(raw, positive):
+    dataset = load("fashion-mnist", path=raw, options={"positive": positive})
+    assert dataset.classes == 2
+    assert dataset.class_names == ("not Shirt", "Shirt")
+    assert np.array_equal(dataset.labels().train, labels_of("train") == 6)
+
+
+def test_thinning_takes_a_fifth_of_each_class_from_the_published_test_images(raw):
+    options = {"positive": "Shirt", "thin": [22, 203]}
+    dataset = load("fashion-mnist", path=raw, options=options)
+    labels = dataset.labels()
+    assert (int(labels.train.sum()), len(labels.train)) == (18, 18 + 162)
+    assert (int(labels.test.sum()), len(labels.test)) == (4, 4 + 41)
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        kind, rows = zip(*(name.split("-") for name in dataset.ids(part)), strict=True)
+        rows = np.array([int(row) for row in rows])
+        assert set(kind) == {part}
+        assert (np.diff(rows) > 0).all()
+        mine = dataset.party("image").train if part == "train" else dataset.party("image").test
+        gathered = mine.gather(np.arange(len(rows)))[0].numpy()
+        np.testing.assert_allclose(gathered[:, 0], images_of(prefix)[rows] / 255, rtol=1e-7)
+        assert np.array_equal(getattr(labels, part), labels_of(prefix)[rows] == 6)
+
+
+def test_thinning_is_drawn_the_same_everywhere(raw, tmp_path):
+    options = {"positive": "Shirt", "thin": [22, 203]}
+    one, two = (load("fashion-mnist", path=raw, options=options, cache=tmp_path / name) for name in "ab")
+    assert one.folder != two.folder
+    assert one.alignment == two.alignment
+    # Another draw, and what is published of the stand-in would be another set.
+    rng = np.random.default_rng(2022)
+    first = rng.choice(np.flatnonzero(labels_of("train") == 6), 18, replace=False)
+    assert {f"train-{row}" for row in first} <= set(one.ids("train"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"positive": "shirts"}, ConfigError, "did you mean 'Shirt'.* or 0 to 9"),
+        ({"positive": "10"}, ConfigError, "no class of fashion-mnist"),
+        ({"thin": [10, 20]}, ConfigError, "set positive too"),
+        ({"positive": "Shirt", "thin": [10]}, ConfigError, "two numbers of at least 5"),
+        ({"positive": "Shirt", "thin": [4, 10]}, ConfigError, "two numbers of at least 5"),
+        ({"positive": "Shirt", "thin": [10, 0]}, ConfigError, "greater than or equal to 1"),
+        ({"positive": "Shirt", "thin": [100, 100]}, DataError, "80 positives of the train images, there are 40"),
+        ({"positive": "Shirt", "thin": [10, 540]}, DataError, "432 negatives of the train images, there are 360"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(raw, options, error, text):
+    with pytest.raises(error, match=text):
+        load("fashion-mnist", path=raw, options=options)
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({"train_labels": idx_bytes(labels_of("train")[1:])}, "400 images, .* 399 labels: they do not belong together"),
+        ({"t10k_labels": idx_bytes(np.r_[labels_of("t10k")[1:], np.uint8(10)])}, "label 119 is 10, allowed are 0 to 9"),
+        ({"t10k_images": idx_bytes(images_of("t10k")[:, :20])}, r"of shape \(20, 28\)"),
+        ({"train_images": idx_bytes(images_of("train"))[:-3]}, "but holds only"),
+        ({"train_images": idx_bytes(labels_of("train"))}, "magic number 0x801, needed is 0x803"),
+    ],
+)
+def test_files_that_are_damaged_or_do_not_fit_are_refused(tmp_path, files, text):
+    with pytest.raises(DataError, match=text):
+        load("fashion-mnist", path=write(tmp_path / "raw", **files))
+
+
+def test_a_missing_file_and_a_missing_package_are_named(raw, tmp_path, monkeypatch):
+    (raw / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(DataError, match="holds no t10k-labels-idx1-ubyte"):
+        load("fashion-mnist", path=raw)
+    monkeypatch.setattr(fashion, "PACKAGED", tmp_path / "absent")
+    with pytest.raises(DataError, match="apt-get install dataset-fashion-mnist"):
+        load("fashion-mnist")
+    entry = next(entry for entry in available() if entry.name == "fashion-mnist")
+    assert not entry.usable
+    assert "apt-get" in entry.advice
+
+
+@pytest.mark.skipif(not fashion.PACKAGED.is_dir(), reason="needs the Debian package dataset-fashion-mnist")
+def test_the_preset_for_shirts_has_the_counts_of_the_paper_and_says_what_it_is():
+    config = load_config("fashion-shirt")
+    dataset = load(config.data.name, options=config.data.options)
+    labels = dataset.labels()
+    assert int(labels.train.sum() + labels.test.sum()) == 584
+    assert len(labels.train) + len(labels.test) == 584 + 5256
+    assert len(labels.train) == 0.8 * 5840
+    assert dataset.name == "fashion-mnist"
