@@ -61,4 +61,5 @@ def test_a_trace_cannot_be_rewritten_and_holds_no_label():
         "rows",
         "embedding",
         "gradients",
+        "outputs",
     }
