@@ -56,7 +56,8 @@ def run(
     alone: Annotated[bool, typer.Option("--alone", help="Also train on each party's columns alone.")] = False,
 ) -> None:
     """Train, attack and measure one configuration."""
-    from flower_vfl.config import load_config, parse_assignments
+    from flower_vfl.config import load_config
+    from flower_vfl.parsing import parse_assignments
     from flower_vfl.simulations.flower_engine import run_flower
     from flower_vfl.simulations.running import run_here
 
@@ -75,7 +76,7 @@ def demo(
     set_: SetOption = None,
 ) -> None:
     """Run the main job on real data: train, attack, compare, report."""
-    from flower_vfl.config import parse_assignments
+    from flower_vfl.parsing import parse_assignments
     from flower_vfl.simulations.running import run_demo
 
     folder = out or default_folder("demo")
@@ -124,7 +125,7 @@ def data_prepare(
     set_: SetOption = None,
 ) -> None:
     """Read raw files and write what runs read: one folder a party, memory-mapped columns, a manifest."""
-    from flower_vfl.config import parse_assignments
+    from flower_vfl.parsing import parse_assignments
     from flower_vfl.simulations.tables import prepare_data
 
     prepare_data(name, source, out, parse_assignments(set_ or []))

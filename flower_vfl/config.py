@@ -7,8 +7,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
@@ -17,9 +16,9 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.parsing import Value, parse_calls, parse_defenses, read_json, read_list, scalar, typed
 from flower_vfl.registry import suggestion
 
-Value = str | int | float | bool
 ALL = "all"
 
 
@@ -324,105 +323,17 @@ def _path_of(key: str) -> tuple[str, str]:
     raise ConfigError(f"there is no configuration key {key!r}; {suggestion(key, leaves)}")
 
 
-def parse_defenses(text: str) -> list[dict[str, Any]]:
-    """Parse `iso(t=5.0), label_dp(flip=0.02)`, outermost first.
-
-    Examples
-    --------
-    >>> parse_defenses("iso(t=5.0), max_norm")
-    [{'name': 'iso', 't': 5.0}, {'name': 'max_norm'}]
-    """
-    return parse_calls(text, "defenses", 'e.g. "iso(t=5.0)"')
-
-
-def parse_calls(text: str, key: str, example: str) -> list[dict[str, Any]]:
-    """Parse names with parameters, in their order.
-
-    Parameters
-    ----------
-    text : str
-        `name(key=value, ...)`, the parentheses may be missing, with commas between them.
-    key, example : str
-        Configuration key and an example of what it takes, for the message.
-
-    Raises
-    ------
-    ConfigError
-        When the text is something else, or gives a parameter twice.
-
-    Examples
-    --------
-    >>> parse_calls("norm, hint(k=5, measure=inner)", "attack.names", "norm")
-    [{'name': 'norm'}, {'name': 'hint', 'k': 5, 'measure': 'inner'}]
-    """
-    found: list[dict[str, Any]] = []
-    pattern = re.compile(r"\s*([A-Za-z_][\w.:-]*)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
-    position = 0
-    while position < len(text.rstrip()):
-        match = pattern.match(text, position)
-        if match is None:
-            raise ConfigError(f"{key}={text!r} is not understood at {text[position:]!r}; write {example}")
-        entry: dict[str, Any] = {"name": match[1]}
-        for part in filter(str.strip, (match[2] or "").split(",")):
-            name, equals, value = part.partition("=")
-            if not equals:
-                raise ConfigError(f"{key}={text!r}: {part.strip()!r} is no key=value")
-            if name.strip() in entry:
-                raise ConfigError(f"{key}={text!r}: {name.strip()!r} is given twice")
-            entry[name.strip()] = _scalar(value.strip())
-        found.append(entry)
-        position = match.end()
-    return found
-
-
-def _scalar(text: str) -> Value:
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return value if isinstance(value, str | int | float | bool) else text
-
-
-def _json(path: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} wants JSON, given {text!r}: {error}") from None
-
-
 def _coerce(path: str, kind: Any, value: Any) -> Any:
     """Turn a flat value (`--set`, Flower's run config) into what the leaf wants."""
     if not isinstance(value, str):
         return [value] if get_origin(kind) is list and not isinstance(value, list) else value
     if path == "defenses":
-        return _json(path, value) if value.lstrip().startswith("[") else parse_defenses(value)
+        return read_json(path, value) if value.lstrip().startswith("[") else parse_defenses(value)
     if get_origin(kind) is dict:
-        return _json(path, value or "{}")
+        return read_json(path, value or "{}")
     if get_origin(kind) is list:
-        return _list(get_args(kind)[0], value)
-    return _typed(kind, value)
-
-
-def _list(kind: Any, text: str) -> Any:
-    """Read a list in JSON, or as people type it: `128,64`, `[a, b]`, `norm,hint(k=5,measure=inner)`."""
-    text = text.strip()
-    if text.startswith("["):
-        with suppress(ValueError, RecursionError):
-            return json.loads(text)
-    parts = re.split(r",(?![^()]*\))", text.removeprefix("[").removesuffix("]"))
-    items = [item.strip().strip("\"'") for item in parts]
-    return [_typed(kind, item) for item in items if item]
-
-
-def _typed(kind: Any, text: str) -> Value:
-    """Read text as a leaf of this kind; text that is none stays what it is, and its field refuses it by name."""
-    if kind is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    if kind in (int, float):
-        for number in (int, float):
-            with suppress(ValueError):
-                return number(text)
-    return text
+        return read_list(get_args(kind)[0], value)
+    return typed(kind, value)
 
 
 def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -438,7 +349,7 @@ def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> d
             if not isinstance(place, dict):
                 raise ConfigError(f"{section} must be a table, given {place!r}")
         if entry:
-            place[entry] = _scalar(value) if isinstance(value, str) else value
+            place[entry] = scalar(value) if isinstance(value, str) else value
         else:
             place[leaf] = _coerce(path, leaves[path], value)
     return result
@@ -503,17 +414,6 @@ def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Conf
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{source} is no valid TOML: {error}") from None
     return build_config(values, overrides)
-
-
-def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """Parse the `key=value` of the command line's `--set`."""
-    parsed: dict[str, str] = {}
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set wants key=value, given {assignment!r}")
-        parsed[key.strip()] = value.strip()
-    return parsed
 
 
 def to_toml(config: Config) -> str:

@@ -10,8 +10,9 @@ from flower_vfl.apps.build import open_data, party_names
 from flower_vfl.apps.folder import check_free
 from flower_vfl.apps.local import run, run_alone
 from flower_vfl.apps.progress import LiveProgress
-from flower_vfl.config import Config, build_config, load_config, parse_defenses
+from flower_vfl.config import Config, build_config, load_config
 from flower_vfl.files import write_json_atomic
+from flower_vfl.parsing import parse_defenses
 from flower_vfl.reports import render
 from flower_vfl.terminal import console
 

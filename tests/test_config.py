@@ -13,13 +13,12 @@ from flower_vfl.config import (
     from_run_config,
     leaf_paths,
     load_config,
-    parse_assignments,
-    parse_defenses,
     preset_names,
     to_run_config,
     to_toml,
 )
 from flower_vfl.errors import ConfigError
+from flower_vfl.parsing import parse_assignments
 
 PARTY = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,8}", fullmatch=True)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
@@ -276,27 +275,6 @@ def test_an_option_is_added_to_those_of_the_file_and_the_file_stays_as_it_is():
 
 def test_a_whole_number_in_flowers_run_config_is_a_list_of_one():
     assert from_run_config({"model-bottom": 64}).model.bottom == [64]
-
-
-@pytest.mark.parametrize("assignment", ["training.epochs", "=3", "", "  = 3"])
-def test_an_assignment_without_key_or_value_is_refused(assignment):
-    with pytest.raises(ConfigError, match="--set wants key=value, given"):
-        parse_assignments([assignment])
-
-
-@pytest.mark.parametrize(
-    ("text", "entries"),
-    [
-        ("", []),
-        ("iso", [{"name": "iso"}]),
-        ("iso()", [{"name": "iso"}]),
-        (" iso ( t = 5.0 , scope=per-party ) ", [{"name": "iso", "t": 5.0, "scope": "per-party"}]),
-        ("marvell(P=3),label_dp(flip=0.02)", [{"name": "marvell", "P": 3}, {"name": "label_dp", "flip": 0.02}]),
-        ("my.module:Defense(on=true)", [{"name": "my.module:Defense", "on": True}]),
-    ],
-)
-def test_defenses_are_read_outermost_first(text, entries):
-    assert parse_defenses(text) == entries
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""What people type for configuration values: calls, lists, numbers and assignments as text."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from flower_vfl.errors import ConfigError
+
+Value = str | int | float | bool
+
+
+def parse_defenses(text: str) -> list[dict[str, Any]]:
+    """Parse `iso(t=5.0), label_dp(flip=0.02)`, outermost first.
+
+    Examples
+    --------
+    >>> parse_defenses("iso(t=5.0), max_norm")
+    [{'name': 'iso', 't': 5.0}, {'name': 'max_norm'}]
+    """
+    return parse_calls(text, "defenses", 'e.g. "iso(t=5.0)"')
+
+
+def parse_calls(text: str, key: str, example: str) -> list[dict[str, Any]]:
+    """Parse names with parameters, in their order.
+
+    Parameters
+    ----------
+    text : str
+        `name(key=value, ...)`, the parentheses may be missing, with commas between them.
+    key, example : str
+        Configuration key and an example of what it takes, for the message.
+
+    Raises
+    ------
+    ConfigError
+        When the text is something else, or gives a parameter twice.
+
+    Examples
+    --------
+    >>> parse_calls("norm, hint(k=5, measure=inner)", "attack.names", "norm")
+    [{'name': 'norm'}, {'name': 'hint', 'k': 5, 'measure': 'inner'}]
+    """
+    found: list[dict[str, Any]] = []
+    pattern = re.compile(r"\s*([A-Za-z_][\w.:-]*)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
+    position = 0
+    while position < len(text.rstrip()):
+        match = pattern.match(text, position)
+        if match is None:
+            raise ConfigError(f"{key}={text!r} is not understood at {text[position:]!r}; write {example}")
+        entry: dict[str, Any] = {"name": match[1]}
+        for part in filter(str.strip, (match[2] or "").split(",")):
+            name, equals, value = part.partition("=")
+            if not equals:
+                raise ConfigError(f"{key}={text!r}: {part.strip()!r} is no key=value")
+            if name.strip() in entry:
+                raise ConfigError(f"{key}={text!r}: {name.strip()!r} is given twice")
+            entry[name.strip()] = scalar(value.strip())
+        found.append(entry)
+        position = match.end()
+    return found
+
+
+def scalar(text: str) -> Value:
+    """Read a TOML value; text that is none stays text."""
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, str | int | float | bool) else text
+
+
+def read_json(path: str, text: str) -> Any:
+    """Read JSON that a key was given."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} wants JSON, given {text!r}: {error}") from None
+
+
+def read_list(kind: Any, text: str) -> Any:
+    """Read a list in JSON, or as people type it: `128,64`, `[a, b]`, `norm,hint(k=5,measure=inner)`."""
+    text = text.strip()
+    if text.startswith("["):
+        with suppress(ValueError, RecursionError):
+            return json.loads(text)
+    parts = re.split(r",(?![^()]*\))", text.removeprefix("[").removesuffix("]"))
+    items = [item.strip().strip("\"'") for item in parts]
+    return [typed(kind, item) for item in items if item]
+
+
+def typed(kind: Any, text: str) -> Value:
+    """Read text as a leaf of this kind; text that is none stays what it is, and its field refuses it by name."""
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind in (int, float):
+        for number in (int, float):
+            with suppress(ValueError):
+                return number(text)
+    return text
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
+    """Parse the `key=value` of the command line's `--set`."""
+    parsed: dict[str, str] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set wants key=value, given {assignment!r}")
+        parsed[key.strip()] = value.strip()
+    return parsed
