@@ -80,6 +80,7 @@ class Attacker(FeatureParty):
         self._gradients: dict[str, Tensor] = {}
         self._reference: tuple[int, Tensor] | None = None
         self._references: Reference | None = None
+        self._received = False
         watched = self._choose(layers)
         self._watched = watched.keys()
         self._rows_independent: bool | None = None
@@ -128,6 +129,7 @@ class Attacker(FeatureParty):
 
     def _learn(self, step: int, frame: Frame) -> None:
         self._reference, self._references = self._read_reference(frame), None
+        self._received = self._reference is not None and _holds(frame.tensors.get("gradient"), *self._reference)
         if self._pending and self._pending[0].output is not None:
             self._follow(self._pending[0].rows, self._pending[0].output)
         super()._learn(step, frame)
@@ -153,9 +155,9 @@ class Attacker(FeatureParty):
         """Take the clean cut gradient of the one row through the party's own model, to the layers that are watched.
 
         This is not what the attacker could do, but what an oracle tells it. Neither weights nor what is recorded of the
-        step change by it, not by a bit.
+        step change by it, not by a bit. Where the gradient that was received is the clean one, the step itself does it.
         """
-        if self._reference is None:
+        if self._reference is None or self._received:
             return
         row, clean = self._reference
         found = self._follow_alone(rows[[row, row]], output[row].detach(), clean)
@@ -212,6 +214,9 @@ class Attacker(FeatureParty):
                 f"party {self.name!r} gets no gradient at {', '.join(sorted(self._watched - gradients.keys()))}: watch "
                 "modules whose output is one tensor on the way to the embedding (attack.layers)"
             )
+        if self._reference is not None and self._received:
+            row, _ = self._reference
+            self._references = Reference(row, {layer: g[row].flatten() for layer, g in gradients.items()})
         self.transcript.record(StepTrace(step, self._schedule.epoch_of(step), rows, embedding, gradients, outputs))
         if self._audit.complete:
             with torch.no_grad():
@@ -272,3 +277,10 @@ class Attacker(FeatureParty):
         for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):
             if state[name] is not None:
                 audit.fill(0, state[name])
+
+
+def _holds(gradient: Tensor | None, row: int, clean: Tensor) -> bool:
+    """Tell whether a received gradient (B, ...) has the clean one (D,) in that row: then no defense changed it."""
+    if gradient is None or gradient.dtype != clean.dtype or gradient.dim() < 2 or len(gradient) <= row:
+        return False  # one that does not fit is refused before it is used
+    return torch.equal(gradient[row].flatten(), clean.to(gradient.device))

@@ -19,7 +19,7 @@ from flower_vfl.metrics import separation
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.protocol.transcript import StepTrace, Transcript
+from flower_vfl.protocol.transcript import Transcript
 from flower_vfl.registry import from_elsewhere
 
 _log = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class _Scored:
 
     step: int
     epoch: int
-    rows: NDArray[np.int64]
+    labels: NDArray[np.bool_]
     scores: list[tuple[NDArray[Any], NDArray[np.int64]] | None]
 
 
@@ -309,7 +309,9 @@ class Scorer:
         trace = transcript.last
         if trace.step % self._every:
             return
-        hinted = self._draw_hints(trace)
+        labels = self._labels.at(trace.rows)
+        # An attack with k hints knows the first k positives, at every layer the same.
+        hinted = draw_positives(labels, trace.step, HINTS) if self._hinted else NOTHING.left_out
         scores: list[tuple[NDArray[Any], NDArray[np.int64]] | None] = []
         for attack, summary in self._summaries:
             side = self._tell(attack, summary.layer, transcript, reference, hinted)
@@ -317,7 +319,7 @@ class Scorer:
                 scores.append(None)
             else:
                 scores.append((as_numpy(attack.score(transcript, summary.layer, side)), side.left_out))
-        self._waiting.append(_Scored(trace.step, trace.epoch, trace.rows, scores))
+        self._waiting.append(_Scored(trace.step, trace.epoch, labels, scores))
         if len(self._waiting) >= self._together:
             self.settle()
 
@@ -330,7 +332,7 @@ class Scorer:
     def _compare(self, scored: _Scored) -> None:
         if scored.epoch != self._epoch[0]:
             self._epoch = (scored.epoch, [[] for _ in self._summaries])
-        labels = self._labels.at(scored.rows)
+        labels = scored.labels
         positives = int(np.count_nonzero(labels))
         values = []
         for (attack, summary), found, seen in zip(self._summaries, scored.scores, self._epoch[1], strict=True):
@@ -351,10 +353,6 @@ class Scorer:
                 seen.append(value)
                 values.append(value)
         self.latest = max(values, default=math.nan)
-
-    def _draw_hints(self, trace: StepTrace) -> NDArray[np.int64]:
-        """Return the positives in random order: an attack with k hints knows the first k, at every layer the same."""
-        return draw_positives(self._labels.at(trace.rows), trace.step, HINTS) if self._hinted else NOTHING.left_out
 
     def _tell(
         self,

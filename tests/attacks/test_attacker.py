@@ -65,6 +65,21 @@ def test_the_clean_gradient_is_followed_to_every_layer_of_the_partys_own_model(i
     assert all(side.left_out.tolist() == [3] for _, side in attack.told)
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_where_no_defense_changed_it_the_batchs_own_pass_tells_the_clean_gradient_at_every_layer(in_flight):
+    attack = Remembering("reference")
+    attacker = make_attacker(layers=("cut", "first", "2"), in_flight=in_flight, attacks=[attack])
+    for step in range(in_flight):
+        attacker.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
+    received = gradients(0, (16, 4))
+    attacker.handle(answer(0, in_flight, reference=received[3], gradient=received))
+    of_batch = attacker.transcript.last.gradients
+    assert len(attack.told) == 3
+    for layer, side in attack.told:
+        assert torch.equal(side.tensor("reference"), of_batch[layer][3])
+        assert side.left_out.tolist() == [3]
+
+
 class Functional(nn.Module):
     """Draws its dropout where no module shows it."""
 
