@@ -19,12 +19,17 @@ from flower_vfl.data.files import Files
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
 from flower_vfl.data.small import BreastCancer, Digits
 from flower_vfl.data.synthetic import Synthetic
+from flower_vfl.data.toy import ToyGap, ToyHemispheres
 from flower_vfl.errors import DataError, OutputExistsError
 from flower_vfl.registry import lookup
 
 CACHE_VARIABLE = "FLOWER_VFL_CACHE"
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (CensusIncome(), FashionMnist(), Files(), BreastCancer(), Digits(), Synthetic())
+    recipe.name: recipe
+    for recipe in (
+        *(CensusIncome(), FashionMnist(), Files(), BreastCancer(), Digits()),
+        *(Synthetic(), ToyGap(), ToyHemispheres()),
+    )
 }
 
 
