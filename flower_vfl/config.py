@@ -114,11 +114,19 @@ class PartiesConfig(_Section):
 class ModelConfig(_Section):
     """The shape of the network."""
 
+    network: str = Field(
+        default="auto",
+        min_length=1,
+        description="architecture: a perceptron for tables and convolutions for images, or that of a paper",
+    )
+    split: str = Field(
+        default="", description="stage of the paper's network behind which it is cut; empty: the paper's choice"
+    )
     cut: int = Field(
-        default=32,
-        ge=1,
+        default=0,
+        ge=0,
         le=65536,
-        description="width of each party's embedding at the cut layer; of images: its channels",
+        description="width of each party's embedding at the cut layer, of feature maps: channels; 0: the network's own",
     )
     embedding_width: int = Field(default=8, ge=1, le=4096, description="width of the embedding of one category")
     bottom: list[int] = Field(default_factory=lambda: [128], description="hidden layers of a bottom model, for tables")

@@ -15,7 +15,7 @@ from flower_vfl.config import Config
 from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError
-from flower_vfl.nn import ConvBottom, ConvTop, TabularBottom, Top, bind_dropout, seeded_initialisation
+from flower_vfl.nn import bind_dropout, network_of, seeded_initialisation
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.parties.inference import FreshModels
@@ -43,23 +43,13 @@ def open_data(config: Config) -> VerticalData:
 
 
 def default_bottom(spec: FeatureSpec, config: Config) -> nn.Module:
-    """Make a bottom model for a table or for images."""
-    model = config.model
-    if spec.shape:
-        return ConvBottom(spec, channels=model.channels, cut=model.cut, pools=model.pools, dropout=model.dropout)
-    return TabularBottom(
-        spec, embedding_width=model.embedding_width, hidden=model.bottom, cut=model.cut, dropout=model.dropout
-    )
+    """Make the bottom model of the network that the configuration names."""
+    return network_of(config.model).bottom(spec, config.model)
 
 
 def default_top(shape: tuple[int, ...], classes: int, config: Config) -> nn.Module:
-    """Make an MLP on the fused embedding, behind convolutions where the configuration names some."""
-    if config.model.top_channels:
-        return ConvTop(shape, channels=config.model.top_channels, hidden=config.model.top, classes=classes)
-    width = 1
-    for size in shape:
-        width *= size
-    return Top(width, hidden=config.model.top, classes=classes)
+    """Make the top model of the network that the configuration names."""
+    return network_of(config.model).top(shape, classes, config.model)
 
 
 def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import Values
 from flower_vfl.nn.dropout import bind_dropout
+from flower_vfl.nn.networks import network_of
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome, VerticalStrategy
 from flower_vfl.strategies.vertical import OptimizerFactory, is_simulation
@@ -100,6 +101,8 @@ def build_strategy(
     outcome: Outcome,
 ) -> HookedStrategy:
     """Build the label party's strategy with the configured defenses around it."""
+    if top is default_top:
+        network_of(config.model)  # an unknown name is found before a session is opened
     parties = party_names(config, dataset)
     own = dataset.label_party if config.parties.label_features and dataset.label_party in dataset.parties else ""
     table = dataset.party(own) if own and own not in parties else None

@@ -6,20 +6,28 @@ from flower_vfl.nn.fusion import fuse, fused_shape
 from flower_vfl.nn.images import ConvBottom, ConvTop
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.layers import watched_layers
+from flower_vfl.nn.network import Network
+from flower_vfl.nn.networks import NETWORKS, network_of
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
+from flower_vfl.nn.staged import Stage, StagedNetwork
 from flower_vfl.nn.tabular import TabularBottom, Top
 
 __all__ = [
+    "NETWORKS",
     "ConvBottom",
     "ConvTop",
     "Dropout",
+    "Network",
     "Optimizers",
     "OwnOptimizer",
+    "Stage",
+    "StagedNetwork",
     "TabularBottom",
     "Top",
     "bind_dropout",
     "fuse",
     "fused_shape",
+    "network_of",
     "seeded_initialisation",
     "watched_layers",
     "weights_digest",

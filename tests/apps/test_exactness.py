@@ -9,11 +9,15 @@ from torch import nn
 
 from flower_vfl.apps import run
 from flower_vfl.apps.build import default_bottom, default_top
+from flower_vfl.config import ModelConfig
 from flower_vfl.nn import bind_dropout, seeded_initialisation
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.vertical import schedule_of
 from tests.toys import mixed_data, toy_config, toy_data
+
+# What `toy_config` says of the perceptron, back at what changes nothing.
+PAPER = ModelConfig().model_dump(include=toy_config().model.model_fields_set)
 
 
 def rounded(tensor, wire_dtype):
@@ -103,6 +107,49 @@ def test_convolutions_on_both_sides_of_the_cut_change_nothing_about_that():
     data = toy_data(rows=200, parties=1, shape=(1, 8, 8))
     config = toy_config(model={"channels": [6, 5, 4], "cut": 3, "pools": 2, "top_channels": [4, 4]})
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
+
+
+@pytest.mark.parametrize(
+    ("network", "split"),
+    [
+        ("mnist", ""),
+        ("mnist", "layer1"),
+        ("fashion", ""),
+        ("fashion", "conv1"),
+        ("resnet20", ""),
+        ("resnet20", "group2"),
+    ],
+)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_networks_of_the_papers_change_nothing_about_that(network, split, classes):
+    data = toy_data(48, 24, 1, (3, 32, 32) if network == "resnet20" else (1, 28, 28), classes=classes)
+    watching = ["norm", "cosine"] if classes == 2 else []
+    config = toy_config(
+        model=PAPER | {"network": network, "split": split},
+        training={"batch_size": 16, "eval_batch_size": 16},
+        attack={"names": [*watching, "clustering"], "snapshots": [1, 3]},
+    )
+    assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_running_statistics_count_every_batch_once_over_every_transport(in_flight):
+    data = toy_data(48, 24, 1, (3, 32, 32))
+    weights, made = [], []
+
+    def bottom(spec, config):
+        made.append(default_bottom(spec, config))
+        return made[-1]
+
+    for kind in ("inproc", "stream", "messages"):
+        config = toy_config(
+            model=PAPER | {"network": "resnet20", "split": "group1"},
+            training={"batch_size": 16, "eval_batch_size": 16},  # 43 rows to train on, two epochs
+            transport={"kind": kind, "in_flight": in_flight},
+        )
+        weights.append(run(config, bottom=bottom, data=lambda _: data).summary["weights"])
+        assert made[-1].stem[1].num_batches_tracked == 2 * 3
+    assert weights[0] == weights[1] == weights[2]
 
 
 def test_a_label_party_with_columns_of_its_own_changes_nothing_about_that():

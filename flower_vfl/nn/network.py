@@ -1,0 +1,62 @@
+"""What a network is that a configuration can name: a bottom model and a top model for one place of the cut."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import nn
+
+from flower_vfl.config import ModelConfig
+from flower_vfl.nn.tabular import FeatureShape
+
+
+class Network(ABC):
+    """One architecture, cut in two.
+
+    Attributes
+    ----------
+    reads
+        The settings of `model` that it reads, besides `network`, `fusion` and `cut`; another one that is not at its
+        default is refused, because it would change nothing.
+    """
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def bottom(self, spec: FeatureShape, model: ModelConfig) -> nn.Module:
+        """Make the part up to the cut.
+
+        Parameters
+        ----------
+        spec : FeatureShape
+            What a row of the party's features looks like.
+        model : ModelConfig
+            The shape of the network; `cut` is 0 where the network's own width is wanted.
+
+        Raises
+        ------
+        ConfigError
+            When the network does not fit the features, or a setting does not fit the network.
+        """
+
+    @abstractmethod
+    def top(self, shape: tuple[int, ...], classes: int, model: ModelConfig) -> nn.Module:
+        """Make the part from the cut to the logits, (B,) for two classes and (B, C) for more.
+
+        An attacker makes one too, for whatever layer of its own it attacks.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Of one row of what comes in: the joined embeddings, or the output of an attacked layer.
+        classes : int
+            Number of classes C.
+        model : ModelConfig
+            The shape of the network.
+
+        Raises
+        ------
+        ConfigError
+            When the part does not fit the shape, or a setting does not fit the network.
+        """

@@ -1,0 +1,65 @@
+"""The networks that a configuration can name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import ClassVar
+
+from torch import nn
+
+from flower_vfl.config import ModelConfig
+from flower_vfl.errors import ConfigError
+from flower_vfl.nn.images import ConvBottom, ConvTop
+from flower_vfl.nn.network import Network
+from flower_vfl.nn.papers import FASHION, MNIST, RESNET20
+from flower_vfl.nn.tabular import FeatureShape, TabularBottom, Top
+from flower_vfl.registry import lookup
+
+_CUT = 32
+_COMMON = frozenset({"network", "fusion", "cut"})
+
+
+class Auto(Network):
+    """A perceptron for tables, convolutions for images, of any widths; what lies on which side of the cut is set."""
+
+    reads: ClassVar[frozenset[str]] = frozenset(
+        {"embedding_width", "bottom", "channels", "pools", "top_channels", "top", "dropout"}
+    )
+
+    def bottom(self, spec: FeatureShape, model: ModelConfig) -> nn.Module:
+        """Make a bottom model for a table or for images."""
+        cut = model.cut or _CUT
+        if spec.shape:
+            return ConvBottom(spec, channels=model.channels, cut=cut, pools=model.pools, dropout=model.dropout)
+        return TabularBottom(
+            spec, embedding_width=model.embedding_width, hidden=model.bottom, cut=cut, dropout=model.dropout
+        )
+
+    def top(self, shape: tuple[int, ...], classes: int, model: ModelConfig) -> nn.Module:
+        """Make a perceptron, behind convolutions where the configuration names some."""
+        if model.top_channels:
+            return ConvTop(shape, channels=model.top_channels, hidden=model.top, classes=classes)
+        return Top(prod(shape), hidden=model.top, classes=classes)
+
+
+NETWORKS: Mapping[str, Network] = {"auto": Auto(), **{network.name: network for network in (MNIST, FASHION, RESNET20)}}
+
+
+def network_of(model: ModelConfig) -> Network:
+    """Return the network that a configuration names.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such network, and for a setting that it does not have.
+    """
+    network = lookup("network", model.network, NETWORKS)
+    for name, field in ModelConfig.model_fields.items():
+        value = getattr(model, name)
+        if name not in _COMMON | network.reads and value != field.get_default(call_default_factory=True):
+            raise ConfigError(
+                f"model.{name} is {value!r}, which the network {model.network!r} does not have; it has "
+                f"{', '.join(f'model.{setting}' for setting in sorted({'cut', *network.reads}))}"
+            )
+    return network

@@ -1,0 +1,93 @@
+"""The networks of Zheng et al., *Protecting Split Learning by Potential Energy Loss*, for images.
+
+What the paper does not print is chosen here: the convolutions of "fashion" have no padding and a ReLU each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from torch import nn
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.nn.resnet import Block, convolution
+from flower_vfl.nn.staged import Layers, Shape, Stage, StagedNetwork
+
+_BLOCKS = 3
+"""Residual blocks of a group: 6 x 3 convolutions, the first one and the linear layer make ResNet-20."""
+
+
+def _dense(activation: Callable[[], nn.Module]) -> Layers:
+    """Return how to make a linear layer on flattened rows, with its activation."""
+
+    def make(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
+        return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), width), activation()), (width,)
+
+    return make
+
+
+def _pooled(kernel: int) -> Layers:
+    """Return how to make a convolution without padding, with its activation and a pooling of 2 x 2."""
+
+    def make(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
+        channels, *sizes = _maps(shape, smallest=kernel + 1)
+        layers = nn.Sequential(nn.Conv2d(channels, width, kernel), nn.ReLU(), nn.MaxPool2d(2))
+        return layers, (width, *((size - kernel + 1) // 2 for size in sizes))
+
+    return make
+
+
+def _stem(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
+    """Make the first convolution of a residual network."""
+    channels, *sizes = _maps(shape)
+    return nn.Sequential(*convolution(channels, width), nn.ReLU()), (width, *sizes)
+
+
+def _group(stride: int, *, pooled: bool = False) -> Layers:
+    """Return how to make residual blocks of one width, the last ones of a network with a pooling over the whole map."""
+
+    def make(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
+        channels, *sizes = _maps(shape)
+        blocks: list[nn.Module] = [Block(channels, width, stride)]
+        blocks += [Block(width, width) for _ in range(_BLOCKS - 1)]
+        if pooled:
+            return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()), (width,)
+        return nn.Sequential(*blocks), (width, *(-(-size // stride) for size in sizes))
+
+    return make
+
+
+def _maps(shape: Shape, smallest: int = 1) -> Shape:
+    """Return a shape (channels, height, width) that can be convolved."""
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ConfigError(
+            f"a convolution needs feature maps (channels, height, width) of at least {smallest} x {smallest}, given "
+            f"rows of shape {shape}"
+        )
+    return shape
+
+
+MNIST = StagedNetwork(
+    "mnist",
+    (1, 28, 28),
+    (Stage("layer1", _dense(nn.LeakyReLU), 128), Stage("layer2", _dense(nn.LeakyReLU), 32)),
+    "layer2",
+)
+FASHION = StagedNetwork(
+    "fashion",
+    (1, 28, 28),
+    (Stage("conv1", _pooled(5), 32), Stage("conv2", _pooled(3), 64), Stage("dense", _dense(nn.Tanh), 128)),
+    "dense",
+)
+RESNET20 = StagedNetwork(
+    "resnet20",
+    (3, 32, 32),
+    (
+        Stage("stem", _stem, 16, fixed=True),
+        Stage("group1", _group(1), 16, fixed=True),
+        Stage("group2", _group(2), 32, fixed=True),
+        Stage("group3", _group(2, pooled=True), 64, fixed=True),
+    ),
+    "group3",
+)

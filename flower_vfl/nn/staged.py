@@ -1,0 +1,108 @@
+"""Networks that are a list of stages: cut behind any of them, they compute the same function."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar
+
+from torch import nn
+
+from flower_vfl.config import ModelConfig
+from flower_vfl.errors import ConfigError
+from flower_vfl.nn.network import Network
+from flower_vfl.nn.tabular import FeatureShape, Top
+from flower_vfl.registry import lookup
+
+Shape = tuple[int, ...]
+Layers = Callable[[Shape, int], tuple[nn.Module, Shape]]
+"""Makes the layers of a stage for rows of a shape and a width; says which shape comes out."""
+
+HEAD = "head"
+"""The name of what follows the last stage: one linear layer to the logits."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some layers of a network, behind which it can be cut.
+
+    Parameters
+    ----------
+    name : str
+        What `model.split` and `attack.layers` call it.
+    make : Callable
+        Makes the layers.
+    width : int
+        The width of its output in the published network: features, or channels of feature maps.
+    fixed : bool
+        Whether the width cannot be another one.
+    """
+
+    name: str
+    make: Layers
+    width: int
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class StagedNetwork(Network):
+    """A network in stages: those up to the cut are the bottom model, the others and a linear layer the top model.
+
+    Parameters and buffers are called after the stages, the same on either side of the cut.
+
+    Parameters
+    ----------
+    name : str
+        What a configuration calls it.
+    shape : tuple of int
+        Of a row that it takes.
+    stages : tuple of Stage
+        In the order of computation.
+    split : str
+        The stage behind which it is cut when nothing else is said.
+    """
+
+    name: str
+    shape: Shape
+    stages: tuple[Stage, ...]
+    split: str
+
+    reads: ClassVar[frozenset[str]] = frozenset({"split"})
+
+    def bottom(self, spec: FeatureShape, model: ModelConfig) -> nn.Module:
+        """Make the stages up to the cut; the last of them has the width `model.cut`."""
+        if spec.shape != self.shape:
+            given = f"rows of shape {spec.shape}" if spec.shape else "a table"
+            raise ConfigError(
+                f"the network {self.name!r} takes rows of shape {self.shape}, this data has {given}; set model.network "
+                "to 'auto' or to one that fits"
+            )
+        position = self._position(model)
+        last = self.stages[position]
+        if last.fixed and model.cut not in (0, last.width):
+            raise ConfigError(
+                f"model.cut is {model.cut}, but {self.name!r} cut behind {last.name!r} has the width {last.width} and "
+                "no other: leave model.cut out"
+            )
+        cut = replace(last, width=model.cut or last.width)
+        return nn.Sequential(_chain((*self.stages[:position], cut), self.shape)[0])
+
+    def top(self, shape: Shape, classes: int, model: ModelConfig) -> nn.Module:
+        """Make the stages behind the cut and the linear layer."""
+        parts, shape = _chain(self.stages[self._position(model) + 1 :], shape)
+        parts[HEAD] = Top(prod(shape), hidden=(), classes=classes)
+        return nn.Sequential(parts)
+
+    def _position(self, model: ModelConfig) -> int:
+        places = {stage.name: position for position, stage in enumerate(self.stages)}
+        return lookup(f"place to cut {self.name!r} (model.split)", model.split or self.split, places)
+
+
+def _chain(stages: Iterable[Stage], shape: Shape) -> tuple[OrderedDict[str, nn.Module], Shape]:
+    """Make stages one behind the other; return them by name, and the shape that comes out."""
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    for stage in stages:
+        parts[stage.name], shape = stage.make(shape, stage.width)
+    return parts, shape
