@@ -27,6 +27,10 @@ class ProtocolError(InputError):
     """The other side sent something that the protocol does not allow; nothing of it was used."""
 
 
+class NotFiniteError(ProtocolError):
+    """A tensor came whose values are not finite: where two sides follow the protocol, training has diverged."""
+
+
 class SessionError(FlowerVflError):
     """A session could not be opened, or it broke."""
 

@@ -37,18 +37,14 @@ def run_here(config: Config, out: Path, *, title: str, alone: bool = False) -> d
     """
     out = out.expanduser().absolute()
     check_free(out)
-    interrupted: BaseException | None = None
     try:
         with LiveProgress(title, console()) as progress:
             run(config, out=out, observers=(progress,))
-    except KeyboardInterrupt as error:
-        interrupted = error
-    if (out / "result.json").is_file() and (alone and interrupted is None):
-        write_alone(out, alone_aucs(config))
-    if (out / "result.json").is_file():
-        render([out])
-    if interrupted is not None:
-        raise interrupted
+        if alone:
+            write_alone(out, alone_aucs(config))
+    finally:  # whatever ended it: a report shows what was measured
+        if (out / "result.json").is_file():
+            render([out])
     return read_result(out)
 
 

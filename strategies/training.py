@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.config import Config
+from flower_vfl.errors import NotFiniteError, TrainingError
 from flower_vfl.metrics import adaptive_calibration_error, leak_auc, macro_auc, snapshot
 from flower_vfl.parties.attacker import AUDIT_REFERENCE, AUDIT_ROW
-from flower_vfl.parties.label import LabelParty, Step
+from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import Oracle, Reference
 from flower_vfl.protocol.frame import Frame, Kind
@@ -128,6 +129,7 @@ class Training:
         self._label, self._links, self._schedule = label, links, schedule
         self._labels, self._classes, self._config = labels, classes, config
         self._monitor, self._observer, self.outcome = monitor, observer, outcome
+        self._loss = math.nan
         self._oracle, self._audited = oracle, frozenset(audited)
         self.test_embeddings: dict[str, Tensor] = {}
         """What each party gave for the test rows at the last evaluation, (M, ...), kept for a monitor that wants it."""
@@ -168,7 +170,7 @@ class Training:
                 link.send(self._answer(party, step, request, done, references))
             self._record(step, epoch, done, embeddings, references)
             losses.append(done.loss)
-            self.outcome.steps = step + 1
+            self._loss, self.outcome.steps = done.loss, step + 1
         return float(np.mean(losses))
 
     def _answer(self, party: str, step: int, request: int, done: Step, references: Mapping[str, Reference]) -> Frame:
@@ -226,9 +228,17 @@ class Training:
         embeddings = {}
         for party, link in self._links.items():
             frame = expect(link.receive(self._config.transport.step_timeout), Kind.EMBEDDING, step, party)
-            embeddings[party] = frame.tensor("embedding", shape=(rows, *link.shape), dtype=link.dtype)
+            try:
+                embeddings[party] = frame.tensor("embedding", shape=(rows, *link.shape), dtype=link.dtype)
+            except NotFiniteError as error:
+                raise TrainingError(f"training diverged at party {party!r}: {error}{self._remedy()}") from error
         self.outcome.seconds_wait += time.perf_counter() - started
         return embeddings
+
+    def _remedy(self) -> str:
+        """Return where the loss stood and what to try."""
+        loss = f", after a loss of {self._loss:.6g}" if self.outcome.steps else ""
+        return f"{loss}; {remedy(self.outcome.logged)}"
 
     def _evaluate(self, epoch: int, train_loss: float) -> Epoch:
         """Evaluate on the validation part and on the test table."""

@@ -24,7 +24,7 @@ from flower_vfl.errors import ConfigError, DataError, PartyError, ProtocolError
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
-from flower_vfl.parties.feature import frame_limit
+from flower_vfl.parties.feature import embedding_shape, frame_limit
 from flower_vfl.parties.inference import check_trained_attacks
 from flower_vfl.parties.label import LabelParty, Log
 from flower_vfl.parties.monitor import LeakageMonitor
@@ -357,7 +357,8 @@ def _build_label_party(
             bottom = base.bottom().to(config.device)
         with torch.no_grad():
             rows = base.table.train.gather(schedule.train_batch(0)[:2])
-            shapes.append(tuple(bottom.eval()(*(tensor.to(config.device) for tensor in rows)).shape[1:]))
+            output = bottom.eval()(*(tensor.to(config.device) for tensor in rows))
+        shapes.append(embedding_shape(output, "the label party"))
     if not shapes:
         raise ConfigError("nobody has features: name feature parties or let the label party use its own columns")
     top = base.top

@@ -180,11 +180,25 @@ def test_a_port_in_use_is_bad_input_that_names_the_setting(preset, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_training_that_diverges_is_a_failure_and_keeps_what_was_measured(preset, tmp_path):
-    done = flower_vfl("run", preset, "--set", "training.learning_rate=1e12", "--out", tmp_path / "run")
-    assert done.returncode in (1, 2)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["training.learning_rate=1e12"], "smaller training.learning_rate"),
+        (["defenses=potential_energy(alpha=1e300)"], "the loss of step 0 is inf; "),
+        (["defenses=potential_energy(alpha=1e300)"], "or a smaller alpha of potential_energy"),
+    ],
+)
+def test_training_that_diverges_is_a_failure_and_keeps_what_was_measured(settings, words, preset, tmp_path):
+    options = [option for setting in settings for option in ("--set", setting)]
+    done = flower_vfl("run", preset, *options, "--out", tmp_path / "run")
+    assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
+    assert "diverged" in done.stderr
+    assert words in done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert words in result["error"]
+    assert (tmp_path / "run" / "report.html").is_file()
 
 
 @pytest.mark.parametrize("transport", ["inproc", "stream"])

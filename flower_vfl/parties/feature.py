@@ -88,9 +88,7 @@ class FeatureParty:
         with torch.no_grad():
             self.bottom.eval()
             output = self.bottom(*self._gather("train", self._schedule.train_batch(0)[:2]))
-        if not isinstance(output, Tensor) or output.dim() < 2 or not output.is_floating_point():
-            raise TrainingError(f"the bottom model of party {self.name!r} must return a floating point tensor (B, ...)")
-        return tuple(output.shape[1:]), output.dtype
+        return embedding_shape(output, f"party {self.name!r}"), output.dtype
 
     @property
     def frame_limit(self) -> int:
@@ -239,6 +237,23 @@ class FeatureParty:
             self._pending.append(_Pending(entry["step"], rows, None, entry["dropout"]))
         if self._dropout is not None:
             self._dropout.set_state(state["dropout"])
+
+
+def embedding_shape(output: Any, owner: str) -> tuple[int, ...]:
+    """Return the shape of one row of what a bottom model gave, (B, ...).
+
+    Raises
+    ------
+    TrainingError
+        Naming the owner, where it is no floating point tensor with a row for each example.
+    """
+    if not isinstance(output, Tensor) or output.dim() < 2 or not output.is_floating_point():
+        given = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise TrainingError(
+            f"the bottom model of {owner} must return a floating point tensor (B, ...) of real numbers, given {given}: "
+            "let it end with a layer whose output has gradients"
+        )
+    return tuple(output.shape[1:])
 
 
 def set_mode(module: nn.Module, *, train: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -143,7 +143,7 @@ class LabelParty:
         Raises
         ------
         TrainingError
-            When the loss is not finite.
+            When the loss is not finite, or its gradients are not.
         UnprotectedBatchError
             When a defense returned something that must not leave.
         """
@@ -157,15 +157,17 @@ class LabelParty:
         loss, more = self._hooks.loss(logits, labels, z)
         value = loss.item()
         if not math.isfinite(value):
-            alphas = [f" or a smaller alpha of {key[:-5]}" for key in more if key.endswith(".term")]
-            raise TrainingError(
-                f"the loss of step {step} is {value}; try a smaller training.learning_rate{''.join(alphas)}"
-            )
+            raise TrainingError(f"training diverged: the loss of step {step} is {value}; {remedy(more)}")
         self.optimizers.zero_grad()
         wanted = step in self._snapshots and bool(received) and logits.dim() == 1
         slopes = _slopes(logits, received) if wanted else None
         torch.autograd.backward(loss)
         joint = self._joint(received, labels)
+        if not is_finite(joint):
+            raise TrainingError(
+                f"training diverged: the cut gradients of step {step} are not finite at a loss of {value:.6g}; "
+                f"{remedy(more)}"
+            )
         inside = None if slopes is None else Inside(labels, logits.detach(), slopes, joint.clone())
         clean = _split(joint.clone(), received) if self._keep_clean else {}
         protected, protection = self._protect(joint, labels)
@@ -241,6 +243,18 @@ class LabelParty:
     def weights(self) -> str:
         """The digest of the label party's weights."""
         return weights_digest(self.module)
+
+
+def remedy(log: Iterable[str]) -> str:
+    """Say what may keep a loss finite, by the names of what the defenses' hooks logged.
+
+    Examples
+    --------
+    >>> remedy(["potential_energy.term", "iso.noise_power"])
+    'try a smaller training.learning_rate or a smaller alpha of potential_energy'
+    """
+    terms = [name.removesuffix(".term") for name in log if name.endswith(".term")]
+    return " or ".join(["try a smaller training.learning_rate", *(f"a smaller alpha of {term}" for term in terms)])
 
 
 def _slopes(logits: Tensor, received: Mapping[str, Tensor]) -> Tensor:

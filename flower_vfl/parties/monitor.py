@@ -103,8 +103,8 @@ class LeakageMonitor:
 
         self._sent = views("monitor", watching, defended=defended)
         on_gradients = [attack for attack in watching if attack.sees == "gradients"]  # embeddings are what they are
-        self._unsent = views("undefended", on_gradients, defended=False) if defended else []
-        self._every, self._defended = every, defended
+        self._unsent = views("undefended", on_gradients, defended=False) if defended and on_gradients else []
+        self._watches, self._every, self._defended = bool(watching), every, defended
 
     @torch.no_grad()
     def observe(
@@ -129,11 +129,11 @@ class LeakageMonitor:
         embeddings, gradients : Mapping[str, Tensor]
             (B, ...) what came from each party and what goes to it.
         clean : Mapping[str, Tensor]
-            (B, ...) what would go to it without any defense; needed where one is in force.
+            (B, ...) what would go to it without any defense; needed where one is in force and gradients are attacked.
         references : Mapping[str, Reference]
             What oracle attacks are told, by party.
         """
-        if step % self._every:
+        if not self._watches or step % self._every:
             return
         for seen, tensors in ((self._sent, gradients), (self._unsent, clean)):
             for view in seen:

@@ -17,7 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from flower_vfl.errors import ProtocolError
+from flower_vfl.errors import NotFiniteError, ProtocolError
 from flower_vfl.protocol import strict_json
 
 VERSION = 1
@@ -96,6 +96,8 @@ class Frame:
         ------
         ProtocolError
             Naming what was expected and what came.
+        NotFiniteError
+            When a value is not finite.
         """
         found = self.tensors.get(name)
         if found is None:
@@ -108,10 +110,7 @@ class Frame:
                 f"given {_DTYPE_NAMES.get(found.dtype, found.dtype)} {tuple(found.shape)}"
             )
         if found.is_floating_point() and not is_finite(found):
-            raise ProtocolError(
-                f"{name!r} of step {self.step} holds values that are not finite; where training diverges, lower "
-                "training.learning_rate, or the alpha of a defense that adds a term to the loss"
-            )
+            raise NotFiniteError(f"{name!r} of step {self.step} holds values that are not finite")
         return found
 
 

@@ -78,18 +78,22 @@ def test_a_party_that_dies_ends_the_run_in_seconds_with_its_name_and_reason_and_
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
 @pytest.mark.parametrize(
-    ("act", "reason"),
+    ("act", "error", "reason"),
     [
-        (lambda z: z * math.nan, "not finite"),
-        (lambda z: z[:, 1:], "must be float32"),
-        (lambda z: z[1:], "must be float32"),
-        (lambda z: z.double(), "given float64"),
+        (
+            lambda z: z * math.nan,
+            TrainingError,
+            r"party 'b': 'embedding' of step 3 .*not finite, after a loss of 0\.\d",
+        ),
+        (lambda z: z[:, 1:], ProtocolError, "must be float32"),
+        (lambda z: z[1:], ProtocolError, "must be float32"),
+        (lambda z: z.double(), ProtocolError, "given float64"),
     ],
     ids=["NaN", "width", "rows", "dtype"],
 )
-def test_a_party_that_sends_something_wrong_is_refused(kind, act, reason):
+def test_a_party_that_sends_something_wrong_is_refused(kind, act, error, reason):
     data, config = uneven_data(), toy_config(transport={"kind": kind})
-    with pytest.raises(ProtocolError, match=reason):
+    with pytest.raises(error, match=reason):
         run(config, data=lambda _: data, bottom=faulty_at(5, act))
 
 
@@ -152,6 +156,34 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try():
     config = toy_config(training={"learning_rate": 1e30})
     with pytest.raises((TrainingError, ProtocolError, PartyError), match=r"learning_rate|not finite"):
         run(config, data=lambda _: toy_data())
+
+
+class Rounding(nn.Module):
+    """A user's own bottom model that gives whole numbers."""
+
+    def __init__(self, spec, config):
+        super().__init__()
+        self.last = nn.Linear(spec.numeric, config.model.cut)
+
+    def forward(self, x):
+        return self.last(x).long()
+
+
+def rounding_at(width):
+    return lambda spec, config: (Rounding if spec.numeric == width else default_bottom)(spec, config)
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_embeddings_that_are_no_real_numbers_are_refused_with_the_name_of_the_party(kind):
+    reason = r"party 'b' must return a floating point tensor .* given torch\.int64 \(2, 8\)"
+    with pytest.raises(PartyError, match=reason):
+        run(toy_config(transport={"kind": kind}), data=lambda _: uneven_data(), bottom=rounding_at(5))
+
+
+def test_the_label_partys_own_embeddings_must_be_real_numbers_too():
+    data = dataclasses.replace(uneven_data(), label_party="b")
+    with pytest.raises(TrainingError, match=r"bottom model of the label party must return .* given torch\.int64"):
+        run(toy_config(), data=lambda _: data, bottom=rounding_at(5))
 
 
 def test_a_folder_with_something_in_it_is_not_overwritten(tmp_path):

@@ -163,6 +163,36 @@ def test_more_than_two_classes_are_clustered_and_completed():
     assert summary["utility"]["last"]["test_auc"] is None
 
 
+@pytest.mark.parametrize(
+    ("classes", "defense"),
+    [(2, "max_norm"), (2, "potential_energy"), (4, "iso"), (4, "potential_energy"), (4, "label_dp")],
+)
+def test_where_no_attack_looks_while_training_defended_runs_are_read_as_others_are(classes, defense):
+    data = toy_data(rows=200, test_rows=60, classes=classes)
+    config = toy_config(attack={"names": UNSUPERVISED}, training={"epochs": 1}, defenses=[{"name": defense}])
+    entries = read(run(config, data=lambda _: data).summary)
+    monitored = set(itertools.product(["monitor"], ["cut"], ["clustering"], ["a", "b", "a+b"]))
+    assert set(entries) == monitored | set(itertools.product(["attacker"], ["cut", "first"], UNSUPERVISED, "ab"))
+
+
+@pytest.mark.parametrize("missing", ["test", "both"])
+def test_a_class_that_never_occurs_is_counted_and_no_number_becomes_nan(missing):
+    """Attackers know of four classes; of the last there is no test row, or no row at all."""
+    data = toy_data(rows=200, test_rows=60, classes=4, parties=1)
+    train, test = data.target.train, np.minimum(data.target.test, 2)
+    data = with_labels(data, train if missing == "test" else np.minimum(train, 2), test)
+    names = UNSUPERVISED if missing == "test" else ["clustering"]
+    defenses = [{"name": "potential_energy"}, {"name": "distance_correlation"}, {"name": "label_dp", "flip": 0.1}]
+    config = toy_config(attack={"names": names}, training={"epochs": 1}, defenses=defenses)
+    summary = run(config, data=lambda _: data).summary
+    for entry in read(summary).values():
+        assert 0.0 < entry["mean"] <= 1.0
+        assert "unavailable" not in entry
+    last = summary["utility"]["last"]
+    assert all(last[name] is not None for name in ("test_macro_auc", "test_accuracy", "test_loss", "test_ace"))
+    json.dumps(summary, allow_nan=False)
+
+
 @pytest.mark.parametrize("kind", ["stream", "messages"])
 def test_a_deployment_reads_trained_models_at_the_monitor_only_and_no_label_leaves(
     kind,

@@ -138,7 +138,7 @@ def test_a_bottom_model_that_returns_no_batch_of_numbers_is_refused():
         def forward(self, x):
             return x.sum()
 
-    with pytest.raises(TrainingError, match="floating point tensor"):
+    with pytest.raises(TrainingError, match=r"party 'a'.*floating point tensor.*given torch.float32 \(\)"):
         make_party(bottom=Wrong())
 
 

@@ -43,6 +43,31 @@ def test_the_simulation_runtime_ends_with_the_weights_of_the_local_engine(kind, 
     assert not list((tmp_path / "run").glob("*.journal"))
 
 
+TRAINED = ["clustering", "model_completion(k=2,draws=2)"]
+
+
+@pytest.mark.parametrize(
+    ("data", "parties", "names", "defense"),
+    [
+        ("breast-cancer", ["a", "b"], ["spectral", *TRAINED], "marvell"),
+        ("digits", ["left", "right"], TRAINED, "potential_energy"),
+    ],
+)
+def test_attacks_on_the_trained_model_read_the_same_in_the_simulation_runtime(data, parties, names, defense, tmp_path):
+    values = {
+        "data": {"name": data},
+        "parties": {"features": parties, "label_features": False},
+        "training": {"epochs": 1, "batch_size": 64},
+        "attack": {"names": names},
+        "defenses": [{"name": defense}],
+    }
+    simulated, local = run_flower(build_config(values), tmp_path / "run"), run(build_config(values)).summary
+    read = {(entry["source"], entry["layer"], entry["label"]) for entry in simulated["leakage"]}
+    assert {("attacker", layer, label) for layer in ("cut", "first") for label in names} <= read
+    assert simulated["leakage"] == local["leakage"]
+    assert simulated["weights"] == local["weights"]
+
+
 def test_too_few_workers_are_told_with_the_exact_setting(tmp_path, monkeypatch):
     config = build_config({**TWO, "transport": {"kind": "stream", "connect_timeout": 25}})
     one_worker = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=1"

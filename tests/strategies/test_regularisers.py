@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,9 @@ from flower_vfl.apps import run
 from flower_vfl.apps.build import default_bottom
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.errors import ConfigError, ProtocolError, TrainingError
+from flower_vfl.data.dataset import Labels
+from flower_vfl.data.memory import array_table
+from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import (
     DistanceCorrelation,
@@ -27,6 +31,7 @@ from flower_vfl.strategies import (
 )
 from flower_vfl.strategies.distance_correlation import distance_correlation
 from flower_vfl.strategies.potential_energy import potential_energy
+from flower_vfl.strategies.vertical import schedule_of
 from tests.strategies.test_vertical import Spy, Values, federation, strategy_for
 from tests.toys import toy_config, toy_data
 
@@ -234,6 +239,42 @@ def test_trainings_of_three_classes_run_with_them_and_report_their_parameters(de
         assert {**entry["params"], **given} == {**entry["params"], "name": given["name"]}
 
 
+EMBEDDING = [
+    {"name": "potential_energy", "alpha": 8.0},
+    {"name": "potential_energy", "alpha": 8.0, "reduction": "sum"},
+    {"name": "potential_energy", "alpha": 8.0, "distance": "euclidean"},
+    *({"name": "distance_correlation", "alpha": 8.0, "form": form} for form in ("dcor", "squared", "log")),
+    {"name": "label_dp", "flip": 0.3},
+]
+
+
+@pytest.mark.parametrize("defense", EMBEDDING, ids=lambda defense: "-".join(map(str, defense.values())))
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("what", ["batches of one", "batches of one class", "equal rows"])
+def test_trainings_on_degenerate_batches_stay_finite(what, classes, defense):
+    data = toy_data(rows=60, test_rows=12, classes=classes)
+    if what == "equal rows":
+        data = dataclasses.replace(
+            data, tables={name: array_table(name, np.ones((60, 6), "f"), np.ones((12, 6), "f")) for name in "ab"}
+        )
+    config = toy_config(
+        attack={"names": ["clustering"]},
+        training={"epochs": 1, "batch_size": 1 if what == "batches of one" else 4, "validation": 0.0},
+        defenses=[defense],
+    )
+    if what == "batches of one class":  # the order of batches is known to both sides
+        order = schedule_of(config, 60, 12)
+        labels = np.zeros(60, np.int64)
+        for step in range(order.steps):
+            labels[order.train_batch(step)] = step % classes
+        data = dataclasses.replace(data, target=Labels(labels, data.target.test, classes))
+    result = run(config, data=lambda _: data)
+    assert result.status == "finished"
+    assert math.isfinite(result.summary["utility"]["last"]["train_loss"])
+    assert math.isfinite(result.summary["utility"]["last"]["test_loss"])
+    assert all(0.0 < entry["mean"] <= 1.0 for entry in result.summary["leakage"])
+
+
 def angles(data, alpha):
     """Mean cosine of same-class embeddings on test rows, after training."""
     config = toy_config(training={"epochs": 6, "learning_rate": 0.01, "batch_size": 128}, seed=3)
@@ -255,15 +296,34 @@ def test_training_against_the_energy_spreads_embeddings_of_a_class():
 
 
 @pytest.mark.parametrize("defense", REGULARISERS)
-def test_a_loss_that_diverges_names_the_weight_that_may_have_done_it(defense):
+def test_a_loss_that_diverges_names_step_loss_and_the_weight_that_may_have_done_it(defense):
     data, config = toy_data(rows=200), toy_config()
-    with pytest.raises(TrainingError, match=rf"learning_rate or a smaller alpha of {defense.name}$"):
+    reason = rf"diverged: the loss of step 0 is inf; .*learning_rate or a smaller alpha of {defense.name}$"
+    with pytest.raises(TrainingError, match=reason):
         defense(strategy_for(data, config), alpha=1e300).start(federation(data, config))
 
 
-def test_a_bottom_model_that_diverges_is_told_the_weight_too():
-    data, config = toy_data(rows=200), toy_config(training={"optimizer": "sgd"})
-    with pytest.raises(ProtocolError, match=r"not finite; .*training\.learning_rate, or the alpha of a defense"):
+@pytest.mark.parametrize("gradient", [Spy, Iso])
+def test_gradients_that_diverge_stop_training_whether_or_not_a_defense_could_hide_them(gradient):
+    class Steep(Spy):
+        def loss(self, logits, labels, z):
+            inner, log = super().loss(logits, labels, z)
+            return inner + (z - z.detach()).abs().sum().sqrt(), {**log, "steep.term": 0.0}
+
+    data, config = toy_data(rows=200), toy_config()
+    reason = r"the cut gradients of step 0 are not finite at a loss of 0\.\d+; .* or a smaller alpha of steep$"
+    with pytest.raises(TrainingError, match=reason):
+        gradient(Steep(strategy_for(data, config))).start(federation(data, config))
+
+
+@pytest.mark.parametrize("kind", ["inproc", "stream"])
+def test_a_bottom_model_that_diverges_is_named_with_step_loss_and_weight(kind):
+    data = toy_data(rows=200)
+    config = toy_config(training={"optimizer": "sgd"}, transport={"kind": kind})
+    reason = (
+        r"party 'a': .* of step 1 .*not finite, after a loss of \d\S*e\+\d\d; .* a smaller alpha of potential_energy$"
+    )
+    with pytest.raises(TrainingError, match=reason):
         PotentialEnergy(strategy_for(data, config), alpha=1e30).start(federation(data, config))
 
 
