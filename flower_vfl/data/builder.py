@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from flower_vfl.data import layout
 from flower_vfl.data.dataset import PARTS, FeatureSpec, Part, check_party_name
 from flower_vfl.data.encoding import PartyEncoding
 from flower_vfl.data.labels import EncodedLabels
+from flower_vfl.data.text import TextEncoding
 from flower_vfl.errors import DataError
+
+_TEXTS = 256
+"""Texts that are encoded at once."""
 
 
 def ids_digest(ids: Mapping[Part, Sequence[str]]) -> str:
@@ -84,6 +89,44 @@ class Builder:
                 layout.save_array(self.folder / party / part / name, images[part], dtype)
         self.finish_party(party, spec, columns, PartyEncoding((), ()))
 
+    def add_texts(
+        self,
+        party: str,
+        encoding: TextEncoding,
+        texts: Mapping[Part, Iterable[str]],
+        vectors: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Encode and write a party's texts, already in the shared order, a piece at a time.
+
+        Parameters
+        ----------
+        party : str
+            The party.
+        encoding : TextEncoding
+            Fitted on training rows.
+        texts : Mapping
+            The texts of each part; they are gone through once.
+        vectors : ndarray of float32, (V, W), optional
+            Where the vector of each word id starts.
+
+        Raises
+        ------
+        DataError
+            When there are more or fewer texts than rows.
+        """
+        spec = FeatureSpec(0, (), (encoding.length,), vocabulary=encoding.vocabulary, vectors=vectors)
+        for part in PARTS:
+            (array,) = self.create_arrays(party, spec, part).values()
+            row = 0
+            for piece in _pieces(texts[part]):
+                if row + len(piece) > len(array):
+                    raise DataError(f"party {party!r} has more than {len(array)} texts for the {part} part")
+                array[row : row + len(piece)] = encoding.apply(piece)
+                row += len(piece)
+            if row < len(array):
+                raise DataError(f"party {party!r} has {row} texts for the {part} part, needed: {len(array)}")
+        self.finish_party(party, spec, (encoding.name,), PartyEncoding((), (), encoding))
+
     def create_arrays(self, party: str, spec: FeatureSpec, part: Part) -> dict[str, NDArray[Any]]:
         """Create the files of a party's part, to be filled piece by piece; `finish_party` comes after."""
         return {
@@ -104,10 +147,17 @@ class Builder:
         for part in PARTS:
             for name, (shape, dtype) in spec.arrays().items():
                 path = self.folder / party / part / name
-                layout.check_array(path, (self._rows[part], *shape), dtype, spec.cardinalities)
+                layout.check_array(path, (self._rows[part], *shape), dtype, spec.levels)
                 files[f"{part}/{name}"] = layout.digest(path)
+        if spec.vectors is not None:
+            path = self.folder / party / layout.VECTORS
+            layout.save_array(path, spec.vectors, "float32")
+            layout.check_array(path, spec.vectors.shape, "float32", ())
+            files[layout.VECTORS] = layout.digest(path)
         encoding.write(self.folder / party / layout.ENCODING)
-        facts = {"spec": asdict(spec), "columns": list(columns), "files": files}
+        width = 0 if spec.vectors is None else spec.vectors.shape[1]
+        shown = {**asdict(replace(spec, vectors=None)), "vectors": width}
+        facts = {"spec": shown, "columns": list(columns), "files": files}
         layout.write_json(self.folder / party / layout.PARTY, facts)
         self._parties.append(party)
 
@@ -135,3 +185,9 @@ class Builder:
             "options": dict(options),
         }
         layout.write_json(self.folder / layout.MANIFEST, manifest)
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(texts)
+    while piece := list(islice(rest, _TEXTS)):
+        yield piece

@@ -14,12 +14,14 @@ from flower_vfl.data import layout
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.census import CensusIncome
 from flower_vfl.data.dataset import Dataset, open_dataset
+from flower_vfl.data.dbpedia import Dbpedia, Dbpedia5000
 from flower_vfl.data.fashion import FashionMnist
 from flower_vfl.data.files import Files
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
 from flower_vfl.data.small import BreastCancer, Digits
 from flower_vfl.data.synthetic import Synthetic
 from flower_vfl.data.toy import ToyGap, ToyHemispheres
+from flower_vfl.data.wordnet import WordnetGlosses
 from flower_vfl.errors import DataError, OutputExistsError
 from flower_vfl.registry import lookup
 
@@ -28,6 +30,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         *(CensusIncome(), FashionMnist(), Files(), BreastCancer(), Digits()),
+        *(Dbpedia(), Dbpedia5000(), WordnetGlosses()),
         *(Synthetic(), ToyGap(), ToyHemispheres()),
     )
 }

@@ -7,7 +7,8 @@ A prepared folder looks like this, and a party's host needs only the manifest an
     <party>/party.json                the party's columns, shapes, digests of its files
     <party>/encoding.json             how each of its columns was encoded, so that new rows can be
     <party>/{train,test}/*.npy        numeric (N, F) float32, categorical (N, K) int32, or features (N, ...) float32
-                                      (images: uint8)
+                                      (images: uint8; texts: int32 word ids)
+    <party>/vectors.npy               of texts: where the vector of each word starts (V, W) float32; may be absent
     labels/labels.json, {train,test}.npy
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +39,8 @@ RESERVED_NAMES = frozenset({"ids", "labels"})
 class FeatureSpec:
     """The shape of a party's features, all that a bottom model needs to know.
 
+    A text is a row of word ids, (length,): 0 fills short texts up, 1 stands for every word outside the vocabulary.
+
     Parameters
     ----------
     numeric : int
@@ -45,18 +48,24 @@ class FeatureSpec:
     cardinalities : tuple of int
         Levels of each categorical column, the bucket of unseen values (0) included.
     shape : tuple of int
-        Shape of one row of plain arrays, (channels, height, width) for images; empty for tables.
+        Shape of one row of plain arrays, (channels, height, width) for images, (length,) for texts; empty for tables.
     pixels : bool
         Whether plain arrays lie on disk as bytes, 0 to 255, that are gathered as 0.0 to 1.0.
+    vocabulary : int
+        Word ids V, those of filling and of unseen words included; 0 where rows are no texts.
+    vectors : ndarray of float32, (V, W), or None
+        Of texts: where the vector of each word starts, for instance GloVe. Only the party that has the texts has them.
     """
 
     numeric: int
     cardinalities: tuple[int, ...]
     shape: tuple[int, ...] = ()
     pixels: bool = False
+    vocabulary: int = 0
+    vectors: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        numbers = (self.numeric, *self.cardinalities, *self.shape)
+        numbers = (self.numeric, *self.cardinalities, *self.shape, self.vocabulary)
         if any(not isinstance(number, int) or isinstance(number, bool) or number < 0 for number in numbers):
             raise DataError(f"sizes of features must be whole numbers of at least 0, given {self}")
         if any(number < 1 for number in (*self.cardinalities, *self.shape)):
@@ -65,11 +74,21 @@ class FeatureSpec:
             raise DataError(f"features are a table (numeric, cardinalities) or plain arrays (shape), given {self}")
         if self.pixels and not self.shape:
             raise DataError(f"pixels are plain arrays of a shape, given {self}")
+        if self.vocabulary and (len(self.shape) != 1 or self.pixels):
+            raise DataError(f"texts have a shape of one number, their length, and no pixels, given {self}")
+        if self.vectors is not None and (self.vectors.ndim != 2 or len(self.vectors) != self.vocabulary):
+            raise DataError(f"vectors must be ({self.vocabulary}, W), a row a word id, given {self.vectors.shape}")
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """How many ids each column of integers has."""
+        return (self.vocabulary,) * self.shape[0] if self.vocabulary else self.cardinalities
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return the arrays of these features: file name to shape of one row and dtype."""
         if self.shape:
-            return {"features.npy": (self.shape, "uint8" if self.pixels else "float32")}
+            dtype = "int32" if self.vocabulary else "uint8" if self.pixels else "float32"
+            return {"features.npy": (self.shape, dtype)}
         found: dict[str, tuple[tuple[int, ...], str]] = {}
         if self.numeric:
             found["numeric.npy"] = ((self.numeric,), "float32")
@@ -256,8 +275,10 @@ class Dataset:
                 for part in PARTS:
                     for file, (shape, dtype) in spec.arrays().items():
                         layout.verify_array(
-                            self.folder / name, f"{part}/{file}", (self.rows(part), *shape), dtype, spec.cardinalities
+                            self.folder / name, f"{part}/{file}", (self.rows(part), *shape), dtype, spec.levels
                         )
+                if spec.vectors is not None:
+                    layout.verify_array(self.folder / name, layout.VECTORS, spec.vectors.shape, "float32", ())
         if (self.folder / "labels").is_dir():
             for part in PARTS:
                 layout.verify_array(self.folder / "labels", f"{part}.npy", (self.rows(part),), "int64", (self.classes,))
@@ -297,15 +318,18 @@ def check_party_name(name: object) -> str:
 
 
 def read_spec(folder: Path) -> FeatureSpec:
-    """Read the shape of the features in a party's folder."""
+    """Read the shape of the features in a party's folder; vectors of words are memory-mapped."""
     facts = layout.read_json(folder / layout.PARTY)
-    spec = layout.entry(folder / layout.PARTY, facts, "spec", dict)
     where = folder / layout.PARTY
+    spec = {"pixels": False, "vocabulary": 0, "vectors": 0, **layout.entry(where, facts, "spec", dict)}
+    vocabulary, width = (layout.count(where, spec, key) for key in ("vocabulary", "vectors"))
     return FeatureSpec(
         layout.count(where, spec, "numeric"),
         tuple(layout.entry(where, spec, "cardinalities", list)),
         tuple(layout.entry(where, spec, "shape", list)),
-        layout.entry(where, {"pixels": False, **spec}, "pixels", bool),
+        layout.entry(where, spec, "pixels", bool),
+        vocabulary,
+        layout.open_array(folder / layout.VECTORS, (vocabulary, width), "float32") if width else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 Numeric columns are compressed when they are skewed, sign(x) log(1 + |x|), then standardised. Categorical columns become
 ids: 0 stands for every value that training never saw (or saw too rarely), a missing value is a value like any other.
+Texts become rows of word ids: `text.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.data import layout
+from flower_vfl.data.text import TextEncoding
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
@@ -136,10 +138,13 @@ class PartyEncoding:
         Columns of `numeric.npy`.
     categorical : tuple of CategoricalEncoding
         Columns of `categorical.npy`.
+    text : TextEncoding, optional
+        The column of texts of a party that has nothing else.
     """
 
     numeric: tuple[NumericEncoding, ...]
     categorical: tuple[CategoricalEncoding, ...]
+    text: TextEncoding | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -147,7 +152,8 @@ class PartyEncoding:
         names: list[str] = []
         for column in self.numeric:
             names += [column.name, f"{column.name} is missing"][: column.width]
-        return (*names, *(column.name for column in self.categorical))
+        texts = () if self.text is None else (self.text.name,)
+        return (*names, *(column.name for column in self.categorical), *texts)
 
     @property
     def numeric_width(self) -> int:
@@ -210,9 +216,16 @@ class PartyEncoding:
                     CategoricalEncoding(str(item["name"]), tuple(map(str, item["values"])))
                     for item in layout.entry(path, content, "categorical", list)
                 ),
+                _text(content.get("text")),
             )
         except (TypeError, KeyError, ValueError) as error:
             raise DataError(f"{path} is no encoding of columns: {error!r}") from None
+
+
+def _text(item: Any) -> TextEncoding | None:
+    return (
+        None if item is None else TextEncoding(str(item["name"]), tuple(map(str, item["words"])), int(item["length"]))
+    )
 
 
 def _numeric(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from flower_vfl.errors import DataError, OutputExistsError
 
 SCHEMA = 1
 MANIFEST, PARTY, LABELS, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
+VECTORS = "vectors.npy"
 _CHUNK_BYTES = 32 * 2**20
 
 T = TypeVar("T")

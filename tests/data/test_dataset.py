@@ -227,3 +227,19 @@ def test_a_folder_that_holds_something_is_never_overwritten(tmp_path):
         raced()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
     assert [path.name for path in other.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"shape": (3, 4), "vocabulary": 5}, "texts have a shape of one number"),
+        ({"shape": (), "vocabulary": 5}, "features are a table"),
+        ({"shape": (8,), "vocabulary": -1}, "at least 0"),
+        ({"shape": (8,), "vocabulary": 5, "pixels": True}, "no pixels"),
+        ({"shape": (8,), "vocabulary": 5, "vectors": np.zeros((4, 2), np.float32)}, r"must be \(5, W\)"),
+        ({"shape": (8,), "vectors": np.zeros((4, 2), np.float32)}, r"must be \(0, W\)"),
+    ],
+)
+def test_texts_that_cannot_be_are_refused(arguments, text):
+    with pytest.raises(DataError, match=text):
+        FeatureSpec(0, (), **arguments)
