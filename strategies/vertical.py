@@ -118,6 +118,7 @@ class VerticalStrategy(HookedStrategy):
         self.attacks = make_attacks(self.config.attack.calls)
         self._check_attacks()
         self.offer: dict[str, str] = {}
+        self.session = ""
         self._secret = secret
         self._class_weights: Tensor | None = None
 
@@ -262,6 +263,7 @@ def run_training(
     strategy.summary()
     outcome, result = base.outcome, VerticalResult(outcome=base.outcome)
     with Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:
+        base.session = sessions.session
         links = sessions.open(lambda link: _check(link, base, schedule))
         base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
         label = base.label_party = _build_label_party(strategy, prepared.numpy(), schedule, links, initial_arrays)

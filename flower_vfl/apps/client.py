@@ -24,7 +24,7 @@ from flower_vfl.apps.build import (
     party_names,
     torch_threads,
 )
-from flower_vfl.apps.folder import save_weights
+from flower_vfl.apps.model import ModelCard, make_card, save_model
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.memory import VerticalData
@@ -87,6 +87,7 @@ class _Client:
         session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
         with torch_threads(config.threads):
             machine, journal = self._build(session, context, config, dataset)
+            card = self._card(session, config, dataset)
             if offer["kind"] == "messages":
                 return self._open(message, context, session, machine, journal)
             try:
@@ -95,7 +96,7 @@ class _Client:
                 else:
                     stream.attend(offer, session.id, machine, timeout=config.transport.connect_timeout)
             finally:
-                _leave(session, machine, journal)
+                _leave(session, machine, journal, card)
         return _reply(message, FINISHED)
 
     def frames(self, message: Message, context: Context) -> Message:
@@ -114,7 +115,7 @@ class _Client:
                 machine.restore(load_state(state_path))
             content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
             if machine.finished:
-                _leave(session, machine, journal)
+                _leave(session, machine, journal, self._card(session, config, dataset))
                 shutil.rmtree(state_path.parent, ignore_errors=True)
             else:
                 self._store(context, session, machine, journal, count + 1, state_path)
@@ -143,6 +144,10 @@ class _Client:
         )
         _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
         return machine, journal
+
+    def _card(self, session: _Session, config: Config, dataset: VerticalData) -> ModelCard:
+        factories = {"bottom": self._bottom}
+        return make_card(session.party, session.id, config, dataset, factories, table=session.party)
 
     def _open(
         self, message: Message, context: Context, session: _Session, machine: FeatureParty, journal: StepLog | None
@@ -173,13 +178,13 @@ class _Client:
         self._live[session.id, session.party] = (count, machine, journal)
 
 
-def _leave(session: _Session, machine: FeatureParty, journal: StepLog | None) -> None:
+def _leave(session: _Session, machine: FeatureParty, journal: StepLog | None, card: ModelCard) -> None:
     """Keep what belongs to the party: its journal and, when training is finished, its weights."""
     machine.settle()
     if journal is not None:
         journal.close()
     if machine.finished and (session.offer.get("out") or not session.simulation):
-        save_weights(session.folder, session.party, machine.bottom)
+        save_model(session.folder, card, machine.bottom)
 
 
 def _offer_of(content: RecordDict) -> ConfigRecord:

@@ -7,15 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-from torch import nn
-
 from flower_vfl.config import Config, to_toml
 from flower_vfl.errors import OutputExistsError
-from flower_vfl.files import replacing, write_json_atomic, write_text_atomic
+from flower_vfl.files import write_json_atomic, write_text_atomic
 from flower_vfl.tracking import merge_steps
-
-WEIGHTS = "weights"
 
 
 class RunFolder:
@@ -58,12 +53,3 @@ def check_free(path: Path) -> None:
     """
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise OutputExistsError(f"{path} exists and is not empty; name another folder with --out, or remove it")
-
-
-def save_weights(folder: Path, party: str, module: nn.Module) -> None:
-    """Write a party's final weights to `weights/<party>.safetensors`, atomically."""
-    target = folder / WEIGHTS / f"{party}.safetensors"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
-    with replacing(target) as temporary:
-        save_file(tensors, temporary)

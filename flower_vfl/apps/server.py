@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from flower_vfl.apps.build import (
     party_names,
     torch_threads,
 )
-from flower_vfl.apps.folder import RunFolder, save_weights
+from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.model import LABEL, ModelCard, class_names, make_card, save_model
 from flower_vfl.apps.result import RunResult, describe_data, summarise
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.dataset import Labels
@@ -203,7 +205,17 @@ def make_server_app(
         if simulation and not isinstance(grid, LocalGrid):
             _wait_for_ray()
         with torch_threads(settings.threads):
-            _train(grid, strategy, describe_data(dataset, labels), folder, journal, on_result)
+            card = make_card(
+                LABEL,
+                "",
+                settings,
+                dataset,
+                {"top": top, "bottom": bottom},
+                table=strategy.base.table.name if strategy.base.table is not None else "",
+                classes=class_names(dataset, labels.classes),
+                features=strategy.base.parties,
+            )
+            _train(grid, strategy, describe_data(dataset, labels), folder, journal, on_result, card)
 
     return app
 
@@ -246,6 +258,7 @@ def _train(
     folder: RunFolder | None,
     journal: _Journal,
     on_result: ResultCallback | None,
+    card: ModelCard,
 ) -> None:
     """Train and write the result, whatever ends the training; bad input leaves nothing behind."""
     base = strategy.base
@@ -271,6 +284,6 @@ def _train(
             else:
                 folder.write_result(summary)
                 if base.label_party is not None:
-                    save_weights(folder.path, "label", base.label_party.module)
+                    save_model(folder.path, replace(card, session=base.session), base.label_party.module)
         if on_result is not None:
             on_result(RunResult(status, summary, outcome, folder.path if folder is not None else None))

@@ -227,6 +227,10 @@ class Dataset:
         """Return how a party's columns were encoded, to encode new rows for predictions."""
         return PartyEncoding.read(self._party_folder(name) / layout.ENCODING)
 
+    def encoding_digest(self, name: str) -> str:
+        """Return the SHA-256 of how a party's columns were encoded."""
+        return layout.digest(self._party_folder(name) / layout.ENCODING)
+
     @cached_property
     def classes(self) -> int:
         """Number of classes; needs the labels' folder."""

@@ -1,0 +1,230 @@
+"""What a party keeps of a finished training: its weights, and what tells whether data, code and partners still fit.
+
+One safetensors file a party, on the party's own disk. Its header holds the card: no pickle, nothing that is executed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from flower_vfl.apps.result import package_version
+from flower_vfl.config import Config, build_config
+from flower_vfl.data.dataset import Alignment, Dataset, FeatureSpec
+from flower_vfl.data.memory import VerticalData
+from flower_vfl.errors import ConfigError, DataError, InputError
+from flower_vfl.files import replacing
+from flower_vfl.nn.digest import state_digest
+
+LABEL = "label"
+"""What the label party's weights are called; a feature party's are called as the party is."""
+
+_FOLDER, _CARD = "weights", "flower-vfl"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What must fit before a party's weights are used.
+
+    Attributes
+    ----------
+    party : str
+        Whose weights; "label" for the label party's.
+    session : str
+        The session that trained them, the same at all parties.
+    config : Config
+        The run's configuration as this party read it.
+    alignment : Alignment
+        Of the training data.
+    spec : FeatureSpec or None
+        Shape of the party's features; None for a label party without any.
+    encoding : str
+        Digest of how its columns were encoded; empty where they were not.
+    factories : Mapping[str, str]
+        Which function made which model, as "module:name".
+    classes : tuple of str
+        At the label party: what each class is called.
+    features : tuple of str
+        At the label party: the feature parties, in the order in which their embeddings are joined.
+    version : str
+        Of flower-vfl.
+    """
+
+    party: str
+    session: str
+    config: Config
+    alignment: Alignment
+    spec: FeatureSpec | None
+    encoding: str
+    factories: Mapping[str, str]
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A party's weights with their card and their digest."""
+
+    card: ModelCard
+    tensors: Mapping[str, Tensor]
+    digest: str
+
+    def load_into(self, module: nn.Module) -> None:
+        """Put the weights into a module.
+
+        Raises
+        ------
+        ConfigError
+            When the module has other weights than those that were trained.
+        """
+        try:
+            module.load_state_dict(dict(self.tensors))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the weights of {self.card.party!r} do not fit its model: {' '.join(str(error).split())[:500]}; use "
+                "the code that trained them"
+            ) from None
+
+
+def make_card(
+    party: str,
+    session: str,
+    config: Config,
+    dataset: VerticalData,
+    factories: Mapping[str, Callable[..., nn.Module]],
+    *,
+    table: str = "",
+    classes: tuple[str, ...] = (),
+    features: tuple[str, ...] = (),
+) -> ModelCard:
+    """Return the card of a party whose columns are the data's party `table`; empty for none."""
+    return ModelCard(
+        party,
+        session,
+        config,
+        dataset.alignment,
+        dataset.party(table).spec if table else None,
+        encoding_digest(dataset, table) if table else "",
+        {name: qualified(factory) for name, factory in factories.items()},
+        classes,
+        features,
+        package_version("flower-vfl"),
+    )
+
+
+def class_names(dataset: VerticalData, classes: int) -> tuple[str, ...]:
+    """Return what each class is called; its number where the data does not say."""
+    return dataset.class_names if isinstance(dataset, Dataset) else tuple(str(number) for number in range(classes))
+
+
+def encoding_digest(dataset: VerticalData, party: str) -> str:
+    """Return the digest of how a party's columns were encoded; empty where the data does not say."""
+    return dataset.encoding_digest(party) if isinstance(dataset, Dataset) else ""
+
+
+def qualified(factory: Callable[..., Any]) -> str:
+    """Return where a factory is defined, "module:name"."""
+    kind = factory if hasattr(factory, "__qualname__") else type(factory)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def model_path(folder: Path, party: str) -> Path:
+    """Return where a party's weights lie in the folder of its run."""
+    return folder / _FOLDER / f"{party}.safetensors"
+
+
+def save_model(folder: Path, card: ModelCard, module: nn.Module) -> None:
+    """Write a party's final weights and their card to `weights/<party>.safetensors`, atomically."""
+    target = model_path(folder, card.party)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
+    content = {"schema": _SCHEMA, "weights": state_digest(tensors), **_plain(card)}
+    with replacing(target) as temporary:
+        save_file(tensors, temporary, metadata={_CARD: json.dumps(content, allow_nan=False)})
+
+
+def load_card(path: Path) -> ModelCard:
+    """Read the card of a party's weights, and no weights.
+
+    Raises
+    ------
+    DataError
+        When the file is missing, is none of ours, or is of another version of flower-vfl.
+    """
+    return _read(path, weights=False)[0]
+
+
+def load_model(path: Path) -> Model:
+    """Read a party's weights and check them against their digest.
+
+    Raises
+    ------
+    DataError
+        As in `load_card`, and when the weights are not those that were written.
+    """
+    card, noted, tensors = _read(path, weights=True)
+    digest = state_digest(tensors)
+    if digest != noted:
+        raise DataError(f"{path} is damaged: its weights have the digest {digest[:12]}, noted is {noted[:12]}")
+    return Model(card, tensors, digest)
+
+
+def _read(path: Path, *, weights: bool) -> tuple[ModelCard, str, dict[str, Tensor]]:
+    if not path.is_file():
+        raise DataError(f"there are no weights of a finished training at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            content = json.loads((file.metadata() or {})[_CARD])
+            tensors = {name: file.get_tensor(name) for name in file.keys()} if weights else {}  # noqa: SIM118
+        version = str(content["version"])
+        if content["schema"] == _SCHEMA and _minor(version) == _minor(package_version("flower-vfl")):
+            return _card(content), str(content["weights"]), tensors
+    except (OSError, SafetensorError, InputError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} holds no weights that can be used: {error}") from None
+    raise DataError(
+        f"{path} was written by flower-vfl {version}, this is {package_version('flower-vfl')}: install that version, "
+        "or train again"
+    )
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _plain(card: ModelCard) -> dict[str, Any]:
+    return {
+        **{name: getattr(card, name) for name in ("party", "session", "encoding", "version")},
+        "config": card.config.model_dump(),
+        "alignment": asdict(card.alignment),
+        "spec": None if card.spec is None else asdict(card.spec),
+        "factories": dict(card.factories),
+        "classes": list(card.classes),
+        "features": list(card.features),
+    }
+
+
+def _card(content: Mapping[str, Any]) -> ModelCard:
+    spec, alignment = content["spec"], content["alignment"]
+    return ModelCard(
+        str(content["party"]),
+        str(content["session"]),
+        build_config(content["config"]),
+        Alignment(int(alignment["rows"]), int(alignment["test_rows"]), str(alignment["digest"])),
+        None
+        if spec is None
+        else FeatureSpec(spec["numeric"], tuple(spec["cardinalities"]), tuple(spec["shape"]), spec["pixels"]),
+        str(content["encoding"]),
+        {str(name): str(factory) for name, factory in content["factories"].items()},
+        tuple(map(str, content["classes"])),
+        tuple(map(str, content["features"])),
+        str(content["version"]),
+    )
