@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flower_vfl.config import Config
 from flower_vfl.errors import NotFiniteError, TrainingError
-from flower_vfl.metrics import adaptive_calibration_error, leak_auc, macro_auc, snapshot
+from flower_vfl.metrics import adaptive_calibration_error, balanced_accuracy, leak_auc, macro_auc, snapshot
 from flower_vfl.parties.attacker import AUDIT_REFERENCE, AUDIT_ROW
 from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.parties.monitor import LeakageMonitor
@@ -291,7 +291,7 @@ class Training:
 
 
 def utility(logits: Tensor, labels: NDArray[Any], classes: int) -> dict[str, float]:
-    """Return AUC (of more than two classes: macro AUC), loss, accuracy and adaptive calibration error of predictions.
+    """Return AUC (of more than two classes: macro AUC), loss, accuracy, balanced accuracy and calibration error.
 
     Parameters
     ----------
@@ -307,16 +307,17 @@ def utility(logits: Tensor, labels: NDArray[Any], classes: int) -> dict[str, flo
         scores = logits.double()
         probabilities = torch.sigmoid(scores)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, target.double())
-        correct = (scores > 0).long() == target
+        said = (scores > 0).long()
         metrics = {"auc": leak_auc(scores.numpy(), labels)}
     else:
         probabilities = torch.softmax(logits.double(), dim=1)
         loss = torch.nn.functional.cross_entropy(logits.double(), target)
-        correct = logits.argmax(dim=1) == target
+        said = logits.argmax(dim=1)
         metrics = {"macro_auc": macro_auc(probabilities.numpy(), labels)}
     return {
         **metrics,
         "loss": float(loss),
-        "accuracy": float(correct.double().mean()),
+        "accuracy": float((said == target).double().mean()),
+        "balanced_accuracy": balanced_accuracy(said, labels),
         "ace": adaptive_calibration_error(probabilities.numpy(), labels),
     }

@@ -294,7 +294,14 @@ def run_training(
             training.run(after_epoch)
             if monitor is not None and training.test_embeddings:
                 seed = partial(base.secret.seed, "attacks")
-                monitor.read_trained(training.test_embeddings, base.labels.test, base.labels.classes, seed)
+                monitor.read_trained(
+                    training.test_embeddings,
+                    base.labels.test,
+                    base.labels.classes,
+                    seed,
+                    step=outcome.steps,
+                    epoch=len(outcome.epochs),
+                )
         finally:
             outcome.leakage = monitor.entries() if monitor is not None else []
             outcome.weights = label.weights

@@ -20,6 +20,7 @@ from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.training import Epoch, Outcome
 
 _UTILITY = ("test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch")
+_MORE_UTILITY = ("test_macro_auc", "test_balanced_accuracy")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def package_version(name: str) -> str:
 
 def _utility(epoch: Epoch) -> dict[str, Any]:
     values: dict[str, Any] = {name: _number(epoch.get(name)) for name in _UTILITY}
-    more = (name for name in epoch if name.startswith("validation_") or name == "test_macro_auc")
+    more = (name for name in epoch if name.startswith("validation_") or name in _MORE_UTILITY)
     values |= {name: _number(epoch[name]) for name in more}
     return {**values, "epoch": int(epoch["epoch"]) if epoch else None}
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from flower_vfl.attacks.inference import InferenceAttack, TrainedView
+from flower_vfl.attacks.inference import InferenceAttack, Reads, TrainedView
 from flower_vfl.attacks.rows import as_rows, normalised, raw_features
 from flower_vfl.metrics import ArgumentError
 from flower_vfl.metrics.arrays import as_numpy
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from flower_vfl.metrics.arrays import Array
@@ -99,19 +101,65 @@ def matched_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
     >>> matched_accuracy([0, 0, 1, 1, 2], [2, 2, 0, 1, 1], classes=3)
     0.8
     """
+    table = _table(clusters, labels, classes)
+    return _best(table) / float(table.sum()) if table.sum() else math.nan
+
+
+def matched_balanced_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
+    r"""Mean over the classes of the share that is right, under the assignment of groups to classes that is best for it.
+
+    .. math:: \max_\pi \frac{1}{C} \sum_c \frac{|\{i : \pi(c_i) = y_i = c\}|}{|\{i : y_i = c\}|}
+
+    That assignment need not be the one that `matched_accuracy` takes: with rare classes it is better to find some of
+    them than to call everything the frequent one.
+
+    Parameters
+    ----------
+    clusters
+        (N,) group numbers 0 ... C - 1.
+    labels
+        (N,) class numbers 0 ... C - 1.
+    classes
+        Number of classes C.
+
+    Returns
+    -------
+    float
+        At least 1 / C; classes that do not occur are left out, and it is NaN where there is no example.
+
+    Raises
+    ------
+    ArgumentError
+        As `matched_accuracy` does.
+
+    Examples
+    --------
+    >>> matched_balanced_accuracy([0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 1], classes=2)
+    0.8
+    """
+    table = _table(clusters, labels, classes)
+    sizes = table.sum(axis=0)
+    present = np.count_nonzero(sizes)
+    return _best(table / np.maximum(sizes, 1)) / present if present else math.nan
+
+
+def _best(weights: NDArray[Any]) -> float:
+    """Return the largest sum of one weight a group and class, found exactly by the Hungarian method."""
     from scipy.optimize import linear_sum_assignment
 
+    return float(weights[linear_sum_assignment(weights, maximize=True)].sum())
+
+
+def _table(clusters: Array, labels: Array, classes: int) -> NDArray[np.int64]:
+    """Return how many examples of each class (columns) each group (rows) has, (C, C)."""
     groups, y = as_numpy(clusters), as_numpy(labels)
     if groups.ndim != 1 or groups.shape != y.shape:
         raise ArgumentError(f"Groups {groups.shape} and labels {y.shape}: give two vectors of one length (N,).")
     for name, numbers in (("group", groups), ("label", y)):
         if not np.isin(numbers, np.arange(classes)).all():
             raise ArgumentError(f"Some {name} is no whole number from 0 to {classes - 1}, of {classes} classes.")
-    if not y.size:
-        return float("nan")
     pairs = groups.astype(np.int64) * classes + y.astype(np.int64)
-    table = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
-    return float(table[linear_sum_assignment(table, maximize=True)].sum() / y.size)
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
 def accuracy(z: Tensor, y: Array, *, classes: int, seed: int) -> float:
@@ -163,7 +211,7 @@ class ClusteringAttack(InferenceAttack):
     """
 
     name: ClassVar[str] = "clustering"
-    reads: ClassVar[Literal["scores", "classes", "clusters"]] = "clusters"
+    reads: ClassVar[Reads] = "clusters"
 
     def __init__(self, normalise: bool = False) -> None:
         self.normalise = normalise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.metrics import ArgumentError
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 LEAKED = "leaked"
 """The one thing that an attack on the trained model can declare in `needs`: labelled examples, see `Leaked`."""
+
+Reads: TypeAlias = Literal["scores", "classes", "logits", "clusters"]
+"""What an attack on the trained model says of the attacked rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +92,11 @@ class TrainedView:
         return self.leaked, self.top, self.network
 
 
+def classes_of(logits: Tensor) -> Tensor:
+    """Return the class numbers (N,) that logits name: (N,) of two classes, (N, C) of more."""
+    return (logits > 0).long() if logits.dim() == 1 else logits.argmax(dim=1)
+
+
 class InferenceAttack(AttackMethod):
     """A curious feature party's way to read labels from its trained bottom model.
 
@@ -98,12 +106,13 @@ class InferenceAttack(AttackMethod):
         Empty, or ``{"leaked"}``: then it is measured in simulations only, where somebody can tell it labels.
     reads
         What `infer` returns: ``"scores"``, higher means more likely positive, of two classes only (measured as AUC);
-        ``"classes"``, class numbers (accuracy); ``"clusters"``, groups without names (accuracy of the best assignment
-        of groups to classes).
+        ``"classes"``, class numbers (accuracy); ``"logits"``, numbers of which the largest names the class, (N, C), of
+        two classes (N,), positive for class 1 (accuracy, and AUC); ``"clusters"``, groups without names (accuracy of
+        the best assignment of groups to classes).
     """
 
     sees: ClassVar[Literal["gradients", "embeddings"]] = "embeddings"
-    reads: ClassVar[Literal["scores", "classes", "clusters"]]
+    reads: ClassVar[Reads]
 
     @property
     def leaks(self) -> int:
@@ -117,8 +126,8 @@ class InferenceAttack(AttackMethod):
 
     @abstractmethod
     def infer(self, view: TrainedView) -> Tensor:
-        """Say what the attacked rows are, (N,), as `reads` declares."""
+        """Say what the attacked rows are, (N,) or, for logits of more than two classes, (N, C), as `reads` declares."""
 
     def baseline(self, view: TrainedView) -> Tensor | None:
-        """Say the same without the trained model, (N,): what the attacker could do anyway; None where nothing is."""
+        """Say the same without the trained model: what the attacker could do anyway; None where nothing is."""
         return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from flower_vfl.attacks.inference import LEAKED, InferenceAttack, TrainedView
+from flower_vfl.attacks.inference import LEAKED, InferenceAttack, Reads, TrainedView, classes_of
 from flower_vfl.attacks.rows import normalised
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
@@ -47,7 +47,7 @@ def complete(top: nn.Module, z: Tensor, y: Tensor, attacked: Tensor, *, classes:
     Returns
     -------
     Tensor
-        (N,) class numbers.
+        Logits of the attacked rows, (N,) for two classes and (N, C) for more; `classes_of` names the classes.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def train_alone(
     Returns
     -------
     Tensor
-        (N,) class numbers.
+        Logits of the attacked rows, (N,) for two classes and (N, C) for more; `classes_of` names the classes.
 
     Raises
     ------
@@ -193,10 +193,10 @@ def train(model: nn.Module, inputs: Sequence[Tensor], y: Tensor, *, classes: int
 
 
 def predict(model: nn.Module, inputs: Sequence[Tensor], *, classes: int) -> Tensor:
-    """Return the class numbers (N,) that a model says, in evaluation mode, some thousand rows at a time."""
+    """Return a model's logits, (N,) for two classes and (N, C) for more, some thousand rows at a time."""
     starts = range(0, max(1, len(inputs[0])), ROWS)
     pieces = [[tensor[start : start + ROWS] for tensor in inputs] for start in starts]
-    return torch.cat([_classes(_evaluated(model, piece, classes)) for piece in pieces])
+    return torch.cat([_evaluated(model, piece, classes) for piece in pieces])
 
 
 def _optimizers(model: nn.Module, learning_rate: float) -> Iterator[torch.optim.Optimizer]:
@@ -237,12 +237,8 @@ def _evaluated(model: nn.Module, inputs: Sequence[Tensor], classes: int) -> Tens
     return _logits(model.eval(), inputs, classes)
 
 
-def _classes(logits: Tensor) -> Tensor:
-    return (logits > 0).long() if logits.dim() == 1 else logits.argmax(dim=1)
-
-
 def _error(logits: Tensor, y: Tensor) -> float:
-    return float((_classes(logits) != y).double().mean())
+    return float((classes_of(logits) != y).double().mean())
 
 
 class ModelCompletionAttack(InferenceAttack):
@@ -268,7 +264,7 @@ class ModelCompletionAttack(InferenceAttack):
 
     name: ClassVar[str] = "model_completion"
     needs: ClassVar[frozenset[str]] = frozenset({LEAKED})
-    reads: ClassVar[Literal["scores", "classes", "clusters"]] = "classes"
+    reads: ClassVar[Reads] = "logits"
 
     def __init__(self, k: int = 1, draws: int = 5, normalise: bool = False) -> None:
         for name, value in (("k", k), ("draws", draws)):
@@ -292,12 +288,12 @@ class ModelCompletionAttack(InferenceAttack):
         return self._draws
 
     def infer(self, view: TrainedView) -> Tensor:
-        """Return the class numbers of the attacked rows, (N,), by a top model trained on the leaked examples."""
+        """Return logits of the attacked rows by a top model trained on the leaked examples."""
         leaked, top, _ = view.known()
         z, attacked = (normalised(t) if self.normalise else t for t in (leaked.embeddings, view.embeddings))
         return complete(top(), z, leaked.labels, attacked, classes=view.classes)
 
     def baseline(self, view: TrainedView) -> Tensor | None:
-        """Return the class numbers of the attacked rows, (N,), by a network trained on the leaked examples alone."""
+        """Return logits of the attacked rows by a network trained on the leaked examples alone."""
         leaked, _, network = view.known()
         return train_alone(network(), leaked.inputs, leaked.labels, view.inputs, classes=view.classes)

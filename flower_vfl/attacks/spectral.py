@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from flower_vfl.attacks.base import NOTHING, Attack, SideInformation
-from flower_vfl.attacks.inference import InferenceAttack, TrainedView
+from flower_vfl.attacks.inference import InferenceAttack, Reads, TrainedView
 from flower_vfl.attacks.rows import as_rows, narrowed, normalised, raw_features
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class SpectralAttack(Attack, InferenceAttack):
 
     name: ClassVar[str] = "spectral"
     sees: ClassVar[Literal["gradients", "embeddings"]] = "embeddings"
-    reads: ClassVar[Literal["scores", "classes", "clusters"]] = "scores"
+    reads: ClassVar[Reads] = "scores"
 
     def __init__(self, normalise: bool = False) -> None:
         self.normalise = normalise

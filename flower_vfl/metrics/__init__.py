@@ -3,9 +3,9 @@
 from flower_vfl.metrics.arrays import ArgumentError
 from flower_vfl.metrics.calibration import adaptive_calibration_error
 from flower_vfl.metrics.certificate import Exceedances, auc_bound, detection_error_bound, exceedances
-from flower_vfl.metrics.interval import auc_interval, mean_interval, share_interval
+from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_interval, share_interval
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
-from flower_vfl.metrics.multiclass import macro_auc
+from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
 from flower_vfl.metrics.null import null_quantile
 from flower_vfl.metrics.snapshot import Observations, Values, observations, snapshot
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
@@ -19,15 +19,18 @@ __all__ = [
     "adaptive_calibration_error",
     "auc_bound",
     "auc_interval",
+    "balanced_accuracy",
     "detection_error",
     "detection_error_bound",
     "exceedances",
     "leak_auc",
     "macro_auc",
     "mean_interval",
+    "mean_share_interval",
     "nearest_rank",
     "null_quantile",
     "observations",
+    "recalls",
     "separation",
     "share_interval",
     "snapshot",

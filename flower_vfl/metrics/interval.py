@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flower_vfl.metrics.arrays import ArgumentError, binary, refuse_nan
+from flower_vfl.metrics.arrays import ArgumentError, as_numpy, binary, refuse_nan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +58,43 @@ def share_interval(share: float, count: int) -> Interval | None:
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def mean_share_interval(shares: Array, counts: Array) -> Interval | None:
+    r"""Return an interval of the mean of independent shares, each of so many examples, None where there is none.
+
+    With Wilson's interval :math:`[l_c, u_c]` of each share :math:`p_c` (`share_interval`),
+
+    .. math:: \bar p - \tfrac1C \sqrt{\textstyle\sum_c (p_c - l_c)^2}, \quad
+        \bar p + \tfrac1C \sqrt{\textstyle\sum_c (u_c - p_c)^2}
+
+    Of the recalls of classes it is the interval of the balanced accuracy; of one share it is Wilson's.
+
+    Parameters
+    ----------
+    shares
+        (C,) between 0 and 1.
+    counts
+        (C,) how many examples each is of, at least 1.
+
+    References
+    ----------
+    Zou and Donner, *Construction of confidence limits about effect measures: a general approach*, Statistics in
+    Medicine 27, 2008.
+
+    Examples
+    --------
+    >>> [round(bound, 3) for bound in mean_share_interval([0.9, 0.5], [1000, 20])]
+    [0.599, 0.801]
+    """
+    values, sizes = as_numpy(shares), as_numpy(counts)
+    bounds = [share_interval(float(p), int(n)) for p, n in zip(values, sizes, strict=True)]
+    known = [bound for bound in bounds if bound is not None]
+    if not known or len(known) < len(bounds):
+        return None
+    low, high = np.array(known).T
+    below, above = (math.sqrt(float(np.square(values - edge).sum())) / values.size for edge in (low, high))
+    return float(values.mean()) - below, float(values.mean()) + above
 
 
 def auc_interval(scores: Array, labels: Array) -> Interval | None:

@@ -1,4 +1,4 @@
-"""The AUC of more than two classes."""
+"""What counts every class the same, however rare it is: macro AUC and balanced accuracy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from flower_vfl.metrics.arrays import ArgumentError, as_numpy
 from flower_vfl.metrics.leakage import leak_auc
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from flower_vfl.metrics.arrays import Array
 
 
@@ -49,3 +51,53 @@ def macro_auc(scores: Array, labels: Array) -> float:
         raise ArgumentError(f"Some labels are no class number: give whole numbers from 0 to {values.shape[1] - 1}.")
     aucs = [leak_auc(values[:, c], y == c) for c in np.unique(y).astype(np.int64)]
     return float(np.mean(aucs)) if aucs else math.nan
+
+
+def balanced_accuracy(said: Array, labels: Array) -> float:
+    r"""Mean over the classes of the share of a class that is recognised: its recall.
+
+    .. math:: \frac{1}{C} \sum_{c=1}^{C} \frac{|\{i : \hat y_i = y_i = c\}|}{|\{i : y_i = c\}|}
+
+    Saying the same of every example gives 1 / C, also where 94 of 100 belong to one class. With equally many examples
+    of each class it is the accuracy.
+
+    Parameters
+    ----------
+    said
+        (N,) class numbers that were said.
+    labels
+        (N,) true class numbers.
+
+    Returns
+    -------
+    float
+        Equal to ``sklearn.metrics.balanced_accuracy_score``; classes that do not occur are left out, and it is NaN
+        where there is no example.
+
+    Raises
+    ------
+    ArgumentError
+        For two vectors that do not fit.
+
+    Examples
+    --------
+    >>> balanced_accuracy([0, 0, 0, 0, 1], [0, 0, 0, 1, 1])
+    0.75
+    """
+    shares, _ = recalls(said, labels)
+    return float(shares.mean()) if shares.size else math.nan
+
+
+def recalls(said: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the share of each class that is recognised and the class's size, of the classes that occur.
+
+    Raises
+    ------
+    ArgumentError
+        For two vectors that do not fit.
+    """
+    values, y = as_numpy(said), as_numpy(labels)
+    if values.ndim != 1 or values.shape != y.shape:
+        raise ArgumentError(f"Classes {values.shape} and labels {y.shape}: give two vectors of one length (N,).")
+    _, which, counts = np.unique(y, return_inverse=True, return_counts=True)
+    return np.bincount(which, values == y, minlength=counts.size) / counts, counts

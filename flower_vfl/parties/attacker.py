@@ -255,7 +255,16 @@ class Attacker(FeatureParty):
         labels = self._test_audit.numbers
         if not (self._trained_attacks and self._fresh and self._test_audit.complete and len(labels)):
             return []
-        scorer = TrainedScorer(labels, self._classes, party=self.name, source="attacker", defended=self._defended)
+        scorer = TrainedScorer(
+            labels,
+            self._classes,
+            party=self.name,
+            source="attacker",
+            defended=self._defended,
+            recorder=self._recorder,
+            step=self._next_step,
+            epoch=self._schedule.epoch_of(max(self._next_step - 1, 0)),
+        )
         model = TrainedModel(
             self.bottom, self._table, self._audit.numbers, self._classes, self._fresh, device=self._device
         )

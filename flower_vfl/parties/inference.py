@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,17 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flower_vfl.attacks.base import AttackMethod
-from flower_vfl.attacks.clustering import matched_accuracy
 from flower_vfl.attacks.inference import InferenceAttack, Leaked, TrainedView
 from flower_vfl.data.dataset import PartyTable
 from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ConfigError
-from flower_vfl.metrics import ArgumentError, auc_interval, leak_auc, mean_interval, share_interval
-from flower_vfl.metrics.arrays import as_numpy
-from flower_vfl.metrics.summary import LeakSummary
+from flower_vfl.metrics import LeakSummary, mean_interval
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import seeded_initialisation
-from flower_vfl.parties.scoring import draw_examples
+from flower_vfl.parties.measures import ACCURACY, AUC, chance, measured, sample_interval
+from flower_vfl.parties.scoring import NoRecorder, Recorder, draw_examples
 from flower_vfl.protocol.schedule import Rows
 
 _log = logging.getLogger(__name__)
@@ -68,11 +66,15 @@ def check_trained_attacks(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reading:
-    """What an attack said of the attacked rows, (N,), how right it was, and why it said nothing."""
+    """What an attack said of the attacked rows, how right it was in every measure, and why it said nothing."""
 
-    value: float = math.nan
+    values: Mapping[str, float] = field(default_factory=dict)
     said: Tensor | None = None
     why: str = ""
+
+
+Values = Sequence[Mapping[str, float]]
+"""How right an attack was, a draw after the other, by measure; nothing where it could not be measured."""
 
 
 class TrainedScorer:
@@ -90,18 +92,39 @@ class TrainedScorer:
         "attacker" or "monitor".
     defended : bool
         Whether any defense was in force.
+    recorder : Recorder, optional
+        Where each draw's values go, as "inference_accuracy" and the like.
+    step, epoch : int
+        Where in the log they stand: draw d at this step + d. The steps of the training count from 0, so that their
+        number is the first that is free.
     """
 
-    def __init__(self, labels: NDArray[Any], classes: int, *, party: str, source: str, defended: bool) -> None:
+    def __init__(
+        self,
+        labels: NDArray[Any],
+        classes: int,
+        *,
+        party: str,
+        source: str,
+        defended: bool,
+        recorder: Recorder | None = None,
+        step: int = 0,
+        epoch: int = 0,
+    ) -> None:
         self._labels, self._classes = labels.astype(np.int64, copy=False), classes
         self._party, self._source, self._defended = party, source, defended
+        self._recorder, self._step, self._epoch = recorder or NoRecorder(), step, epoch
 
-    def baselines(self, attack: InferenceAttack, views: Iterable[TrainedView]) -> list[float]:
-        """Return what an attack reaches in each view without the trained model, NaN where it reaches nothing."""
-        return [self._read(attack, "without the model", partial(attack.baseline, view)).value for view in views]
+    def baselines(self, attack: InferenceAttack, views: Iterable[TrainedView]) -> list[Mapping[str, float]]:
+        """Return what an attack reaches in each view without the trained model, by measure."""
+        found = []
+        for draw, view in enumerate(views):
+            found.append(self._read(attack, "without the model", partial(attack.baseline, view)).values)
+            self._record(attack, "", "baseline", draw, found[-1])
+        return found
 
     def entry(
-        self, attack: InferenceAttack, layer: str, views: Iterable[TrainedView], baselines: Sequence[float] = ()
+        self, attack: InferenceAttack, layer: str, views: Iterable[TrainedView], baselines: Values = ()
     ) -> dict[str, Any]:
         """Attack each view and return the entry for `result.json`.
 
@@ -113,10 +136,14 @@ class TrainedScorer:
             The attacked layer.
         views : Iterable[TrainedView]
             What it sees, a view a draw.
-        baselines : Sequence[float]
-            What the same draws reach without the trained model; empty where that is not known.
+        baselines : Sequence[Mapping[str, float]]
+            What the same draws reach without the trained model, by measure; empty where that is not known.
         """
-        metric = "auc" if attack.reads == "scores" else "accuracy"
+        readings = []
+        for draw, view in enumerate(views):
+            readings.append(self._read(attack, f"at layer {layer!r}", partial(attack.infer, view)))
+            self._record(attack, layer, "inference", draw, readings[-1].values)
+        metric = AUC if attack.reads == "scores" else ACCURACY
         counts = np.bincount(self._labels, minlength=self._classes)
         summary = LeakSummary(
             *(attack.name, self._party, layer, attack.params),
@@ -125,19 +152,18 @@ class TrainedScorer:
             source=self._source,
             defended=self._defended,
         )
-        readings = [self._read(attack, f"at layer {layer!r}", partial(attack.infer, view)) for view in views]
         for reading in readings:
-            summary.add(reading.value, int(counts[0]), int(counts[1]))
-        gains = [reading.value - baseline for reading, baseline in zip(readings, baselines, strict=False)]
-        advantage = _mean(gains)
+            summary.add(reading.values.get(metric, math.nan), int(counts[0]), int(counts[1]))
+        names = dict.fromkeys([metric, *(name for reading in readings for name in reading.values)])
+        measures = {name: self._measure(name, attack, readings, baselines) for name in names}
+        first = measures[metric]
         why = next((reading.why for reading in readings if reading.why), "")
         return {
-            **summary.result(baseline=_mean(baselines), advantage=advantage),
+            **summary.result(baseline=first["baseline"], advantage=first["advantage"]),
             "label": attack.label,
-            "interval95": self._interval(attack, readings),
-            "advantage_interval95": None if advantage is None else _listed(mean_interval(gains)),
-            "perfect_protection": None if advantage is None or metric == "auc" else advantage <= 0,
-            "chance": 0.5 if metric == "auc" else float(counts.max() / counts.sum()),
+            **{key: first[key] for key in ("interval95", "advantage_interval95", "chance")},
+            "perfect_protection": None if first["advantage"] is None or metric == AUC else first["advantage"] <= 0,
+            "measures": measures,
             **({"unavailable": why} if why else {}),
         }
 
@@ -148,31 +174,54 @@ class TrainedScorer:
         """
         try:
             said = say()
-            return _Reading() if said is None else _Reading(self._measure(attack, said), said)
+            if said is None:
+                return _Reading()
+            return _Reading(measured(attack.reads, said, self._labels, self._classes), said)
         except (RuntimeError, ValueError) as error:
             _log.warning("trained model of party %r: %s %s cannot be run: %s", self._party, attack.label, where, error)
             return _Reading(why=str(error))
 
-    def _measure(self, attack: InferenceAttack, said: Tensor) -> float:
-        """Return the AUC or the accuracy of what an attack says of the attacked rows, (N,)."""
-        if said.shape != self._labels.shape:
-            raise ArgumentError(f"It says {tuple(said.shape)} of {len(self._labels)} rows: give one number a row.")
-        if attack.reads == "scores":
-            return leak_auc(said, self._labels)
-        if attack.reads == "clusters":
-            return matched_accuracy(said, self._labels, classes=self._classes)
-        return float((as_numpy(said) == self._labels).mean())
+    def _measure(
+        self, name: str, attack: InferenceAttack, readings: Sequence[_Reading], baselines: Values
+    ) -> dict[str, Any]:
+        """Return one measure over the draws; what is not known is None."""
+        values = [reading.values.get(name, math.nan) for reading in readings]
+        alone = [baseline.get(name, math.nan) for baseline in baselines]
+        gains = [value - baseline for value, baseline in zip(values, alone, strict=False)]
+        advantage = _mean(gains)
+        return {
+            "mean": _mean([value for value in values if not math.isnan(value)]),
+            "interval95": self._interval(name, attack, readings, values),
+            "baseline": _mean(alone),
+            "baseline_interval95": _listed(mean_interval(alone)) if _mean(alone) is not None else None,
+            "advantage": advantage,
+            "advantage_interval95": None if advantage is None else _listed(mean_interval(gains)),
+            "chance": chance(name, self._labels, self._classes),
+        }
 
-    def _interval(self, attack: InferenceAttack, readings: Sequence[_Reading]) -> list[float] | None:
+    def _interval(
+        self, name: str, attack: InferenceAttack, readings: Sequence[_Reading], values: Sequence[float]
+    ) -> list[float] | None:
         """Return the interval of the mean over draws; of a single draw, that of the attacked rows being a sample."""
-        values, said = [reading.value for reading in readings], readings[0].said
+        said = readings[0].said
         if said is None or any(map(math.isnan, values)):
             return None
         if len(values) > 1:
             return _listed(mean_interval(values))
-        if attack.reads == "scores":
-            return _listed(auc_interval(said, self._labels))
-        return _listed(share_interval(values[0], len(self._labels)))
+        return _listed(sample_interval(name, values[0], attack.reads, said, self._labels, self._classes))
+
+    def _record(self, attack: InferenceAttack, layer: str, kind: str, draw: int, values: Mapping[str, float]) -> None:
+        prefix = "monitor_" if self._source == "monitor" else ""
+        for name, value in values.items():
+            self._recorder.add(
+                step=self._step + draw,
+                epoch=self._epoch,
+                party=self._party,
+                layer=layer,
+                attack=attack.label,
+                metric=f"{prefix}{kind}_{name}",
+                value=value,
+            )
 
 
 def _listed(interval: tuple[float, float] | None) -> list[float] | None:
@@ -266,7 +315,7 @@ class TrainedModel:
         scorer : TrainedScorer
             Compares with the true labels.
         """
-        entries, baselines = [], dict[str, list[float]]()
+        entries, baselines = [], dict[str, Values]()
         for layer, module in layers.items():
             z = self._outputs(module, self._table.test, self._attacked)  # of one layer at a time: they may be large
             for attack in attacks:

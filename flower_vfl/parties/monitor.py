@@ -104,7 +104,7 @@ class LeakageMonitor:
         self._sent = views("monitor", watching, defended=defended)
         on_gradients = [attack for attack in watching if attack.sees == "gradients"]  # embeddings are what they are
         self._unsent = views("undefended", on_gradients, defended=False) if defended and on_gradients else []
-        self._watches, self._every, self._defended = bool(watching), every, defended
+        self._watches, self._every, self._defended, self._recorder = bool(watching), every, defended, recorder
 
     @torch.no_grad()
     def observe(
@@ -162,7 +162,14 @@ class LeakageMonitor:
         return bool(self._trained_attacks)
 
     def read_trained(
-        self, embeddings: Mapping[str, Tensor], labels: NDArray[Any], classes: int, seed: Callable[..., int]
+        self,
+        embeddings: Mapping[str, Tensor],
+        labels: NDArray[Any],
+        classes: int,
+        seed: Callable[..., int],
+        *,
+        step: int,
+        epoch: int,
     ) -> None:
         """Attack the parties' trained models by what they gave for the test rows.
 
@@ -176,10 +183,21 @@ class LeakageMonitor:
             Number of classes.
         seed : Callable[..., int]
             Derives a seed for a purpose from the label party's secret.
+        step, epoch : int
+            Where in the log the values stand: the number of steps that were trained, and of epochs.
         """
         for view in self._sent:
             party = "+".join(view.parties)
-            scorer = TrainedScorer(labels, classes, party=party, source="monitor", defended=self._defended)
+            scorer = TrainedScorer(
+                labels,
+                classes,
+                party=party,
+                source="monitor",
+                defended=self._defended,
+                recorder=self._recorder,
+                step=step,
+                epoch=epoch,
+            )
             z = view.joined(embeddings)
             for attack in self._trained_attacks:
                 draws = (TrainedView(z, classes, seed(attack.label, draw)) for draw in range(attack.draws))

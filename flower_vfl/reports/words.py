@@ -21,12 +21,14 @@ METRICS = {
     "test_loss": "Test loss",
     "test_ace": "Calibration error (ACE)",
     "test_accuracy": "Test accuracy",
+    "test_balanced_accuracy": "Test accuracy, mean over classes",
     "train_loss": "Training loss",
     "validation_auc": "Validation AUC",
     "validation_macro_auc": "Validation AUC, mean over classes",
     "validation_loss": "Validation loss",
     "validation_ace": "Validation calibration error",
     "validation_accuracy": "Validation accuracy",
+    "validation_balanced_accuracy": "Validation accuracy, mean over classes",
     "epoch": "Epoch",
 }
 

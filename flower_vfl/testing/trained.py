@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flower_vfl.attacks import ATTACK_METHODS
-from flower_vfl.attacks.inference import LEAKED, InferenceAttack, Leaked, TrainedView
+from flower_vfl.attacks.inference import LEAKED, InferenceAttack, Leaked, Reads, TrainedView
 from flower_vfl.errors import InputError
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.testing.common import (
@@ -25,7 +25,7 @@ from flower_vfl.testing.common import (
     scaled,
 )
 
-_READS = ("scores", "classes", "clusters")
+_READS = get_args(Reads)
 _SHAPES = ((64, 8), (64, 1), (20, 3, 4, 4))
 
 
@@ -108,14 +108,16 @@ def _parameters(subject: TrainedSubject) -> Iterator[str]:
 
 def _problems_of(said: Any, attack: InferenceAttack, view: TrainedView, what: str) -> Iterator[str]:
     rows = len(view.embeddings)
-    if not isinstance(said, Tensor) or said.shape != (rows,):
+    shape = (rows, view.classes) if attack.reads == "logits" and view.classes > 2 else (rows,)
+    if not isinstance(said, Tensor) or said.shape != shape:
         found = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
-        yield f"{what}: it says {found}, one number a row is needed: a tensor ({rows},)"
+        wanted = "one number a row" if len(shape) == 1 else "one number a row and class"
+        yield f"{what}: it says {found}, {wanted} is needed: a tensor {shape}"
     elif said.requires_grad:
         yield f"{what}: what it says keeps a graph; compute on detached tensors"
-    elif attack.reads == "scores":
+    elif attack.reads in ("scores", "logits"):
         if bool(torch.isnan(said.double()).any()):
-            yield f"{what}: some scores are NaN; finite embeddings have a score each"
+            yield f"{what}: some {attack.reads} are NaN; finite embeddings have numbers"
     elif said.is_floating_point() or not bool(((said >= 0) & (said < view.classes)).all()):
         yield f"{what}: it says {sorted(set(said.tolist()))[:5]}; whole numbers below {view.classes} are needed"
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.cluster import KMeans
+from sklearn.metrics import balanced_accuracy_score
 
 from flower_vfl.attacks import clustering
-from flower_vfl.attacks.clustering import ClusteringAttack, matched_accuracy
+from flower_vfl.attacks.clustering import ClusteringAttack, matched_accuracy, matched_balanced_accuracy
 from flower_vfl.attacks.inference import TrainedView
 from flower_vfl.attacks.rows import normalised, raw_features
 from flower_vfl.errors import InputError
@@ -32,9 +33,30 @@ def test_the_best_assignment_is_the_best_of_all_permutations(classes, seed):
     assert matched_accuracy(groups, y, classes=classes) == pytest.approx(best, abs=1e-15)
 
 
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_balanced_accuracy_takes_the_best_of_all_permutations_for_it(classes, seed):
+    rng = np.random.default_rng(seed)
+    groups = rng.integers(0, classes, 60)
+    y = np.concatenate([np.arange(classes), rng.choice(classes, 60 - classes, p=rng.dirichlet(np.ones(classes)))])
+    best = max(balanced_accuracy_score(y, np.array(names)[groups]) for names in permutations(range(classes)))
+    assert matched_balanced_accuracy(groups, y, classes=classes) == pytest.approx(best, abs=1e-12)
+    assert matched_balanced_accuracy(groups, y, classes=classes) >= 1 / classes - 1e-12
+
+
+def test_a_group_that_catches_the_rare_class_counts_although_accuracy_prefers_not_to_name_it():
+    y = np.arange(100) >= 95
+    groups = np.arange(100) >= 60  # all five positives, and 35 negatives
+    assert matched_accuracy(groups, y, classes=2) == 0.65
+    assert matched_balanced_accuracy(groups, y, classes=2) == pytest.approx((60 / 95 + 1) / 2)
+
+
 def test_a_group_may_stay_without_members():
     assert matched_accuracy([0, 0, 0, 0], [2, 2, 1, 0], classes=3) == 0.5
+    assert matched_balanced_accuracy([0, 0, 0, 0], [2, 2, 1, 0], classes=3) == pytest.approx(1 / 3)
+    assert matched_balanced_accuracy([0, 0, 1, 1], [0, 0, 0, 0], classes=2) == 0.5
     assert np.isnan(matched_accuracy([], [], classes=2))
+    assert np.isnan(matched_balanced_accuracy([], [], classes=2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,6 +20,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.strategies import Iso, VerticalStrategy
+from flower_vfl.tracking import read_steps
 from tests.attacks.test_runs import DeployedGrid
 from tests.toys import mixed_data, toy_config, toy_data
 
@@ -293,3 +294,30 @@ def test_a_layer_that_the_top_model_does_not_fit_on_is_reported_and_costs_nothin
     assert "unavailable" not in cut
     assert (first["mean"], first["advantage"], first["one_class_steps"]) == (None, None, 2)
     assert "shape" in first["unavailable"]
+
+
+def test_a_log_holds_every_draw_of_every_party_and_its_mean_is_that_of_the_result(tmp_path):
+    data = toy_data(rows=200, test_rows=60)
+    config = toy_config(attack={"names": ALL}, training={"epochs": 2})
+    summary = run(config, data=lambda _: data, out=tmp_path / "run").summary
+    steps = read_steps(tmp_path / "run").to_pylist()
+    trained = summary["cost"]["steps"]
+    for (source, layer, label, party), entry in read(summary).items():
+        for measure, found in entry["measures"].items():
+            metric = ("monitor_" if source == "monitor" else "") + f"inference_{measure}"
+            wanted = {"party": party, "layer": layer, "attack": label, "metric": metric}
+            rows = [row for row in steps if wanted.items() <= row.items()]
+            assert [row["step"] for row in rows] == [trained + draw for draw in range(entry["steps"])]
+            assert np.mean([row["value"] for row in rows]) == pytest.approx(found["mean"])
+            if source == "attacker":
+                wanted |= {"layer": "", "metric": f"baseline_{measure}"}
+                alone = [row["value"] for row in steps if wanted.items() <= row.items()]
+                assert np.mean(alone) == pytest.approx(found["baseline"])
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_utility_has_a_balanced_accuracy_beside_the_accuracy(classes):
+    data = toy_data(rows=200, test_rows=60, classes=classes)
+    last = run(toy_config(attack={"names": []}), data=lambda _: data).summary["utility"]["last"]
+    assert {"test_balanced_accuracy", "validation_balanced_accuracy"} <= last.keys()
+    assert 0 < last["test_balanced_accuracy"] <= 1

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from flower_vfl.errors import InputError
-from flower_vfl.metrics import auc_interval, leak_auc, mean_interval, share_interval
+from flower_vfl.metrics import auc_interval, leak_auc, mean_interval, mean_share_interval, share_interval
 
 
 @pytest.mark.parametrize("count", [2, 5, 30])
@@ -34,6 +34,21 @@ def test_no_example_has_no_interval_and_what_is_no_share_is_refused():
     for share in (1.2, -0.1, math.nan):
         with pytest.raises(InputError, match="between 0 and 1"):
             share_interval(share, 10)
+
+
+def test_the_interval_of_a_mean_of_shares_is_wilsons_for_one_share_and_none_without_examples():
+    assert mean_share_interval([0.3], [40]) == pytest.approx(share_interval(0.3, 40), abs=1e-12)
+    assert mean_share_interval([], []) is None
+    assert mean_share_interval([0.5, 0.0], [10, 0]) is None
+
+
+@pytest.mark.parametrize(("chances", "counts"), [((0.9, 0.6), (900, 60)), ((0.99, 0.95, 0.8), (200, 50, 20))])
+def test_the_interval_of_a_mean_of_shares_covers_the_truth_in_95_of_100_samples(chances, counts):
+    rng = np.random.default_rng(0)
+    shares = rng.binomial(counts, chances, size=(4000, len(counts))) / counts
+    inside = [low <= np.mean(chances) <= high for low, high in (mean_share_interval(s, counts) for s in shares)]
+    # Four standard deviations of 4000 draws are 0.014; the interval itself is a little wide or narrow for few examples.
+    assert 0.93 < np.mean(inside) < 0.97
 
 
 def by_pairs(scores, y):

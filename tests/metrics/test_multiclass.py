@@ -1,14 +1,14 @@
-"""Macro AUC against scikit-learn."""
+"""Macro AUC and balanced accuracy against scikit-learn."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from flower_vfl.errors import InputError
-from flower_vfl.metrics import leak_auc, macro_auc
+from flower_vfl.metrics import balanced_accuracy, leak_auc, macro_auc, recalls
 
 
 @pytest.mark.parametrize("classes", [3, 4, 10])
@@ -44,3 +44,27 @@ def test_classes_that_do_not_occur_are_left_out():
 def test_what_does_not_fit_is_refused(scores, labels, reason):
     with pytest.raises(InputError, match=reason):
         macro_auc(scores, labels)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_balanced_accuracy_is_scikit_learns(classes):
+    rng = np.random.default_rng(classes)
+    y = np.concatenate([np.arange(classes), rng.choice(classes, 300, p=rng.dirichlet(np.ones(classes)))])
+    said = np.where(rng.random(y.size) < 0.6, y, rng.integers(0, classes, y.size))
+    expected = balanced_accuracy_score(y, said)
+    assert balanced_accuracy(said, y) == pytest.approx(expected, abs=1e-12)
+    assert balanced_accuracy(torch.from_numpy(said), torch.from_numpy(y)) == balanced_accuracy(said, y)
+    assert 0 < expected < 1
+
+
+def test_saying_the_same_of_everybody_is_chance_however_rare_the_other_class():
+    y = (np.arange(1000) >= 940).astype(int)
+    assert balanced_accuracy(np.zeros(1000), y) == 0.5
+    assert [values.tolist() for values in recalls(np.zeros(1000), y)] == [[1.0, 0.0], [940, 60]]
+
+
+def test_classes_without_an_example_do_not_count_and_without_any_there_is_no_balanced_accuracy():
+    assert balanced_accuracy([0, 1, 2, 3], [0, 0, 3, 3]) == 0.5
+    assert math.isnan(balanced_accuracy([], []))
+    with pytest.raises(InputError, match="two vectors of one length"):
+        balanced_accuracy([0, 1], [0])

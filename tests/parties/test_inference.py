@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 from torch import nn
 
-from flower_vfl.attacks import InferenceAttack
+from flower_vfl.attacks import InferenceAttack, TrainedView
 from flower_vfl.data.memory import array_table
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import auc_interval, leak_auc, mean_interval, share_interval
 from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScorer
-from flower_vfl.parties.scoring import draw_examples
+from flower_vfl.parties.scoring import NoRecorder, draw_examples
 from flower_vfl.rng import Secret
 
 RNG = np.random.default_rng(0)
@@ -212,7 +212,7 @@ def views(count=1):
 
 def test_scores_are_measured_as_auc_beside_what_chance_reaches():
     labels, scores = np.arange(40) % 4 // 3, np.random.default_rng(1).normal(size=40)
-    entry = scorer(labels, 2).entry(Saying("scores", [scores]), "cut", views(), [0.4])
+    entry = scorer(labels, 2).entry(Saying("scores", [scores]), "cut", views(), [{"auc": 0.4}])
     assert (entry["metric"], entry["phase"]) == ("auc", "inference")
     assert entry["mean"] == entry["q95"] == entry["max"] == leak_auc(scores, labels)
     assert entry["interval95"] == list(auc_interval(scores, labels))
@@ -235,7 +235,7 @@ def test_clusters_are_measured_under_their_best_names_and_classes_under_their_ow
 @pytest.mark.parametrize(("alone", "protected"), [((0.2, 0.4), False), ((0.9, 0.9), True), ((0.5, 0.4), True)])
 def test_several_draws_have_means_intervals_and_an_advantage_that_is_taken_draw_by_draw(alone, protected):
     said = [np.where(np.arange(30) < right, TEST, (TEST + 1) % 3) for right in (9, 15)]  # 0.3 and 0.5
-    entry = scorer().entry(Saying("classes", said, draws=2), "cut", views(2), alone)
+    entry = scorer().entry(Saying("classes", said, draws=2), "cut", views(2), [{"accuracy": a} for a in alone])
     assert (entry["mean"], entry["max"], entry["q95"], entry["steps"]) == (pytest.approx(0.4), 0.5, 0.5, 2)
     assert entry["interval95"] == pytest.approx(mean_interval([0.3, 0.5]))
     gains = [0.3 - alone[0], 0.5 - alone[1]]
@@ -247,7 +247,7 @@ def test_several_draws_have_means_intervals_and_an_advantage_that_is_taken_draw_
 
 @pytest.mark.parametrize("said", [RuntimeError("shapes differ"), ValueError("no rows"), torch.zeros(3)])
 def test_a_draw_that_fails_is_counted_and_says_why(said, caplog):
-    entry = scorer().entry(Saying("classes", [TEST, said], draws=2), "cut", views(2), [0.5, 0.5])
+    entry = scorer().entry(Saying("classes", [TEST, said], draws=2), "cut", views(2), [{"accuracy": 0.5}] * 2)
     assert (entry["steps"], entry["one_class_steps"], entry["mean"]) == (2, 1, 1.0)
     assert (entry["advantage"], entry["perfect_protection"], entry["interval95"]) == (None, None, None)
     assert entry["unavailable"]
@@ -265,6 +265,76 @@ def test_a_baseline_that_does_not_exist_or_fails_gives_no_advantage():
     failing = Watching()
     failing.baseline = lambda view: torch.zeros(2)
     for attack in (nothing, failing):
-        (value,) = scorer().baselines(attack, views())
-        assert math.isnan(value)
-        assert scorer().entry(Saying("classes", [TEST]), "cut", views(), [value])["advantage"] is None
+        (values,) = scorer().baselines(attack, views())
+        assert values == {}
+        assert scorer().entry(Saying("classes", [TEST]), "cut", views(), [values])["advantage"] is None
+
+
+LOGITS = np.random.default_rng(3).normal(size=30) + TEST
+
+
+def test_logits_of_two_classes_are_measured_by_the_order_and_by_the_classes_that_they_name():
+    labels = (TEST == 2).astype(np.int64)
+    entry = scorer(labels, 2).entry(Saying("logits", [LOGITS]), "cut", views(), [{"auc": 0.5, "accuracy": 0.1}])
+    found = {name: measure["mean"] for name, measure in entry["measures"].items()}
+    named = LOGITS > 0
+    assert found == {
+        "accuracy": pytest.approx(accuracy_score(labels, named)),
+        "balanced_accuracy": pytest.approx(balanced_accuracy_score(labels, named)),
+        "auc": pytest.approx(roc_auc_score(labels, LOGITS)),
+    }
+    assert entry["mean"] == found["accuracy"]
+    assert entry["measures"]["auc"]["advantage"] == pytest.approx(found["auc"] - 0.5)
+    assert entry["measures"]["balanced_accuracy"]["advantage"] is None
+    chances = {name: measure["chance"] for name, measure in entry["measures"].items()}
+    assert chances == {"accuracy": pytest.approx(2 / 3), "balanced_accuracy": 0.5, "auc": 0.5}
+    for name, measure in entry["measures"].items():
+        low, high = measure["interval95"]
+        assert low < found[name] < high, name
+
+
+def test_logits_of_more_classes_are_measured_by_the_mean_over_classes():
+    logits = np.random.default_rng(4).normal(size=(30, 3)) + 1.5 * np.eye(3)[TEST]
+    measures = scorer().entry(Saying("logits", [logits]), "cut", views())["measures"]
+    expected = np.mean([roc_auc_score(c == TEST, logits[:, c]) for c in range(3)])
+    assert measures["accuracy"]["mean"] == pytest.approx(accuracy_score(TEST, logits.argmax(axis=1)))
+    assert measures["balanced_accuracy"]["mean"] == pytest.approx(balanced_accuracy_score(TEST, logits.argmax(axis=1)))
+    assert measures["balanced_accuracy"]["chance"] == pytest.approx(1 / 3)
+    assert measures["auc"]["mean"] == pytest.approx(expected)
+    failed = scorer().entry(Saying("logits", [LOGITS]), "cut", views())
+    assert "(30, 3) is needed" in failed["unavailable"]
+
+
+def test_clusters_have_a_balanced_accuracy_but_no_interval_of_it():
+    measures = scorer().entry(Saying("clusters", [(TEST + 1) % 3]), "cut", views())["measures"]
+    assert list(measures) == ["accuracy", "balanced_accuracy"]
+    assert measures["balanced_accuracy"] == {
+        **dict.fromkeys(("interval95", "baseline", "baseline_interval95", "advantage", "advantage_interval95")),
+        "mean": 1.0,
+        "chance": pytest.approx(1 / 3),
+    }
+
+
+class Kept(NoRecorder):
+    def __init__(self):
+        self.rows = []
+
+    def add(self, **row):
+        self.rows.append(row)
+
+
+@pytest.mark.parametrize(("source", "prefix"), [("attacker", ""), ("monitor", "monitor_")])
+def test_every_draw_stands_in_the_log_behind_the_steps_of_the_training(source, prefix):
+    kept = Kept()
+    recorded = TrainedScorer(TEST, 3, party="a", source=source, defended=False, recorder=kept, step=70, epoch=7)
+    attack = Watching(draws=2)
+    recorded.entry(attack, "first", [TrainedView(torch.zeros(30, 2), 3)] * 2)
+    recorded.baselines(attack, [TrainedView(torch.zeros(30, 2), 3)] * 2)
+    rows = [(row["step"], row["layer"], row["metric"]) for row in kept.rows]
+    names = ("accuracy", "balanced_accuracy")
+    assert rows == [
+        *((70 + draw, "first", f"{prefix}inference_{name}") for draw in (0, 1) for name in names),
+        *((70 + draw, "", f"{prefix}baseline_{name}") for draw in (0, 1) for name in names),
+    ]
+    assert {(row["epoch"], row["party"], row["attack"]) for row in kept.rows} == {(7, "a", "watching")}
+    assert all(row["value"] == pytest.approx(1 / 3) for row in kept.rows)
