@@ -201,6 +201,19 @@ class AttackConfig(_Section):
         description="after so many steps the label party keeps, for its own report, what the gradients are made of",
     )
 
+    embeddings: int = Field(
+        default=500,
+        ge=0,
+        le=5000,
+        description="embeddings of test rows that the label party keeps with their labels, for its own report; 0: none",
+    )
+    rebuilt: float = Field(
+        default=0.8,
+        gt=0.0,
+        le=1.0,
+        description="a completed model counts as the federation's at this share of the way from chance to its utility",
+    )
+
     @field_validator("snapshots")
     @classmethod
     def _steps(cls, steps: list[int]) -> list[int]:

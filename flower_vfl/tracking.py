@@ -20,12 +20,14 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.files import replacing
+from flower_vfl.metrics import Embeddings
 from flower_vfl.registry import lookup
 
 if TYPE_CHECKING:
@@ -54,6 +56,17 @@ KEYS = SCHEMA.names[:-1]
 SNAPSHOTS = "snapshots.parquet"
 SNAPSHOT_SCHEMA = pa.schema(
     [("step", pa.int64()), ("quantity", pa.string()), ("group", pa.string()), ("value", pa.float64())]
+)
+
+EMBEDDINGS = "embeddings.parquet"
+EMBEDDING_SCHEMA = pa.schema(
+    [
+        ("party", pa.string()),
+        ("view", pa.string()),
+        ("row", pa.int64()),
+        ("label", pa.int64()),
+        ("z", pa.list_(pa.float32())),
+    ]
 )
 
 MAGIC = b"FVL1"
@@ -308,6 +321,43 @@ def read_snapshots(folder: Path | str) -> pa.Table:
     """
     path = Path(folder) / SNAPSHOTS
     return _read_parquet(path, SNAPSHOT_SCHEMA) if path.exists() else SNAPSHOT_SCHEMA.empty_table()
+
+
+def write_embeddings(folder: Path | str, samples: Sequence[Embeddings]) -> None:
+    """Write embeddings with their labels to a folder's ``embeddings.parquet``, at the label party only."""
+    tables = [EMBEDDING_SCHEMA.empty_table()]
+    for sample in samples:
+        keys = [pa.repeat(key, len(sample.rows)) for key in (sample.party, sample.view)]
+        offsets = np.arange(len(sample.rows) + 1, dtype=np.int32) * sample.z.shape[1]
+        z = pa.ListArray.from_arrays(offsets, sample.z.ravel())
+        columns = [*keys, pa.array(sample.rows), pa.array(sample.labels), z]
+        tables.append(pa.table(columns, schema=EMBEDDING_SCHEMA))
+    with replacing(Path(folder) / EMBEDDINGS) as temporary:
+        pq.write_table(pa.concat_tables(tables), temporary, use_dictionary=["party", "view"], compression="zstd")
+
+
+def read_embeddings(folder: Path | str) -> list[Embeddings]:
+    """Read the embeddings that a run kept, by party and view; none where there is no file.
+
+    Raises
+    ------
+    InputError
+        Where the file cannot be read, or its rows are not of one width.
+    """
+    path = Path(folder) / EMBEDDINGS
+    if not path.exists():
+        return []
+    table = _read_parquet(path, EMBEDDING_SCHEMA)
+    found = []
+    for keys in table.select(["party", "view"]).group_by(["party", "view"]).aggregate([]).to_pylist():
+        rows = table.filter(pc.and_(pc.equal(table["party"], keys["party"]), pc.equal(table["view"], keys["view"])))
+        widths = pc.list_value_length(rows["z"]).unique().to_pylist()
+        z = rows["z"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        if len(widths) != 1 or not widths[0] or any(rows[name].null_count for name in rows.column_names):
+            raise InputError(f"{path} cannot be read: rows of party {keys['party']!r} have {widths} numbers")
+        positions, labels = rows["row"].to_numpy(), rows["label"].to_numpy()
+        found.append(Embeddings(**keys, rows=positions, labels=labels, z=z.reshape(-1, widths[0])))
+    return found
 
 
 def _journals(folder: Path) -> list[Path]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from flower_vfl.metrics import Values
+from flower_vfl.metrics import Embeddings, Values
 from flower_vfl.parties.scoring import NoRecorder
 
 
@@ -19,6 +19,9 @@ class Observer(NoRecorder):
 
     def on_snapshot(self, step: int, values: Values) -> None:
         """Take what the gradients of a step are made of; it tells labels and must stay with the label party."""
+
+    def on_embeddings(self, samples: Sequence[Embeddings]) -> None:
+        """Take embeddings of test rows with their labels, once training has ended; the same is true of them."""
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """An epoch is done and evaluated."""

@@ -22,7 +22,7 @@ from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import Oracle, Reference
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.protocol.schedule import Part, Schedule
+from flower_vfl.protocol.schedule import Part, Rows, Schedule
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.transport.base import Link, expect
 
@@ -105,6 +105,8 @@ class Training:
         Chooses what oracle attacks are told.
     audited : Collection[str]
         In a simulation, the parties whose scorers are told it; in a deployment nobody is.
+    sample : Rows, optional
+        (n,) sorted test rows of which the embeddings are kept; by default none.
     observer : Observer
         Is told.
     outcome : Outcome
@@ -125,6 +127,7 @@ class Training:
         outcome: Outcome,
         oracle: Oracle | None = None,
         audited: Collection[str] = (),
+        sample: Rows | None = None,
     ) -> None:
         self._label, self._links, self._schedule = label, links, schedule
         self._labels, self._classes, self._config = labels, classes, config
@@ -133,6 +136,9 @@ class Training:
         self._oracle, self._audited = oracle, frozenset(audited)
         self.test_embeddings: dict[str, Tensor] = {}
         """What each party gave for the test rows at the last evaluation, (M, ...), kept for a monitor that wants it."""
+        self.sample = np.zeros(0, dtype=np.int64) if sample is None else sample
+        self.sampled: dict[str, Tensor] = {}
+        """The same of the sample, (n, ...)."""
 
     def run(self, after_epoch: Callable[[int], None]) -> None:
         """Train epoch by epoch until the schedule, early stopping or the leak limit ends it."""
@@ -260,20 +266,29 @@ class Training:
     def _predict(self, part: Part) -> Tensor:
         count = self._schedule.batches(part)
         kept = part == "test" and self._monitor is not None and self._monitor.reads_trained_models
-        logits, received = [], list[dict[str, Tensor]]()
+        logits, received, sampled = [], list[dict[str, Tensor]](), list[dict[str, Tensor]]()
         for index in range(-_EVALUATIONS_UNDER_WAY, count):
             ahead = index + _EVALUATIONS_UNDER_WAY
             if ahead < count:
                 self._send_all(Frame(Kind.EVALUATE, ahead, {"part": part}))
             if index >= 0:
-                embeddings = self._receive_all(index, self._schedule.eval_batch(part, index).size)
+                rows = self._schedule.eval_batch(part, index)
+                embeddings = self._receive_all(index, rows.size)
                 received += [embeddings] if kept else []
+                if part == "test" and self.sample.size:
+                    chosen = torch.from_numpy(np.flatnonzero(np.isin(rows, self.sample)))
+                    sampled.append({party: z[chosen.to(z.device)] for party, z in embeddings.items()})
                 started = time.perf_counter()
                 logits.append(self._label.predict(part, index, embeddings).cpu())
                 self.outcome.seconds_compute += time.perf_counter() - started
         if kept:
-            self.test_embeddings = {party: torch.cat([batch[party] for batch in received]) for party in self._links}
+            self.test_embeddings = self._joined(received)
+        if sampled:
+            self.sampled = self._joined(sampled)
         return torch.cat(logits)
+
+    def _joined(self, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {party: torch.cat([batch[party] for batch in batches]) for party in self._links}
 
     def _reason_to_stop(self, epoch: int) -> str:
         attack, patience = self._config.attack, self._config.training.patience

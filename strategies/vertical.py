@@ -21,6 +21,8 @@ from flower_vfl.attacks import Attack, InferenceAttack, make_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable
 from flower_vfl.errors import ConfigError, DataError, PartyError, ProtocolError
+from flower_vfl.metrics import Embeddings, compact, sample_rows
+from flower_vfl.metrics.embeddings import READ, RECEIVED
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
@@ -30,7 +32,7 @@ from flower_vfl.parties.label import LabelParty, Log
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import AuditLabels, Oracle, check_side_information
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.observer import Observer
@@ -287,6 +289,7 @@ def run_training(
             outcome=outcome,
             oracle=Oracle(base.watching, AuditLabels.of(base.labels.train), config.attack.every),
             audited=audited,
+            sample=_sample(base),
         )
         for metric, value in log.items():
             base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
@@ -305,6 +308,8 @@ def run_training(
         finally:
             outcome.leakage = monitor.entries() if monitor is not None else []
             outcome.weights = label.weights
+            if training.sampled:
+                base.observer.on_embeddings(_labelled(strategy, training))
         for party, frame in sessions.finish(timeout).items():
             outcome.reports[party] = _read_report(party, frame)
             outcome.leakage = [*outcome.reports[party].get("leakage", []), *outcome.leakage]
@@ -422,6 +427,24 @@ def _open_audit(links: dict[str, Link], base: VerticalStrategy) -> list[str]:
                 fields: dict[str, str | int] = {"table": table, "offset": offset, "classes": base.labels.classes}
                 links[party].send(Frame(Kind.AUDIT, fields=fields, tensors={"labels": piece}))
     return list(attackers)
+
+
+def _sample(base: VerticalStrategy) -> Rows:
+    """Draw the test rows of which the label party keeps embeddings, for its own report."""
+    generator = np.random.default_rng(base.secret.seed("embeddings"))
+    return sample_rows(base.labels.test, base.config.attack.embeddings, generator=generator)
+
+
+@torch.no_grad()
+def _labelled(strategy: HookedStrategy, training: Training) -> list[Embeddings]:
+    """Return the embeddings that were kept, with their labels; also as read, where a defense changes them before."""
+    rows, labels = training.sample, strategy.base.labels.test[training.sample].astype(np.int64)
+    found = []
+    for party, z in training.sampled.items():
+        read, _ = strategy.embed(z.to(strategy.base.config.device))
+        views = {RECEIVED: z} if torch.equal(read.to(z), z) else {RECEIVED: z, READ: read}
+        found += [Embeddings(party, view, rows, labels, compact(tensor)) for view, tensor in views.items()]
+    return found
 
 
 def _read_report(party: str, frame: Frame) -> dict[str, Any]:

@@ -17,7 +17,9 @@ import pytest
 
 from flower_vfl import tracking
 from flower_vfl.errors import ConfigError, InputError
+from flower_vfl.metrics import Embeddings
 from flower_vfl.tracking import (
+    EMBEDDING_SCHEMA,
     SCHEMA,
     SINKS,
     SNAPSHOTS,
@@ -26,8 +28,10 @@ from flower_vfl.tracking import (
     add_snapshot,
     make_sink,
     merge_steps,
+    read_embeddings,
     read_snapshots,
     read_steps,
+    write_embeddings,
 )
 
 
@@ -385,3 +389,34 @@ def test_snapshots_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / SNAPSHOTS).write_bytes(b"torn")
     with pytest.raises(InputError, match=re.escape(str(tmp_path / SNAPSHOTS))):
         read_snapshots(tmp_path)
+
+
+def sampled(party="a", view="received", rows=5, width=3):
+    z = np.random.default_rng(rows).normal(size=(rows, width)).astype(np.float32)
+    return Embeddings(party, view, np.arange(rows) * 7, np.arange(rows) % 2, z)
+
+
+def test_embeddings_come_back_by_party_and_view_whatever_their_widths(tmp_path):
+    assert read_embeddings(tmp_path) == []
+    samples = [sampled(), sampled(view="read"), sampled("b", rows=4, width=1)]
+    write_embeddings(tmp_path, samples)
+    for sample, found in zip(samples, read_embeddings(tmp_path), strict=True):
+        assert (found.party, found.view) == (sample.party, sample.view)
+        for name in ("rows", "labels", "z"):
+            assert np.array_equal(getattr(found, name), getattr(sample, name))
+    write_embeddings(tmp_path, samples[:1])
+    assert len(read_embeddings(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("z", [[[1.0], [1.0, 2.0]], [[], []], [None, [1.0]]])
+def test_embeddings_of_no_one_width_are_refused_by_their_file(tmp_path, z):
+    columns = [["a", "a"], ["read", "read"], [0, 1], [0, 1], z]
+    pq.write_table(pa.table(columns, schema=EMBEDDING_SCHEMA), tmp_path / "embeddings.parquet")
+    with pytest.raises(InputError, match=r"embeddings.parquet cannot be read"):
+        read_embeddings(tmp_path)
+
+
+def test_a_file_that_holds_no_embeddings_is_named(tmp_path):
+    (tmp_path / "embeddings.parquet").write_bytes(b"nothing")
+    with pytest.raises(InputError, match=r"embeddings.parquet cannot be read as a log of party, view"):
+        read_embeddings(tmp_path)

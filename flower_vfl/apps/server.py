@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,13 @@ from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError, InputError
-from flower_vfl.metrics import Values
+from flower_vfl.metrics import Embeddings, Values
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.networks import network_of
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome, VerticalStrategy
 from flower_vfl.strategies.vertical import OptimizerFactory, is_simulation
-from flower_vfl.tracking import StepLog, add_snapshot, make_sink
+from flower_vfl.tracking import StepLog, add_snapshot, make_sink, write_embeddings
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +71,12 @@ class _Journal(Observer):
             add_snapshot(self.log.path.parent, step, values)
         for other in self._others:
             other.on_snapshot(step, values)
+
+    def on_embeddings(self, samples: Sequence[Embeddings]) -> None:
+        if self.log is not None:
+            write_embeddings(self.log.path.parent, samples)
+        for other in self._others:
+            other.on_embeddings(samples)
 
     def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
         if self.log is not None:

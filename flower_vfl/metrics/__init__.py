@@ -3,6 +3,7 @@
 from flower_vfl.metrics.arrays import ArgumentError
 from flower_vfl.metrics.calibration import adaptive_calibration_error
 from flower_vfl.metrics.certificate import Exceedances, auc_bound, detection_error_bound, exceedances
+from flower_vfl.metrics.embeddings import Embeddings, compact, pair_angles, sample_rows
 from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_interval, share_interval
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
 from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
@@ -12,6 +13,7 @@ from flower_vfl.metrics.summary import LeakSummary, nearest_rank
 
 __all__ = [
     "ArgumentError",
+    "Embeddings",
     "Exceedances",
     "LeakSummary",
     "Observations",
@@ -20,6 +22,7 @@ __all__ = [
     "auc_bound",
     "auc_interval",
     "balanced_accuracy",
+    "compact",
     "detection_error",
     "detection_error_bound",
     "exceedances",
@@ -30,7 +33,9 @@ __all__ = [
     "nearest_rank",
     "null_quantile",
     "observations",
+    "pair_angles",
     "recalls",
+    "sample_rows",
     "separation",
     "share_interval",
     "snapshot",

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
 from flower_vfl.apps import run
 from flower_vfl.strategies import Observer
 from flower_vfl.strategies.vertical import schedule_of
-from flower_vfl.tracking import read_snapshots, read_steps
+from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
 from tests.toys import toy_config, toy_data
 
 
@@ -78,6 +79,73 @@ def test_an_observer_is_told_each_snapshot_too():
     run(toy_config(attack={"snapshots": [1]}), data=lambda _: data, observers=(log,))
     assert list(log.snapshots) == [1]
     assert np.isfinite(np.concatenate(list(log.snapshots[1].values()))).all()
+
+
+class Shown(torch.nn.Module):
+    """A bottom model that the test can ask again."""
+
+    made: list = []  # noqa: RUF012
+
+    def __init__(self, spec, config):
+        super().__init__()
+        self.last = torch.nn.Linear(spec.numeric, config.model.cut)
+        self.made.append(self)
+
+    def forward(self, x):
+        return self.last(x)
+
+
+def test_embeddings_that_are_kept_are_those_of_the_trained_models_for_as_many_rows_of_each_class(tmp_path):
+    Shown.made.clear()
+    data = toy_data(rows=200, test_rows=150)  # two evaluation messages
+    config = toy_config(attack={"names": [], "embeddings": 60})
+    run(config, data=lambda _: data, bottom=Shown, out=tmp_path / "run")
+    found = read_embeddings(tmp_path / "run")
+    assert [(sample.party, sample.view) for sample in found] == [("a", "received"), ("b", "received")]
+    for sample, model in zip(found, Shown.made, strict=True):
+        assert np.bincount(sample.labels).tolist() == [30, 30]
+        assert np.array_equal(sample.labels, data.target.test[sample.rows])
+        with torch.no_grad():
+            z = model(*data.party(sample.party).test.gather(sample.rows))
+        np.testing.assert_allclose(sample.z, z.numpy(), rtol=1e-4, atol=1e-5)
+    assert np.array_equal(found[0].rows, found[1].rows)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 6, 6)], ids=["vectors", "feature maps"])
+def test_where_a_defense_normalises_they_are_kept_also_as_the_top_model_reads_them(tmp_path, shape):
+    data = toy_data(rows=120, test_rows=40, shape=shape)
+    config = toy_config(attack={"names": [], "embeddings": 10}, training={"epochs": 1})
+    config = config.model_copy(update={"defenses": [{"name": "potential_energy", "alpha": 0.1}]})
+    run(config, data=lambda _: data, out=tmp_path / "run")
+    received, read = read_embeddings(tmp_path / "run")[:2]
+    assert (received.view, read.view) == ("received", "read")
+    width = read.z.shape[1]
+    assert width <= 10
+    lengths = np.linalg.norm(read.z, axis=1)
+    assert np.allclose(lengths, lengths[0], rtol=1e-2)  # on a sphere; the raw ones are not
+    assert not np.allclose(np.linalg.norm(received.z, axis=1), lengths, rtol=0.05)
+
+
+def test_keeping_embeddings_changes_no_weight_on_any_transport_and_none_is_kept_when_it_is_off(tmp_path):
+    data, weights = toy_data(rows=200), []
+    for name, count, kind in (("off", 0, "inproc"), ("on", 50, "inproc"), ("messages", 50, "messages")):
+        config = toy_config(attack={"embeddings": count}, transport={"kind": kind})
+        weights.append(run(config, data=lambda _: data, out=tmp_path / name).summary["weights"])
+    assert weights[0] == weights[1] == weights[2]
+    assert not (tmp_path / "off" / "embeddings.parquet").exists()
+    kept, sent = (read_embeddings(tmp_path / name) for name in ("on", "messages"))
+    assert all(np.array_equal(one.z, other.z) for one, other in zip(kept, sent, strict=True))
+
+
+def test_an_interrupted_run_keeps_the_embeddings_of_its_last_evaluation(tmp_path):
+    class Impatient(Observer):
+        def on_epoch(self, step, epoch, metrics):
+            raise KeyboardInterrupt
+
+    data = toy_data(rows=200)
+    with pytest.raises(KeyboardInterrupt):
+        run(toy_config(attack={"names": []}), data=lambda _: data, out=tmp_path / "run", observers=(Impatient(),))
+    assert len(read_embeddings(tmp_path / "run")) == 2
 
 
 def test_the_result_says_what_each_attack_was_told(tmp_path):

@@ -1,0 +1,137 @@
+"""A sample of embeddings with their labels: what pictures of them are made of, at the label party alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flower_vfl.metrics.arrays import ArgumentError, as_numpy
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from flower_vfl.metrics.arrays import Array
+
+RECEIVED, READ = "received", "read"
+"""Embeddings as a party sent them, and as the top model reads them where a defense changes them before."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeddings:
+    """Embeddings of some test rows with their true labels; they tell labels and never leave the label party.
+
+    Attributes
+    ----------
+    party
+        Whose they are.
+    view
+        "received", or "read": as the top model reads them.
+    rows, labels
+        (n,) positions in the test table and true class numbers.
+    z
+        (n, d) of float32; more than n numbers a row are turned into n, see `compact`.
+    """
+
+    party: str
+    view: str
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    z: NDArray[np.float32]
+
+
+def sample_rows(labels: Array, count: int, *, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Draw about so many rows, as many of each class as there are, so that rare classes are seen too.
+
+    Parameters
+    ----------
+    labels
+        (N,) class numbers.
+    count
+        How many rows at most (but one of each class).
+    generator
+        Draws them.
+
+    Returns
+    -------
+    NDArray
+        (n,) sorted positions; all of a class that has fewer than its share.
+
+    Examples
+    --------
+    >>> rows = sample_rows([0] * 90 + [1] * 10, 8, generator=np.random.default_rng(0))
+    >>> int((rows < 90).sum()), int((rows >= 90).sum())
+    (4, 4)
+    """
+    y = as_numpy(labels)
+    present = np.unique(y)
+    if not count or not present.size:
+        return np.zeros(0, dtype=np.int64)
+    share = max(1, count // present.size)
+    drawn = []
+    for number in present:
+        members = np.flatnonzero(y == number)
+        drawn.append(generator.choice(members, share, replace=False) if members.size > share else members)
+    return np.sort(np.concatenate(drawn))
+
+
+def compact(z: Array) -> NDArray[np.float32]:
+    """Return embeddings (n, ...) as rows of at most n numbers with the same inner products: turned, not cut off.
+
+    So a sample of feature maps takes no more room than its rows squared, and its lengths, distances and angles are what
+    they were.
+
+    Examples
+    --------
+    >>> compact([[3.0, 0.0, 4.0]]).round(5).tolist()
+    [[5.0]]
+    """
+    values = as_numpy(z)
+    rows = values.reshape(len(values), -1).astype(np.float64)
+    if rows.shape[1] > len(rows):
+        upper = np.asarray(np.linalg.qr(rows.T, mode="r"))
+        rows = upper.T * np.where(np.diag(upper) < 0, -1.0, 1.0)
+    return rows.astype(np.float32)
+
+
+def pair_angles(z: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    r"""Return the angles between embeddings, :math:`\arccos \cos(z, z')`: of pairs of one class, and of two classes.
+
+    Parameters
+    ----------
+    z
+        (n, d) embeddings; a row of zeros is at right angles to every other.
+    labels
+        (n,) class numbers.
+
+    Returns
+    -------
+    tuple[NDArray, NDArray]
+        Angles in radians, 0 to pi, of each unordered pair.
+
+    Raises
+    ------
+    ArgumentError
+        For shapes that do not fit.
+
+    References
+    ----------
+    Zheng et al., *Protecting Split Learning by Potential Energy Loss*, Figure 5.
+
+    Examples
+    --------
+    >>> same, different = pair_angles([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]], [0, 0, 1])
+    >>> same.round(4).tolist(), different.round(4).tolist()
+    ([0.0], [1.5708, 1.5708])
+    """
+    rows, y = as_numpy(z), as_numpy(labels)
+    if rows.ndim != 2 or y.shape != rows.shape[:1]:
+        raise ArgumentError(f"Embeddings {rows.shape} and labels {y.shape}: give (n, d) and (n,).")
+    scaled = rows.astype(np.float64) / np.maximum(np.abs(rows).max(axis=1, initial=0.0, keepdims=True), 1e-300)
+    lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
+    units = scaled / np.where(lengths > 0, lengths, 1.0)
+    first, second = np.triu_indices(len(rows), k=1)
+    angles = np.arccos((units @ units.T)[first, second].clip(-1, 1))
+    same = y[first] == y[second]
+    return angles[same], angles[~same]
