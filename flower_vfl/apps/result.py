@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flower_vfl.apps.rebuild import rebuild
 from flower_vfl.attacks.base import HINTS, Attack
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels
@@ -124,6 +125,7 @@ def summarise(
         ],
         "utility": {"last": _utility(last), "best": _utility(outcome.best)},
         "leakage": outcome.leakage,
+        "rebuild": rebuild(outcome.leakage, last, classes=data["classes"], share=config.attack.rebuilt),
         "cost": {
             "steps": outcome.steps,
             "seconds": outcome.seconds,

@@ -1,0 +1,77 @@
+"""How many leaked labels it takes to rebuild the federation's model, from what model completion reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flower_vfl.attacks import ModelCompletionAttack
+
+Entry = Mapping[str, Any]
+
+
+def rebuild(
+    leakage: Sequence[Entry], utility: Mapping[str, float], *, classes: int, share: float
+) -> list[dict[str, Any]]:
+    """Return one entry for `result.json` for each party and layer whose model an attacker tried to complete.
+
+    A model counts as rebuilt once the attacker's, on average over the draws, comes the stated share of the way from
+    chance to the federation's own test utility. The measure does not depend on how frequent a class is: AUC for two
+    classes, which no threshold enters, and balanced accuracy for more.
+
+    Parameters
+    ----------
+    leakage : Sequence[Mapping]
+        All entries of the run.
+    utility : Mapping[str, float]
+        The federation's metrics after its last epoch.
+    classes : int
+        Number of classes.
+    share : float
+        The share of the way, above 0 and at most 1.
+
+    Returns
+    -------
+    list[dict]
+        With the number of labels of each class (`k`) and in all (`labels`) that were enough, None where the largest
+        number that was tried (`tried`) was not; the same for training from scratch on the same labels (`alone_k`,
+        `alone_labels`); and the curve that they are read from.
+    """
+    metric = "auc" if classes == 2 else "balanced_accuracy"
+    own = utility.get(f"test_{metric}")
+    grouped: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in leakage:
+        if entry.get("phase") == "inference" and entry.get("attack") == ModelCompletionAttack.name:
+            others = {name: value for name, value in entry["params"].items() if name not in ("k", "draws")}
+            grouped.setdefault((entry["party"], entry["layer"], json.dumps(others, sort_keys=True)), []).append(entry)
+    found = []
+    for (party, layer, params), entries in grouped.items():
+        curve = [_point(entry, metric, classes) for entry in sorted(entries, key=lambda entry: entry["params"]["k"])]
+        chance = 1 / classes if metric == "balanced_accuracy" else 0.5
+        target = None if own is None or not own > chance else chance + share * (own - chance)
+        needed, alone = _enough(curve, "mean", target), _enough(curve, "baseline", target)
+        found.append(
+            {
+                **{"party": party, "layer": layer, "params": json.loads(params), "metric": metric, "share": share},
+                **{"federation": None if target is None else own, "chance": chance, "target": target},
+                **{"k": needed, "labels": needed and needed * classes},
+                **{"alone_k": alone, "alone_labels": alone and alone * classes},
+                **{"tried": curve[-1]["k"], "curve": curve},
+            }
+        )
+    return found
+
+
+def _point(entry: Entry, metric: str, classes: int) -> dict[str, Any]:
+    measure = entry["measures"].get(metric, {})
+    k = entry["params"]["k"]
+    names = ("mean", "interval95", "baseline", "baseline_interval95")
+    return {"k": k, "labels": k * classes, **{name: measure.get(name) for name in names}}
+
+
+def _enough(curve: Sequence[Mapping[str, Any]], name: str, target: float | None) -> int | None:
+    """Return the least number of labels of each class that was enough on average."""
+    if target is None:
+        return None
+    return next((point["k"] for point in curve if point[name] is not None and point[name] >= target), None)

@@ -1,0 +1,89 @@
+"""How many labels are enough: read off a curve whose answer is known."""
+
+import math
+
+import pytest
+
+from flower_vfl.apps import run
+from flower_vfl.apps.rebuild import rebuild
+from tests.toys import toy_config, toy_data
+
+
+def entry(k, mean, baseline=None, *, metric="auc", party="a", layer="cut", normalise=False):
+    return {
+        "attack": "model_completion",
+        "phase": "inference",
+        "party": party,
+        "layer": layer,
+        "params": {"k": k, "draws": 5, "normalise": normalise},
+        "measures": {metric: {"mean": mean, "baseline": baseline, "interval95": None}},
+    }
+
+
+CURVE = [entry(4, 0.80, 0.6), entry(1, 0.62, 0.55), entry(16, 0.86, 0.81), entry(2, 0.79, 0.55)]
+
+
+@pytest.mark.parametrize(
+    ("share", "k", "alone"),
+    [(0.1, 1, 1), (0.29, 1, 4), (0.725, 2, 16), (0.75, 4, 16), (0.85, 16, None), (1, None, None)],
+)
+def test_the_least_number_of_labels_that_comes_so_far_is_named_and_so_is_training_from_scratch(share, k, alone):
+    (found,) = rebuild(CURVE, {"test_auc": 0.9}, classes=2, share=share)
+    assert found["target"] == pytest.approx(0.5 + share * 0.4)
+    assert (found["k"], found["alone_k"]) == (k, alone)
+    assert (found["labels"], found["alone_labels"]) == (k and 2 * k, alone and 2 * alone)
+    assert (found["federation"], found["chance"], found["metric"], found["tried"]) == (0.9, 0.5, "auc", 16)
+    assert [(point["k"], point["labels"], point["mean"]) for point in found["curve"]] == [
+        (1, 2, 0.62),
+        (2, 4, 0.79),
+        (4, 8, 0.80),
+        (16, 32, 0.86),
+    ]
+
+
+def test_more_than_two_classes_are_measured_by_balanced_accuracy_from_chance_on():
+    entries = [entry(k, mean, metric="balanced_accuracy") for k, mean in ((1, 0.5), (8, 0.7))]
+    (found,) = rebuild(entries, {"test_balanced_accuracy": 0.9, "test_accuracy": 0.1}, classes=4, share=0.5)
+    assert (found["metric"], found["chance"], found["target"]) == ("balanced_accuracy", 0.25, pytest.approx(0.575))
+    assert (found["k"], found["labels"]) == (8, 32)
+
+
+@pytest.mark.parametrize("utility", [{}, {"test_auc": 0.5}, {"test_auc": 0.4}, {"test_auc": math.nan}])
+def test_a_model_that_is_no_better_than_chance_cannot_be_rebuilt(utility):
+    (found,) = rebuild(CURVE, utility, classes=2, share=0.8)
+    assert (found["target"], found["federation"], found["k"], found["alone_k"]) == (None, None, None, None)
+
+
+def test_parties_layers_and_views_are_kept_apart_and_other_attacks_are_none_of_it():
+    entries = [*CURVE, entry(1, 0.9, party="b"), entry(1, 0.9, layer="first"), entry(1, None, normalise=True)]
+    entries += [{**entry(1, 0.9), "attack": "clustering"}, {**entry(1, 0.9), "phase": "train"}]
+    found = {(e["party"], e["layer"], e["params"]["normalise"]): e["k"] for e in rebuild(
+        entries, {"test_auc": 0.9}, classes=2, share=0.8
+    )}  # fmt: skip
+    assert found == {
+        ("a", "cut", False): 16,
+        ("b", "cut", False): 1,
+        ("a", "first", False): 1,
+        ("a", "cut", True): None,
+    }
+    assert rebuild([], {"test_auc": 0.9}, classes=2, share=0.8) == []
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_run_answers_it_from_its_own_attacks(classes):
+    data = toy_data(rows=200, test_rows=60, classes=classes)
+    config = toy_config(attack={"names": [f"model_completion(k={k},draws=2)" for k in (1, 4)], "rebuilt": 0.1})
+    summary = run(config, data=lambda _: data).summary
+    metric = "auc" if classes == 2 else "balanced_accuracy"
+    assert {(e["party"], e["layer"]) for e in summary["rebuild"]} == {(p, la) for p in "ab" for la in ("cut", "first")}
+    for found in summary["rebuild"]:
+        assert found["metric"] == metric
+        assert found["share"] == 0.1
+        assert found["federation"] == summary["utility"]["last"][f"test_{metric}"]
+        means = {
+            e["params"]["k"]: e["measures"][metric]["mean"]
+            for e in summary["leakage"]
+            if (e["party"], e["layer"], e["attack"]) == (found["party"], found["layer"], "model_completion")
+        }
+        assert {point["k"]: point["mean"] for point in found["curve"]} == means
+        assert found["k"] == next((k for k in (1, 4) if means[k] >= found["target"]), None)
