@@ -25,7 +25,7 @@ CURVE = [entry(4, 0.80, 0.6), entry(1, 0.62, 0.55), entry(16, 0.86, 0.81), entry
 
 @pytest.mark.parametrize(
     ("share", "k", "alone"),
-    [(0.1, 1, 1), (0.29, 1, 4), (0.725, 2, 16), (0.75, 4, 16), (0.85, 16, None), (1, None, None)],
+    [(0.1, 1, 1), (0.2, 1, 4), (0.725, 2, 16), (0.75, 4, 16), (0.85, 16, None), (1, None, None)],
 )
 def test_the_least_number_of_labels_that_comes_so_far_is_named_and_so_is_training_from_scratch(share, k, alone):
     (found,) = rebuild(CURVE, {"test_auc": 0.9}, classes=2, share=share)
