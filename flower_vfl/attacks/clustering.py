@@ -139,7 +139,7 @@ def matched_balanced_accuracy(clusters: Array, labels: Array, *, classes: int) -
     """
     table = _table(clusters, labels, classes)
     sizes = table.sum(axis=0)
-    present = np.count_nonzero(sizes)
+    present = int(np.count_nonzero(sizes))
     return _best(table / np.maximum(sizes, 1)) / present if present else math.nan
 
 
