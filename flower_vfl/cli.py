@@ -131,6 +131,19 @@ def data_prepare(
     prepare_data(name, source, out, parse_assignments(set_ or []))
 
 
+@data_app.command("part")
+def data_part(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared data set.")],
+    party: Annotated[str, typer.Option(help="Whose part; the label party's has the labels in it.")],
+    out: Annotated[Path, typer.Option(help="Folder of the part; must not exist.")],
+) -> None:
+    """Write one party's part of a prepared data set: all that this party's host may hold."""
+    from flower_vfl.data.parts import write_part
+
+    part = write_part(folder, party, out)
+    _say(f"{out}: {part.alignment.rows:,} + {part.alignment.test_rows:,} rows, digest {part.alignment.digest[:16]}")
+
+
 def default_folder(source: str) -> Path:
     """Return runs/<preset>-<time>."""
     return Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -34,6 +34,16 @@ def schedule_root(schedule_seed: int) -> bytes:
     return f"flower-vfl schedule {schedule_seed}".encode()
 
 
+def simulation_secret(seed: int, party: str) -> bytes:
+    """Return the 32 bytes from which a simulation derives what is secret at `party`.
+
+    Written to the file that FLOWER_VFL_SECRET_FILE names, on each host its party's ("label" for the label party's), they
+    make a deployment end with the weights of the simulation. Whoever knows the seed then knows every noise: for a check
+    of the set-up, never for data that matters.
+    """
+    return hmac.new(f"flower-vfl simulation {seed}".encode(), party.encode(), hashlib.sha256).digest()
+
+
 class Secret:
     """A party's own root of randomness; it never shows itself in a log, a message or a configuration.
 
@@ -56,8 +66,7 @@ class Secret:
     @classmethod
     def for_simulation(cls, seed: int, party: str) -> Secret:
         """Derive the secret of `party` from the run's seed: reproducible, and therefore for simulations only."""
-        value = hmac.new(f"flower-vfl simulation {seed}".encode(), party.encode(), hashlib.sha256).digest()
-        return cls(value, "simulation seed")
+        return cls(simulation_secret(seed, party), "simulation seed")
 
     @classmethod
     def of_this_host(cls) -> Secret:

@@ -48,7 +48,7 @@ def finished(preset, tmp_path_factory):
 
 
 def test_every_command_has_help():
-    for command in ("", "run", "demo", "report", "doctor", "methods", "data", "data list", "data prepare"):
+    for command in ("", "run", "demo", "report", "doctor", "methods", "data", "data list", "data prepare", "data part"):
         done = flower_vfl(*command.split(), "--help")
         assert done.returncode == 0
         assert "Usage" in done.stdout
@@ -133,6 +133,7 @@ def test_report_is_rebuilt_from_the_folder_and_compares_several(finished, tmp_pa
         (["report", "nowhere"], "nowhere"),
         (["data", "prepare", "nothing", "--out", "x"], "no data set named"),
         (["data", "prepare", "files", "--from", "nowhere", "--out", "x"], ""),
+        (["data", "part", "nowhere", "--party", "a", "--out", "x"], "is no prepared data set"),
     ],
 )
 def test_bad_input_is_one_clear_message_exit_code_2_and_nothing_written(
@@ -260,6 +261,14 @@ def test_methods_lists_those_of_other_packages_and_what_is_wrong_with_them(insta
     assert "my-attacks 1.0" in shown
     assert "[Mine] alone." in shown
     assert "cannot be used: the defense 'broken' of my-attacks 1.0" in shown
+
+
+def test_a_partys_part_is_written_for_its_host(tmp_path):
+    assert flower_vfl("data", "prepare", "breast-cancer", "--out", tmp_path / "whole").returncode == 0
+    done = flower_vfl("data", "part", tmp_path / "whole", "--party", "a", "--out", tmp_path / "part")
+    assert done.returncode == 0, done.stderr
+    assert "digest" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == ["a", "manifest.json"]
 
 
 def test_a_users_own_files_are_prepared_and_run(tmp_path):

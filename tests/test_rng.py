@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.rng import SECRET_FILE_VARIABLE, Secret, derive_seed, schedule_root
+from flower_vfl.rng import SECRET_FILE_VARIABLE, Secret, derive_seed, schedule_root, simulation_secret
 
 VALUE = b"only this host knows this value!"
 PURPOSES = [
@@ -75,6 +75,11 @@ def test_the_operating_system_gives_every_party_another_secret(monkeypatch):
     secrets = [Secret.of_this_host() for _ in range(5)]
     assert {secret.origin for secret in secrets} == {"operating system"}
     assert len({secret.seed("noise") for secret in secrets}) == 5
+
+
+def test_a_file_with_the_secret_of_a_simulation_makes_a_deployment_repeat_it(secret_file):
+    secret_file.write_bytes(simulation_secret(3, "a"))
+    assert Secret.of_this_host().seed("noise") == Secret.for_simulation(3, "a").seed("noise")
 
 
 def test_a_secret_file_gives_the_same_secret_again(secret_file):

@@ -25,6 +25,7 @@ from flower_vfl.apps.build import (
     torch_threads,
 )
 from flower_vfl.apps.model import ModelCard, make_card, save_model
+from flower_vfl.apps.node import Node
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.memory import VerticalData
@@ -122,7 +123,10 @@ class _Client:
         return Message(content, reply_to=message)
 
     def _config_of(self, context: Context) -> Config:
-        config = self._config or from_run_config(context.run_config)
+        node = Node.of(context.node_config)
+        if self._data is open_data:
+            node.require_data()
+        config = node.view(self._config or from_run_config(context.run_config))
         check_device(config)
         return config
 
@@ -213,15 +217,14 @@ def _who(context: Context, config: Config, dataset: VerticalData, offered_simula
     from the run's seed, and it opens no audit channel.
     """
     names = party_names(config, dataset)
-    node: Mapping[str, object] = context.node_config
-    if "party" in node:
-        party = str(node["party"])
-        if party not in names:
-            raise ConfigError(f"this node says it is party {party!r}; the run has {', '.join(names)}")
-        return party, False
-    if not offered_simulation or "partition-id" not in node:
+    node = Node.of(context.node_config)
+    if node.deployed:
+        if node.party not in names:
+            raise ConfigError(f"this node says it is party {node.party!r}; the run has {', '.join(names)}")
+        return node.party, False
+    if not offered_simulation or "partition-id" not in context.node_config:
         raise ConfigError("this node has no party: start its SuperNode with --node-config \"party='NAME'\"")
-    index = int(str(node["partition-id"]))
+    index = int(str(context.node_config["partition-id"]))
     return (names[index] if index < len(names) else ""), True
 
 
@@ -229,8 +232,8 @@ def _folder(context: Context, offer: Mapping[str, object], party: str, simulatio
     """Where the party keeps what it measured: in a simulation the run's folder, else its own."""
     if simulation and offer.get("out"):
         return Path(str(offer["out"]))
-    own = context.node_config.get("out")
-    return Path(str(own)) if own else _state_folder() / f"run-{context.run_id}-{party}"
+    own = Node.of(context.node_config).out
+    return Path(own) if own else _state_folder() / f"run-{context.run_id}-{party}"
 
 
 def _reply(message: Message, status: str, why: str = "") -> Message:

@@ -28,6 +28,7 @@ from flower_vfl.apps.build import (
 from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import LABEL, ModelCard, class_names, make_card, save_model
+from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.result import RunResult, describe_data, summarise
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.dataset import Labels
@@ -187,9 +188,9 @@ def make_server_app(
         given = out or (Path(str(context.run_config["out"])) if context.run_config.get("out") else None)
         if settings.sinks and given is None:
             raise ConfigError("sinks need a folder: set `out`")
-        dataset = data(settings)
-        labels = dataset.labels()
         simulation = is_simulation(grid)
+        dataset = data(settings if simulation else with_data_of_this_host(settings))
+        labels = dataset.labels()
         secret = Secret.for_simulation(settings.seed, "label") if simulation else Secret.of_this_host()
         journal = _Journal((_EpochLog(), *observers))
         strategy = build_strategy(

@@ -1,0 +1,114 @@
+"""What the owner of a host said about it: whose node it is, what it does there and where its data lies.
+
+The run config comes from the label party and reaches everybody. On a host of its own a party reads nothing that the run
+config names, and its role is its own to choose.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flower_vfl.config import Config
+from flower_vfl.data.layout import MANIFEST
+from flower_vfl.errors import ConfigError
+
+DATA_VARIABLE = "FLOWER_VFL_DATA"
+"""Names the label party's prepared data, in the environment of its ServerApp."""
+
+ROLES = ("feature", "attacker")
+"""A feature party learns; an attacker learns and also reads labels from what it sees."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A SuperNode, as `--node-config` describes it.
+
+    Attributes
+    ----------
+    party : str
+        Whose node it is; empty for a simulated node.
+    role : str
+        "feature" (the default) or "attacker"; a simulated node does what the run config says.
+    data_path : str
+        Folder with the party's part of the prepared data.
+    out : str
+        Where the party keeps its weights and, as an attacker, what it measured; empty: its state folder.
+    """
+
+    party: str = ""
+    role: str = ROLES[0]
+    data_path: str = ""
+    out: str = ""
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, object]) -> Node:
+        """Read a node config; keys that are not ours are left to the app.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such role.
+        """
+        given = {key: str(node_config.get(key, "")) for key in ("party", "role", "data-path", "out")}
+        role = given["role"] or ROLES[0]
+        if role not in ROLES:
+            raise ConfigError(f"this node's role is {role!r}; --node-config allows role='feature' or role='attacker'")
+        return cls(given["party"], role, given["data-path"], given["out"])
+
+    @property
+    def deployed(self) -> bool:
+        """Whether it stands on a host of its own: its owner named a party, and nothing else decides that."""
+        return bool(self.party)
+
+    def view(self, config: Config) -> Config:
+        """Return what of a run's configuration holds at this node.
+
+        At a deployed node the data is the owner's, whatever the run config names, and only an attacker attacks.
+        """
+        if not self.deployed:
+            return config
+        data = config.data.model_copy(update={"path": self.data_path, "options": {}})
+        names = config.attack.names if self.role == "attacker" else []
+        attack = config.attack.model_copy(update={"names": names})
+        return config.model_copy(update={"data": data, "attack": attack})
+
+    def require_data(self) -> None:
+        """Refuse to open anything but prepared data that the owner of a deployed node named.
+
+        Raises
+        ------
+        ConfigError
+            When the node config names no folder, or one without a manifest.
+        """
+        if not self.deployed:
+            return
+        if not self.data_path:
+            raise ConfigError(
+                f"the node of party {self.party!r} names no data: start its SuperNode with --node-config "
+                f"\"party='{self.party}' data-path='/FOLDER'\"; `flower-vfl data part` writes the folder"
+            )
+        if not (Path(self.data_path).expanduser() / MANIFEST).is_file():
+            raise ConfigError(
+                f"data-path of the node of party {self.party!r} is no prepared data (there is no {MANIFEST} in it, or "
+                "its SuperNode may not read it); `flower-vfl data prepare` and `flower-vfl data part` write it"
+            )
+
+
+def with_data_of_this_host(config: Config) -> Config:
+    """Return the label party's configuration with the data that its host's environment names.
+
+    Raises
+    ------
+    ConfigError
+        When the run config of a deployment names a path: it reaches every party.
+    """
+    path = os.environ.get(DATA_VARIABLE, "")
+    if config.data.path:
+        raise ConfigError(
+            f"data.path is {config.data.path!r} in a run config, which reaches every party; set data.path to '' and "
+            f"name the label party's data in {DATA_VARIABLE}, in the environment of the SuperLink (or of its SuperExec)"
+        )
+    return config.model_copy(update={"data": config.data.model_copy(update={"path": path})})

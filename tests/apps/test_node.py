@@ -1,0 +1,119 @@
+"""On a host of its own a party does what its owner says, whatever the run config names."""
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from flower_vfl.apps import run
+from flower_vfl.apps.build import build_feature_party
+from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.node import DATA_VARIABLE, Node, with_data_of_this_host
+from flower_vfl.apps.server import make_server_app
+from flower_vfl.config import to_run_config
+from flower_vfl.data.catalog import prepare
+from flower_vfl.data.dataset import open_dataset
+from flower_vfl.data.parts import write_part
+from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.rng import Secret
+from tests.toys import toy_config
+
+CONFIG = toy_config(
+    data={"name": "synthetic"}, transport={"kind": "stream"}, training={"epochs": 1}, attack={"names": ["norm"]}
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder a host: each with one party's part and nothing else."""
+    root = tmp_path_factory.mktemp("hosts")
+    prepare("synthetic", out=root / "whole", options={"rows": 400, "test_rows": 80})
+    dataset = open_dataset(root / "whole")
+    for party in (*dataset.parties, dataset.label_party):
+        if not (root / party).exists():
+            write_part(root / "whole", party, root / party)
+    return root, dataset
+
+
+class DeployedGrid(LocalGrid):
+    simulation = False
+
+    def __init__(self, nodes, run_config):
+        super().__init__(make_client_app(), len(nodes), run_config)
+        for context, node in zip(self._contexts.values(), nodes, strict=True):
+            context.node_config = node
+
+
+def deploy(nodes, label_folder, monkeypatch, tmp_path, config=CONFIG, **changed):
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv(DATA_VARIABLE, str(label_folder))
+    run_config = {**to_run_config(config), **changed}
+    results = []
+    server = make_server_app(on_result=results.append)
+    server(
+        DeployedGrid(nodes, run_config),
+        Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config),
+    )
+    return results[0]
+
+
+def nodes_of(folders, **changes):
+    root, dataset = folders
+    parties = [party for party in dataset.parties if party != dataset.label_party]
+    return [{"party": party, "data-path": str(root / party), **changes} for party in parties]
+
+
+def test_hosts_that_hold_only_their_own_parts_train_to_the_weights_of_the_local_run(folders, monkeypatch, tmp_path):
+    root, dataset = folders
+
+    def with_the_secret_of_a_simulation(name, config, data, secret, **more):
+        return build_feature_party(name, config, data, Secret.for_simulation(config.seed, name), **more)
+
+    monkeypatch.setattr("flower_vfl.apps.client.build_feature_party", with_the_secret_of_a_simulation)
+    monkeypatch.setattr(Secret, "of_this_host", lambda: Secret.for_simulation(CONFIG.seed, "label"))
+    deployed = deploy(nodes_of(folders), root / dataset.label_party, monkeypatch, tmp_path)
+    local = run(CONFIG.model_copy(update={"data": CONFIG.data.model_copy(update={"path": str(root / "whole")})}))
+    assert deployed.summary["weights"] == local.summary["weights"]
+    assert deployed.summary["utility"] == local.summary["utility"]
+
+
+def test_the_data_of_a_node_is_its_owners_whatever_the_run_config_names():
+    hostile = {"name": "files", "path": "/etc", "options": {"files": {"a": "/etc/passwd"}}}
+    view = Node.of({"party": "a", "data-path": "/own"}).view(toy_config(data=hostile))
+    assert (view.data.path, view.data.options) == ("/own", {})
+
+
+def test_a_node_that_names_no_data_opens_none(folders, monkeypatch, tmp_path):
+    root, dataset = folders
+    nodes = [{key: value for key, value in node.items() if key != "data-path"} for node in nodes_of(folders)]
+    with pytest.raises(PartyError, match=r"names no data: start its SuperNode with --node-config"):
+        deploy(nodes, root / dataset.label_party, monkeypatch, tmp_path)
+
+
+def test_a_node_opens_nothing_but_prepared_data(folders, monkeypatch, tmp_path):
+    root, dataset = folders
+    nodes = [{**node, "data-path": str(tmp_path)} for node in nodes_of(folders)]
+    with pytest.raises(PartyError, match=r"is no prepared data \(there is no manifest.json in it"):
+        deploy(nodes, root / dataset.label_party, monkeypatch, tmp_path)
+
+
+def test_a_path_in_the_run_config_of_a_deployment_is_refused(folders, monkeypatch, tmp_path):
+    root, dataset = folders
+    with pytest.raises(ConfigError, match=f"reaches every party; set data.path to '' and name .* in {DATA_VARIABLE}"):
+        deploy(nodes_of(folders), root, monkeypatch, tmp_path, **{"data-path": str(root / dataset.label_party)})
+
+
+def test_without_the_variable_the_label_party_opens_what_the_data_sets_package_holds(monkeypatch):
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    assert with_data_of_this_host(CONFIG) == CONFIG
+
+
+def test_only_an_attacker_attacks_and_its_owner_decides_that():
+    assert Node.of({"party": "a"}).view(CONFIG).attack.names == []
+    assert Node.of({"party": "a", "role": "feature"}).view(CONFIG).attack.names == []
+    assert Node.of({"party": "a", "role": "attacker"}).view(CONFIG).attack.names == CONFIG.attack.names
+    assert Node.of({"partition-id": 0}).view(CONFIG) == CONFIG
+
+
+def test_an_unknown_role_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"role is 'label'; --node-config allows role='feature' or role='attacker'"):
+        Node.of({"party": "a", "role": "label"})
