@@ -37,9 +37,9 @@ def schedule_root(schedule_seed: int) -> bytes:
 def simulation_secret(seed: int, party: str) -> bytes:
     """Return the 32 bytes from which a simulation derives what is secret at `party`.
 
-    Written to the file that FLOWER_VFL_SECRET_FILE names, on each host its party's ("label" for the label party's), they
-    make a deployment end with the weights of the simulation. Whoever knows the seed then knows every noise: for a check
-    of the set-up, never for data that matters.
+    Written to the file that FLOWER_VFL_SECRET_FILE names, on each host its party's (the label party is "label"), they
+    make a deployment end with the weights of the simulation. Whoever knows the seed then knows every noise: for a
+    check of the set-up, never for data that matters.
     """
     return hmac.new(f"flower-vfl simulation {seed}".encode(), party.encode(), hashlib.sha256).digest()
 

@@ -268,7 +268,7 @@ def test_a_partys_part_is_written_for_its_host(tmp_path):
     done = flower_vfl("data", "part", tmp_path / "whole", "--party", "a", "--out", tmp_path / "part")
     assert done.returncode == 0, done.stderr
     assert "digest" in done.stdout
-    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == ["a", "manifest.json"]
+    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == ["a", "ids", "manifest.json"]
 
 
 def test_a_users_own_files_are_prepared_and_run(tmp_path):
