@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from flower_vfl.attacks import Attack, InferenceAttack, make_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable
+from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ConfigError, DataError, PartyError, ProtocolError
 from flower_vfl.metrics import Embeddings, compact, sample_rows
 from flower_vfl.metrics.embeddings import READ, RECEIVED
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
-from flower_vfl.parties.feature import embedding_shape, frame_limit
+from flower_vfl.parties.feature import batch_limit, embed, embedding_shape
 from flower_vfl.parties.inference import check_trained_attacks
 from flower_vfl.parties.label import LabelParty, Log
 from flower_vfl.parties.monitor import LeakageMonitor
@@ -337,6 +338,20 @@ def _check(link: Link, base: VerticalStrategy, schedule: Schedule) -> None:
                 f"party {link.party!r} does not fit: its {name} is {hello.fields.get(name)!r}, here it is {value!r}; "
                 f"{cures.get(name, 'give both the same data and configuration')}"
             )
+    negotiate(link, base.config, max(schedule.batch_size, schedule.eval_batch_size))
+
+
+def negotiate(link: Link, config: Config, rows: int) -> None:
+    """Settle the shape and the number format of a party's embeddings, of which `rows` travel at once.
+
+    Raises
+    ------
+    ProtocolError
+        When the party says something impossible.
+    ConfigError
+        When its messages would be larger than the transport takes.
+    """
+    hello = link.hello
     try:
         shape = tuple(json.loads(hello.text("shape")))
     except (ValueError, TypeError, RecursionError):
@@ -347,9 +362,9 @@ def _check(link: Link, base: VerticalStrategy, schedule: Schedule) -> None:
     if hello.text("dtype") not in dtypes:
         raise ProtocolError(f"party {link.party!r} says its embeddings are {hello.text('dtype')!r}")
     link.shape, link.dtype = shape, dtypes[hello.text("dtype")]
-    link.frame_limit = frame_limit(schedule, shape)
-    largest = base.config.transport.max_frame_mib * 2**20
-    if base.config.transport.kind == "stream" and link.frame_limit > largest:
+    link.frame_limit = batch_limit(rows, shape)
+    largest = config.transport.max_frame_mib * 2**20
+    if config.transport.kind == "stream" and link.frame_limit > largest:
         raise ConfigError(
             f"embeddings {shape} of party {link.party!r} need messages of {link.frame_limit / 2**20:.0f} MiB; set "
             "transport.max_frame_mib to that or more, or training.eval_batch_size and training.batch_size lower"
@@ -364,22 +379,8 @@ def _build_label_party(
     initial_arrays: ArrayRecord | None,
 ) -> LabelParty:
     base, config = strategy.base, strategy.base.config
-    bottom = None
-    shapes = [link.shape for link in links.values()]
-    if base.bottom is not None and base.table is not None:
-        with seeded_initialisation(base.secret.seed("weights", "bottom")):
-            bottom = base.bottom().to(config.device)
-        with torch.no_grad():
-            rows = base.table.train.gather(schedule.train_batch(0)[:2])
-            output = bottom.eval()(*(tensor.to(config.device) for tensor in rows))
-        shapes.append(embedding_shape(output, "the label party"))
-    if not shapes:
-        raise ConfigError("nobody has features: name feature parties or let the label party use its own columns")
-    top = base.top
-    if not isinstance(top, nn.Module):
-        with seeded_initialisation(base.secret.seed("weights", "top")):
-            top = top(fused_shape(shapes, config.model.fusion))
-    top = top.to(config.device)
+    probe = None if base.table is None else (base.table.train, schedule.train_batch(0)[:2])
+    top, bottom = build_models(base, [link.shape for link in links.values()], probe)
     if initial_arrays is not None:
         top.load_state_dict(initial_arrays.to_torch_state_dict())
     modules = nn.ModuleDict({"top": top, **({} if bottom is None else {"bottom": bottom})})
@@ -398,6 +399,34 @@ def _build_label_party(
         snapshots=config.attack.snapshots,
         device=config.device,
     )
+
+
+def build_models(
+    base: VerticalStrategy, shapes: list[tuple[int, ...]], probe: tuple[FeatureSource, Rows] | None
+) -> tuple[nn.Module, nn.Module | None]:
+    """Build the label party's top model and, where it has columns, its bottom model.
+
+    Parameters
+    ----------
+    base : VerticalStrategy
+        What makes them.
+    shapes : list of tuple
+        Of one row of each feature party's embedding.
+    probe : tuple, optional
+        Columns of the label party, and rows of them that tell the shape of its own embedding.
+    """
+    config, bottom = base.config, None
+    if base.bottom is not None and probe is not None:
+        with seeded_initialisation(base.secret.seed("weights", "bottom")):
+            bottom = base.bottom().to(config.device)
+        shapes = [*shapes, embedding_shape(embed(bottom, *probe, config.device), "the label party")]
+    if not shapes:
+        raise ConfigError("nobody has features: name feature parties or let the label party use its own columns")
+    top = base.top
+    if not isinstance(top, nn.Module):
+        with seeded_initialisation(base.secret.seed("weights", "top")):
+            top = top(fused_shape(shapes, config.model.fusion))
+    return top.to(config.device), bottom
 
 
 def _build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flower_vfl.data.dataset import PartyTable
+from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ProtocolError, TrainingError
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
@@ -85,9 +86,7 @@ class FeatureParty:
 
     def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Find the shape and number format of one row's embedding."""
-        with torch.no_grad():
-            self.bottom.eval()
-            output = self.bottom(*self._gather("train", self._schedule.train_batch(0)[:2]))
+        output = embed(self.bottom, self._table.train, self._schedule.train_batch(0)[:2], self._device)
         return embedding_shape(output, f"party {self.name!r}"), output.dtype
 
     @property
@@ -191,10 +190,8 @@ class FeatureParty:
             raise ProtocolError(f"there is no evaluation batch {frame.step} of {part!r}")
         chosen: Part = "validation" if part == "validation" else "test"
         rows = self._schedule.eval_batch(chosen, frame.step)
-        set_mode(self.bottom, train=False)
-        with torch.no_grad():
-            output = self.bottom(*self._gather("test" if chosen == "test" else "train", rows))
-        return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": output})
+        source = self._table.test if chosen == "test" else self._table.train
+        return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": embed(self.bottom, source, rows, self._device)})
 
     def _gather(self, table: str, rows: Rows) -> list[Tensor]:
         source = self._table.test if table == "test" else self._table.train
@@ -239,6 +236,14 @@ class FeatureParty:
             self._dropout.set_state(state["dropout"])
 
 
+@torch.no_grad()
+def embed(bottom: nn.Module, source: FeatureSource, rows: Rows, device: str) -> Tensor:
+    """Return the embedding (B, ...) of rows as the trained bottom model gives it."""
+    set_mode(bottom, train=False)
+    output: Tensor = bottom(*(tensor.to(device) for tensor in source.gather(rows)))
+    return output
+
+
 def embedding_shape(output: Any, owner: str) -> tuple[int, ...]:
     """Return the shape of one row of what a bottom model gave, (B, ...).
 
@@ -263,11 +268,16 @@ def set_mode(module: nn.Module, *, train: bool) -> None:
 
 
 def frame_limit(schedule: Schedule, shape: tuple[int, ...]) -> int:
-    """Return the most bytes of a frame with one batch of embeddings of `shape`, 8 bytes a value.
+    """Return the most bytes of a frame with one batch of embeddings of `shape`."""
+    return batch_limit(max(schedule.batch_size, schedule.eval_batch_size), shape)
+
+
+def batch_limit(rows: int, shape: tuple[int, ...]) -> int:
+    """Return the most bytes of a frame with `rows` embeddings of `shape`, 8 bytes a value.
 
     Room for a scale a row, and for one row more whose values have scales of their own: an oracle's clean gradient.
     """
     values = 1
     for size in shape:
         values *= size
-    return OVERHEAD + 8 * (max(schedule.batch_size, schedule.eval_batch_size) * (values + 1) + 2 * values)
+    return OVERHEAD + 8 * (rows * (values + 1) + 2 * values)

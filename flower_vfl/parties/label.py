@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_vfl.data.dataset import PartyTable
+from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import TrainingError, UnprotectedBatchError
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.fusion import fuse
@@ -73,7 +74,79 @@ class Step:
     """What they were made of; None but for the steps of which a snapshot is wanted."""
 
 
-class LabelParty:
+class LabelModel:
+    """The label party's part of the network: its own bottom model, the fusion, the top model.
+
+    Parameters
+    ----------
+    top : nn.Module
+        Top model; takes the fused embedding, returns logits (B,) for two classes or (B, C).
+    hooks : Hooks
+        The defenses; what `embed` does to an embedding belongs to the network.
+    parties : Sequence[str]
+        Feature parties, in the order in which their embeddings are joined.
+    bottom : nn.Module, optional
+        The label party's own bottom model; its embedding comes last.
+    fusion : str
+        "concat", "sum" or "mean".
+    device : str
+        Where the models are.
+    """
+
+    def __init__(
+        self,
+        top: nn.Module,
+        hooks: Hooks,
+        parties: Sequence[str],
+        *,
+        bottom: nn.Module | None = None,
+        fusion: str = "concat",
+        device: str = "cpu",
+    ) -> None:
+        self.top, self.bottom = top, bottom
+        self._hooks, self._parties, self._fusion, self._device = hooks, tuple(parties), fusion, device
+
+    @torch.no_grad()
+    def logits(self, embeddings: Mapping[str, Tensor], own: FeatureSource | None, rows: Rows) -> Tensor:
+        """Return the logits of rows, (B,) or (B, C), as the trained network gives them.
+
+        Parameters
+        ----------
+        embeddings : Mapping[str, Tensor]
+            (B, ...) of each feature party.
+        own : FeatureSource, optional
+            Where the label party's own columns of these rows are, if it has any.
+        rows : Rows
+            (B,) positions in `own`.
+        """
+        set_mode(self.top, train=False)
+        parts = [self._hooks.embed(embeddings[party].to(self._device))[0] for party in self._parties]
+        return self._join([*parts, *self._own(own, rows, train=False)])
+
+    def _own(self, source: FeatureSource | None, rows: Rows, *, train: bool) -> list[Tensor]:
+        """Return the label party's own embedding, if it has one."""
+        if self.bottom is None or source is None:
+            return []
+        set_mode(self.bottom, train=train)
+        return [self.bottom(*(tensor.to(self._device) for tensor in source.gather(rows)))]
+
+    def _join(self, parts: list[Tensor]) -> Tensor:
+        """Return the top model's logits; a single column (B, 1) counts as (B,)."""
+        logits: Tensor = self.top(fuse(parts, self._fusion))
+        return logits.squeeze(1) if logits.dim() == 2 and logits.shape[1] == 1 else logits
+
+    @property
+    def module(self) -> nn.ModuleDict:
+        """All that the label party trains."""
+        return nn.ModuleDict({"top": self.top, **({} if self.bottom is None else {"bottom": self.bottom})})
+
+    @property
+    def weights(self) -> str:
+        """The digest of the label party's weights."""
+        return weights_digest(self.module)
+
+
+class LabelParty(LabelModel):
     """The state machine of the label party.
 
     Parameters
@@ -122,9 +195,9 @@ class LabelParty:
         snapshots: Collection[int] = (),
         device: str = "cpu",
     ) -> None:
-        self.top, self.bottom, self.optimizers = top, bottom, optimizers
-        self._labels, self._hooks, self._schedule, self._parties = labels, hooks, schedule, tuple(parties)
-        self._table, self._fusion, self._clip_norm, self._device = table, fusion, clip_norm, device
+        super().__init__(top, hooks, parties, bottom=bottom, fusion=fusion, device=device)
+        self.optimizers = optimizers
+        self._labels, self._schedule, self._table, self._clip_norm = labels, schedule, table, clip_norm
         self._keep_clean, self._snapshots = keep_clean, frozenset(snapshots)
         for module in (top, bottom):
             if module is not None:
@@ -152,7 +225,7 @@ class LabelParty:
         set_mode(self.top, train=True)
         received = {party: embeddings[party].detach().to(self._device).requires_grad_() for party in self._parties}
         parts, log = self._embed(received)
-        logits = self._logits([*parts, *self._own("train", rows, train=True)])
+        logits = self._join([*parts, *self._own(self._source("train"), rows, train=True)])
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         value = loss.item()
@@ -189,13 +262,10 @@ class LabelParty:
             log |= more
         return parts, log
 
-    def _own(self, table: str, rows: Rows, *, train: bool) -> list[Tensor]:
-        """Return the label party's own embedding, if it has one."""
-        if self.bottom is None or self._table is None:
-            return []
-        set_mode(self.bottom, train=train)
-        source = self._table.test if table == "test" else self._table.train
-        return [self.bottom(*(tensor.to(self._device) for tensor in source.gather(rows)))]
+    def _source(self, part: str) -> FeatureSource | None:
+        if self._table is None:
+            return None
+        return self._table.test if part == "test" else self._table.train
 
     def _joint(self, received: Mapping[str, Tensor], labels: Tensor) -> Tensor:
         """Return the cut gradients of all feature parties side by side, (B, D), clipped if that is asked for."""
@@ -220,29 +290,9 @@ class LabelParty:
             raise UnprotectedBatchError("a defense returned gradients that are not finite; they were not sent")
         return protected, log
 
-    @torch.no_grad()
     def predict(self, part: Part, index: int, embeddings: Mapping[str, Tensor]) -> Tensor:
         """Return the logits of one evaluation batch."""
-        rows = self._schedule.eval_batch(part, index)
-        set_mode(self.top, train=False)
-        parts = [self._hooks.embed(embeddings[party].to(self._device))[0] for party in self._parties]
-        own = self._own("test" if part == "test" else "train", rows, train=False)
-        return self._logits([*parts, *own])
-
-    def _logits(self, parts: list[Tensor]) -> Tensor:
-        """Return the top model's logits; a single column (B, 1) counts as (B,)."""
-        logits: Tensor = self.top(fuse(parts, self._fusion))
-        return logits.squeeze(1) if logits.dim() == 2 and logits.shape[1] == 1 else logits
-
-    @property
-    def module(self) -> nn.ModuleDict:
-        """All that the label party trains."""
-        return nn.ModuleDict({"top": self.top, **({} if self.bottom is None else {"bottom": self.bottom})})
-
-    @property
-    def weights(self) -> str:
-        """The digest of the label party's weights."""
-        return weights_digest(self.module)
+        return self.logits(embeddings, self._source(part), self._schedule.eval_batch(part, index))
 
 
 def remedy(log: Iterable[str]) -> str:
