@@ -128,7 +128,9 @@ class ModelConfig(_Section):
         le=65536,
         description="width of each party's embedding at the cut layer, of feature maps: channels; 0: the network's own",
     )
-    embedding_width: int = Field(default=8, ge=1, le=4096, description="width of the embedding of one category")
+    embedding_width: int = Field(
+        default=8, ge=1, le=4096, description="width of the embedding of one category, or of one word"
+    )
     bottom: list[int] = Field(default_factory=lambda: [128], description="hidden layers of a bottom model, for tables")
     channels: list[int] = Field(
         default_factory=lambda: [16],

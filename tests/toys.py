@@ -65,3 +65,18 @@ def toy_config(**sections: dict[str, object]) -> Config:
         base = values.get(section)
         values[section] = {**base, **content} if isinstance(base, dict) and isinstance(content, dict) else content
     return build_config(values)
+
+
+def text_data(rows: int = 80, test_rows: int = 40, *, classes: int = 3, length: int = 12, seed: int = 0) -> MemoryData:
+    """Texts of random words; a class has a word of its own in them. Short texts are filled up with zeros."""
+    rng = np.random.default_rng(seed)
+    total, vocabulary = rows + test_rows, 30
+    y = rng.integers(0, classes, total)
+    ids = rng.integers(2 + classes, vocabulary, (total, length)).astype(np.int32)
+    ids[np.arange(total), rng.integers(0, 6, total)] = 2 + y
+    ids[np.arange(length) >= rng.integers(6, length + 1, total)[:, None]] = 0
+    vectors = rng.normal(size=(vocabulary, 5)).astype(np.float32)
+    vectors[[0, 1, 7]] = 0.0
+    spec = FeatureSpec(0, (), (length,), vocabulary=vocabulary, vectors=vectors)
+    table = PartyTable("text", spec, ArraySource(ids[:rows]), ArraySource(ids[rows:]), ("text",))
+    return MemoryData("texts", {"text": table}, "label", Labels(y[:rows], y[rows:], classes))

@@ -11,6 +11,7 @@ from flower_vfl.nn.networks import NETWORKS, network_of
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.staged import Stage, StagedNetwork
 from flower_vfl.nn.tabular import TabularBottom, Top
+from flower_vfl.nn.text import TextBottom
 
 __all__ = [
     "NETWORKS",
@@ -23,6 +24,7 @@ __all__ = [
     "Stage",
     "StagedNetwork",
     "TabularBottom",
+    "TextBottom",
     "Top",
     "bind_dropout",
     "fuse",

@@ -14,6 +14,7 @@ from flower_vfl.nn.images import ConvBottom, ConvTop
 from flower_vfl.nn.network import Network
 from flower_vfl.nn.papers import FASHION, MNIST, RESNET20
 from flower_vfl.nn.tabular import FeatureShape, TabularBottom, Top
+from flower_vfl.nn.text import TextCnn
 from flower_vfl.registry import lookup
 
 _CUT = 32
@@ -30,6 +31,8 @@ class Auto(Network):
     def bottom(self, spec: FeatureShape, model: ModelConfig) -> nn.Module:
         """Make a bottom model for a table or for images."""
         cut = model.cut or _CUT
+        if spec.vocabulary:
+            raise ConfigError("this data has texts: set model.network to 'textcnn'")
         if spec.shape:
             return ConvBottom(spec, channels=model.channels, cut=cut, pools=model.pools, dropout=model.dropout)
         return TabularBottom(
@@ -43,7 +46,11 @@ class Auto(Network):
         return Top(prod(shape), hidden=model.top, classes=classes)
 
 
-NETWORKS: Mapping[str, Network] = {"auto": Auto(), **{network.name: network for network in (MNIST, FASHION, RESNET20)}}
+NETWORKS: Mapping[str, Network] = {
+    "auto": Auto(),
+    "textcnn": TextCnn(),
+    **{network.name: network for network in (MNIST, FASHION, RESNET20)},
+}
 
 
 def network_of(model: ModelConfig) -> Network:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, TrainingError
 
-_EMBEDDING_SCALE = 0.1
+EMBEDDING_SCALE = 0.1
 
 
 class FeatureShape(Protocol):
@@ -29,6 +31,16 @@ class FeatureShape(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one row of plain arrays; empty for tables."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Word ids of texts; 0 where rows are no texts."""
+        ...
+
+    @property
+    def vectors(self) -> NDArray[np.float32] | None:
+        """Of texts: where the vector of each word starts, (V, W)."""
         ...
 
 
@@ -143,7 +155,7 @@ def _embedding_table(cardinalities: Sequence[int], width: int) -> nn.Embedding:
     """Return one table for all columns; small weights, and zeros for the buckets of unseen values."""
     table = nn.Embedding(sum(cardinalities), width, sparse=True)
     with torch.no_grad():
-        table.weight.mul_(_EMBEDDING_SCALE)
+        table.weight.mul_(EMBEDDING_SCALE)
         # Training may never meet bucket 0: an unseen value should then say nothing rather than something random.
         table.weight[torch.tensor([0, *cardinalities[:-1]]).cumsum(0)] = 0.0
     return table

@@ -14,7 +14,7 @@ from flower_vfl.nn import bind_dropout, seeded_initialisation
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.vertical import schedule_of
-from tests.toys import mixed_data, toy_config, toy_data
+from tests.toys import mixed_data, text_data, toy_config, toy_data
 
 # What `toy_config` says of the perceptron, back at what changes nothing.
 PAPER = ModelConfig().model_dump(include=toy_config().model.model_fields_set)
@@ -130,6 +130,22 @@ def test_the_networks_of_the_papers_change_nothing_about_that(network, split, cl
         attack={"names": [*watching, "clustering"], "snapshots": [1, 3]},
     )
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_texts_with_word_vectors_change_nothing_about_that_and_their_labels_can_be_read(classes):
+    data = text_data(200, 100, classes=classes)
+    config = toy_config(
+        model=PAPER | {"network": "textcnn", "cut": 12},
+        training={"epochs": 12, "batch_size": 16, "learning_rate": 0.01},
+        attack={"names": ["clustering", "model_completion(k=8,draws=2)", *(["norm"] if classes == 2 else [])]},
+    )
+    summary = run(config, data=lambda _: data).summary
+    assert summary["weights"] == train_joined(config, data, data.parties)
+    assert summary["utility"]["last"]["test_accuracy"] > 0.9
+    means = {(entry["label"], entry["layer"]): entry["mean"] for entry in summary["leakage"]}
+    assert means["model_completion(k=8,draws=2)", "cut"] > 0.8
+    assert ("clustering", "first") in means
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
