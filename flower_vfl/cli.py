@@ -109,6 +109,42 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+@app.command("app")
+def write_app(
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset's name or a TOML file.")],
+    out: Annotated[Path, typer.Option(help="Folder of the Flower App; must not exist.")],
+    set_: SetOption = None,
+    results: Annotated[Path | None, typer.Option(help="Folder of the results on the label party's host.")] = None,
+) -> None:
+    """Write a Flower App for a deployment: what `flwr run` sends to every party."""
+    from flower_vfl.config import load_config
+    from flower_vfl.parsing import parse_assignments
+    from flower_vfl.simulations.flower_engine import write_deployment
+
+    write_deployment(out, load_config(source, parse_assignments(set_ or [])), results)
+    _say(f"start it with: flwr run {out} NAME --stream")
+
+
+@app.command()
+def keys(
+    out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+    host: Annotated[list[str], typer.Option(help="Name or address by which the SuperLink is dialled; repeatable.")],
+    parties: Annotated[str, typer.Option(help="Feature parties, e.g. a,b.")],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificates are valid.")] = 90,
+) -> None:
+    """Write certificates and keys for a trial deployment, one folder a host."""
+    from flower_vfl.parsing import read_list
+    from flower_vfl.simulations.keys import LABEL_FOLDER, write_keys
+
+    names = read_list(str, parties)
+    write_keys(out, host, names, days=days)
+    _say(f"trial set-up, valid for {days} days")
+    _say(f"{out}/{LABEL_FOLDER} is for the host of the SuperLink and the label party")
+    for name in names:
+        _say(f"{out}/{name} is for the host of party {name}; take it there and delete it here: it holds a private key")
+    _say("the authority's key was not kept; for more than a trial use your own authority: docs/deployment/")
+
+
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets and whether they are usable here."""

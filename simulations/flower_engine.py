@@ -23,7 +23,8 @@ from flower_vfl.apps.build import open_data, party_names
 from flower_vfl.apps.folder import check_free
 from flower_vfl.apps.result import package_version
 from flower_vfl.config import Config, to_run_config
-from flower_vfl.errors import SessionError
+from flower_vfl.data.layout import new_folder
+from flower_vfl.errors import ConfigError, SessionError
 
 ERROR_FILE_VARIABLE = "FLOWER_VFL_ERROR_FILE"
 """Where the ServerApp of `--engine flower` leaves the words of its error: Flower passes on an exit code only."""
@@ -43,8 +44,7 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
     """
     out = out.expanduser().absolute()
     check_free(out)
-    if config.transport.kind == "inproc":  # the default of a local run; here the parties are in several processes
-        config = config.model_copy(update={"transport": config.transport.model_copy(update={"kind": "stream"})})
+    config = in_processes(config)
     parties = len(party_names(config, open_data(config)))
     with tempfile.TemporaryDirectory(prefix="flower-vfl-") as temporary:
         home, app = Path(temporary) / "home", Path(temporary) / "app"
@@ -71,6 +71,41 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
     return summary
 
 
+def in_processes(config: Config) -> Config:
+    """Return the configuration with a transport that crosses processes: `inproc` is the default of a local run."""
+    if config.transport.kind != "inproc":
+        return config
+    return config.model_copy(update={"transport": config.transport.model_copy(update={"kind": "stream"})})
+
+
+def write_deployment(folder: Path, config: Config, results: Path | None) -> None:
+    """Write a Flower App for a deployment: `flwr run FOLDER NAME`.
+
+    Parameters
+    ----------
+    folder : Path
+        Must not exist, or be empty.
+    config : Config
+        What to run; it reaches every party.
+    results : Path, optional
+        Folder of the results on the label party's host; `--run-config "out='/FOLDER'"` names another for each run.
+
+    Raises
+    ------
+    ConfigError
+        When the configuration names a path of data: that is each host's own.
+    OutputExistsError
+        When `folder` holds something.
+    """
+    if config.data.path:
+        raise ConfigError(
+            f"data.path is {config.data.path!r}, and a configuration reaches every party; each host names its own: "
+            "a SuperNode in --node-config, the label party in FLOWER_VFL_DATA"
+        )
+    with new_folder(folder) as temporary:
+        write_app(temporary, in_processes(config), results)
+
+
 def _raise_again(file: Path) -> None:
     """Raise the error that ended the ServerApp, as what it was."""
     if not file.is_file():
@@ -82,9 +117,9 @@ def _raise_again(file: Path) -> None:
     raise SessionError(f"the Flower run failed: {name}: {words}")
 
 
-def write_app(folder: Path, config: Config, out: Path) -> None:
+def write_app(folder: Path, config: Config, out: Path | None) -> None:
     """Write the Flower App of one run: the two thin apps and its run config."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in ("server_app.py", "client_app.py"):
         text = (files("flower_vfl") / "simulations" / name).read_text(encoding="utf8")
         (folder / name).write_text(text, encoding="utf8")
@@ -101,7 +136,7 @@ def write_app(folder: Path, config: Config, out: Path) -> None:
                 "app": {
                     "publisher": "flower-vfl",
                     "components": {"serverapp": "server_app:app", "clientapp": "client_app:app"},
-                    "config": {**to_run_config(config), "out": str(out)},
+                    "config": {**to_run_config(config), "out": str(out or "")},
                 }
             }
         },

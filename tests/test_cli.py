@@ -48,7 +48,8 @@ def finished(preset, tmp_path_factory):
 
 
 def test_every_command_has_help():
-    for command in ("", "run", "demo", "report", "doctor", "methods", "data", "data list", "data prepare", "data part"):
+    commands = ("", "run", "demo", "report", "doctor", "methods", "keys", "app", "data", "data list", "data prepare")
+    for command in (*commands, "data part"):
         done = flower_vfl(*command.split(), "--help")
         assert done.returncode == 0
         assert "Usage" in done.stdout
@@ -133,6 +134,8 @@ def test_report_is_rebuilt_from_the_folder_and_compares_several(finished, tmp_pa
         (["report", "nowhere"], "nowhere"),
         (["data", "prepare", "nothing", "--out", "x"], "no data set named"),
         (["data", "prepare", "files", "--from", "nowhere", "--out", "x"], ""),
+        (["keys", "--out", "x", "--host", "a b", "--parties", "a"], "neither a host name nor an address"),
+        (["app", "census", "--out", "x", "--set", "data.path=y"], "a configuration reaches every party"),
         (["data", "part", "nowhere", "--party", "a", "--out", "x"], "is no prepared data set"),
     ],
 )

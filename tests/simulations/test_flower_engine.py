@@ -17,7 +17,7 @@ from flower_vfl.apps import run
 from flower_vfl.config import build_config
 from flower_vfl.errors import PartyError, SetupError
 from flower_vfl.simulations import flower_engine
-from flower_vfl.simulations.flower_engine import run_flower, write_app
+from flower_vfl.simulations.flower_engine import run_flower, write_app, write_deployment
 from flower_vfl.tracking import read_steps
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(280)]
@@ -145,6 +145,22 @@ def test_the_written_app_holds_the_whole_configuration(tmp_path):
     write_app(tmp_path / "app", config, tmp_path / "out")
     project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
     assert from_run_config(project["tool"]["flwr"]["app"]["config"]) == config
+
+
+def test_the_app_of_a_deployment_runs_over_streams_and_names_no_data(tmp_path):
+    import tomllib
+
+    from flower_vfl.config import from_run_config
+    from flower_vfl.errors import ConfigError, OutputExistsError
+
+    write_deployment(tmp_path / "app", build_config(TWO), None)
+    run_config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert (run_config["out"], from_run_config(run_config).transport.kind) == ("", "stream")
+    assert {file.name for file in (tmp_path / "app").iterdir()} == {"pyproject.toml", "server_app.py", "client_app.py"}
+    with pytest.raises(OutputExistsError):
+        write_deployment(tmp_path / "app", build_config(TWO), None)
+    with pytest.raises(ConfigError, match="reaches every party; each host names its own"):
+        write_deployment(tmp_path / "other", build_config({**TWO, "data": {"path": "/srv"}}), None)
 
 
 def test_the_engine_option_of_the_command_line_runs_it(tmp_path):

@@ -1,0 +1,143 @@
+"""`flower-vfl keys`: certificates and keys for trying a deployment out, one folder a host."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from flower_vfl.data.dataset import check_party_name
+from flower_vfl.data.layout import new_folder
+from flower_vfl.errors import ConfigError
+
+LABEL_FOLDER = "superlink"
+"""Folder of the host of the SuperLink and the label party's ServerApp."""
+
+CA, SERVER, SERVER_KEY, SUPEREXEC = "ca.crt", "server.crt", "server.key", "superexec.secret"
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*")
+_BACKDATED = datetime.timedelta(days=1)  # clocks differ
+
+
+def write_keys(out: Path, hosts: Sequence[str], parties: Sequence[str], *, days: int) -> None:
+    """Write what a trial deployment needs, into one folder a host.
+
+    `superlink/` gets a server certificate for `hosts` and this machine, its key, the certificate of the authority that
+    signed it, each party's public key, and a secret for `flower-superexec`. `<party>/` gets the authority's
+    certificate, the private key by which its SuperNode proves itself, and a secret for its own `flower-superexec`. The
+    authority's key is thrown away: nobody can sign more, and a new set is made by writing a new folder.
+
+    Parameters
+    ----------
+    out : Path
+        Must not exist, or be empty.
+    hosts : Sequence[str]
+        Names and addresses by which SuperNodes and `flwr` dial the SuperLink.
+    parties : Sequence[str]
+        Feature parties.
+    days : int
+        How long the certificates are valid, from now.
+
+    Raises
+    ------
+    ConfigError
+        When a host is neither a name nor an address, or a party's name is taken.
+    OutputExistsError
+        When `out` holds something.
+    """
+    names = [_general_name(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
+    for party in parties:
+        if check_party_name(party) == LABEL_FOLDER or parties.count(party) > 1:
+            raise ConfigError(f"party {party!r} cannot have a folder of its own: its name is taken")
+    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    authority, certificate, key = _certificates(names, until)
+    with new_folder(out) as folder:
+        folder.chmod(0o700)
+        _write(folder / LABEL_FOLDER / CA, authority)
+        _write(folder / LABEL_FOLDER / SERVER, certificate)
+        _write(folder / LABEL_FOLDER / SERVER_KEY, key)
+        _write(folder / LABEL_FOLDER / SUPEREXEC, secrets.token_bytes(32))
+        for party in parties:
+            private, public = _node_key(party)
+            _write(folder / LABEL_FOLDER / f"{party}.pub", public)
+            _write(folder / party / CA, authority)
+            _write(folder / party / f"{party}.key", private)
+            _write(folder / party / SUPEREXEC, secrets.token_bytes(32))
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        if not _HOST_NAME.fullmatch(host):
+            raise ConfigError(
+                f"{host!r} is neither a host name nor an address; give what SuperNodes dial, without https:// and port"
+            ) from None
+        return x509.DNSName(host)
+
+
+def _certificates(names: list[x509.GeneralName], until: datetime.datetime) -> tuple[bytes, bytes, bytes]:
+    """Return the authority's certificate, the server's and the server's key, PEM."""
+    authority_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "flower-vfl trial authority")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "flower-vfl trial SuperLink")])
+    common = x509.CertificateBuilder().issuer_name(issuer)
+    common = common.not_valid_before(datetime.datetime.now(datetime.UTC) - _BACKDATED).not_valid_after(until)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
+    usage = dict.fromkeys(_USAGES, False)
+    authority = (
+        common.subject_name(issuer)
+        .public_key(authority_key.public_key())
+        .serial_number(x509.random_serial_number())
+        .add_extension(x509.BasicConstraints(True, 0), critical=True)
+        .add_extension(x509.KeyUsage(**{**usage, "key_cert_sign": True, "crl_sign": True}), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    server = (
+        common.subject_name(subject)
+        .public_key(server_key.public_key())
+        .serial_number(x509.random_serial_number())
+        .add_extension(x509.BasicConstraints(False, None), critical=True)
+        .add_extension(x509.KeyUsage(**{**usage, "digital_signature": True}), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    key = server_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    pem = serialization.Encoding.PEM
+    return authority.public_bytes(pem), server.public_bytes(pem), key
+
+
+_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
+
+
+def _node_key(party: str) -> tuple[bytes, bytes]:
+    """Return a SuperNode's private and public key in the form of `ssh-keygen -t ecdsa -b 384`, which Flower reads."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return private, public + f" {party}\n".encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, from its first byte on."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
