@@ -13,10 +13,11 @@ from typing import Any
 from flower_vfl.data import layout
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.census import CensusIncome
+from flower_vfl.data.cifar import Cifar10, Cifar10Jpeg
 from flower_vfl.data.dataset import Dataset, open_dataset
 from flower_vfl.data.dbpedia import Dbpedia, Dbpedia5000
-from flower_vfl.data.fashion import FashionMnist
 from flower_vfl.data.files import Files
+from flower_vfl.data.mnist import FashionMnist, Mnist, SomeDigits
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
 from flower_vfl.data.small import BreastCancer, Digits
 from flower_vfl.data.synthetic import Synthetic
@@ -26,10 +27,14 @@ from flower_vfl.errors import DataError, OutputExistsError
 from flower_vfl.registry import lookup
 
 CACHE_VARIABLE = "FLOWER_VFL_CACHE"
+DATA_VARIABLE = "FLOWER_VFL_DATA"
+"""Names a folder in which the raw or prepared data of a data set lies under its name, where no path is given."""
+
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        *(CensusIncome(), FashionMnist(), Files(), BreastCancer(), Digits()),
+        *(CensusIncome(), Mnist(), SomeDigits(), FashionMnist(), Cifar10(), Cifar10Jpeg()),
+        *(Files(), BreastCancer(), Digits()),
         *(Dbpedia(), Dbpedia5000(), WordnetGlosses()),
         *(Synthetic(), ToyGap(), ToyHemispheres()),
     )
@@ -63,8 +68,9 @@ class CatalogEntry:
 def available() -> list[CatalogEntry]:
     """Return what there is, and what of it can be used here."""
     return [
-        CatalogEntry(recipe.name, recipe.description, recipe.licence, recipe.rows, not recipe.advice(), recipe.advice())
+        CatalogEntry(recipe.name, recipe.description, recipe.licence, recipe.rows, not advice, advice)
         for recipe in RECIPES.values()
+        for advice in ("" if _kept(recipe) else recipe.advice(),)
     ]
 
 
@@ -78,7 +84,8 @@ def load(
     name : str
         One of `available()`.
     path : str or Path
-        A prepared folder, or the raw source; empty for where the data set's package puts it.
+        A prepared folder, or the raw source; empty for FLOWER_VFL_DATA/<name> where that exists, else for where the
+        data set's package puts it.
     cache : Path, optional
         Where prepared data is kept; without it FLOWER_VFL_CACHE or ~/.cache/flower-vfl.
     options : Mapping, optional
@@ -92,7 +99,7 @@ def load(
         When the data is not there or cannot be used.
     """
     recipe = lookup("data set", name, RECIPES)
-    source = Path(path).expanduser() if str(path) else None
+    source = Path(path).expanduser() if str(path) else _kept(recipe)
     if source is not None and (source / layout.MANIFEST).is_file():
         return _open_prepared(recipe, source, options or {})
     checked = build_options(recipe, options or {})
@@ -174,6 +181,13 @@ def _cache_key(recipe: Recipe, source: Path | None, options: Options) -> str:
     ]
     facts = [layout.SCHEMA, options.model_dump(mode="json"), files]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _kept(recipe: Recipe) -> Path | None:
+    """Return where the data set lies in the folder of all data, if it does."""
+    named = os.environ.get(DATA_VARIABLE)
+    place = Path(named).expanduser() / recipe.name if named else None
+    return place if place is not None and place.exists() else None
 
 
 def _default_cache() -> Path:

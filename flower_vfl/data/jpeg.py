@@ -1,0 +1,201 @@
+"""Trees of JPEG files, {train,test}/class/name.jpg, in a folder or in a tar archive that is never unpacked on disk."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import tarfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.data.dataset import PARTS, Part
+from flower_vfl.data.idx import MAX_ITEMS
+from flower_vfl.data.images import Rows
+from flower_vfl.errors import DataError
+
+_NAME = re.compile(r"(?:\./)?(train|test)/([^/]+)/[^/]+")
+_ENDINGS = (".jpg", ".jpeg")
+_LARGEST = 2**20
+_COMPRESSED: Mapping[bytes, Callable[[Path], object]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
+_PIECE = 512
+
+
+class JpegTree(ABC):
+    """Images of two parts, in classes, numbered in the order of class and file name.
+
+    Parameters
+    ----------
+    path : Path
+        The folder or the archive.
+    classes : sequence of str
+        Names of the folders of classes, in the order of the classes.
+    size : tuple of int
+        Height and width that every image must have.
+    """
+
+    def __init__(self, path: Path, classes: Sequence[str], size: tuple[int, ...]) -> None:
+        self.path = path
+        self._size = size
+        self._names: dict[Part, list[tuple[int, str]]] = {"train": [], "test": []}
+        for name in self.names():
+            match = _NAME.fullmatch(name)
+            if not name.endswith(_ENDINGS):
+                continue  # somebody's notes, a thumbnail list of a file manager
+            if match is None or match[2] not in classes:
+                raise DataError(
+                    f"{path} holds {name!r}; allowed is {{train,test}}/class/name.jpg of the classes "
+                    f"{', '.join(classes)}"
+                )
+            self._names["train" if match[1] == "train" else "test"].append((classes.index(match[2]), name))
+            if sum(map(len, self._names.values())) > MAX_ITEMS:
+                raise DataError(f"{path} holds more than {MAX_ITEMS} files")
+        for part in PARTS:
+            self._names[part].sort()
+            if not self._names[part]:
+                raise DataError(f"{path} holds no {part} images: {{train,test}}/class/name.jpg is needed")
+            for (_, name), (_, after) in pairwise(self._names[part]):
+                if name == after:
+                    raise DataError(f"{path} holds {name!r} twice")
+
+    def labels(self, part: Part) -> NDArray[np.int64]:
+        """Return the class of each image of a part, (N,)."""
+        return np.array([label for label, _ in self._names[part]])
+
+    def read(self, part: Part, rows: Rows) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
+        """Yield places among the rows (n,) and the pixels there, (m, 3, height, width)."""
+        wanted = {self._names[part][row][1]: place for place, row in enumerate(rows)}
+        places: list[int] = []
+        pixels: list[NDArray[np.uint8]] = []
+        for name, content in self.contents(wanted):
+            places.append(wanted[name])
+            pixels.append(_decoded(content, f"{name} of {self.path}", self._size))
+            if len(places) == _PIECE:
+                yield np.array(places), np.stack(pixels)
+                places, pixels = [], []
+        if places:
+            yield np.array(places), np.stack(pixels)
+
+    @abstractmethod
+    def names(self) -> Iterator[str]:
+        """Yield the names of all files."""
+
+    @abstractmethod
+    def contents(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
+        """Yield names and contents of the files that are wanted, in any order."""
+
+
+class _Folder(JpegTree):
+    def names(self) -> Iterator[str]:
+        return (path.relative_to(self.path).as_posix() for path in jpeg_files(self.path))
+
+    def contents(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
+        for name in wanted:
+            try:
+                with (self.path / name).open("rb") as file:
+                    yield name, file.read(_LARGEST)
+            except OSError as error:
+                raise DataError(f"{self.path / name} cannot be read: {error.strerror}") from None
+
+
+class _Archive(JpegTree):
+    def names(self) -> Iterator[str]:
+        return (member.name for _, member in self._members())
+
+    def contents(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
+        for archive, member in self._members():
+            file = archive.extractfile(member) if member.name in wanted else None
+            if file is not None:
+                yield member.name, file.read(_LARGEST)
+
+    def _members(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+        """Go once through the archive; nothing but its plain files is looked at."""
+        try:
+            with _unpacked(self.path) as file:
+                stream = _Stream(file)
+                with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as archive:
+                    for member in archive:
+                        if member.isfile():
+                            yield archive, member
+                    end = archive.offset
+                stream.drain()
+        except (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError, ValueError) as error:
+            raise DataError(f"{self.path} cannot be read: {error}") from None
+        # tarfile takes a header that is cut off or damaged for the end.
+        if not stream.content <= end < stream.length:
+            raise DataError(f"{self.path} cannot be read: it is cut off, or damaged behind {end} bytes")
+
+
+class _Stream:
+    """Reads a file and notes how long it is and where its last byte that is not zero ends."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.length = self.content = 0
+
+    def read(self, size: int) -> bytes:
+        piece = self._file.read(size)
+        if held := len(piece.rstrip(b"\0")):
+            self.content = self.length + held
+        self.length += len(piece)
+        return piece
+
+    def drain(self) -> None:
+        while self.read(2**20):
+            pass
+
+
+def _unpacked(path: Path) -> IO[bytes]:
+    """Open an archive, unpacking it where its content says that it is compressed."""
+    with path.open("rb") as raw:
+        start = raw.read(6)
+    for magic, compressed in _COMPRESSED.items():
+        if start.startswith(magic):
+            return cast("IO[bytes]", compressed(path))
+    return path.open("rb")
+
+
+def jpeg_files(path: Path) -> list[Path]:
+    """Return the files that are read: an archive itself, or all images of a folder."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for part in PARTS for file in (path / part).rglob("*") if file.name.endswith(_ENDINGS))
+
+
+def open_tree(path: Path, classes: Sequence[str], size: tuple[int, ...]) -> JpegTree:
+    """Find all images of a folder or of an archive, possibly compressed.
+
+    Raises
+    ------
+    DataError
+        When it holds something else, an image twice, or no images of a part.
+    """
+    return (_Folder if path.is_dir() else _Archive)(path, classes, size)
+
+
+def _decoded(content: bytes, where: str, size: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return the pixels (3, height, width) of a JPEG file."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            if image.size != size[::-1]:
+                given, needed = (" x ".join(map(str, sizes)) for sizes in (image.size, size[::-1]))
+                raise DataError(f"{where} has {given} pixels, needed are {needed}")
+            pixels: NDArray[Any] = np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{where} is no JPEG file that can be read: {error}") from None
+    return pixels.transpose(2, 0, 1)

