@@ -94,9 +94,10 @@ class Builder:
         party: str,
         encoding: TextEncoding,
         texts: Mapping[Part, Iterable[str]],
+        rows: Mapping[Part, NDArray[np.int64]],
         vectors: NDArray[np.float32] | None = None,
     ) -> None:
-        """Encode and write a party's texts, already in the shared order, a piece at a time.
+        """Encode and write a party's texts, a piece at a time.
 
         Parameters
         ----------
@@ -105,7 +106,9 @@ class Builder:
         encoding : TextEncoding
             Fitted on training rows.
         texts : Mapping
-            The texts of each part; they are gone through once.
+            The texts of each part in any order; they are gone through once.
+        rows : Mapping
+            (N,) where in the shared order each text goes.
         vectors : ndarray of float32, (V, W), optional
             Where the vector of each word id starts.
 
@@ -117,14 +120,14 @@ class Builder:
         spec = FeatureSpec(0, (), (encoding.length,), vocabulary=encoding.vocabulary, vectors=vectors)
         for part in PARTS:
             (array,) = self.create_arrays(party, spec, part).values()
-            row = 0
+            done = 0
             for piece in _pieces(texts[part]):
-                if row + len(piece) > len(array):
+                if done + len(piece) > len(array):
                     raise DataError(f"party {party!r} has more than {len(array)} texts for the {part} part")
-                array[row : row + len(piece)] = encoding.apply(piece)
-                row += len(piece)
-            if row < len(array):
-                raise DataError(f"party {party!r} has {row} texts for the {part} part, needed: {len(array)}")
+                array[rows[part][done : done + len(piece)]] = encoding.apply(piece)
+                done += len(piece)
+            if done < len(array):
+                raise DataError(f"party {party!r} has {done} texts for the {part} part, needed: {len(array)}")
         self.finish_party(party, spec, (encoding.name,), PartyEncoding((), (), encoding))
 
     def create_arrays(self, party: str, spec: FeatureSpec, part: Part) -> dict[str, NDArray[Any]]:

@@ -66,11 +66,11 @@ class Dbpedia(TextRecipe):
         return [_find(source, "train"), _find(source, "test")]
 
     def read(self, part: Part, source: Path | None, options: DbpediaOptions) -> Iterator[TextRow]:
-        """Read a file; rows are called after their line."""
+        """Read a file."""
         path = self.files(source, options)[0 if part == "train" else 1]
         for line, (label, title, content) in _records(path, ("class", "title", "content")):
             text = f"{title} {content}" if options.titles else content
-            yield TextRow(f"{part}-{line}", _class(label, CLASSES, path, line), text)
+            yield TextRow(_class(label, CLASSES, path, line), text)
 
 
 class Dbpedia5000(TextRecipe):
@@ -106,7 +106,7 @@ class Dbpedia5000(TextRecipe):
             tested = bool(in_test_set([str(line)], options.test_fraction, options.split_seed)[0])
             number = CLASSES.index(PERMUTED[_class(label, PERMUTED, path, line)])
             if tested == (part == "test"):
-                yield TextRow(f"line-{line}", number, content)
+                yield TextRow(number, content)
 
 
 def _find(folder: Path, part: str) -> Path:

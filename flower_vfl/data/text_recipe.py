@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import logging
 import zlib
 from abc import abstractmethod
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from flower_vfl.data.builder import Builder
@@ -29,6 +31,7 @@ _log = logging.getLogger(__name__)
 LONGEST_LINE = 1_048_576
 """Characters of a line; a longer one is no text, and reading it whole could fill the memory."""
 
+_DIGEST = 24
 _GZIP = b"\x1f\x8b"
 
 
@@ -48,15 +51,12 @@ class TextRow(NamedTuple):
 
     Attributes
     ----------
-    id : str
-        ID.
     label : int
         Class, from 0.
     text : str
         What the text party has.
     """
 
-    id: str
     label: int
     text: str
 
@@ -64,8 +64,12 @@ class TextRow(NamedTuple):
 class TextRecipe(Recipe):
     """Texts at party "text", labels at party "label"; a subclass says how its rows are read.
 
-    Rows are read twice, first to count words and then to encode, so that memory holds the vocabulary, the labels and
-    the IDs, but never the texts.
+    Rows are read twice, first to count words and then to encode, so that memory holds the vocabulary, the labels and a
+    digest of each text, but never the texts.
+
+    Rows are sorted by the digest of their text: the place of a row in a file that is sorted by class would tell its
+    class to whoever has the features. They are numbered and have no IDs, which the label party would see: from digests
+    it could check guesses of a text.
     """
 
     options: ClassVar[type[Options]] = TextOptions
@@ -94,28 +98,33 @@ class TextRecipe(Recipe):
     def write(self, builder: Builder, source: Path | None, options: TextOptions, progress: Progress) -> None:
         """Count words, then encode."""
         paths = self.inputs(source, options)
-        ids: dict[Part, list[str]] = {part: [] for part in PARTS}
-        labels = {part: array("q") for part in PARTS}
-        counts = Counter[str]()
-        for step, part in enumerate(PARTS):
+        rows, labels = dict[Part, NDArray[np.int64]](), list[NDArray[np.int64]]()
+        counts, alignment = Counter[str](), hashlib.sha256()
+        for part in PARTS:
+            digests, classes = bytearray(), array("q")
             for row in self.read(part, source, options):
-                ids[part].append(row.id)
-                labels[part].append(row.label)
+                digests += hashlib.blake2b(row.text.encode(), digest_size=_DIGEST // 2).hexdigest().encode()
+                classes.append(row.label)
                 if part == "train":
                     count_words(counts, row.text, str(paths[0]))
-            progress(0.25 * (step + 1))
-        builder.align(ids)
+            found = np.frombuffer(digests, f"S{_DIGEST}")
+            order = np.argsort(found, kind="stable")
+            alignment.update(f"{part} {len(order)}\n".encode() + found[order].tobytes())
+            labels.append(np.frombuffer(classes, np.int64)[order])
+            rows[part] = np.argsort(order)
+            progress(0.3 if part == "train" else 0.4)
+        builder.align_numbered({part: len(rows[part]) for part in PARTS}, alignment.hexdigest())
         encoding = self._fit(counts, options, str(paths[0]))
         vectors = read_vectors(options.vectors, encoding.words, RESERVED)
         progress(0.6)
-        builder.add_texts("text", encoding, {part: self._texts(part, source, options) for part in PARTS}, vectors)
-        train, test = (np.frombuffer(labels[part], np.int64) for part in PARTS)
-        builder.add_labels(EncodedLabels(train, test, len(self.class_names), self.class_names))
+        texts = {part: self._texts(part, source, options) for part in PARTS}
+        builder.add_texts("text", encoding, texts, rows, vectors)
+        builder.add_labels(EncodedLabels(labels[0], labels[1], len(self.class_names), self.class_names))
         builder.finish(
             name=self.name,
             label_party="label",
             licence=self.licence,
-            source=f"{paths[0].name} and vectors: {options.vectors if options.vectors == GLOVE else 'of the user'}",
+            source=", ".join(path.name for path in paths),
             options=options.model_dump(),
         )
 

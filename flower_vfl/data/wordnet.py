@@ -69,4 +69,4 @@ class WordnetGlosses(TextRecipe):
                     raise DataError(f"{path}, line {number} is no noun of WordNet 3.0: {line[:40]!r}")
                 tested = bool(in_test_set([synset[1]], options.test_fraction, options.split_seed)[0])
                 if tested == (part == "test"):
-                    yield TextRow(synset[1], label, synset[3])
+                    yield TextRow(label, synset[3])

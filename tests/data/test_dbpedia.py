@@ -1,3 +1,4 @@
+import csv
 import gzip
 import os
 import shutil
@@ -13,10 +14,21 @@ from flower_vfl.data.catalog import available, load, prepare
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.dbpedia import CLASSES, PERMUTED
 from flower_vfl.errors import ConfigError, DataError
-from tests.data.text_files import WORDS, abstract, dbpedia_text, glove_lines, write_dbpedia
+from tests.data.text_files import WORDS, dbpedia_text, glove_lines, write_dbpedia
 
 PLAIN = {"vectors": "none", "length": 12}
 REAL = Path(os.environ.get("FLOWER_VFL_TEST_DATA", "")) / "dbpedia_5000rows.csv.gz"
+
+
+def words(row):
+    """What a text of the generated files becomes."""
+    word = WORDS[row % 14 % 11]
+    return f"the {word} of number {row} it is said is a {word}"
+
+
+def said(dataset):
+    """Classes and texts of the training rows, sorted."""
+    return sorted(zip(dataset.labels().train.tolist(), texts(dataset), strict=True))
 
 
 @pytest.fixture
@@ -37,11 +49,23 @@ def test_the_published_files_keep_their_split_classes_and_texts(raw):
     assert (dataset.parties, dataset.label_party) == (("text",), "label")
     assert (dataset.rows("train"), dataset.rows("test")) == (140, 28)
     assert dataset.class_names == CLASSES
-    labels = dataset.labels()
-    assert labels.train.tolist() == [row % 14 for row in range(140)]
-    assert texts(dataset)[17] == "the athlete of number 17 it is said is a athlete"
-    assert dataset.ids("test")[0] == "test-2"  # the abstract of the first record is two lines long
+    assert said(dataset) == sorted((row % 14, words(row)) for row in range(140))
     dataset.verify()
+
+
+def test_the_order_of_the_rows_is_that_of_their_texts_and_says_nothing_of_the_file(raw):
+    before = load("dbpedia", path=raw, options=PLAIN)
+    records = sorted(csv.reader((raw / "train.csv").open(newline="")))
+    assert [record[0] for record in records][:10] == ["1"] * 10
+    with (raw / "train.csv").open("w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(records)
+    after = load("dbpedia", path=raw, options=PLAIN)
+    assert after.folder != before.folder
+    assert after.alignment == before.alignment
+    assert not (after.folder / "ids").exists()  # the label party could check guesses of a text by its digest
+    assert texts(after) == texts(before)
+    assert np.array_equal(after.labels().train, before.labels().train)
+    assert len(np.unique(after.labels().train[:30])) > 7
 
 
 def test_plain_and_gzipped_files_are_the_same(raw, tmp_path):
@@ -56,13 +80,13 @@ def test_the_vocabulary_comes_from_training_rows_alone(raw):
     words = set(dataset.encoding("text").text.words)
     assert "139" in words
     assert "1003" not in words  # only in the test file
-    assert "?" in texts(dataset, "test")[3].split()
+    assert all("?" in text.split() for text in texts(dataset, "test"))
 
 
 def test_titles_are_left_out_unless_asked_for(raw):
     assert not any("title" in text for text in texts(load("dbpedia", path=raw, options=PLAIN | {"min_count": 1})))
     dataset = load("dbpedia", path=raw, options=PLAIN | {"titles": True, "min_count": 1})
-    assert texts(dataset)[3].startswith("title3 the athlete of number 3")
+    assert "title3 the athlete of number 3 it is said is a athlete" in texts(dataset)
 
 
 def test_vectors_of_the_vocabulary_lie_with_the_text_party_and_nowhere_else(raw, tmp_path):
@@ -150,6 +174,12 @@ def test_what_is_missing_is_named(raw, tmp_path, monkeypatch):
     assert "name its folder as data.path; pip install 'flower-vfl[text]'" in advice["dbpedia"]
 
 
+def test_a_file_without_rows_is_refused(raw):
+    (raw / "test.csv").write_text("")
+    with pytest.raises(DataError, match="no row is left for the test part"):
+        load("dbpedia", path=raw, options=PLAIN)
+
+
 def test_options_that_leave_no_word_are_refused(raw):
     with pytest.raises(DataError, match=r"no word of the training rows occurs 1000 times"):
         load("dbpedia", path=raw, options=PLAIN | {"min_count": 1000})
@@ -163,25 +193,20 @@ def test_the_5000_rows_get_the_published_classes_and_a_test_part_of_their_own(tm
     dataset = load("dbpedia-5000", path=path, options=PLAIN | {"length": 40, "min_count": 1})
     assert dataset.rows("train") + dataset.rows("test") == 400
     assert 40 < dataset.rows("test") < 130
-    ids = {part: dataset.ids(part) for part in ("train", "test")}
-    assert not set(ids["train"]) & set(ids["test"])
-    rows = [int(name.removeprefix("line-")) // 2 - 1 for name in ids["test"]]
-    expected = [PERMUTED[row % 14] for row in rows]
-    assert [dataset.class_names[label] for label in dataset.labels().test] == expected
+    assert not set(texts(dataset)) & set(texts(dataset, "test"))
     assert sorted(PERMUTED) == sorted(CLASSES)
-    first = [word.strip('",.') for word in abstract(rows[0], rows[0] % 14).lower().split()]
-    assert all(word in ("?", *first) for word in texts(dataset, "test")[0].split())
+    assert set(said(dataset)) < {(CLASSES.index(PERMUTED[row % 14]), words(row)) for row in range(400)}
     again = load("dbpedia-5000", path=path, options=PLAIN | {"split_seed": 1})
-    assert again.ids("test") != ids["test"]
+    assert again.alignment != dataset.alignment
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="set FLOWER_VFL_TEST_DATA to a folder with dbpedia_5000rows.csv.gz")
 def test_the_real_5000_rows_are_of_the_classes_that_their_words_say():
     dataset = load("dbpedia-5000", path=REAL, options={"vectors": "none"})
     assert dataset.rows("train") + dataset.rows("test") == 5000
-    said = dict(zip(CLASSES, [[] for _ in CLASSES], strict=True))
+    found = dict(zip(CLASSES, [[] for _ in CLASSES], strict=True))
     for label, text in zip(dataset.labels().train, texts(dataset), strict=True):
-        said[CLASSES[label]].append(set(text.split()))
+        found[CLASSES[label]].append(set(text.split()))
     telling = {
         **{"Album": "album", "Film": "film", "Village": "village", "Company": "company", "Plant": "plant"},
         **{"Animal": "moth", "EducationalInstitution": "school", "Athlete": "played", "Building": "building"},
@@ -189,7 +214,7 @@ def test_the_real_5000_rows_are_of_the_classes_that_their_words_say():
         **{"NaturalPlace": "river", "Artist": "artist"},
     }
     for name, word in telling.items():
-        share = {kind: np.mean([word in words for words in rows]) for kind, rows in said.items()}
+        share = {kind: np.mean([word in words for words in rows]) for kind, rows in found.items()}
         assert share[name] == max(share.values()), (name, share)
 
 
