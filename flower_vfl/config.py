@@ -457,9 +457,23 @@ def to_run_config(config: Config) -> dict[str, Value]:
     return flat
 
 
+def of_this_host(config: Config, run_config: Mapping[str, Value]) -> Config:
+    """Return a finished run's configuration with what another host may need otherwise: device, threads, transport."""
+    changed = {
+        key: value
+        for key, value in run_config.items()
+        if value != "" and (key in ("device", "threads") or key.startswith("transport-"))
+    }
+    return build_config(config.model_dump(), changed) if changed else config
+
+
 def from_run_config(run_config: Mapping[str, Value]) -> Config:
-    """Read Flower's flat run config: `preset`, and whatever else is not the empty string overrides it."""
+    """Read Flower's flat run config: `preset`, and whatever else is not the empty string overrides it.
+
+    `out`, `job` and `predict-*` are for the ServerApp and no part of a configuration.
+    """
     values = {key: value for key, value in run_config.items() if value != ""}
     preset = str(values.pop("preset", ""))
-    values.pop("out", None)
+    for key in [key for key in values if key in ("out", "job") or key.startswith("predict-")]:
+        del values[key]
     return load_config(preset, values) if preset else build_config({}, values)

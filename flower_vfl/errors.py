@@ -31,6 +31,10 @@ class NotFiniteError(ProtocolError):
     """A tensor came whose values are not finite: where two sides follow the protocol, training has diverged."""
 
 
+class PermissionDeniedError(InputError):
+    """The owner of a party does not allow what was asked of it."""
+
+
 class SessionError(FlowerVflError):
     """A session could not be opened, or it broke."""
 

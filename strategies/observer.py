@@ -25,3 +25,6 @@ class Observer(NoRecorder):
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """An epoch is done and evaluated."""
+
+    def on_scores(self, done: int, total: int) -> None:
+        """So many rows of a prediction are scored."""

@@ -28,7 +28,9 @@ from flower_vfl.transport.base import Link, expect
 
 _logger = logging.getLogger(__name__)
 
-_EVALUATIONS_UNDER_WAY = 4
+EVALUATIONS_UNDER_WAY = 4
+"""Batches that are asked for before the answer of the first is waited for."""
+
 Epoch = dict[str, float]
 
 
@@ -267,8 +269,8 @@ class Training:
         count = self._schedule.batches(part)
         kept = part == "test" and self._monitor is not None and self._monitor.reads_trained_models
         logits, received, sampled = [], list[dict[str, Tensor]](), list[dict[str, Tensor]]()
-        for index in range(-_EVALUATIONS_UNDER_WAY, count):
-            ahead = index + _EVALUATIONS_UNDER_WAY
+        for index in range(-EVALUATIONS_UNDER_WAY, count):
+            ahead = index + EVALUATIONS_UNDER_WAY
             if ahead < count:
                 self._send_all(Frame(Kind.EVALUATE, ahead, {"part": part}))
             if index >= 0:

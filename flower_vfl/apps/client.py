@@ -268,8 +268,12 @@ def make_client_app(
     ClientApp
         One for all feature parties; which one a node is says its node config (`party`), in a simulation its partition.
     """
-    client = _Client(bottom, top, data, optimizer, config)
+    from flower_vfl.apps.answering import Answering
+
+    client, answering = _Client(bottom, top, data, optimizer, config), Answering(bottom, data)
     app = ClientApp()
     app.train()(client.train)
     app.train("frames")(client.frames)
+    app.query()(answering.query)
+    app.query("frames")(answering.frames)
     return app

@@ -19,6 +19,7 @@ from flower_vfl.apps.result import package_version
 from flower_vfl.config import Config, build_config
 from flower_vfl.data.dataset import Alignment, Dataset, FeatureSpec
 from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.scoring import Features, encoding_digest
 from flower_vfl.errors import ConfigError, DataError, InputError
 from flower_vfl.files import replacing
 from flower_vfl.nn.digest import state_digest
@@ -28,6 +29,7 @@ LABEL = "label"
 
 _FOLDER, _CARD = "weights", "flower-vfl"
 _SCHEMA = 1
+_SPEC = ("numeric", "cardinalities", "shape", "pixels", "vocabulary")
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,50 @@ def make_card(
     )
 
 
+def check_trained(card: ModelCard, dataset: VerticalData, factories: Mapping[str, Callable[..., nn.Module]]) -> None:
+    """Refuse data that the weights were not trained on, and code that did not make their model.
+
+    Raises
+    ------
+    DataError
+        When the data has other IDs.
+    ConfigError
+        When another factory made the model.
+    """
+    if dataset.alignment != card.alignment:
+        raise DataError(
+            f"the data {dataset.name!r} is not what party {card.party!r} was trained on: {dataset.alignment}, in "
+            f"training {card.alignment}"
+        )
+    for name, factory in factories.items():
+        if qualified(factory) != card.factories.get(name):
+            raise ConfigError(
+                f"the {name} model of {card.party!r} was made by {card.factories.get(name)}, here it is "
+                f"{qualified(factory)}: use the app that trained it (`flower-vfl predict --app FOLDER`), or "
+                "flower_vfl.predict with its factories"
+            )
+
+
+def check_features(card: ModelCard, features: Features) -> Features:
+    """Return features that were encoded as those of training.
+
+    Raises
+    ------
+    DataError
+        When they were not.
+    """
+    if features.spec != card.spec or features.encoding != card.encoding:
+        raise DataError(
+            f"the columns of party {card.party!r} are encoded otherwise than in training: {features.spec} with the "
+            f"digest {features.encoding[:12]}, in training {card.spec} with {card.encoding[:12]}; for new rows give "
+            "the raw files, which are encoded as the training rows were"
+        )
+    return features
+
+
 def class_names(dataset: VerticalData, classes: int) -> tuple[str, ...]:
     """Return what each class is called; its number where the data does not say."""
     return dataset.class_names if isinstance(dataset, Dataset) else tuple(str(number) for number in range(classes))
-
-
-def encoding_digest(dataset: VerticalData, party: str) -> str:
-    """Return the digest of how a party's columns were encoded; empty where the data does not say."""
-    return dataset.encoding_digest(party) if isinstance(dataset, Dataset) else ""
 
 
 def qualified(factory: Callable[..., Any]) -> str:
@@ -205,7 +243,7 @@ def _plain(card: ModelCard) -> dict[str, Any]:
         **{name: getattr(card, name) for name in ("party", "session", "encoding", "version")},
         "config": card.config.model_dump(),
         "alignment": asdict(card.alignment),
-        "spec": None if card.spec is None else asdict(card.spec),
+        "spec": None if card.spec is None else {name: getattr(card.spec, name) for name in _SPEC},
         "factories": dict(card.factories),
         "classes": list(card.classes),
         "features": list(card.features),
@@ -219,12 +257,14 @@ def _card(content: Mapping[str, Any]) -> ModelCard:
         str(content["session"]),
         build_config(content["config"]),
         Alignment(int(alignment["rows"]), int(alignment["test_rows"]), str(alignment["digest"])),
-        None
-        if spec is None
-        else FeatureSpec(spec["numeric"], tuple(spec["cardinalities"]), tuple(spec["shape"]), spec["pixels"]),
+        None if spec is None else FeatureSpec(**{name: _value(spec[name]) for name in _SPEC}),
         str(content["encoding"]),
         {str(name): str(factory) for name, factory in content["factories"].items()},
         tuple(map(str, content["classes"])),
         tuple(map(str, content["features"])),
         str(content["version"]),
     )
+
+
+def _value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import Embeddings, Values
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.networks import network_of
+from flower_vfl.parsing import Value
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome, VerticalStrategy
 from flower_vfl.strategies.vertical import OptimizerFactory, is_simulation
@@ -46,6 +47,7 @@ _log = logging.getLogger(__name__)
 
 ResultCallback = Callable[[RunResult], None]
 _RAY_SECONDS = 60.0
+JOBS = ("train", "predict")
 
 
 class _Journal(Observer):
@@ -183,6 +185,11 @@ def make_server_app(
     def main(grid: Grid, context: Context) -> None:
         if not isinstance(grid, LocalGrid):
             _log_as_flower_does()
+        if _job(context.run_config) == "predict":
+            from flower_vfl.apps.prediction import score
+
+            score(grid, context.run_config, top=top, bottom=bottom, data=data, observers=observers)
+            return
         settings = config or from_run_config(context.run_config)
         check_device(settings)
         given = out or (Path(str(context.run_config["out"])) if context.run_config.get("out") else None)
@@ -225,6 +232,14 @@ def make_server_app(
             _train(grid, strategy, describe_data(dataset, labels), folder, journal, on_result, card)
 
     return app
+
+
+def _job(run_config: Mapping[str, Value]) -> str:
+    """Return what the run is to do; a wrong word must not train."""
+    job = run_config.get("job") or JOBS[0]
+    if job not in JOBS:
+        raise ConfigError(f"job is {job!r} in the run config; allowed are {' and '.join(JOBS)}")
+    return str(job)
 
 
 def _wait_for_ray() -> None:

@@ -10,12 +10,15 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.errors import DataError, OutputExistsError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SCHEMA = 1
 MANIFEST, PARTY, LABELS, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
@@ -165,7 +168,7 @@ def write_ids(path: Path, ids: Sequence[str]) -> None:
     pq.write_table(pa.table({"id": pa.array(ids, pa.string())}), path)
 
 
-def read_ids(path: Path, rows: int) -> list[str]:
+def read_id_column(path: Path, rows: int) -> pa.ChunkedArray:
     """Read IDs in their order and check how many there are."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -176,7 +179,7 @@ def read_ids(path: Path, rows: int) -> list[str]:
         raise DataError(f"{path} cannot be read: {error}") from None
     if table.num_columns != 1 or table.num_rows != rows:
         raise DataError(f"{path} holds {table.num_rows} IDs in {table.num_columns} columns, needed: {rows} in one")
-    return [str(value) for value in table.column(0).to_pylist()]
+    return table.column(0).cast(pa.string())
 
 
 @contextmanager

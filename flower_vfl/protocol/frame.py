@@ -1,7 +1,8 @@
 """One message across the cut, and its form as a Flower `RecordDict`.
 
 Down (label party to feature party) go `STEP` (the gradient of one step and the request for another, fused to one round
-trip), `EVALUATE`, `AUDIT` (simulations only) and `FINISH`. Up go `HELLO`, `EMBEDDING`, `REPORT` and `ERROR`.
+trip), `EVALUATE`, `AUDIT` (simulations only) and `FINISH`; of a finished training `PREDICT`. Up go `HELLO`,
+`EMBEDDING`, `REPORT` and `ERROR`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Kind(StrEnum):
     HELLO = "hello"
     STEP = "step"
     EVALUATE = "evaluate"
+    PREDICT = "predict"
     EMBEDDING = "embedding"
     AUDIT = "audit"
     FINISH = "finish"

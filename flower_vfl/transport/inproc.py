@@ -67,7 +67,7 @@ class InprocEndpoint:
             link.close()
         link.closed.wait()
         if not machine.finished:
-            raise SessionError("the label party ended the session before training was finished")
+            raise SessionError("the label party ended the session before it was finished")
 
     def offer(self, node: str) -> dict[str, str | bytes | int]:
         """Nothing but the session's id is needed within one process."""

@@ -14,8 +14,8 @@ from flower_vfl.protocol.numbers import compress, expand
 from flower_vfl.transport.base import Link, Machine
 from flower_vfl.transport.mailbox import Mailbox, reason
 
-FRAMES = "train.frames"
-"""Flower message type that carries frames."""
+FRAMES = "frames"
+"""Action of the Flower messages that carry frames: their type is "train.frames" or "query.frames"."""
 
 _POLL_SECONDS = (0.001, 0.25)
 
@@ -67,8 +67,11 @@ def answer(content: RecordDict, session: str, wire_dtype: str, machine: Machine)
 class MessagesLink(Link):
     """Frames are held back until an answer is needed, then go out together in one Flower message."""
 
-    def __init__(self, node: int, hello: Frame, session: str, wire_dtype: str, mailbox: Mailbox) -> None:
+    def __init__(
+        self, node: int, hello: Frame, session: str, wire_dtype: str, mailbox: Mailbox, purpose: str = "train"
+    ) -> None:
         super().__init__(hello.text("party"), hello)
+        self._type = f"{purpose}.{FRAMES}"
         self._node, self._session, self._wire_dtype, self._mailbox = node, session, wire_dtype, mailbox
         self._outgoing: list[Frame] = []
         self._frames: deque[Frame] = deque()
@@ -82,7 +85,7 @@ class MessagesLink(Link):
         content = bundle(self._outgoing, self._session, self._wire_dtype)
         self._outgoing = []
         self.bytes_down += _size(content)
-        self._mailbox.push(self._node, content, FRAMES)
+        self._mailbox.push(self._node, content, self._type)
 
     def receive(self, timeout: float) -> Frame:  # noqa: D102
         self.flush()

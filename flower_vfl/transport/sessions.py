@@ -1,4 +1,4 @@
-"""How sessions open: one Flower `train` message with an offer to every node, then the parties arrive."""
+"""How sessions open: one Flower message with an offer to every node, then the parties arrive."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _SETTLE_SECONDS = 5.0
 class _MessagesEndpoint:
     """Where parties arrive when frames ride in Flower messages: their greeting is the answer to the offer."""
 
-    def __init__(self, session: str, wire_dtype: str, mailbox: Mailbox) -> None:
+    def __init__(self, session: str, wire_dtype: str, mailbox: Mailbox, purpose: str) -> None:
+        self._purpose = purpose
         self._session, self._wire_dtype, self._mailbox = session, wire_dtype, mailbox
         self._arrived: list[MessagesLink] = []
 
@@ -49,7 +50,9 @@ class _MessagesEndpoint:
         greetings = unbundle(records, self._session, self._wire_dtype, limit=OVERHEAD)
         if len(greetings) != 1:
             raise ProtocolError(f"node {node} should have sent one greeting, it sent {len(greetings)}")
-        self._arrived.append(MessagesLink(node, greetings[0], self._session, self._wire_dtype, self._mailbox))
+        self._arrived.append(
+            MessagesLink(node, greetings[0], self._session, self._wire_dtype, self._mailbox, self._purpose)
+        )
 
     def accept(self) -> Link | None:
         return self._arrived.pop() if self._arrived else None
@@ -73,6 +76,8 @@ class Sessions:
         Whether all parties run on this side of one trust boundary; it goes into the offers.
     offer : Mapping[str, str], optional
         What else goes into every offer.
+    purpose : {"train", "query"}
+        Flower's type of the messages: "train" to train, "query" to predict.
     """
 
     def __init__(
@@ -83,7 +88,9 @@ class Sessions:
         *,
         simulation: bool,
         offer: Mapping[str, str] | None = None,
+        purpose: str = "train",
     ) -> None:
+        self._purpose = purpose
         self.session = secrets.token_hex(16)
         self.links: dict[str, Link] = {}
         self._parties, self._config = tuple(parties), config
@@ -103,7 +110,7 @@ class Sessions:
         if config.kind == "inproc":
             return InprocEndpoint(self.session)
         if config.kind == "messages":
-            return _MessagesEndpoint(self.session, config.wire_dtype, self._mailbox)
+            return _MessagesEndpoint(self.session, config.wire_dtype, self._mailbox, self._purpose)
         return StreamEndpoint(
             self.session,
             host=config.host,
@@ -179,7 +186,7 @@ class Sessions:
             )
         for node in nodes:
             offer = ConfigRecord({**self._offer, **self._endpoint.offer(str(node))})
-            self._mailbox.push(node, RecordDict({OFFER: offer}), "train")
+            self._mailbox.push(node, RecordDict({OFFER: offer}), self._purpose)
         return set(nodes)
 
     def _opening_reply(self, node: int, reply: Message) -> bool:

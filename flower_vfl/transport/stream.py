@@ -264,7 +264,7 @@ def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: floa
         finally:
             outgoing.put(_END)
     if not machine.finished:
-        raise SessionError("the label party ended the session before training was finished")
+        raise SessionError("the label party ended the session before it was finished")
 
 
 def _converse(answers: Any, outgoing: queue.SimpleQueue[Bytes], wire: _Wire, machine: Machine) -> None:

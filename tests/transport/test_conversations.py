@@ -124,7 +124,7 @@ def test_a_party_is_told_when_the_label_party_closes_early(sessions, kind):
         converse(opened.links, 2)
     opened.grid.join(5)
     assert [type(error) for error in opened.grid.failures] == [SessionError, SessionError]
-    assert all("before training was finished" in str(error) for error in opened.grid.failures)
+    assert all("before it was finished" in str(error) for error in opened.grid.failures)
 
 
 @pytest.mark.parametrize("kind", KINDS)

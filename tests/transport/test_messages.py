@@ -24,7 +24,7 @@ class CountingGrid(LocalGrid):
         messages = list(messages)
         self.carried = getattr(self, "carried", [])
         for message in messages:
-            if message.metadata.message_type == FRAMES:
+            if message.metadata.message_type == f"train.{FRAMES}":
                 self.carried.append(sum(name.endswith(".header") for name in message.content))
         return super().push_messages(messages)
 

@@ -1,0 +1,83 @@
+"""The file of scores: one row an ID, written as predictions come in, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError
+from flower_vfl.files import replacing
+
+_WRITERS = {".csv": pa_csv.CSVWriter, ".parquet": pq.ParquetWriter}
+
+
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Refuse a file that cannot be written, before anything is computed.
+
+    Raises
+    ------
+    ConfigError
+        When its name ends in something else than .csv or .parquet.
+    OutputExistsError
+        When it exists and may not be replaced.
+    DataError
+        When there is no folder for it.
+    """
+    if path.suffix.lower() not in _WRITERS:
+        raise ConfigError(f"scores go into {' or '.join(f'*{ending}' for ending in _WRITERS)}, given {path}")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise OutputExistsError(f"{path} exists; name another file, or replace it with --overwrite")
+    if not path.absolute().parent.is_dir():
+        raise DataError(f"there is no folder {path.absolute().parent} for {path.name}")
+
+
+class ScoreWriter:
+    """Appends batches to an open file.
+
+    Two classes give the columns `id` and `score`, the probability of the positive class; more give `id`, `predicted`
+    and one `score_<class>` each.
+
+    Parameters
+    ----------
+    writer : CSVWriter or ParquetWriter
+        What writes tables of `schema`.
+    classes : tuple of str
+        What each class is called.
+    """
+
+    def __init__(self, writer: pa_csv.CSVWriter | pq.ParquetWriter, classes: tuple[str, ...]) -> None:
+        self._writer, self._classes = writer, classes
+
+    def write(self, ids: pa.Array, logits: Tensor) -> None:
+        """Append rows with the IDs (B,) and the logits (B,) or (B, C)."""
+        self._writer.write_table(pa.table([ids, *_columns(logits, self._classes)], schema=schema_of(self._classes)))
+
+
+def schema_of(classes: tuple[str, ...]) -> pa.Schema:
+    """Return the columns of the file."""
+    score = [("score", pa.float64())]
+    if len(classes) > 2:
+        score = [("predicted", pa.string()), *((f"score_{name}", pa.float64()) for name in classes)]
+    return pa.schema([("id", pa.string()), *score])
+
+
+def _columns(logits: Tensor, classes: tuple[str, ...]) -> list[pa.Array]:
+    if logits.dim() == 1:
+        return [pa.array(torch.sigmoid(logits.double()).numpy())]
+    scores = torch.softmax(logits.double(), dim=1)
+    predicted = pa.array(classes, pa.string()).take(pa.array(logits.argmax(dim=1).numpy()))
+    return [predicted, *(pa.array(column.contiguous().numpy()) for column in scores.T)]
+
+
+@contextmanager
+def writing(path: Path, classes: tuple[str, ...]) -> Iterator[ScoreWriter]:
+    """Open a file of scores that appears at `path` when all is written; after an error there is nothing."""
+    with replacing(path) as temporary, _WRITERS[path.suffix.lower()](temporary, schema_of(classes)) as writer:
+        yield ScoreWriter(writer, classes)

@@ -1,0 +1,136 @@
+"""A finished training predicts: the label party asks for the embeddings of rows and joins them to logits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from flower_vfl.data.source import FeatureSource
+from flower_vfl.errors import PartyError
+from flower_vfl.parties.label import LabelModel
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import Rows
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.training import EVALUATIONS_UNDER_WAY
+from flower_vfl.strategies.vertical import build_models, is_simulation, negotiate
+from flower_vfl.transport.base import Link, expect
+from flower_vfl.transport.sessions import Sessions
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the label party asks for.
+
+    Attributes
+    ----------
+    batches : Iterable[Rows]
+        Positions (B,) of the rows, at most `training.eval_batch_size` at once.
+    count : int
+        Rows that may be asked for, at every party.
+    rows : str
+        Digest of their ordered IDs, at every party.
+    weights : Mapping[str, str]
+        Digest of each feature party's weights after training.
+    own : FeatureSource or None
+        The label party's own columns of these rows, if it has any.
+    """
+
+    batches: Iterable[Rows]
+    count: int
+    rows: str
+    weights: Mapping[str, str]
+    own: FeatureSource | None
+
+
+def run_prediction(
+    strategy: HookedStrategy,
+    grid: Grid,
+    ask: Ask,
+    load: Callable[[nn.Module], None],
+    offer: Mapping[str, str],
+    timeout: float = 3600.0,
+) -> Generator[tuple[Rows, Tensor]]:
+    """Open the sessions and yield rows with their logits, batch by batch, in the order in which they are asked for.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        The strategy that was trained, with its defenses: what they do to embeddings belongs to the network.
+    grid : Grid
+        Flower's grid.
+    ask : Ask
+        What is asked for.
+    load : Callable[[nn.Module], None]
+        Puts the trained weights into the label party's module.
+    offer : Mapping[str, str]
+        What the parties are told beside how to reach the label party.
+    timeout : float
+        Seconds to wait for the parties' last answers.
+
+    Raises
+    ------
+    PartyError
+        When a party fails, refuses, or has other weights or rows.
+    """
+    base, simulation = strategy.base, is_simulation(grid)
+    config = base.config
+    with Sessions(
+        grid, base.parties, config.transport, simulation=simulation, offer=offer, purpose="query"
+    ) as sessions:
+        links = sessions.open(lambda link: _check(link, strategy, ask))
+        probe = None if ask.own is None else (ask.own, np.arange(min(2, len(ask.own))))
+        top, bottom = build_models(base, [link.shape for link in links.values()], probe)
+        fusion, device = config.model.fusion, config.device
+        model = LabelModel(top, strategy, base.parties, bottom=bottom, fusion=fusion, device=device)
+        load(model.module)
+        for index, rows in _under_way(links, ask.batches):
+            embeddings = _receive(links, index, len(rows), config.transport.step_timeout)
+            yield rows, model.logits(embeddings, ask.own, rows).cpu()
+        sessions.finish(timeout)
+
+
+def _under_way(links: Mapping[str, Link], batches: Iterable[Rows]) -> Iterator[tuple[int, Rows]]:
+    """Ask for a few batches ahead and yield the number and the rows of the one whose answer comes next."""
+    waiting: deque[tuple[int, Rows]] = deque()
+    for index, rows in enumerate(batches):
+        frame = Frame(Kind.PREDICT, index, {"count": len(rows)}, {"rows": torch.from_numpy(rows)})
+        for link in links.values():
+            link.send(frame)
+        waiting.append((index, rows))
+        if len(waiting) == EVALUATIONS_UNDER_WAY:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def _receive(links: Mapping[str, Link], index: int, count: int, timeout: float) -> dict[str, Tensor]:
+    """Return the checked embeddings (B, ...) of all parties."""
+    for link in links.values():
+        link.flush()
+    embeddings = {}
+    for party, link in links.items():
+        frame = expect(link.receive(timeout), Kind.EMBEDDING, index, party)
+        embeddings[party] = frame.tensor("embedding", shape=(count, *link.shape), dtype=link.dtype)
+    return embeddings
+
+
+def _check(link: Link, strategy: HookedStrategy, ask: Ask) -> None:
+    """Refuse a party with other weights or other rows, and settle the shape of its embeddings."""
+    said = link.hello.fields
+    if said.get("weights") != ask.weights.get(link.party):
+        raise PartyError(
+            f"party {link.party!r} has other weights than it reported after training: {str(said.get('weights'))[:12]}, "
+            f"reported {str(ask.weights.get(link.party))[:12]}"
+        )
+    if (said.get("rows"), said.get("count")) != (ask.rows, ask.count):
+        raise PartyError(
+            f"party {link.party!r} has other rows: {said.get('count')} with the digest {str(said.get('rows'))[:12]}, "
+            f"here {ask.count} with {ask.rows[:12]}; their IDs and their order must be the same at every party: align "
+            "them first"
+        )
+    negotiate(link, strategy.base.config, strategy.base.config.training.eval_batch_size)
