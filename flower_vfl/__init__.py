@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flower_vfl.apps import RunResult, make_client_app, make_server_app, run
+    from flower_vfl.apps import RunResult, make_client_app, make_server_app, predict, run
     from flower_vfl.config import Config, build_config, load_config
 
 __version__ = "0.1.0"
 
-__all__ = ["Config", "RunResult", "build_config", "load_config", "make_client_app", "make_server_app", "run"]
+__all__ = ["Config", "RunResult", "build_config", "load_config", "make_client_app", "make_server_app", "predict", "run"]
 
 _HOMES = {
     **dict.fromkeys(("Config", "build_config", "load_config"), "flower_vfl.config"),
-    **dict.fromkeys(("RunResult", "make_client_app", "make_server_app", "run"), "flower_vfl.apps"),
+    **dict.fromkeys(("RunResult", "make_client_app", "make_server_app", "predict", "run"), "flower_vfl.apps"),
 }
 
 

@@ -71,6 +71,37 @@ def run(
 
 
 @app.command()
+def predict(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a finished run.")],
+    out: Annotated[Path, typer.Option(help="File of the scores, .csv or .parquet.")],
+    ids: Annotated[
+        Path | None, typer.Option(help="CSV, Parquet or text file that names the IDs [default: the test rows].")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="New data: a prepared folder, a CSV or Parquet file, or a folder of them.")
+    ] = None,
+    app_: Annotated[
+        Path | None, typer.Option("--app", help="Folder of your own Flower App, if that trained the run.")
+    ] = None,
+    engine: Annotated[Engine, typer.Option(help="In this process, or in Flower's simulation runtime.")] = Engine.local,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Score IDs with a finished run; the label party gets the scores, nobody else."""
+    from flower_vfl.apps.prediction import Request
+    from flower_vfl.errors import ConfigError
+    from flower_vfl.simulations.predicting import predict_flower, predict_here
+
+    request = Request(run_dir, out, ids, data, overwrite)
+    if engine is Engine.local:
+        predict_here(request, app_)
+    elif app_ is None:
+        predict_flower(request)
+    else:
+        raise ConfigError("an app of your own scores in Flower with `flwr run APP --run-config \"job='predict' ...\"`")
+    _say(f"scores: {out}")
+
+
+@app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder of the results [default: runs/demo-<time>].")] = None,
     set_: SetOption = None,

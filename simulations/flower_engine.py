@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ import tomli_w
 from flower_vfl import errors
 from flower_vfl.apps.build import open_data, party_names
 from flower_vfl.apps.folder import check_free
+from flower_vfl.apps.prediction import NO_PREDICTION
 from flower_vfl.apps.result import package_version
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.data.layout import new_folder
 from flower_vfl.errors import ConfigError, SessionError
+from flower_vfl.parsing import Value
 
 ERROR_FILE_VARIABLE = "FLOWER_VFL_ERROR_FILE"
 """Where the ServerApp of `--engine flower` leaves the words of its error: Flower passes on an exit code only."""
@@ -46,9 +48,27 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
     check_free(out)
     config = in_processes(config)
     parties = len(party_names(config, open_data(config)))
+    code = flwr_run({**to_run_config(config), "out": str(out)}, parties)
+    result = out / "result.json"
+    if not result.is_file():
+        raise SessionError(f"the Flower run left no result (flwr run ended with {code}); its log is above")
+    summary: dict[str, Any] = json.loads(result.read_text(encoding="utf8"))
+    return summary
+
+
+def flwr_run(run_config: Mapping[str, Value], parties: int) -> int:
+    """Run the ready-made apps with `flwr run` in the simulation runtime and return its exit code.
+
+    Raises
+    ------
+    SessionError
+        When Flower could not be started.
+    FlowerVflError
+        What ended the ServerApp, if it said so.
+    """
     with tempfile.TemporaryDirectory(prefix="flower-vfl-") as temporary:
         home, app = Path(temporary) / "home", Path(temporary) / "app"
-        write_app(app, config, out)
+        write_app(app, run_config)
         environment = {
             **os.environ,
             "FLWR_HOME": str(home),
@@ -62,13 +82,7 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
             command = [tool("flwr"), "run", str(app), _NAME, "--stream", "--federation-config", resources]
             finished = subprocess.run(command, env=environment, check=False)
         _raise_again(Path(temporary) / "error")
-    result = out / "result.json"
-    if not result.is_file():
-        raise SessionError(
-            f"the Flower run left no result (flwr run ended with {finished.returncode}); its log is above"
-        )
-    summary: dict[str, Any] = json.loads(result.read_text(encoding="utf8"))
-    return summary
+    return finished.returncode
 
 
 def in_processes(config: Config) -> Config:
@@ -103,7 +117,8 @@ def write_deployment(folder: Path, config: Config, results: Path | None) -> None
             "a SuperNode in --node-config, the label party in FLOWER_VFL_DATA"
         )
     with new_folder(folder) as temporary:
-        write_app(temporary, in_processes(config), results)
+        run_config = {**to_run_config(in_processes(config)), **NO_PREDICTION, "out": str(results or "")}
+        write_app(temporary, run_config)
 
 
 def _raise_again(file: Path) -> None:
@@ -117,7 +132,7 @@ def _raise_again(file: Path) -> None:
     raise SessionError(f"the Flower run failed: {name}: {words}")
 
 
-def write_app(folder: Path, config: Config, out: Path | None) -> None:
+def write_app(folder: Path, run_config: Mapping[str, Value]) -> None:
     """Write the Flower App of one run: the two thin apps and its run config."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("server_app.py", "client_app.py"):
@@ -136,7 +151,7 @@ def write_app(folder: Path, config: Config, out: Path | None) -> None:
                 "app": {
                     "publisher": "flower-vfl",
                     "components": {"serverapp": "server_app:app", "clientapp": "client_app:app"},
-                    "config": {**to_run_config(config), "out": str(out or "")},
+                    "config": dict(run_config),
                 }
             }
         },

@@ -10,10 +10,15 @@ from flower_vfl.simulations.flower_engine import ERROR_FILE_VARIABLE
 
 
 def _report(result: RunResult) -> None:
-    if result.summary["error"] and os.environ.get(ERROR_FILE_VARIABLE):
-        Path(os.environ[ERROR_FILE_VARIABLE]).write_text(result.summary["error"], encoding="utf8")
+    if result.summary["error"]:
+        _tell(result.summary["error"])
     if result.folder is not None and (result.folder / "result.json").is_file():
         logging.getLogger("flower_vfl").info("report: %s", render([result.folder]))
 
 
-app = make_server_app(on_result=_report)
+def _tell(error: str) -> None:
+    if os.environ.get(ERROR_FILE_VARIABLE):
+        Path(os.environ[ERROR_FILE_VARIABLE]).write_text(error, encoding="utf8")
+
+
+app = make_server_app(on_result=_report, on_prediction_error=_tell)

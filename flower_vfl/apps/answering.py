@@ -12,13 +12,13 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message
 
-from flower_vfl.apps.build import BottomFactory, DataFactory, check_device, torch_threads
+from flower_vfl.apps.build import BottomFactory, DataFactory, check_device, open_data, torch_threads
 from flower_vfl.apps.client import _offer_of, _reply, _state_folder
 from flower_vfl.apps.model import check_features, check_trained, load_card, load_model, model_path
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config, of_this_host
 from flower_vfl.data.scoring import new_rows, rows_of
-from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError
+from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError, ProtocolError
 from flower_vfl.files import write_json_atomic
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.parties.predictor import Predictor
@@ -121,7 +121,12 @@ class _Asked:
     offer: ConfigRecord
     run: Path
     data: str
-    permit: Callable[[int], None]
+    quota: Quota | None = None
+
+    def permit(self, rows: int) -> None:
+        """Count rows before they are answered; in a simulation there is no owner to ask."""
+        if self.quota is not None:
+            self.quota.take(rows)
 
 
 class Answering:
@@ -145,6 +150,8 @@ class Answering:
         asked = _asked(offer, context)
         if asked is None:
             return _reply(message, SPARE, "this run has fewer feature parties than nodes")
+        if asked.quota is not None:  # at the beginning: half an answer would be of no use
+            asked.quota.check(_whole_number(offer, "asked"))
         machine, config = self._build(asked, context)
         session = str(offer["session"])
         with torch_threads(config.threads):
@@ -180,7 +187,10 @@ class Answering:
         kept = load_model(model_path(asked.run, asked.party))
         if (kept.card.session, kept.card.party) != (asked.offer.get("training"), asked.party):
             raise DataError(f"the weights of party {asked.party!r} in {asked.run} are of another training")
-        config = Node.of(context.node_config).view(of_this_host(kept.card.config, context.run_config))
+        node = Node.of(context.node_config)
+        if self._data is open_data:
+            node.require_data()
+        config = node.view(of_this_host(kept.card.config, context.run_config))
         check_device(config)
         dataset = self._data(config)
         check_trained(kept.card, dataset, {"bottom": self._bottom})
@@ -219,16 +229,22 @@ def _asked(offer: ConfigRecord, context: Context) -> _Asked | None:
         index = int(str(context.node_config["partition-id"]))
         if index >= len(names):
             return None
-        return _Asked(names[index], offer, Path(str(offer.get("run"))), str(offer.get("data")), lambda rows: None)
+        return _Asked(names[index], offer, Path(str(offer.get("run"))), str(offer.get("data")))
     quota = Quota.of(context.node_config, node.party)
-    quota.check(int(str(offer.get("asked"))))
     data = str(context.node_config.get(NEW_DATA) or "") if offer.get("data") else ""
     if offer.get("data") and not data:
         raise PermissionDeniedError(
             f"new data is to be scored, and party {node.party!r} names none: {NEW_DATA}='PATH' in the --node-config of "
             "its SuperNode does"
         )
-    return _Asked(node.party, offer, _run_folder(node, str(offer.get("training"))), data, quota.take)
+    return _Asked(node.party, offer, _run_folder(node, str(offer.get("training"))), data, quota)
+
+
+def _whole_number(offer: ConfigRecord, name: str) -> int:
+    value = offer.get(name)
+    if not isinstance(value, str) or not value.isdecimal():
+        raise ProtocolError(f"an offer of a prediction says how many rows are {name}, given {value!r}")
+    return int(value)
 
 
 def _run_folder(node: Node, training: str) -> Path:

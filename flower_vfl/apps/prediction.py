@@ -32,7 +32,7 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import LABEL, Model, check_features, check_trained, load_model, model_path
 from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.scores import check_target, writing
-from flower_vfl.apps.server import build_strategy, make_server_app
+from flower_vfl.apps.server import build_strategy, make_server_app, wait_for_ray
 from flower_vfl.config import Config, load_config, of_this_host
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
@@ -45,6 +45,13 @@ from flower_vfl.strategies.prediction import Ask, run_prediction
 from flower_vfl.strategies.vertical import is_simulation
 
 _log = logging.getLogger(__name__)
+
+NO_PREDICTION: dict[str, Value] = {
+    "job": "train",
+    **{f"predict-{name}": "" for name in ("run", "out", "ids", "data")},
+    "predict-overwrite": False,
+}
+"""What a Flower App's run config must hold, so that `flwr run APP --run-config` can ask for a prediction."""
 
 _ENDED = ("finished", "early stopping", "leak limit")
 _JOIN_SECONDS = 10.0
@@ -165,8 +172,25 @@ def score(
     bottom: BottomFactory,
     data: DataFactory,
     observers: tuple[Observer, ...],
+    on_error: Callable[[str], None] | None = None,
 ) -> None:
     """Do the label party's part of a prediction, as Flower's run config asks for it (called by its ServerApp)."""
+    try:
+        _score(grid, run_config, top, bottom, data, observers)
+    except Exception as error:
+        if on_error is not None:
+            on_error(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _score(
+    grid: Grid,
+    run_config: Mapping[str, Value],
+    top: TopFactory,
+    bottom: BottomFactory,
+    data: DataFactory,
+    observers: tuple[Observer, ...],
+) -> None:
     request = Request.of(run_config)
     check_target(request.out, overwrite=request.overwrite)
     run, simulation = read_run(request.run), is_simulation(grid)
@@ -185,6 +209,8 @@ def score(
     batches = _batches(chosen, config.training.eval_batch_size)
     ask = Ask(batches, rows.count, rows.digest, run.weights, own)
     offer = _offer(run, request, len(chosen), simulation=simulation)
+    if simulation and not isinstance(grid, LocalGrid):
+        wait_for_ray()
     _log.info("%d rows are scored with %s", len(chosen), ", ".join(card.features))
     with torch_threads(config.threads), writing(request.out, card.classes) as writer:
         done = 0

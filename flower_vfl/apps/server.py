@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,7 @@ def make_server_app(
     out: Path | None = None,
     observers: tuple[Observer, ...] = (),
     on_result: ResultCallback | None = None,
+    on_prediction_error: Callable[[str], None] | None = None,
 ) -> ServerApp:
     """Make the ServerApp of the label party.
 
@@ -178,17 +180,18 @@ def make_server_app(
         Are told how training goes.
     on_result : Callable[[RunResult], None], optional
         Gets the result, whole or interrupted.
+    on_prediction_error : Callable[[str], None], optional
+        Gets the words of what ended a prediction.
     """
     app = ServerApp()
+    predict = partial(_predict, top=top, bottom=bottom, data=data, observers=observers, on_error=on_prediction_error)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         if not isinstance(grid, LocalGrid):
             _log_as_flower_does()
         if _job(context.run_config) == "predict":
-            from flower_vfl.apps.prediction import score
-
-            score(grid, context.run_config, top=top, bottom=bottom, data=data, observers=observers)
+            predict(grid, context.run_config)
             return
         settings = config or from_run_config(context.run_config)
         check_device(settings)
@@ -217,7 +220,7 @@ def make_server_app(
             strategy.base.offer = {"out": str(folder.path)} if simulation else {}
             _log.info("results go to %s", folder.path)
         if simulation and not isinstance(grid, LocalGrid):
-            _wait_for_ray()
+            wait_for_ray()
         with torch_threads(settings.threads):
             card = make_card(
                 LABEL,
@@ -234,6 +237,12 @@ def make_server_app(
     return app
 
 
+def _predict(grid: Grid, run_config: Mapping[str, Value], **more: Any) -> None:
+    from flower_vfl.apps.prediction import score  # it builds its strategy with this module
+
+    score(grid, run_config, **more)
+
+
 def _job(run_config: Mapping[str, Value]) -> str:
     """Return what the run is to do; a wrong word must not train."""
     job = run_config.get("job") or JOBS[0]
@@ -242,7 +251,7 @@ def _job(run_config: Mapping[str, Value]) -> str:
     return str(job)
 
 
-def _wait_for_ray() -> None:
+def wait_for_ray() -> None:
     """Wait until Flower's simulation, which runs this app in a thread, has started Ray.
 
     Ray forks, and a process that forks while threads of a gRPC server are busy loses one child in fifty: the simulation

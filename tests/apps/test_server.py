@@ -42,7 +42,7 @@ def test_training_waits_until_ray_has_started(monkeypatch):
     answers = iter([False, False, True])
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: next(answers)))
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    server._wait_for_ray()
+    server.wait_for_ray()
     assert next(answers, "asked no more") == "asked no more"
 
 
@@ -53,13 +53,13 @@ def test_it_waits_while_ray_is_being_imported(monkeypatch):
         sys.modules["ray"].is_initialized = lambda: True
 
     monkeypatch.setattr(time, "sleep", imported)
-    server._wait_for_ray()
+    server.wait_for_ray()
 
 
 def test_a_simulation_that_needs_no_ray_goes_on_after_a_while(monkeypatch):
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     monkeypatch.setattr(server, "_RAY_SECONDS", 0.05)
-    server._wait_for_ray()
+    server.wait_for_ray()
 
 
 @pytest.mark.slow

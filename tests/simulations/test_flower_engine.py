@@ -14,7 +14,7 @@ import time
 import pytest
 
 from flower_vfl.apps import run
-from flower_vfl.config import build_config
+from flower_vfl.config import build_config, to_run_config
 from flower_vfl.errors import PartyError, SetupError
 from flower_vfl.simulations import flower_engine
 from flower_vfl.simulations.flower_engine import run_flower, write_app, write_deployment
@@ -142,7 +142,7 @@ def test_the_written_app_holds_the_whole_configuration(tmp_path):
     from flower_vfl.config import from_run_config
 
     config = build_config({**TWO, "seed": 7, "defenses": [{"name": "iso", "t": 2.0}]})
-    write_app(tmp_path / "app", config, tmp_path / "out")
+    write_app(tmp_path / "app", {**to_run_config(config), "out": str(tmp_path / "out")})
     project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
     assert from_run_config(project["tool"]["flwr"]["app"]["config"]) == config
 
@@ -156,6 +156,7 @@ def test_the_app_of_a_deployment_runs_over_streams_and_names_no_data(tmp_path):
     write_deployment(tmp_path / "app", build_config(TWO), None)
     run_config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert (run_config["out"], from_run_config(run_config).transport.kind) == ("", "stream")
+    assert (run_config["job"], run_config["predict-run"], run_config["predict-overwrite"]) == ("train", "", False)
     assert {file.name for file in (tmp_path / "app").iterdir()} == {"pyproject.toml", "server_app.py", "client_app.py"}
     with pytest.raises(OutputExistsError):
         write_deployment(tmp_path / "app", build_config(TWO), None)

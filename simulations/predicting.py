@@ -1,0 +1,111 @@
+"""What `flower-vfl predict` does: in this process, with the user's own app, or in Flower's simulation runtime."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flower_vfl.apps import make_client_app, make_server_app
+from flower_vfl.apps.model import load_card, model_path
+from flower_vfl.apps.prediction import Request, predict_with, read_run
+from flower_vfl.apps.scores import check_target
+from flower_vfl.errors import ConfigError, SessionError
+from flower_vfl.simulations.flower_engine import flwr_run
+from flower_vfl.strategies import Observer
+from flower_vfl.terminal import console
+
+
+class ScoreProgress(Observer):
+    """Shows a bar of scored rows to a person at a terminal."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("scores"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console(), transient=True, disable=not console().is_terminal)
+        self._task = self._progress.add_task("scores", total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def on_scores(self, done: int, total: int) -> None:
+        """Move the bar."""
+        self._progress.update(self._task, completed=done, total=total)
+
+
+def predict_here(request: Request, app: Path | None) -> None:
+    """Score in this process; `app` is the folder of the Flower App that trained the run, if it was the user's own."""
+    if app is not None:
+        predict_with(*load_apps(app), request)
+        return
+    with ScoreProgress() as progress:
+        predict_with(make_server_app(observers=(progress,)), make_client_app(), request)
+
+
+def predict_flower(request: Request) -> None:
+    """Score in Flower's simulation runtime.
+
+    Raises
+    ------
+    SessionError
+        When Flower could not be started, or the run failed.
+    """
+    check_target(request.out, overwrite=request.overwrite)
+    run = read_run(request.run)
+    for party in run.model.card.features:
+        load_card(model_path(run.folder, party))  # what is missing is found before anything is started
+    run_config = request.run_config()
+    if run.model.card.config.transport.kind == "inproc":  # here the parties are in several processes
+        run_config["transport-kind"] = "stream"
+    before = _written(request.out)
+    code = flwr_run(run_config, len(run.model.card.features))
+    if _written(request.out) == before:
+        raise SessionError(f"the Flower run left no scores (flwr run ended with {code}); its log is above")
+
+
+def _written(path: Path) -> int:
+    """Return a number that changes when the file is written anew."""
+    return path.stat().st_ino if path.exists() else 0
+
+
+def load_apps(folder: Path) -> tuple[ServerApp, ClientApp]:
+    """Import the apps that a Flower App's pyproject.toml names; its code runs.
+
+    Raises
+    ------
+    ConfigError
+        When the folder holds no Flower App.
+    """
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf8"))
+        components = project["tool"]["flwr"]["app"]["components"]
+        names = [str(components[name]) for name in ("serverapp", "clientapp")]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{folder} is no Flower App: its pyproject.toml names no components ({error})") from None
+    sys.path.insert(0, str(folder.absolute()))
+    try:
+        server, client = (_named(name) for name in names)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the app in {folder} cannot be imported: {error}") from None
+    finally:
+        sys.path.remove(str(folder.absolute()))
+    if not isinstance(server, ServerApp) or not isinstance(client, ClientApp):
+        raise ConfigError(f"{folder}: {names[0]} is no ServerApp, or {names[1]} no ClientApp")
+    return server, client
+
+
+def _named(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

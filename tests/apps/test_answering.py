@@ -1,0 +1,302 @@
+"""On a host of its own a feature party answers only what its owner allows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from flower_vfl.apps import answering
+from flower_vfl.apps.answering import Quota
+from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.node import DATA_VARIABLE
+from flower_vfl.apps.server import make_server_app
+from flower_vfl.config import to_run_config
+from flower_vfl.data.catalog import prepare
+from flower_vfl.data.dataset import open_dataset
+from flower_vfl.data.parts import write_part
+from flower_vfl.errors import ConfigError, DataError, PartyError, PermissionDeniedError
+from flower_vfl.metrics import leak_auc
+from tests.toys import toy_config
+
+
+class DeployedGrid(LocalGrid):
+    """Every node on a host of its own."""
+
+    simulation = False
+
+    def __init__(self, nodes, run_config, client=None):
+        super().__init__(client or make_client_app(), len(nodes), run_config)
+        for context, node in zip(self._contexts.values(), nodes, strict=True):
+            context.node_config = node
+
+
+def start(nodes, run_config, grid_kind=DeployedGrid):
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config)
+    grid = grid_kind(nodes, run_config)
+    make_server_app()(grid, context)
+    return grid
+
+
+def write_files(folder, ids, seed=0):
+    """The columns of two parties, a file each; the label is in the second."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    folder.mkdir(exist_ok=True)
+    x, u = rng.normal(size=(2, len(ids)))
+    color = rng.choice(["red", "green", "blue"], len(ids))
+    y = (x + u + (color == "red") > 0).astype(int)
+    pa_csv.write_csv(pa.table({"id": ids, "x": x, "color": color}), folder / "shop.csv")
+    pa_csv.write_csv(pa.table({"id": ids, "u": u, "label": y}), folder / "bank.csv")
+
+
+class Host:
+    """Three folders that stand for two hosts, and a training that has been finished on them."""
+
+    def __init__(self, root):
+        self.root, self.run = root, root / "run"
+        self.node = {"party": "shop", "data-path": str(root / "parts" / "shop")}
+
+    def predict(self, out, grid_kind=DeployedGrid, node=(), **more):
+        run_config = {"job": "predict", "predict-run": str(self.run), "predict-out": str(out)}
+        run_config |= {f"predict-{key}": str(value) for key, value in more.items() if key != "transport"}
+        run_config |= {"transport-kind": more.get("transport", "stream")}
+        return start([{**self.node, **dict(node)}], run_config, grid_kind)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("deployed")
+    write_files(root / "raw", [f"p{number:04}" for number in range(500)])
+    options = {"files": {"shop": "shop.csv", "bank": "bank.csv"}}
+    prepare("files", source=root / "raw", out=root / "whole", options=options)
+    for party in ("shop", "bank"):
+        write_part(root / "whole", party, root / "parts" / party)
+    host = Host(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLOWER_VFL_STATE", str(root / "state"))
+        patch.setenv(DATA_VARIABLE, str(root / "parts" / "bank"))
+        training = {"eval_batch_size": 40, "epochs": 5, "learning_rate": 0.02}
+        config = toy_config(data={"name": "files"}, transport={"kind": "stream"}, training=training)
+        start([host.node], {**to_run_config(config), "out": str(host.run)})
+    return host
+
+
+@pytest.fixture
+def host(trained, tmp_path, monkeypatch):
+    """The same hosts with a state folder of this test's own."""
+    state = shutil.copytree(trained.root / "state", tmp_path / "state")
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(state))
+    monkeypatch.setenv(DATA_VARIABLE, str(trained.root / "parts" / "bank"))
+    return trained
+
+
+ALLOWED = {"predict-rows-per-day": 1000}
+
+
+def counts(tmp_path):
+    path = tmp_path / "state" / "flower-vfl" / "predictions-shop.json"
+    return sum(json.loads(path.read_text()).values()) if path.exists() else 0
+
+
+@pytest.mark.parametrize("transport", ["stream", "messages"])
+def test_hosts_that_hold_only_their_own_parts_repeat_the_runs_test_evaluation(host, tmp_path, transport):
+    host.predict(tmp_path / "scores.csv", node=ALLOWED, transport=transport)
+    dataset = open_dataset(host.root / "whole")
+    found = pa_csv.read_csv(tmp_path / "scores.csv")
+    assert found["id"].to_pylist() == dataset.ids("test")
+    result = json.loads((host.run / "result.json").read_text())
+    assert leak_auc(found["score"].to_numpy(), dataset.labels().test) == result["utility"]["last"]["test_auc"]
+    assert counts(tmp_path) == dataset.alignment.test_rows > 80
+
+
+def test_the_label_partys_host_holds_no_weights_of_others(host):
+    assert [path.name for path in (host.run / "weights").iterdir()] == ["label.safetensors"]
+
+
+def test_a_party_whose_owner_said_nothing_answers_nothing(host, tmp_path):
+    with pytest.raises(PartyError, match=r"party 'shop' allows no predictions; its owner can: predict-rows-per-day=N"):
+        host.predict(tmp_path / "scores.csv")
+    assert not (tmp_path / "scores.csv").exists()
+    assert counts(tmp_path) == 0
+
+
+@pytest.mark.parametrize("transport", ["stream", "messages"])
+def test_no_more_rows_a_day_than_the_owner_allows_whatever_the_number_of_runs(host, tmp_path, transport):
+    (tmp_path / "ids.txt").write_text("p0000\np0001\np0002\n")
+    node = {"predict-rows-per-day": 7}
+    for name in ("one.csv", "two.csv"):
+        host.predict(tmp_path / name, node=node, ids=tmp_path / "ids.txt", transport=transport)
+    with pytest.raises(PartyError, match=r"allows 7 rows a day .*, 1 of them are left today; 3 were asked for"):
+        host.predict(tmp_path / "three.csv", node=node, ids=tmp_path / "ids.txt", transport=transport)
+    assert not (tmp_path / "three.csv").exists()
+    assert counts(tmp_path) == 6
+
+
+def test_a_label_party_that_asks_for_more_than_it_said_is_cut_off(host, tmp_path, monkeypatch):
+    from flower_vfl.apps import prediction
+
+    genuine = prediction._offer
+    monkeypatch.setattr(prediction, "_offer", lambda *given, **more: {**genuine(*given, **more), "asked": "1"})
+    with pytest.raises(PartyError, match="allows 50 rows a day"):
+        host.predict(tmp_path / "scores.csv", node={"predict-rows-per-day": 50})
+    assert counts(tmp_path) == 40  # one batch; the second would have been too much
+    assert not (tmp_path / "scores.csv").exists()
+
+
+def test_a_simulation_that_a_label_party_claims_opens_no_door(host, tmp_path, monkeypatch):
+    from flower_vfl.apps import prediction
+
+    genuine = prediction._offer
+    lie = {"simulation": True, "run": str(host.root), "partition-id": 0}
+    monkeypatch.setattr(prediction, "_offer", lambda *given, **more: {**genuine(*given, **more), **lie})
+    with pytest.raises(PartyError, match="allows no predictions"):
+        host.predict(tmp_path / "scores.csv")
+
+
+def test_a_node_that_names_no_party_is_told_what_to_set(host, tmp_path):
+    with pytest.raises(PartyError, match="this node has no party"):
+        host.predict(tmp_path / "scores.csv", node={"party": ""})
+
+
+def test_offers_of_a_deployment_carry_no_path_and_name_no_row(host, tmp_path):
+    seen = []
+
+    class Listening(DeployedGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            seen.extend(dict(message.content.config_records["offer"]) for message in messages)
+            return super().push_messages(messages)
+
+    host.predict(tmp_path / "scores.csv", Listening, node=ALLOWED)
+    (offer,) = seen
+    assert not [value for value in offer.values() if isinstance(value, str) and str(tmp_path.anchor) in value]
+    assert {"training", "parties", "asked", "data"} < set(offer)
+
+
+def test_nothing_comes_down_to_a_feature_party_but_positions(host, tmp_path, monkeypatch):
+    from flower_vfl.parties.predictor import Predictor
+
+    seen, genuine = [], Predictor.handle
+    monkeypatch.setattr(Predictor, "handle", lambda self, frame: (seen.append(frame), genuine(self, frame))[1])
+    host.predict(tmp_path / "scores.csv", node=ALLOWED)
+    assert {frame.kind for frame in seen} == {"predict", "finish"}
+    assert {name for frame in seen for name in (*frame.fields, *frame.tensors)} == {"count", "rows"}
+
+
+def test_new_rows_are_scored_where_the_owner_names_them(host, tmp_path):
+    ids = [f"q{number:03}" for number in range(90)]
+    write_files(tmp_path / "new", ids, seed=5)
+    own = tmp_path / "new" / "shop.csv"
+    with pytest.raises(PartyError, match="new data is to be scored, and party 'shop' names none: predict-data='PATH'"):
+        host.predict(tmp_path / "scores.csv", node=ALLOWED, data=tmp_path / "new" / "bank.csv")
+    node = {**ALLOWED, "predict-data": str(own)}
+    host.predict(tmp_path / "scores.csv", node=node, data=tmp_path / "new" / "bank.csv")
+    found = pa_csv.read_csv(tmp_path / "scores.csv")
+    assert found["id"].to_pylist() == ids
+    labels = pa_csv.read_csv(tmp_path / "new" / "bank.csv")["label"].to_numpy()
+    assert leak_auc(found["score"].to_numpy(), labels) > 0.8
+
+
+def test_new_rows_of_other_people_are_refused(host, tmp_path):
+    write_files(tmp_path / "new", [f"q{number:03}" for number in range(90)])
+    write_files(tmp_path / "others", [f"r{number:03}" for number in range(90)])
+    node = {**ALLOWED, "predict-data": str(tmp_path / "others" / "shop.csv")}
+    with pytest.raises(PartyError, match=r"has other rows: 90 .* align them first"):
+        host.predict(tmp_path / "scores.csv", node=node, data=tmp_path / "new" / "bank.csv")
+
+
+def test_a_party_that_lost_its_weights_says_so(host, tmp_path):
+    for path in (tmp_path / "state").rglob("shop.safetensors"):
+        path.unlink()
+    with pytest.raises(PartyError, match="party 'shop' has no weights of this training"):
+        host.predict(tmp_path / "scores.csv", node=ALLOWED)
+
+
+def test_a_party_whose_weights_are_of_another_training_says_so(host, tmp_path):
+    from flower_vfl.apps.model import load_model
+    from tests.apps.test_model import rewrite
+
+    for path in (tmp_path / "state").rglob("shop.safetensors"):
+        rewrite(path, path, lambda card: card.update(session="another"))
+        assert load_model(path)
+    with pytest.raises(PartyError, match=r"no weights of this training \(session"):
+        host.predict(tmp_path / "scores.csv", node=ALLOWED)
+
+
+def test_a_folder_that_the_owner_named_is_where_weights_are_looked_for(host, tmp_path):
+    (source,) = {path.parent.parent for path in (tmp_path / "state").rglob("shop.safetensors")}
+    shutil.move(source, tmp_path / "own")
+    host.predict(tmp_path / "scores.csv", node={**ALLOWED, "out": str(tmp_path / "own")})
+    assert (tmp_path / "scores.csv").is_file()
+
+
+@pytest.mark.parametrize("given", ["many", -1, 1.5, True])
+def test_a_limit_that_is_no_number_of_rows_is_refused(given):
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        Quota.of({"predict-rows-per-day": given}, "a")
+
+
+def test_another_day_is_another_count(tmp_path):
+    day = ["2030-01-01"]
+    quota = Quota(tmp_path / "counts.json", "a", 10, lambda: day[0])
+    quota.take(10)
+    with pytest.raises(PermissionDeniedError, match="0 of them are left today; 1 were asked for"):
+        quota.take(1)
+    day[0] = "2030-01-02"
+    quota.take(10)
+    assert json.loads((tmp_path / "counts.json").read_text()) == {"2030-01-01": 10, "2030-01-02": 10}
+
+
+def test_runs_at_the_same_time_share_one_count(tmp_path):
+    refused = []
+
+    def take():
+        quota = Quota(tmp_path / "counts.json", "a", 100, lambda: "today")
+        for _ in range(10):
+            try:
+                quota.take(3)
+            except PermissionDeniedError:
+                refused.append(1)
+
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert json.loads((tmp_path / "counts.json").read_text()) == {"today": 99}
+    assert len(refused) == 60 - 33
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"today": "x"}'])
+def test_counts_that_cannot_be_read_close_the_door(tmp_path, content):
+    (tmp_path / "counts.json").write_text(content)
+    with pytest.raises(DataError, match="holds no counts"):
+        Quota(tmp_path / "counts.json", "a", 100).take(1)
+
+
+def test_frames_without_an_offer_are_refused():
+    handlers = answering.Answering(lambda *_: None, lambda _: None)
+    context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
+    with pytest.raises(DataError, match="frames came before an offer"):
+        handlers.frames(Message(RecordDict(), 2, "query.frames"), context)
+
+
+@pytest.mark.parametrize("asked", ["-3", "x", 7])
+def test_an_offer_must_say_how_many_rows_are_asked_for(host, tmp_path, asked):
+    offer = ConfigRecord({"kind": "stream", "session": "s", "asked": asked, "data": "", "training": "t"})
+    with pytest.raises((answering.ProtocolError, DataError)):
+        answering._whole_number(offer, "asked")
+
+
+def test_scores_can_be_parquet(host, tmp_path):
+    host.predict(tmp_path / "scores.parquet", node=ALLOWED)
+    assert pq.read_schema(tmp_path / "scores.parquet").names == ["id", "score"]

@@ -1,0 +1,98 @@
+"""A feature party of a finished training answers with embeddings, as its evaluation did, and takes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flower_vfl.data.source import ArraySource
+from flower_vfl.errors import PermissionDeniedError, ProtocolError, TrainingError
+from flower_vfl.parties.predictor import Predictor
+from flower_vfl.protocol.frame import Frame, Kind
+
+COLUMNS = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+
+
+def predictor(bottom=None, permit=lambda rows: None):
+    model = bottom or nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    return Predictor("a", model, ArraySource(COLUMNS), rows="r", weights="w", batch_size=8, permit=permit)
+
+
+def ask(rows, step=0, **fields):
+    tensor = torch.as_tensor(rows)
+    return Frame(Kind.PREDICT, step, {"count": len(rows), **fields}, {"rows": tensor})
+
+
+def test_it_answers_with_the_embeddings_of_the_rows_in_their_order():
+    torch.manual_seed(0)
+    machine = predictor()
+    rows = [7, 0, 19, 7]
+    found = machine.handle(ask(rows, step=3))
+    assert (found.kind, found.step) == (Kind.EMBEDDING, 3)
+    linear, norm, _ = machine._bottom
+    z = torch.from_numpy(COLUMNS[rows]) @ linear.weight.T + linear.bias
+    expected = (z - norm.running_mean) / torch.sqrt(norm.running_var + norm.eps) * norm.weight + norm.bias
+    torch.testing.assert_close(found.tensors["embedding"], expected)
+    assert not found.tensors["embedding"].requires_grad
+
+
+def test_answering_changes_nothing_in_the_model():
+    machine = predictor()
+    before = {name: value.clone() for name, value in machine._bottom.state_dict().items()}
+    for _ in range(3):
+        machine.handle(ask([1, 2, 3]))
+    after = machine._bottom.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_it_introduces_itself_with_its_weights_and_rows():
+    fields = predictor().hello().fields
+    assert fields == {"party": "a", "shape": "[4]", "dtype": "float32", "count": 20, "rows": "r", "weights": "w"}
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (ask([]), "0 rows were asked for at once; allowed are 1 to 8"),
+        (ask(list(range(9))), "9 rows were asked for at once"),
+        (ask([20]), "rows 20 to 20 were asked for; there are 0 to 19"),
+        (ask([-1, 3]), "rows -1 to 3 were asked for"),
+        (ask([1], count=2), "must be int64"),
+        (ask([1.0]), "must be int64"),
+        (ask([1], count="1"), "needs the integer field 'count'"),
+        (Frame(Kind.STEP, 0, {"gradient_of": 0}, {"gradient": torch.ones(1, 4)}), "does not take step frames"),
+        (Frame(Kind.AUDIT, fields={"table": "train"}), "does not take audit frames"),
+    ],
+)
+def test_whatever_else_is_refused_and_nothing_is_counted(frame, words):
+    counted = []
+    with pytest.raises(ProtocolError, match=words):
+        predictor(permit=counted.append).handle(frame)
+    assert counted == []
+
+
+def test_rows_are_counted_before_they_are_read():
+    asked = []
+
+    def permit(rows):
+        asked.append(rows)
+        raise PermissionDeniedError("not today")
+
+    with pytest.raises(PermissionDeniedError, match="not today"):
+        predictor(permit=permit).handle(ask([1, 2]))
+    assert asked == [2]
+
+
+def test_it_is_finished_when_it_is_told_so_and_reports_nothing():
+    machine = predictor()
+    assert not machine.finished
+    report = machine.handle(Frame(Kind.FINISH))
+    assert machine.finished
+    assert (report.kind, report.fields, report.tensors) == (Kind.REPORT, {}, {})
+
+
+def test_a_model_that_gives_no_embedding_is_refused_at_once():
+    with pytest.raises(TrainingError, match="must return a floating point tensor"):
+        predictor(bottom=nn.Flatten(0))
