@@ -160,6 +160,9 @@ class Attacker(FeatureParty):
         if self._reference is None or self._received:
             return
         row, clean = self._reference
+        if not self._watched:
+            self._references = Reference(row, {"cut": clean})
+            return
         found = self._follow_alone(rows[[row, row]], output[row].detach(), clean)
         if found is None:
             found = self._follow_among(row, output, clean)

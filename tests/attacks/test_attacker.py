@@ -80,6 +80,14 @@ def test_where_no_defense_changed_it_the_batchs_own_pass_tells_the_clean_gradien
         assert side.left_out.tolist() == [3]
 
 
+def test_at_the_cut_alone_the_clean_gradient_is_followed_nowhere():
+    attack = Remembering("reference")
+    attacker = make_attacker(layers=("cut",), attacks=[attack])
+    attacker.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+    attacker.handle(answer(0, 1, reference=torch.ones(4)))
+    assert [(layer, side.tensor("reference").tolist()) for layer, side in attack.told] == [("cut", [1.0] * 4)]
+
+
 class Functional(nn.Module):
     """Draws its dropout where no module shows it."""
 
