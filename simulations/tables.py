@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -71,7 +72,9 @@ def print_data_sets() -> None:
         table.add_column(column)
     for entry in available():
         rows = f"{entry.rows:,}" if entry.rows else "any"
-        table.add_row(entry.name, rows, "yes" if entry.usable else entry.advice, entry.description, entry.licence)
+        table.add_row(
+            entry.name, rows, "yes" if entry.usable else escape(entry.advice), entry.description, entry.licence
+        )
     Console().print(table)
 
 

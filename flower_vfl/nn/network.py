@@ -8,7 +8,10 @@ from typing import ClassVar
 from torch import nn
 
 from flower_vfl.config import ModelConfig
+from flower_vfl.errors import ConfigError
 from flower_vfl.nn.tabular import FeatureShape
+
+_COMMON = frozenset({"network", "fusion", "cut"})
 
 
 class Network(ABC):
@@ -22,6 +25,22 @@ class Network(ABC):
     """
 
     reads: ClassVar[frozenset[str]] = frozenset()
+
+    def check(self, model: ModelConfig) -> None:
+        """Refuse settings that do not fit the network, before any data is at hand.
+
+        Raises
+        ------
+        ConfigError
+            For a setting that is not at its default and that the network does not have.
+        """
+        for name, field in ModelConfig.model_fields.items():
+            value = getattr(model, name)
+            if name not in _COMMON | self.reads and value != field.get_default(call_default_factory=True):
+                raise ConfigError(
+                    f"model.{name} is {value!r}, which the network {model.network!r} does not have; it has "
+                    f"{', '.join(f'model.{setting}' for setting in sorted({'cut', *self.reads}))}"
+                )
 
     @abstractmethod
     def bottom(self, spec: FeatureShape, model: ModelConfig) -> nn.Module:

@@ -18,7 +18,6 @@ from flower_vfl.nn.text import TextCnn
 from flower_vfl.registry import lookup
 
 _CUT = 32
-_COMMON = frozenset({"network", "fusion", "cut"})
 
 
 class Auto(Network):
@@ -59,14 +58,8 @@ def network_of(model: ModelConfig) -> Network:
     Raises
     ------
     ConfigError
-        When there is no such network, and for a setting that it does not have.
+        When there is no such network, and for a setting that does not fit it.
     """
     network = lookup("network", model.network, NETWORKS)
-    for name, field in ModelConfig.model_fields.items():
-        value = getattr(model, name)
-        if name not in _COMMON | network.reads and value != field.get_default(call_default_factory=True):
-            raise ConfigError(
-                f"model.{name} is {value!r}, which the network {model.network!r} does not have; it has "
-                f"{', '.join(f'model.{setting}' for setting in sorted({'cut', *network.reads}))}"
-            )
+    network.check(model)
     return network

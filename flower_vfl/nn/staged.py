@@ -71,6 +71,16 @@ class StagedNetwork(Network):
 
     reads: ClassVar[frozenset[str]] = frozenset({"split"})
 
+    def check(self, model: ModelConfig) -> None:
+        """Refuse another place of the cut, and another width of a stage that has one only."""
+        super().check(model)
+        last = self.stages[self._position(model)]
+        if last.fixed and model.cut not in (0, last.width):
+            raise ConfigError(
+                f"model.cut is {model.cut}, but {self.name!r} cut behind {last.name!r} has the width {last.width} and "
+                "no other: leave model.cut out"
+            )
+
     def bottom(self, spec: FeatureShape, model: ModelConfig) -> nn.Module:
         """Make the stages up to the cut; the last of them has the width `model.cut`."""
         if spec.shape != self.shape:
@@ -81,11 +91,6 @@ class StagedNetwork(Network):
             )
         position = self._position(model)
         last = self.stages[position]
-        if last.fixed and model.cut not in (0, last.width):
-            raise ConfigError(
-                f"model.cut is {model.cut}, but {self.name!r} cut behind {last.name!r} has the width {last.width} and "
-                "no other: leave model.cut out"
-            )
         cut = replace(last, width=model.cut or last.width)
         return nn.Sequential(_chain((*self.stages[:position], cut), self.shape)[0])
 

@@ -15,6 +15,7 @@ from flower_vfl.apps import run
 from flower_vfl.apps.build import default_bottom
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError, TrainingError
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.tracking import read_steps
@@ -249,3 +250,18 @@ def test_the_number_of_torch_threads_is_left_as_it_was():
     before = torch.get_num_threads()
     run(toy_config(threads=1), data=lambda _: toy_data())
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ({"network": "minst"}, "did you mean 'mnist'"),
+        ({"network": "mnist", "split": "layer9"}, "layer1, layer2"),
+        ({"network": "resnet20", "cut": 5}, "no other: leave model.cut out"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused_before_anything_is_written(model, text, tmp_path):
+    data = toy_data(60, 20, 1, (1, 28, 28))
+    with pytest.raises(ConfigError, match=text):
+        run(build_config({"model": model}), data=lambda _: data, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

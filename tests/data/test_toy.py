@@ -103,7 +103,7 @@ def test_few_leaked_labels_cost_the_attacker_what_the_density_at_the_boundary_sa
         top = torch.nn.Linear(2, 1).double()
         labels = torch.tensor([0] * count + [1] * count)
         start_at_class_means(top, torch.cat(leaked), labels, classes=2)
-        errors.append(float((predict(top, (attacked,), classes=2) != truth).double().mean()))
+        errors.append(float(((predict(top, (attacked,), classes=2) > 0) != truth).double().mean()))
 
     def mean_of(function):
         return quad(lambda u: function(np.pi / 2 * u ** (1 / edge)), 0, 1)[0]
