@@ -8,11 +8,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from flower_vfl.version import VERSION
+
 if TYPE_CHECKING:
     from flower_vfl.apps import RunResult, make_client_app, make_server_app, predict, run
     from flower_vfl.config import Config, build_config, load_config
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = ["Config", "RunResult", "build_config", "load_config", "make_client_app", "make_server_app", "predict", "run"]
 

@@ -20,6 +20,7 @@ from flower_vfl.parsing import Value, parse_calls, parse_defenses, read_json, re
 from flower_vfl.registry import suggestion
 
 ALL = "all"
+_EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
 
 def _require_plain(value: Any) -> None:
@@ -243,16 +244,31 @@ class TransportConfig(_Section):
     wire_dtype: Literal["exact", "float16", "bfloat16"] = Field(
         default="exact", description="number format on the wire"
     )
+    fallback: Literal["none", "messages"] = Field(
+        default="none",
+        description="carrier for a party that cannot reach the session endpoint of 'stream'",
+    )
     host: str = Field(
         default="127.0.0.1", min_length=1, description="address at which the label party's session endpoint listens"
     )
     advertise: str = Field(default="", description="address that feature parties dial; empty: `host`")
     port: int = Field(default=0, ge=0, le=65535, description="port of the session endpoint; 0: a free one")
-    connect_timeout: float = Field(default=60.0, gt=0.0, description="seconds in which every party must have dialled")
+    connect_timeout: float = Field(
+        default=60.0, gt=0.0, description="seconds for parties to arrive, from when the last node connected"
+    )
     max_frame_mib: int = Field(
         default=64, ge=1, le=1024, description="largest message that the session endpoint takes, MiB"
     )
     step_timeout: float = Field(default=600.0, gt=0.0, description="seconds to wait for one answer")
+
+    @model_validator(mode="after")
+    def _dialled(self) -> Self:
+        if self.host in _EVERY_ADDRESS and not self.advertise:
+            raise ValueError(
+                f"transport.host {self.host!r} listens on every address of the host, and no party can dial that: name "
+                "one address in transport.host, or in transport.advertise what parties dial"
+            )
+        return self
 
 
 class Config(_Section):

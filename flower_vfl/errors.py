@@ -39,6 +39,10 @@ class SessionError(FlowerVflError):
     """A session could not be opened, or it broke."""
 
 
+class UnreachableError(SessionError):
+    """The label party's session endpoint did not answer; nothing of the session was used yet."""
+
+
 class SetupError(InputError, SessionError):
     """The machine or the network is not set up as the run needs it; the message says what to set."""
 

@@ -40,6 +40,7 @@ from flower_vfl.strategies.observer import Observer
 from flower_vfl.strategies.training import Outcome, Training
 from flower_vfl.transport.base import Link
 from flower_vfl.transport.sessions import Sessions
+from flower_vfl.version import VERSION
 
 _log = logging.getLogger(__name__)
 
@@ -322,6 +323,7 @@ def _check(link: Link, base: VerticalStrategy, schedule: Schedule) -> None:
     """Refuse a party that does not fit, and settle the shape of its embeddings."""
     hello = link.hello
     expected: dict[str, str | int] = {
+        "version": VERSION,
         "rows": schedule.rows,
         "test_rows": schedule.test_rows,
         "alignment": base.alignment,
@@ -329,6 +331,7 @@ def _check(link: Link, base: VerticalStrategy, schedule: Schedule) -> None:
         "in_flight": base.config.transport.in_flight,
     }
     cures = {
+        "version": "install the same version of flower-vfl on both hosts, then start the party's SuperNode again",
         "alignment": "its IDs differ or are in another order: prepare or align the data again at both parties",
         "schedule": "it runs with another configuration",
     }

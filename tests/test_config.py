@@ -358,3 +358,10 @@ def test_the_steps_of_snapshots_are_a_list_that_may_be_empty(text, steps):
 def test_a_snapshot_before_the_first_step_is_refused():
     with pytest.raises(ConfigError, match="at least 0"):
         build_config({}, {"attack.snapshots": "-1"})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
+def test_an_endpoint_on_every_address_must_say_which_one_parties_dial(host):
+    with pytest.raises(ConfigError, match="no party can dial that"):
+        build_config({"transport": {"host": host}})
+    assert build_config({"transport": {"host": host, "advertise": "label.example"}}).transport.host == host

@@ -13,17 +13,15 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message
 
 from flower_vfl.apps.build import BottomFactory, DataFactory, check_device, open_data, torch_threads
-from flower_vfl.apps.client import _offer_of, _reply, _state_folder
+from flower_vfl.apps.client import _attend, _offer_of, _reply, _state_folder
 from flower_vfl.apps.model import check_features, check_trained, load_card, load_model, model_path
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config, of_this_host
 from flower_vfl.data.scoring import new_rows, rows_of
-from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError, ProtocolError
+from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError, ProtocolError, UnreachableError
 from flower_vfl.files import write_json_atomic
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.parties.predictor import Predictor
-from flower_vfl.transport import stream
-from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.messages import answer, bundle
 from flower_vfl.transport.sessions import FINISHED, OPEN, REPLY, SPARE
 
@@ -153,20 +151,28 @@ class Answering:
         if asked.quota is not None:  # at the beginning: half an answer would be of no use
             asked.quota.check(_whole_number(offer, "asked"))
         machine, config = self._build(asked, context)
-        session = str(offer["session"])
         with torch_threads(config.threads):
             if offer["kind"] == "messages":
-                kept = {key: value for key, value in offer.items() if key in _KEPT}
-                context.state[_STATE] = ConfigRecord(kept)
-                self._live[session, asked.party] = machine, config
-                content = bundle([machine.hello()], session, str(offer["wire-dtype"]))
-                content[REPLY] = ConfigRecord({"status": OPEN, "party": asked.party})
-                return Message(content, reply_to=message)
-            if offer["kind"] == "inproc":
-                InprocEndpoint.attend(session, machine)
-            else:
-                stream.attend(offer, session, machine, timeout=config.transport.connect_timeout)
+                return self._open(message, context, asked, machine, config)
+            try:
+                _attend(offer, machine, config)
+            except UnreachableError as error:
+                if offer.get("fallback") != "messages":
+                    raise
+                _log.warning("%s. Frames ride in Flower's own messages instead, which is slow", error)
+                return self._open(message, context, asked, machine, config, why=str(error))
         return _reply(message, FINISHED)
+
+    def _open(
+        self, message: Message, context: Context, asked: _Asked, machine: Predictor, config: Config, why: str = ""
+    ) -> Message:
+        """Greet in the answer to the offer: all frames follow in Flower messages."""
+        session = str(asked.offer["session"])
+        context.state[_STATE] = ConfigRecord({key: value for key, value in asked.offer.items() if key in _KEPT})
+        self._live[session, asked.party] = machine, config
+        content = bundle([machine.hello()], session, str(asked.offer["wire-dtype"]))
+        content[REPLY] = ConfigRecord({"status": OPEN, "party": asked.party, "reason": why})
+        return Message(content, reply_to=message)
 
     def frames(self, message: Message, context: Context) -> Message:
         """Answer the frames of one Flower message (transport `messages`)."""

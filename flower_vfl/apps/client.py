@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +30,13 @@ from flower_vfl.apps.node import Node
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.memory import VerticalData
-from flower_vfl.errors import ConfigError, ProtocolError
+from flower_vfl.errors import ConfigError, ProtocolError, UnreachableError
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.vertical import OptimizerFactory
 from flower_vfl.tracking import StepLog
 from flower_vfl.transport import stream
+from flower_vfl.transport.base import Machine
 from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.messages import answer, bundle
 from flower_vfl.transport.sessions import FINISHED, OFFER, OPEN, REPLY, SPARE
@@ -91,13 +93,16 @@ class _Client:
             card = self._card(session, config, dataset)
             if offer["kind"] == "messages":
                 return self._open(message, context, session, machine, journal)
-            try:
-                if offer["kind"] == "inproc":
-                    InprocEndpoint.attend(session.id, machine)
-                else:
-                    stream.attend(offer, session.id, machine, timeout=config.transport.connect_timeout)
-            finally:
-                _leave(session, machine, journal, card)
+            with ExitStack() as leaving:
+                leaving.callback(_leave, session, machine, journal, card)
+                try:
+                    _attend(offer, machine, config)
+                except UnreachableError as error:
+                    if offer.get("fallback") != "messages":
+                        raise
+                    leaving.pop_all()
+                    _log.warning("%s. Frames ride in Flower's own messages instead, which is slow", error)
+                    return self._open(message, context, session, machine, journal, why=str(error))
         return _reply(message, FINISHED)
 
     def frames(self, message: Message, context: Context) -> Message:
@@ -154,12 +159,18 @@ class _Client:
         return make_card(session.party, session.id, config, dataset, factories, table=session.party)
 
     def _open(
-        self, message: Message, context: Context, session: _Session, machine: FeatureParty, journal: StepLog | None
+        self,
+        message: Message,
+        context: Context,
+        session: _Session,
+        machine: FeatureParty,
+        journal: StepLog | None,
+        why: str = "",
     ) -> Message:
         state_path = _state_folder() / f"{session.id}-{session.party}" / "state.safetensors"
         self._store(context, session, machine, journal, 0, state_path)
         content = bundle([machine.hello()], session.id, str(session.offer["wire-dtype"]))
-        content[REPLY] = ConfigRecord({"status": OPEN, "party": session.party})
+        content[REPLY] = ConfigRecord({"status": OPEN, "party": session.party, "reason": why})
         return Message(content, reply_to=message)
 
     def _store(
@@ -180,6 +191,15 @@ class _Client:
         }
         context.state[_STATE] = ConfigRecord({**kept, "count": count, "path": str(state_path)})
         self._live[session.id, session.party] = (count, machine, journal)
+
+
+def _attend(offer: ConfigRecord, machine: Machine, config: Config) -> None:
+    """Take part in a session until it ends."""
+    session = str(offer["session"])
+    if offer["kind"] == "inproc":
+        InprocEndpoint.attend(session, machine)
+    else:  # half the time, so that the label party still hears why it failed
+        stream.attend(offer, session, machine, timeout=config.transport.connect_timeout / 2)
 
 
 def _leave(session: _Session, machine: FeatureParty, journal: StepLog | None, card: ModelCard) -> None:

@@ -21,6 +21,7 @@ from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
+from flower_vfl.version import VERSION
 
 
 @dataclass(slots=True)
@@ -104,6 +105,7 @@ class FeatureParty:
                 "dtype": str(self._dtype).removeprefix("torch."),
                 "rows": len(self._table.train),
                 "test_rows": len(self._table.test),
+                "version": VERSION,
                 "alignment": self._alignment,
                 "schedule": self._schedule.digest,
                 "in_flight": self._in_flight,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from flower_vfl.errors import PartyError, ProtocolError
+from flower_vfl.errors import PartyError, ProtocolError, SessionError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 
@@ -40,15 +40,19 @@ class Link(ABC):
         The feature party at the other end.
     hello : Frame
         What the party said when it introduced itself.
+    node : str
+        The Flower node at the other end, empty where all are in one process. The party's name is the party's own word;
+        this is not.
     shape, dtype, frame_limit : tuple[int, ...], torch.dtype, int
         What was negotiated: one row's embedding, and the most bytes of a frame.
     bytes_up, bytes_down : int
         Bytes of frames handed to the transport; with `inproc`, bytes of the tensors.
     """
 
-    def __init__(self, party: str, hello: Frame) -> None:
+    def __init__(self, party: str, hello: Frame, node: str = "") -> None:
         self.party = party
         self.hello = hello
+        self.node = node
         self.shape: tuple[int, ...] = ()
         self.dtype = torch.float32
         self.frame_limit = OVERHEAD
@@ -76,6 +80,12 @@ class Link(ABC):
     def close(self) -> None:
         """Close the session; harmless when it is closed already."""
 
+    def refuse(self, reason: str) -> None:
+        """Tell the party why its session ends before it has begun, and close."""
+        self.send(Frame(Kind.ERROR, fields={"message": reason[:2000]}))
+        self.flush()
+        self.close()
+
     def _accept(self, frame: Frame) -> Frame:
         """Turn a party's own error report into a `PartyError`."""
         if frame.kind is Kind.ERROR:
@@ -99,6 +109,19 @@ class Endpoint(Protocol):
 def error_frame(error: Exception) -> Frame:
     """Return the frame by which a feature party says what went wrong."""
     return Frame(Kind.ERROR, fields={"message": f"{type(error).__name__}: {error}"[:2000]})
+
+
+def check_refusal(frame: Frame) -> Frame:
+    """Return the frame at a party, unless the label party says by it why it ends the session.
+
+    Raises
+    ------
+    SessionError
+        With the label party's reason.
+    """
+    if frame.kind is Kind.ERROR:
+        raise SessionError(f"the label party ended the session: {frame.fields.get('message', 'no reason')}")
+    return frame
 
 
 def expect(frame: Frame, kind: Kind, step: int, party: str) -> Frame:

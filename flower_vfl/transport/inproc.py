@@ -19,6 +19,7 @@ class InprocLink(Link):
         self._machine = machine
         self._waiting: deque[Frame] = deque()
         self.closed = threading.Event()
+        self.refusal = ""
 
     def send(self, frame: Frame) -> None:  # noqa: D102
         self.bytes_down += frame.nbytes
@@ -34,6 +35,10 @@ class InprocLink(Link):
                 self.bytes_up += answer.nbytes
                 return self._accept(answer)
         raise PartyError(f"party {self.party!r} has nothing to answer")
+
+    def refuse(self, reason: str) -> None:  # noqa: D102
+        self.refusal = reason
+        self.close()
 
     def close(self) -> None:  # noqa: D102
         self.closed.set()
@@ -66,6 +71,8 @@ class InprocEndpoint:
         if cls._open.get(session) is not endpoint:  # closed in this very moment: nobody would ever release the link
             link.close()
         link.closed.wait()
+        if link.refusal:
+            raise SessionError(f"the label party ended the session: {link.refusal}")
         if not machine.finished:
             raise SessionError("the label party ended the session before it was finished")
 

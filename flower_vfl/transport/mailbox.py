@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -21,12 +19,9 @@ class Mailbox:
         self._pending: dict[str, int] = {}
         self._replies: dict[int, Message] = {}
 
-    def nodes(self, wanted: int, timeout: float) -> list[int]:
-        """Wait until at least `wanted` nodes are connected, or `timeout` seconds, and return those that are."""
-        deadline = time.monotonic() + timeout
-        while len(nodes := sorted(self._grid.get_node_ids())) < wanted and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return nodes
+    def nodes(self) -> dict[int, str]:
+        """Return the nodes that are connected, and the name under which each is registered; empty for none."""
+        return {node.node_id: node.name for node in sorted(self._grid.get_nodes(), key=lambda node: node.node_id)}
 
     def push(self, node: int, content: RecordDict, message_type: str) -> None:
         """Send a message to a node; SessionError when Flower does not take it."""

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flower_vfl.errors import PartyError, ProtocolError
 from flower_vfl.protocol.frame import Frame, from_records, to_records
 from flower_vfl.protocol.numbers import compress, expand
-from flower_vfl.transport.base import Link, Machine
+from flower_vfl.transport.base import Link, Machine, check_refusal
 from flower_vfl.transport.mailbox import Mailbox, reason
 
 FRAMES = "frames"
@@ -60,7 +60,7 @@ def _size(records: RecordDict) -> int:
 def answer(content: RecordDict, session: str, wire_dtype: str, machine: Machine) -> RecordDict:
     """Let a party's state machine answer all frames of one Flower message (called by the party's handler)."""
     frames = unbundle(content, session, wire_dtype, limit=machine.frame_limit)
-    answers = [machine.handle(frame) for frame in frames]
+    answers = [machine.handle(check_refusal(frame)) for frame in frames]
     return bundle([frame for frame in answers if frame is not None], session, wire_dtype)
 
 
@@ -70,7 +70,7 @@ class MessagesLink(Link):
     def __init__(
         self, node: int, hello: Frame, session: str, wire_dtype: str, mailbox: Mailbox, purpose: str = "train"
     ) -> None:
-        super().__init__(hello.text("party"), hello)
+        super().__init__(hello.text("party"), hello, str(node))
         self._type = f"{purpose}.{FRAMES}"
         self._node, self._session, self._wire_dtype, self._mailbox = node, session, wire_dtype, mailbox
         self._outgoing: list[Frame] = []

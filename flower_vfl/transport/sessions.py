@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ SPARE, OPEN, FINISHED = "spare", "open", "finished"
 """What a node answers: it is not needed, its session goes on in further messages, training is finished."""
 
 _SETTLE_SECONDS = 5.0
+_INVITE_SECONDS = 0.5
 
 
 class _MessagesEndpoint:
@@ -95,13 +97,15 @@ class Sessions:
         self.links: dict[str, Link] = {}
         self._parties, self._config = tuple(parties), config
         self._mailbox = Mailbox(grid)
-        self._nodes: dict[str, int] = {}
+        self._invited: dict[int, str] = {}
+        self._messages = _MessagesEndpoint(self.session, config.wire_dtype, self._mailbox, purpose)
         self._endpoint = self._make_endpoint()
         self._offer: dict[str, str | bool] = {
             **(offer or {}),
             "kind": config.kind,
             "session": self.session,
             "simulation": simulation,
+            "fallback": config.fallback,
         }
         self._simulation = simulation
 
@@ -110,7 +114,7 @@ class Sessions:
         if config.kind == "inproc":
             return InprocEndpoint(self.session)
         if config.kind == "messages":
-            return _MessagesEndpoint(self.session, config.wire_dtype, self._mailbox, self._purpose)
+            return self._messages
         return StreamEndpoint(
             self.session,
             host=config.host,
@@ -131,8 +135,8 @@ class Sessions:
             link.close()
         self._endpoint.close()
         reasons = self._settle()
-        if isinstance(error, PartyError) and reasons:
-            raise PartyError(f"{error} ({'; '.join(reasons)})") from error
+        if isinstance(error, PartyError | SetupError) and reasons:
+            raise type(error)(f"{error} ({'; '.join(reasons)})") from error
 
     def _settle(self) -> list[str]:
         """Give the nodes a moment to end their handlers, and return the reasons of those that failed."""
@@ -147,7 +151,7 @@ class Sessions:
         return reasons
 
     def open(self, check: Callable[[Link], None]) -> dict[str, Link]:
-        """Offer a session to every node and wait until all parties have arrived.
+        """Offer a session to every node, also to those that connect late, and wait until all parties have arrived.
 
         Parameters
         ----------
@@ -157,51 +161,55 @@ class Sessions:
         Raises
         ------
         SetupError
-            When nodes or parties are missing after `connect_timeout` seconds.
+            When nodes or parties are missing `connect_timeout` seconds after the last node connected.
         PartyError
             When a node fails or refuses.
         """
-        waiting = self._push_offers()
-        started = time.monotonic()
+        newest, asked = time.monotonic(), -math.inf
         while len(self.links) < len(self._parties):
-            for node in list(waiting):
+            now = time.monotonic()
+            if now > asked + _INVITE_SECONDS:
+                asked, newest = now, now if self._invite() else newest
+            for node in self._mailbox.busy & set(self._invited):
                 reply = self._mailbox.take(node)
-                if reply is not None and self._opening_reply(node, reply):
-                    waiting.discard(node)
-            while (link := self._endpoint.accept()) is not None:
-                self._admit(link, check)
-            if time.monotonic() - started > self._config.connect_timeout:
-                raise SetupError(self._missing())
+                if reply is not None:
+                    self._opening_reply(node, reply)
+            for endpoint in {self._endpoint, self._messages}:
+                while (link := endpoint.accept()) is not None:
+                    self._admit(link, check)
+            if now > newest + self._config.connect_timeout:
+                raise self._give_up()
             time.sleep(0.002 if self._config.kind == "inproc" else 0.02)
         _log.info("all %d parties have arrived: %s", len(self.links), ", ".join(self.links))
         self.links = {party: self.links[party] for party in self._parties}
         return self.links
 
-    def _push_offers(self) -> set[int]:
-        nodes = self._mailbox.nodes(len(self._parties), self._config.connect_timeout) if self._parties else []
-        if len(nodes) < len(self._parties):
-            raise SetupError(
-                f"{len(nodes)} nodes are connected, the run has {len(self._parties)} feature parties "
-                f"({', '.join(self._parties)}); {self._setting()}"
-            )
-        for node in nodes:
+    def _invite(self) -> bool:
+        """Offer a session to every node that is connected and has no offer yet; say whether there was one."""
+        newcomers = {node: name for node, name in self._mailbox.nodes().items() if node not in self._invited}
+        for node, name in newcomers.items():
             offer = ConfigRecord({**self._offer, **self._endpoint.offer(str(node))})
             self._mailbox.push(node, RecordDict({OFFER: offer}), self._purpose)
-        return set(nodes)
+            self._invited[node] = name
+        return bool(newcomers)
 
-    def _opening_reply(self, node: int, reply: Message) -> bool:
-        """Handle what a node answers while sessions open; True when nothing more is awaited from it."""
+    def _opening_reply(self, node: int, reply: Message) -> None:
+        """Handle what a node answers while sessions open."""
         if reply.has_error():
             raise PartyError(f"node {node} could not open its session: {reason(reply)}")
-        record = reply.content.config_records.get(REPLY)
-        status = record.get("status") if record is not None else None
-        if status == OPEN and isinstance(self._endpoint, _MessagesEndpoint):
-            self._endpoint.greet(node, reply.content)
+        record = reply.content.config_records.get(REPLY) or {}
+        status = record.get("status")
+        if status == OPEN and "messages" in (self._config.kind, self._config.fallback):
+            if self._config.kind != "messages":
+                _log.warning(
+                    "node %d takes part through Flower's own messages, which is slow (transport.fallback): %s",
+                    *(node, record.get("reason")),
+                )
+            self._messages.greet(node, reply.content)
         elif status == SPARE:
-            _log.info("node %d is not needed: %s", node, record and record.get("reason"))
+            _log.info("node %d is not needed: %s", node, record.get("reason"))
         else:
             raise ProtocolError(f"node {node} answered its offer with {status!r}")
-        return True
 
     def _admit(self, link: Link, check: Callable[[Link], None]) -> None:
         try:
@@ -209,13 +217,29 @@ class Sessions:
                 raise PartyError(f"a party {link.party!r} arrived; this run has {', '.join(self._parties)}")
             if link.party in self.links:
                 raise PartyError(
-                    f"two nodes claim to be party {link.party!r}; give each its own `party` in --node-config"
+                    f"two nodes claim to be party {link.party!r}; give each its own `party` in --node-config, and "
+                    "start one SuperNode a party only"
                 )
+            self._check_name(link)
             check(link)
-        except BaseException:
-            link.close()  # it is in no list yet, and its party would wait for ever
+        except BaseException as error:
+            link.refuse(str(error))  # it is in no list yet, and its party would wait for ever
             raise
         self.links[link.party] = link
+
+    def _check_name(self, link: Link) -> None:
+        """Refuse a party whose node is registered under another name; a name that was not given proves nothing."""
+        name = self._invited.get(int(link.node), "") if link.node else ""
+        if name and name != link.party:
+            raise PartyError(
+                f"the node that is registered as {name!r} says that it is party {link.party!r}: either its "
+                "--node-config is wrong or its key was registered under a wrong --name"
+            )
+        if not name and not self._simulation:
+            _log.warning(
+                "that node %s is party %r rests on its own word: flwr supernode register KEY --name %s makes it sure",
+                *(link.node, link.party, link.party),
+            )
 
     def _setting(self) -> str:
         count = len(self._parties)
@@ -224,13 +248,24 @@ class Sessions:
                 "all of them must run at once. Start the simulation with: --federation-config "
                 f'"num-supernodes={count} client-resources-num-cpus=1 init-args-num-cpus={count}"'
             )
-        return "start one SuperNode a party"
-
-    def _missing(self) -> str:
-        missing = [party for party in self._parties if party not in self.links]
+        way = f" --dial {self._endpoint.address}" if isinstance(self._endpoint, StreamEndpoint) else ""
         return (
-            f"after {self._config.connect_timeout:g} s these parties have not arrived: {', '.join(missing)}; "
-            f"{self._setting()}"
+            "start one SuperNode a party; on the host of a party that is missing, its SuperNode's log says why, and "
+            f"`flower-vfl doctor{way}` checks that host"
+        )
+
+    def _give_up(self) -> SetupError:
+        """Tell the parties that have arrived that others have not, and return the error that says so here."""
+        missing = ", ".join(party for party in self._parties if party not in self.links)
+        for link in self.links.values():
+            link.refuse(f"these parties have not arrived: {missing}")
+        if len(self._invited) < len(self._parties):
+            return SetupError(
+                f"{len(self._invited)} nodes are connected, the run has {len(self._parties)} feature parties "
+                f"({', '.join(self._parties)}); {self._setting()}"
+            )
+        return SetupError(
+            f"after {self._config.connect_timeout:g} s these parties have not arrived: {missing}; {self._setting()}"
         )
 
     def finish(self, timeout: float) -> dict[str, Frame]:

@@ -11,6 +11,7 @@ import logging
 import queue
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,18 +19,19 @@ from typing import Any
 import grpc
 from flwr.app import ConfigRecord
 
-from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupError
+from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupError, UnreachableError
 from flower_vfl.protocol.codec import OVERHEAD, decode, encode
 from flower_vfl.protocol.frame import Frame, Kind, from_records, to_records
 from flower_vfl.protocol.numbers import compress, expand
 from flower_vfl.transport.authority import SERVER_NAME, Authority
-from flower_vfl.transport.base import Link, Machine, error_frame
+from flower_vfl.transport.base import Link, Machine, check_refusal, error_frame
 
 _log = logging.getLogger(__name__)
 
 _SERVICE, _METHOD = "flower_vfl.Session", "Open"
 _HELLO_LIMIT = OVERHEAD
 _HELLO_SECONDS = 10.0
+_GREETINGS = 2  # of one node at a time: a stream that hangs must not block its successor, nor other parties
 _KEEPALIVE: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -40,6 +42,10 @@ _KEEPALIVE: list[tuple[str, int]] = [
 ]
 _END = None
 Bytes = bytes | None
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def _options(limit: int) -> list[tuple[str, int]]:
@@ -62,8 +68,8 @@ class _Wire:
 class StreamLink(Link):
     """The label party's end of a stream; gRPC's threads fill and empty two queues."""
 
-    def __init__(self, party: str, hello: Frame, wire: _Wire, context: Any) -> None:
-        super().__init__(party, hello)
+    def __init__(self, party: str, hello: Frame, node: str, wire: _Wire, context: Any) -> None:
+        super().__init__(party, hello, node)
         self._wire = wire
         self._context = context
         self.outgoing: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
@@ -129,6 +135,7 @@ class StreamEndpoint:
         self._limit = limit
         self._authority = Authority()
         self._tokens: dict[str, str] = {}
+        self._greeting: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._arrived: queue.SimpleQueue[StreamLink] = queue.SimpleQueue()
         self._links: list[StreamLink] = []
@@ -145,15 +152,15 @@ class StreamEndpoint:
             [(identity.key, identity.certificate)], self._authority.certificate, require_client_auth=True
         )
         try:
-            bound = self._server.add_secure_port(f"{host}:{port}", credentials)
+            bound = self._server.add_secure_port(_address(host, port), credentials)
         except RuntimeError:
             bound = 0
         if bound == 0:
             raise SetupError(
-                f"the session endpoint cannot listen on {host}:{port}: the port is in use or the address is not of "
-                "this host; set transport.port to 0 or to a free one, transport.host to an address of this host"
+                f"the session endpoint cannot listen on {_address(host, port)}: the port is in use or the address is "
+                "not of this host; set transport.port to 0 or to a free one, transport.host to an address of this host"
             )
-        self.address = f"{advertise or host}:{bound}"
+        self.address = _address(advertise or host, bound)
         self._server.start()
 
     def offer(self, node: str) -> dict[str, str | bytes | int]:
@@ -190,28 +197,38 @@ class StreamEndpoint:
         if version != b"TLSv1.3":
             raise ProtocolError(f"sessions need TLS 1.3, {version.decode()} was negotiated")
         node = auth["x509_common_name"][0].decode()
-        timer = threading.Timer(_HELLO_SECONDS, context.cancel)
-        timer.start()
-        try:
-            hello = from_records(decode(next(requests), limit=_HELLO_LIMIT), self.session)
-        except (StopIteration, grpc.RpcError):
-            raise ProtocolError("no greeting came") from None
-        finally:
-            timer.cancel()
+        hello = self._greeting_of(node, requests, context)
         with self._lock:
             token = self._tokens.pop(node, None)
         shown = hello.text("token").encode(errors="replace")
         if token is None or hello.kind is not Kind.HELLO or not hmac.compare_digest(token.encode(), shown):
             raise ProtocolError(f"node {node} showed no valid token")
         fields = {name: value for name, value in hello.fields.items() if name != "token"}
-        return StreamLink(hello.text("party"), Frame(Kind.HELLO, fields=fields), self._wire, context)
+        return StreamLink(hello.text("party"), Frame(Kind.HELLO, fields=fields), node, self._wire, context)
+
+    def _greeting_of(self, node: str, requests: Iterator[bytes], context: Any) -> Frame:
+        """Wait for the first message of a stream, of few streams of one node at a time and not for long."""
+        with self._lock:
+            self._greeting[node] += 1
+        timer = threading.Timer(_HELLO_SECONDS, context.cancel)
+        try:
+            if self._greeting[node] > _GREETINGS:
+                raise ProtocolError(f"node {node} has {_GREETINGS} other streams that have not greeted")
+            timer.start()
+            return from_records(decode(next(requests), limit=_HELLO_LIMIT), self.session)
+        except (StopIteration, grpc.RpcError):
+            raise ProtocolError("no greeting came") from None
+        finally:
+            timer.cancel()
+            with self._lock:
+                self._greeting[node] -= 1
 
     def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         try:
             link = self._admit(requests, context)
         except ProtocolError as error:
             _log.warning("a peer of the session endpoint was refused: %s", error)
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "refused")
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error)[:500])
         self._links.append(link)
         if not context.add_callback(link.end):
             link.end()  # it has ended already
@@ -236,8 +253,10 @@ def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: floa
 
     Raises
     ------
+    UnreachableError
+        When the endpoint does not answer within `timeout` seconds.
     SessionError
-        When the endpoint cannot be reached within `timeout` seconds, refuses, or breaks off.
+        When it refuses or breaks off.
     """
     limit = int(str(offer["limit"]))
     wire = _Wire(session, str(offer["wire-dtype"]))
@@ -252,10 +271,7 @@ def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: floa
         try:
             grpc.channel_ready_future(channel).result(timeout=timeout)
         except grpc.FutureTimeoutError:
-            raise SessionError(
-                f"the label party's session endpoint {address} could not be reached within {timeout:g} s: "
-                "is the address right, and does a firewall let this host through?"
-            ) from None
+            raise UnreachableError(_unreachable(address, timeout)) from None
         answers = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")(iter(outgoing.get, _END))
         try:
             _converse(answers, outgoing, wire, machine)
@@ -267,20 +283,37 @@ def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: floa
         raise SessionError("the label party ended the session before it was finished")
 
 
+def _unreachable(address: str, timeout: float) -> str:
+    """Say what to look at when the endpoint does not answer this host."""
+    host = address.rpartition(":")[0].strip("[]")
+    words = f"the label party's session endpoint {address} could not be reached within {timeout:g} s"
+    if host in ("localhost", "::1") or host.startswith("127."):
+        return (
+            f"{words}: that is an address of this host itself; if the label party has another host, its configuration "
+            "must name one that parties can dial, in transport.host (and transport.advertise)"
+        )
+    return (
+        f"{words}: is the address right, does this host resolve its name, and do firewalls on both sides let it "
+        f"through? On this host try: flower-vfl doctor --dial {address}"
+    )
+
+
 def _converse(answers: Any, outgoing: queue.SimpleQueue[Bytes], wire: _Wire, machine: Machine) -> None:
-    try:
-        for data in answers:
-            reply = machine.handle(wire.unpack(data, machine.frame_limit))
-            if reply is not None:
-                outgoing.put(wire.pack(reply))
-    except grpc.RpcError:
-        raise
-    except Exception as error:
-        outgoing.put(wire.pack(error_frame(error)))
-        outgoing.put(_END)
-        for _ in answers:  # until the label party has read the report and closed
-            continue
-        raise
+    for data in answers:
+        try:
+            frame = wire.unpack(data, machine.frame_limit)
+            reply = machine.handle(frame) if frame.kind is not Kind.ERROR else None
+        except grpc.RpcError:
+            raise
+        except Exception as error:
+            outgoing.put(wire.pack(error_frame(error)))
+            outgoing.put(_END)
+            for _ in answers:  # until the label party has read the report and closed
+                continue
+            raise
+        check_refusal(frame)
+        if reply is not None:
+            outgoing.put(wire.pack(reply))
 
 
 def _pem(offer: ConfigRecord, name: str) -> bytes:

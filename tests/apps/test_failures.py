@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import time
 
 import pytest
@@ -128,6 +129,17 @@ def test_a_party_with_other_ids_does_not_fit():
 def test_a_party_with_another_configuration_does_not_fit(change):
     with pytest.raises(PartyError, match="another configuration"):
         start(toy_data(), toy_data(), toy_config(), toy_config(training=change))
+
+
+def test_a_party_with_another_version_of_the_package_does_not_fit_and_both_sides_hear_what_to_do(monkeypatch):
+    monkeypatch.setattr("flower_vfl.parties.feature.VERSION", "0.0.9")
+    words = r"its version is '0\.0\.9', here it is .*install the same version of flower-vfl on both hosts"
+    grid = grid_of(toy_data(parties=1), config := toy_config(transport={"kind": "stream"}))
+    strategy = VerticalStrategy(nn.Linear(8, 1), toy_data(parties=1).labels(), parties=["a"], config=config)
+    with pytest.raises(PartyError, match=words):
+        strategy.start(grid)
+    grid.join(5)
+    assert re.search(words, str(grid.failures[0]))
 
 
 def test_parties_must_agree_on_the_steps_in_flight():

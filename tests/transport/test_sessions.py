@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -157,6 +158,91 @@ def test_what_a_party_greets_with_must_be_a_greeting(sessions, kind):
         opening(sessions, kind, [party])
 
 
+def failures_of(grid):
+    grid.join(5)
+    return [str(failure) for failure in grid.failures]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_party_that_is_refused_hears_the_reason_on_its_own_host(sessions, kind):
+    def check(link):
+        raise PartyError("party 'a' does not fit: its version is '0', here it is '1'; install the same on both hosts")
+
+    parties = [FakeParty("a")]
+    grid = LocalGrid(client_app(parties), 1, {})
+    with pytest.raises(PartyError, match="does not fit"):
+        opening(sessions, kind, parties, check=check, grid=grid)
+    assert failures_of(grid) == [
+        "the label party ended the session: party 'a' does not fit: its version is '0', here it is '1'; install the "
+        "same on both hosts"
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parties_that_have_arrived_hear_which_one_is_missing(sessions, kind):
+    parties = [FakeParty("a")]
+    grid = LocalGrid(client_app(parties), 1, {})
+    with pytest.raises(SetupError, match="1 nodes are connected"):
+        opening(sessions, kind, parties, names=["a", "b", "c"], grid=grid, connect_timeout=0.7)
+    assert failures_of(grid) == ["the label party ended the session: these parties have not arrived: b, c"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_that_connects_when_others_have_their_offers_gets_one_too(sessions, kind):
+    parties = [FakeParty("a"), FakeParty("b")]
+    grid = LocalGrid(client_app(parties), 2, {})
+    nodes, started = list(grid.get_node_ids()), time.monotonic()
+    gone = max(nodes) + 1  # a node that is listed and never answers, as after its host's power was cut
+    grid._contexts[gone] = grid._contexts[nodes[0]]
+    handle, grid._handle = grid._handle, lambda message: message.metadata.dst_node_id == gone or handle(message)
+    grid.get_node_ids = lambda: [nodes[0], gone, *(nodes[1:] if time.monotonic() - started > 0.4 else [])]
+    assert list(opening(sessions, kind, parties, grid=grid).links) == ["a", "b"]
+
+
+def registered(grid, names):
+    grid.get_nodes = lambda: [
+        SimpleNamespace(node_id=node, name=name) for node, name in zip(grid.get_node_ids(), names, strict=True)
+    ]
+    return grid
+
+
+@pytest.mark.parametrize("kind", ["stream", "messages"])
+def test_a_party_that_claims_the_name_of_another_is_refused_by_what_its_node_is_registered_as(sessions, kind):
+    impostor = FakeParty("a")
+    grid = registered(LocalGrid(client_app([impostor]), 1, {}), ["b"])
+    with pytest.raises(PartyError, match="the node that is registered as 'b' says that it is party 'a'"):
+        opening(sessions, kind, [impostor], names=["a"], grid=grid, simulation=False)
+    assert "registered as 'b' says that it is party 'a'" in failures_of(grid)[0]
+
+
+@pytest.mark.parametrize("kind", ["stream", "messages"])
+def test_registered_names_that_are_right_are_let_in_without_a_word(sessions, kind, caplog):
+    parties = [FakeParty("a"), FakeParty("b")]
+    grid = registered(LocalGrid(client_app(parties), 2, {}), ["a", "b"])
+    assert list(opening(sessions, kind, parties, grid=grid, simulation=False).links) == ["a", "b"]
+    assert "own word" not in caplog.text
+
+
+def test_in_a_deployment_a_node_without_a_registered_name_is_let_in_with_a_warning(sessions, caplog):
+    opening(sessions, "stream", [FakeParty("a")], simulation=False)
+    assert "that node 2 is party 'a' rests on its own word: flwr supernode register KEY --name a" in caplog.text
+
+
+def test_a_deployment_says_how_to_check_the_host_of_a_missing_party(sessions):
+    with pytest.raises(SetupError, match=r"`flower-vfl doctor --dial 127\.0\.0\.1:\d+` checks that host"):
+        opening(sessions, "stream", [FakeParty("a")], names=["a", "b"], simulation=False, connect_timeout=0.1)
+
+
+def test_frames_in_messages_are_refused_where_the_configuration_does_not_allow_to_fall_back(sessions):
+    def eager(message):
+        content = bundle([FakeParty("a").hello()], message.content[OFFER]["session"], "exact")
+        content[REPLY] = ConfigRecord({"status": OPEN})
+        return Message(content, reply_to=message)
+
+    with pytest.raises(ProtocolError, match="node 2 answered its offer with 'open'"):
+        opening(sessions, "stream", [eager], names=["a"])
+
+
 def offers_of(sessions, kind, **settings):
     seen = []
 
@@ -180,9 +266,10 @@ def test_every_run_has_a_session_of_its_own_and_says_what_it_is(sessions, kind):
 
 def test_what_the_caller_adds_to_the_offer_cannot_replace_what_protects_it():
     grid = LocalGrid(client_app([]), 0, {})
-    added = {"out": "folder", "kind": "pigeon", "session": "mine", "simulation": "yes"}
+    added = {"out": "folder", "fallback": "pigeon", "kind": "pigeon", "session": "mine", "simulation": "yes"}
     with Sessions(grid, [], TransportConfig(), simulation=False, offer=added) as opened:
-        assert opened._offer == {"out": "folder", "kind": "inproc", "session": opened.session, "simulation": False}
+        own = {"kind": "inproc", "session": opened.session, "simulation": False, "fallback": "none"}
+        assert opened._offer == {"out": "folder", **own}
 
 
 class CableCut(grpc.RpcError):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord
 
-from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupError
+from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupError, UnreachableError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.transport import stream
@@ -140,7 +140,7 @@ def test_a_party_that_cannot_reach_the_endpoint_says_which_address(monkeypatch):
     with listening() as endpoint, attending(endpoint, FakeParty(), timeout=0.5, address="127.0.0.1:1") as errors:
         while not errors:
             time.sleep(0.01)
-    assert type(errors[0]) is SessionError
+    assert type(errors[0]) is UnreachableError
     assert "127.0.0.1:1 could not be reached within 0.5 s" in str(errors[0])
 
 

@@ -1,20 +1,26 @@
 """Who cannot show its own certificate and its own token, once, gets nothing and keeps nobody else from being served."""
 
+import contextlib
+import json
 import logging
 import socket
 import ssl
+import threading
 import time
 
 import grpc
 import pytest
 from flwr.app import ConfigRecord
 
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.config import build_config, to_run_config
 from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol.codec import encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
 from flower_vfl.transport import stream
 from flower_vfl.transport.authority import SERVER_NAME, Authority
-from tests.transport.fakes import FakeParty, converse, fit
+from flower_vfl.transport.sessions import Sessions
+from tests.transport.fakes import FakeParty, client_app, converse, fit
 from tests.transport.test_stream import SESSION, arrived, attending, listening
 
 
@@ -60,6 +66,99 @@ def admitted(endpoint, offer):
         link = arrived(endpoint)
         call.cancel()
     return link
+
+
+class Tap:
+    """Everything that crosses the network between a party and the endpoint, as an eavesdropper sees it."""
+
+    def __init__(self, endpoint):
+        self.seen = bytearray()
+        self._target = address_of(endpoint)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                inner, _ = self._listener.accept()
+                outer = socket.create_connection(self._target)
+                for source, target in ((inner, outer), (outer, inner)):
+                    threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
+
+    def _copy(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.seen += data
+                target.sendall(data)
+        for end in (source, target):
+            end.close()
+
+    def close(self):
+        self._listener.close()
+
+
+def test_an_eavesdropper_sees_no_embedding_no_gradient_no_token_and_no_name(endpoint):
+    tap, party = Tap(endpoint), FakeParty("a-name-that-would-show", rows=64, width=64)
+    offer = endpoint.offer("2")
+    endpoint.offer = lambda node: offer
+    with attending(endpoint, party, address=tap.address) as errors:
+        link = arrived(endpoint, 5)
+        fit(link, rows=64, width=64)
+        plain = []
+        pack, unpack = link._wire.pack, link._wire.unpack
+        link._wire.pack = lambda frame: plain.append(pack(frame)) or plain[-1]
+        link._wire.unpack = lambda data, limit: plain.append(data) or unpack(data, limit)
+        converse({link.party: link}, 3)
+        link.send(Frame(Kind.FINISH))
+        link.receive(5)
+    tap.close()
+    assert errors == []
+    assert len(tap.seen) > sum(map(len, plain)) > 6 * 64 * 64 * 4  # it all went past the eavesdropper
+    for secret in (offer["token"].encode(), b"a-name-that-would-show", SESSION.encode() * 2, b"gradient", b"embedding"):
+        assert secret not in tap.seen
+    payload = max(plain, key=len)
+    assert b"gradient" in payload or b"embedding" in payload  # which in the clear would have shown
+    assert payload[-256:] not in tap.seen
+
+
+def test_what_was_offered_in_one_run_opens_nothing_in_the_next_one(endpoint):
+    with listening() as earlier:
+        old = earlier.offer("2")
+    offer = endpoint.offer("2")
+    credentials = grpc.ssl_channel_credentials(offer["authority"], old["key"], old["certificate"])
+    assert dial(offer, greeting(old["token"]), credentials=credentials) is grpc.StatusCode.UNAVAILABLE
+    assert endpoint.calls == []
+    assert dial(offer, greeting(old["token"])) is REFUSED
+
+
+def test_whoever_knows_the_whole_run_config_knows_nothing_that_opens_a_session():
+    grid = LocalGrid(client_app([]), 0, {})
+    config = build_config({"seed": 7, "transport": {"kind": "stream"}})
+    runs = []
+    for _ in range(2):
+        with Sessions(grid, ["a"], config.transport, simulation=False) as sessions:
+            runs.append({"session": sessions.session, **sessions._endpoint.offer("2")})
+    public = json.dumps(to_run_config(config))
+    for name in ("session", "token", "authority", "certificate", "key"):
+        assert runs[0][name] != runs[1][name]  # so nothing that both runs have in common tells it
+        assert str(runs[0][name]) not in public
+
+
+def test_a_party_with_many_streams_that_never_greet_is_refused_and_the_others_are_served(endpoint):
+    channel, calls = open_silently(endpoint, 2)
+    while len(endpoint.calls) < len(calls):
+        time.sleep(0.01)
+    more, excess = open_silently(endpoint, 30)
+    try:
+        for call in excess:
+            with pytest.raises(grpc.RpcError) as caught:
+                next(call)
+            assert caught.value.code() in (REFUSED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert serves(endpoint)
+    finally:
+        channel.close()
+        more.close()
 
 
 def serves(endpoint):
