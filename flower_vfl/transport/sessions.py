@@ -197,7 +197,7 @@ class Sessions:
         """Handle what a node answers while sessions open."""
         if reply.has_error():
             raise PartyError(f"node {node} could not open its session: {reason(reply)}")
-        record = reply.content.config_records.get(REPLY) or {}
+        record = reply.content.config_records.get(REPLY) or ConfigRecord()
         status = record.get("status")
         if status == OPEN and "messages" in (self._config.kind, self._config.fallback):
             if self._config.kind != "messages":

@@ -22,8 +22,9 @@ from flower_vfl.config import to_run_config
 from flower_vfl.data.catalog import prepare
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.parts import write_part
-from flower_vfl.errors import ConfigError, DataError, PartyError, PermissionDeniedError
+from flower_vfl.errors import ConfigError, DataError, PartyError, PermissionDeniedError, UnreachableError
 from flower_vfl.metrics import leak_auc
+from flower_vfl.transport import stream
 from tests.toys import toy_config
 
 
@@ -65,10 +66,10 @@ class Host:
         self.root, self.run = root, root / "run"
         self.node = {"party": "shop", "data-path": str(root / "parts" / "shop")}
 
-    def predict(self, out, grid_kind=DeployedGrid, node=(), **more):
+    def predict(self, out, grid_kind=DeployedGrid, node=(), transport="stream", fallback="none", **more):
         run_config = {"job": "predict", "predict-run": str(self.run), "predict-out": str(out)}
-        run_config |= {f"predict-{key}": str(value) for key, value in more.items() if key != "transport"}
-        run_config |= {"transport-kind": more.get("transport", "stream")}
+        run_config |= {f"predict-{key}": str(value) for key, value in more.items()}
+        run_config |= {"transport-kind": transport, "transport-fallback": fallback}
         return start([{**self.node, **dict(node)}], run_config, grid_kind)
 
 
@@ -116,6 +117,17 @@ def test_hosts_that_hold_only_their_own_parts_repeat_the_runs_test_evaluation(ho
     result = json.loads((host.run / "result.json").read_text())
     assert leak_auc(found["score"].to_numpy(), dataset.labels().test) == result["utility"]["last"]["test_auc"]
     assert counts(tmp_path) == dataset.alignment.test_rows > 80
+
+
+def test_behind_a_firewall_it_answers_through_flowers_messages_if_the_run_config_allows_it(host, tmp_path, monkeypatch):
+    def firewall(*given, **more):
+        raise UnreachableError("the endpoint could not be reached")
+
+    monkeypatch.setattr(stream, "attend", firewall)
+    with pytest.raises(PartyError, match="could not be reached"):
+        host.predict(tmp_path / "no.csv", node=ALLOWED)
+    host.predict(tmp_path / "scores.csv", node=ALLOWED, fallback="messages")
+    assert pa_csv.read_csv(tmp_path / "scores.csv")["id"].to_pylist() == open_dataset(host.root / "whole").ids("test")
 
 
 def test_the_label_partys_host_holds_no_weights_of_others(host):
