@@ -17,7 +17,7 @@ from flower_vfl.reports import render
 from flower_vfl.terminal import console
 
 DEMO_PRESET = "census"
-DEMO_ATTACKS = "norm,cosine"
+DEMO_ATTACKS = ", ".join(["norm", "cosine", *(f"model_completion(k={k},draws=3)" for k in (1, 4, 16))])
 DEMO_DEFENSES = {
     "none": "",
     "iso-t1": "iso(t=1.0)",
@@ -26,8 +26,9 @@ DEMO_DEFENSES = {
     "marvell-s1": "marvell(s=1.0)",
     "marvell-s4": "marvell(s=4.0)",
     "marvell-s25": "marvell(s=25.0)",
+    "potential-energy": "potential_energy(alpha=1.0)",
 }
-"""The demo's runs: no defense, and each defense at a few of the strengths that the papers use."""
+"""The demo's runs: no defense, those of gradients at a few of the strengths that the papers use, one of embeddings."""
 
 
 def run_here(config: Config, out: Path, *, title: str, alone: bool = False) -> dict[str, Any]:

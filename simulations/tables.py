@@ -35,15 +35,18 @@ def _defenses(summary: Mapping[str, Any]) -> str:
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """Return one row a run: utility beside the worst leak of attacks that somebody could run, and of oracles."""
     from flower_vfl.reports.leaks import worst
+    from flower_vfl.reports.rebuilt import answers
 
     leaks = {("cut", False): "leak,\ncut", ("first", False): "leak,\nfirst"}
     if any(worst(summary, "cut", oracle=True) for summary in summaries):
         leaks["cut", True] = "oracle,\ncut"
     table = Table(title="Leak AUC (q95): 0.5 the attacker learns nothing, 1 it reads every label")
     table.add_column("defense", overflow="fold")
-    for column in ("test\nAUC", "test\nloss", *leaks.values(), "chance"):
+    rebuilt = [next(iter(answers(summary)), None) for summary in summaries]
+    asked = ["labels to\nrebuild"] if any(rebuilt) else []
+    for column in ("test\nAUC", "test\nloss", *leaks.values(), "chance", *asked):
         table.add_column(column, justify="right")
-    for summary in summaries:
+    for summary, answer in zip(summaries, rebuilt, strict=True):
         last = summary["utility"]["last"]
         found = [worst(summary, layer, oracle=oracle) or {} for layer, oracle in leaks]
         table.add_row(
@@ -52,13 +55,24 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             _number(last["test_loss"]),
             *(_number(entry.get("q95"), 3) for entry in found),
             _number(next((entry["q95_null"] for entry in found if entry), None), 3),
+            *("–" if answer is None or answer.federation is None else answer.labels(answer.k, ">") for _ in asked),
         )
     return table
 
 
 def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of runs and what each party reaches alone."""
+    """Print the table of runs, what rebuilds the model and what each party reaches alone."""
+    from flower_vfl.reports.rebuilt import answers
+
     Console().print(results_table(summaries))
+    answer = next((found[0] for summary in summaries if (found := answers(summary))), None)
+    if answer is not None:
+        text = (
+            f"Labels to rebuild: with so many leaked labels party {answer.party}'s own copy of the trained model comes "
+            f"{answer.share:.0%} of the way from guessing to the federation's test {answer.measure}. From scratch, "
+            f"without what it learned in training: {answer.labels(answer.alone_k)}."
+        )
+        Console().print(text, highlight=False)
     alone = next((summary["alone"] for summary in summaries if summary.get("alone")), None)
     if alone:
         reached = ", ".join(f"party {party} {_number(auc)}" for party, auc in alone.items())

@@ -12,6 +12,7 @@ from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.figures import leak_comparison_figure, setting_figure, trade_off_figure
 from flower_vfl.reports.leaks import worst
 from flower_vfl.reports.settings import UTILITIES, differences, families, measured_at, settings_of
+from flower_vfl.reports.trained import of_settings, worst_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +48,8 @@ def of_several(runs: Sequence[Run]) -> dict[str, Any]:
         "leak_figures": [figure for place in places if (figure := _leak_figure(settings[:OVERLAID], *place))],
         "left_out": [setting.title for setting in settings[OVERLAID:]],
         "repeated": max(len(setting.runs) for setting in settings),
+        "answered": any(row["answer"] for row in rows),
+        **of_settings(settings[:OVERLAID]),
         "trade_offs": _trade_offs(settings, places) if len(settings) > 1 else [],
     }
 
@@ -61,6 +64,7 @@ def _row(index: int, run: Run, places: Sequence[tuple[str, str]]) -> dict[str, A
         "best": best,
         "leak": words.worst_leak(run),
         "oracle": words.worst_leak(run, oracle=True),
+        "answer": worst_answer(run),
         "leaks": [(worst(run.result, layer, attack=attack) or {}).get("q95") for attack, layer in places],
         "bound": max((certificate.bound for certificate in certificates(run)), default=None),
         "defenses": words.defenses(run),

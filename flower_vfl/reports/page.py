@@ -19,6 +19,7 @@ from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
 from flower_vfl.reports.leaks import label_of, told
 from flower_vfl.reports.run import Run, load_run
+from flower_vfl.reports.trained import of_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,8 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     """Write the report of one run, or the comparison of several, from what is in their folders.
 
     Reads ``config.toml``, ``result.json``, ``steps.parquet`` (or the journal of a run that was killed) and, where there
-    are some, ``snapshots.parquet``, and nothing else. The page needs no network and no other file.
+    are some, ``snapshots.parquet`` and ``embeddings.parquet``, and nothing else. The page needs no network and no other
+    file.
 
     Parameters
     ----------
@@ -82,6 +84,8 @@ def _page(template: str, **values: Any) -> str:
     environment.filters |= {
         "number": words.number,
         "share": words.share,
+        "interval": words.interval,
+        "percent": words.percent,
         "size": words.size,
         "duration": words.duration,
         "listed": words.listed,
@@ -102,18 +106,18 @@ def _of_one(run: Run) -> dict[str, Any]:
         "leak": words.worst_leak(run),
         "oracle": words.worst_leak(run, oracle=True),
         "certificates": certificates(run),
-        "leaks": [(entry, told(result, entry)[0]) for entry in result["leakage"]],
+        "leaks": [(e, told(result, e)[0]) for e in result["leakage"] if e.get("phase") != "inference"],
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
         "last": last,
         "alone": {party: _dict(value).get("test_auc", value) for party, value in result.get("alone", {}).items()},
-        "compared": any(entry.get("baseline") is not None for entry in result["leakage"]),
         "speed": words.ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
         "snapshots": [Markup(figure) for figure in snapshot_figures(run.snapshots)],
         "observed": {step: observations(values) for step, values in run.snapshots.items()},
         "leak_figures": _leak_figures(run),
         "epoch_figures": _epoch_figures(run),
+        **of_run(run),
     }
 
 

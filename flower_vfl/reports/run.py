@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,26 +14,27 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.errors import InputError
-from flower_vfl.tracking import STEPS, read_snapshots, read_steps
+from flower_vfl.tracking import STEPS, read_embeddings, read_snapshots, read_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from flower_vfl.metrics import Values
+    from flower_vfl.metrics import Embeddings, Values
 
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
-OPTIONAL = {"weights": dict, "environment": dict, "alone": dict, "parties": dict, "attacks": list}
+OPTIONAL = {"weights": dict, "environment": dict, "alone": dict, "parties": dict, "attacks": list, "rebuild": list}
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds: ``config.toml``, ``result.json``, the values along training, and snapshots by step."""
+    """What a run's folder holds: ``config.toml``, ``result.json``, the values along training, snapshots, embeddings."""
 
     folder: Path
     config: str
     result: dict[str, Any]
     steps: pa.Table
     snapshots: Mapping[int, Values] = field(default_factory=dict)
+    embeddings: Sequence[Embeddings] = ()
 
     @property
     def name(self) -> str:
@@ -79,7 +80,8 @@ def load_run(folder: Path | str) -> Run:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
-    return Run(folder, text, _result(folder / "result.json"), read_steps(folder), _snapshots(folder))
+    result, steps = _result(folder / "result.json"), read_steps(folder)
+    return Run(folder, text, result, steps, _snapshots(folder), read_embeddings(folder))
 
 
 def _snapshots(folder: Path) -> dict[int, Values]:
@@ -114,7 +116,7 @@ def _result(path: Path) -> dict[str, Any]:
     for key, kind in (SECTIONS | OPTIONAL).items():
         if not isinstance(result.get(key, None if key in SECTIONS else kind()), kind):
             raise InputError(f"{path}: {key!r} is {result.get(key)!r}, a {kind.__name__} is needed.")
-    for key in ("defenses", "leakage", "attacks"):
+    for key in ("defenses", "leakage", "attacks", "rebuild"):
         if not all(isinstance(entry, dict) for entry in result.get(key, [])):
             raise InputError(f"{path}: every entry of {key!r} must be an object.")
     for attack in result.get("attacks", []):

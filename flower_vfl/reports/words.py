@@ -86,6 +86,29 @@ def share(value: Any) -> str:
     return f"{100 * value:.1f} %" if value >= 0.001 else "below 0.1 %"
 
 
+def percent(value: float) -> str:
+    """Return a share in whole percent.
+
+    Examples
+    --------
+    >>> percent(0.8414)
+    '84 %'
+    """
+    return f"{100 * value:.0f} %"
+
+
+def interval(ends: Any) -> str:
+    """Return both ends of an interval.
+
+    Examples
+    --------
+    >>> interval([0.25, 0.75]), interval(None)
+    ('0.250 … 0.750', '–')
+    """
+    known = isinstance(ends, list) and len(ends) == 2
+    return f"{number(ends[0])} … {number(ends[1])}" if known else NONE
+
+
 def listed(names: Sequence[str]) -> str:
     """Join names as a sentence does.
 

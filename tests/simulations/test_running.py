@@ -15,9 +15,12 @@ def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_r
     assert [summary["run"] for summary in summaries] == list(running.DEMO_DEFENSES)
     assert json.loads((tmp_path / "demo" / "summary.json").read_text()) == summaries
     used = [[defense["name"] for defense in summary["defenses"]] for summary in summaries]
-    assert used == [[], ["iso"], ["iso"], ["max_norm"], ["marvell"], ["marvell"], ["marvell"]]
+    gradients = [["iso"], ["iso"], ["max_norm"], ["marvell"], ["marvell"], ["marvell"]]
+    assert used == [[], *gradients, ["potential_energy"]]
     for summary in summaries:
-        assert {entry["attack"] for entry in summary["leakage"]} == {"norm", "cosine"}
+        assert {entry["attack"] for entry in summary["leakage"]} == {"norm", "cosine", "model_completion"}
+        assert {(entry["party"], entry["layer"]) for entry in summary["rebuild"]} >= {("a", "cut")}
+        assert [point["k"] for point in summary["rebuild"][0]["curve"]] == [1, 4, 16]
         assert summary["alone"] == summaries[0]["alone"]
         assert (tmp_path / "demo" / summary["run"] / "report.html").is_file()
     page = (tmp_path / "demo" / "report.html").read_text()

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Placeholders that matplotlib carries into the SVG, where they become the page's variables.
-INK, FAINT, BAND = "#010101", "#020202", "#030303"
+INK, FAINT, BAND, PAPER = "#010101", "#020202", "#030303", "#080808"
 LINES = ("#040404", "#050505", "#060606", "#070707")
+CLASSES = ("#090909", "#0a0a0a", "#0b0b0b", "#0c0c0c", "#0d0d0d", "#0e0e0e", "#0f0f0f")
 DASHES: tuple[tuple[Any, str], ...] = (
     ("-", "o"),
     ((0, (5, 1.5)), "s"),
@@ -28,7 +29,9 @@ VARIABLES = {
     INK: "var(--ink)",
     FAINT: "var(--line)",
     BAND: "var(--muted)",
+    PAPER: "var(--paper)",
     **{line: f"var(--c{i})" for i, line in enumerate(LINES, 1)},
+    **{colour: f"var(--k{i})" for i, colour in enumerate(CLASSES, 1)},
 }
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -58,21 +61,34 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(title: str, paint: Callable[[Axes], None]) -> str:
-    """Return one panel as an ``<svg>`` element, the same for the same content; ``paint`` fills its axes."""
+def draw(title: str, paint: Callable[[Axes], None], *, columns: int = 3) -> str:
+    """Return one panel as an ``<svg>`` element, the same for the same content; ``paint`` fills its axes.
+
+    Its legend has so many columns at most.
+    """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 3.2), layout="constrained")
         axes = figure.subplots()
         axes.set_title(short(title))
         paint(axes)
         if axes.get_legend_handles_labels()[1]:
-            _legend(figure)
+            _legend(figure, columns)
         return _svg(figure)
 
 
 def strokes() -> Iterator[dict[str, Any]]:
     """Return colour, dash and marker of one line after the other; they differ for sixteen."""
     return cycle({"color": colour, "linestyle": dash, "marker": marker} for dash, marker in DASHES for colour in LINES)
+
+
+def spots() -> Iterator[dict[str, Any]]:
+    """Return colour and marker of one class after the other; they differ for 28, and the colours for the colour-blind.
+
+    References
+    ----------
+    Okabe and Ito, *Color universal design*, 2008.
+    """
+    return cycle({"color": colour, "marker": marker} for _, marker in DASHES for colour in CLASSES)
 
 
 def short(name: str) -> str:
@@ -87,9 +103,9 @@ def chance_band(axes: Axes, null: float | None) -> None:
     axes.axhline(0.5, color=BAND, linewidth=1)
 
 
-def _legend(figure: Figure) -> None:
+def _legend(figure: Figure, most: int) -> None:
     """Put the legend below, in as many columns as its names leave room for."""
-    for columns in (3, 2, 1):
+    for columns in range(most, 0, -1):
         legend = figure.legend(loc="outside lower left", ncols=columns, fontsize=9, handlelength=1.9, columnspacing=1.2)
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             return

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One setting of a defense: the mean over its runs, and from the lowest to the highest of them.
+    """One setting of a defense: the mean over its runs, and how far they scatter.
 
     Attributes
     ----------
     name
         The strength, written beside the point.
     leak, utility
-        Mean leak AUC (q95) and mean utility.
+        Mean leak AUC (q95), or what an attack on the trained model reaches, and mean utility.
     leaks, utilities
-        Lowest and highest.
+        Ends of the whiskers: the lowest and the highest run, or an interval.
     """
 
     name: str
@@ -77,16 +77,21 @@ def setting_figure(title: str, utility: str, families: Mapping[str, Sequence[Poi
 
     def paint(axes: Axes) -> None:
         chance_band(axes, null)
-        for stroke, (family, points) in zip(strokes(), families.items(), strict=False):
-            x, y = [p.utility for p in points], [p.leak for p in points]
-            axes.plot(x, y, **stroke, linewidth=1.2, markersize=4.5, label=short(family))
-            for p in points:
-                axes.plot([p.utility, p.utility], p.leaks, color=stroke["color"], linewidth=1)
-                axes.plot(p.utilities, [p.leak, p.leak], color=stroke["color"], linewidth=1)
-                axes.annotate(p.name, (p.utility, p.leak), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        draw_families(axes, families)
         low = min([0.5, *(p.leaks[0] for points in families.values() for p in points)])
         axes.set(xlabel=utility, ylabel="leak AUC, q95", ylim=(low - 0.05, 1.05))
         axes.margins(x=0.12)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
 
     return draw(title, paint)
+
+
+def draw_families(axes: Axes, families: Mapping[str, Sequence[Point]]) -> None:
+    """Draw a line a family, with whiskers at its points and their strengths beside them."""
+    for stroke, (family, points) in zip(strokes(), families.items(), strict=False):
+        x, y = [p.utility for p in points], [p.leak for p in points]
+        axes.plot(x, y, **stroke, linewidth=1.2, markersize=4.5, label=short(family))
+        for p in points:
+            axes.plot([p.utility, p.utility], p.leaks, color=stroke["color"], linewidth=1)
+            axes.plot(p.utilities, [p.leak, p.leak], color=stroke["color"], linewidth=1)
+            axes.annotate(p.name, (p.utility, p.leak), xytext=(4, 4), textcoords="offset points", fontsize=8)

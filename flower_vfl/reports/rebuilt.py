@@ -1,0 +1,178 @@
+"""How many leaked labels rebuild the model: the answer of a run, in numbers and in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flower_vfl.reports import words
+from flower_vfl.reports.figures import Reached
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MEASURES = {
+    "auc": "AUC",
+    "balanced_accuracy": "accuracy, mean over classes",
+    "accuracy": "accuracy",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one party could rebuild of the model at the cut, from an entry of ``rebuild`` in ``result.json``.
+
+    Attributes
+    ----------
+    party, metric
+        Whose trained model, and the measure.
+    share
+        What share of the way from chance to the federation's utility counts as rebuilt.
+    chance, federation
+        Both ends of that way; the second is None where it leads nowhere.
+    k, alone_k
+        Labels of each class that were enough, with the trained model and from scratch; None where none was.
+    classes
+        Number of classes.
+    curve, alone
+        What was reached by the number of labels.
+    """
+
+    party: str
+    metric: str
+    share: float
+    chance: float
+    federation: float | None
+    k: int | None
+    alone_k: int | None
+    classes: int
+    curve: Sequence[Reached]
+    alone: Sequence[Reached]
+
+    @property
+    def measure(self) -> str:
+        """The measure in words."""
+        return MEASURES.get(self.metric, self.metric)
+
+    @property
+    def at(self) -> Reached:
+        """What was reached with the labels that were enough, with the most that were tried where none was."""
+        return next((point for point in self.curve if point.k == self.k), self.curve[-1])
+
+    def way(self, value: float) -> float:
+        """Return the share of the way from chance to the federation's utility."""
+        return (value - self.chance) / (self.federation - self.chance) if self.federation else math.nan
+
+    def labels(self, k: int | None, more: str = "more than") -> str:
+        """Return a number of labels in all, as in ``8`` or, where none was enough, ``more than 32``."""
+        return f"{more} {self.curve[-1].k * self.classes:,}" if k is None else f"{k * self.classes:,}"
+
+    @property
+    def tone(self) -> str:
+        """How bad it is: worse than from scratch is good."""
+        if self.federation is None:
+            return "warn"
+        return "good" if self.k is None else "warn" if self.alone_k is not None and self.alone_k <= self.k else "bad"
+
+    @property
+    def alone_way(self) -> float | None:
+        """How far training from scratch comes with as many labels."""
+        return next((self.way(point.value) for point in self.alone if point.k == self.at.k), None)
+
+
+def answers(result: Mapping[str, Any]) -> list[Answer]:
+    """Return the answer for each party at the cut, the one that leaks most first.
+
+    Where the embeddings were also attacked layer-normalised, what worked better counts.
+    """
+    found: dict[str, Answer] = {}
+    for entry in result.get("rebuild", []):
+        answer = _answer(entry) if entry.get("layer") == "cut" else None
+        if answer is not None and _danger(answer) > _danger(found.get(answer.party)):
+            found[answer.party] = answer
+    return sorted(found.values(), key=_danger, reverse=True)
+
+
+def _danger(answer: Answer | None) -> tuple[float, float]:
+    if answer is None:
+        return -math.inf, -math.inf
+    return -math.inf if answer.k is None else -float(answer.k), answer.curve[-1].value
+
+
+def _answer(entry: Mapping[str, Any]) -> Answer | None:
+    curve = [point for point in entry.get("curve", []) if isinstance(point, dict)]
+    reached, alone = (_points(curve, *names) for names in (("mean", "interval95"), ("baseline", "baseline_interval95")))
+    share, chance = number(entry.get("share")), number(entry.get("chance"))
+    labels, first = (number(curve[0].get(key)) if curve else None for key in ("labels", "k"))
+    if not reached or share is None or chance is None or not labels or not first:
+        return None
+    return Answer(
+        party=str(entry.get("party")),
+        metric=str(entry.get("metric")),
+        share=share,
+        chance=chance,
+        federation=number(entry.get("federation")),
+        k=_whole(entry.get("k")),
+        alone_k=_whole(entry.get("alone_k")),
+        classes=round(labels / first),
+        curve=reached,
+        alone=alone,
+    )
+
+
+def _points(curve: Sequence[Mapping[str, Any]], name: str, interval: str) -> list[Reached]:
+    points = []
+    for point in curve:
+        k, value = _whole(point.get("k")), number(point.get(name))
+        if k is not None and value is not None:
+            points.append(Reached(k, value, *ends(point.get(interval), value)))
+    return points
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, None for anything else that a file may hold."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None
+
+
+def ends(interval: Any, value: float) -> tuple[float, float]:
+    """Return the ends of an interval of a share, between 0 and 1; the value itself where there is none."""
+    found = [number(end) for end in interval] if isinstance(interval, list) else []
+    low, high = found if len(found) == 2 else (None, None)
+    return (value, value) if low is None or high is None else (max(low, 0.0), min(high, 1.0))
+
+
+def _whole(value: Any) -> int | None:
+    known = number(value)
+    return int(known) if known is not None and known >= 1 else None
+
+
+def in_words(answer: Answer) -> list[str]:
+    """Return the answer as sentences, the first for the headline."""
+    if answer.federation is None:
+        return ["The federation’s own model is no better than guessing: there is nothing to rebuild."]
+    point, needed = answer.at, answer.labels(answer.k)
+    reached = (
+        f"{words.percent(answer.way(point.value))} of the way from guessing to the federation’s own test "
+        f"{answer.measure} ({words.number(point.value)} against {words.number(answer.federation)})"
+    )
+    with_k = f"{point.k * answer.classes:,} labels ({point.k:,} of each class)"
+    if answer.k is None:
+        first = f"{needed.capitalize()} leaked labels would be needed to rebuild the model."
+        second = f"With {with_k} party {answer.party} comes {reached}."
+    else:
+        first = f"{needed.capitalize()} leaked labels are enough to rebuild the model."
+        second = f"With {with_k} and its own trained model party {answer.party} comes {reached}."
+    return [first, second, *_beside(answer), f"{words.percent(answer.share)} of the way counts as rebuilt."]
+
+
+def _beside(answer: Answer) -> list[str]:
+    """Return what training from scratch reaches, where that is known."""
+    if answer.alone_way is None:
+        return []
+    needs = answer.labels(answer.alone_k)
+    return [
+        f"From scratch, without that trained model, the same labels bring it "
+        f"{words.percent(max(answer.alone_way, 0.0))} of the way, and {needs} would be needed."
+    ]

@@ -1,0 +1,268 @@
+"""What the trained models of runs give away: tables and figures of attacks on them, and of their embeddings."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from flower_vfl.metrics import mean_interval, pair_angles, sample_rows
+from flower_vfl.metrics.embeddings import READ, RECEIVED
+from flower_vfl.reports.figures import (
+    Point,
+    Reached,
+    angle_figure,
+    map_figure,
+    protection_figure,
+    rebuild_figure,
+)
+from flower_vfl.reports.leaks import label_of
+from flower_vfl.reports.rebuilt import MEASURES, Answer, answers, ends, in_words, number
+from flower_vfl.reports.settings import families
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from flower_vfl.metrics import Embeddings
+    from flower_vfl.reports.leaks import Entry
+    from flower_vfl.reports.run import Run
+    from flower_vfl.reports.settings import Setting
+
+SHOWN = 500
+"""Embeddings that one picture shows."""
+
+PERPLEXITY, FEWEST = 30.0, 10
+VIEWS = {RECEIVED: "as sent", READ: "as the top model reads them"}
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    """Return the values of ``trained.html.j2``."""
+    found = answers(run.result)
+    samples = [_thinned(sample) for sample in run.embeddings]
+    changed = {sample.party for sample in samples if sample.view == READ}
+    titles = [
+        f"Party {sample.party}{', ' + VIEWS.get(sample.view, sample.view) if sample.party in changed else ''}"
+        for sample in samples
+    ]
+    return {
+        "answers": [(answer, in_words(answer)) for answer in found],
+        "rebuild_figures": [_rebuild(f"Party {a.party}", {"with its trained model": a.curve}, a) for a in found],
+        "trained": _table(run),
+        "angles": [_angles(title, sample) for title, sample in zip(titles, samples, strict=True)],
+        "maps": _maps(titles, samples, run),
+    }
+
+
+def of_settings(settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return what ``comparison.html.j2`` shows of the trained models."""
+    shown = [(setting, _first_view(setting.runs[0])) for setting in settings]
+    known = [(setting.title, _thinned(sample), setting.runs[0]) for setting, sample in shown if sample is not None]
+    return {
+        "protections": _protections(settings),
+        "rebuild_figure": _rebuild_of_settings(settings),
+        "angles": [_angles(title, sample) for title, sample, _ in known],
+        "maps": [figure for title, sample, run in known for figure in _maps([title], [sample], run)],
+    }
+
+
+def worst_answer(run: Run) -> Answer | None:
+    """Return the answer of the party that leaks most; None where no attacker tried to complete its model."""
+    return next(iter(answers(run.result)), None)
+
+
+def measures_of(entry: Entry) -> Mapping[str, Mapping[str, Any]]:
+    """Return what an entry measured, by measure."""
+    found = entry.get("measures")
+    if not isinstance(found, dict) or not found:
+        return {str(entry.get("metric")): entry}
+    return {str(name): value for name, value in found.items() if isinstance(value, dict)}
+
+
+def on_trained_models(run: Run) -> list[Entry]:
+    """Return the entries of attacks on the trained model; the monitor's where no attacker reported the same."""
+    entries = [entry for entry in run.result["leakage"] if entry.get("phase") == "inference"]
+    attackers = {_where(entry) for entry in entries if entry.get("source") != "monitor"}
+    return [entry for entry in entries if entry.get("source") != "monitor" or _where(entry) not in attackers]
+
+
+def _where(entry: Entry) -> tuple[Any, ...]:
+    return label_of(entry), entry.get("party"), entry.get("layer")
+
+
+def _table(run: Run) -> dict[str, Any]:
+    """Return the attacks on the trained model as rows, with the measures that say something on this data."""
+    entries = on_trained_models(run)
+    names = list(dict.fromkeys(name for entry in entries for name in measures_of(entry)))
+    classes = run.result["dataset"].get("classes")
+    chances = {number(measures_of(entry).get("accuracy", {}).get("chance")) for entry in entries} - {None}
+    balanced = isinstance(classes, int) and all(abs(chance - 1 / classes) < 0.02 for chance in chances if chance)
+    names = [name for name in names if name != "balanced_accuracy" or not balanced]
+    return {
+        "measures": [(name, MEASURES.get(name, name)) for name in names],
+        "rows": [(entry, [measures_of(entry).get(name, {}) for name in names]) for entry in entries],
+    }
+
+
+def _rebuild(title: str, lines: Mapping[str, Sequence[Reached]], answer: Answer) -> Markup:
+    own = answer.chance if answer.federation is None else answer.federation
+    levels = answer.chance, answer.chance + answer.share * (own - answer.chance), own
+    return Markup(rebuild_figure(title, f"test {answer.measure}", lines, answer.alone, levels))
+
+
+def _rebuild_of_settings(settings: Sequence[Setting]) -> Markup | None:
+    """Draw a line a setting; the federation's level is that of the run without a defense, or of the first."""
+    found = [
+        (setting, [a for run in setting.runs if (a := worst_answer(run)) is not None and a.federation is not None])
+        for setting in settings
+    ]
+    found = [(setting, answers_) for setting, answers_ in found if answers_]
+    if not found:
+        return None
+    reference = next((known[0] for setting, known in found if not setting.runs[0].result["defenses"]), found[0][1][0])
+    lines = {
+        setting.title: _averaged([a.curve for a in known if a.metric == reference.metric]) for setting, known in found
+    }
+    return _rebuild("Rebuilding the model", {name: line for name, line in lines.items() if line}, reference)
+
+
+def _averaged(curves: Sequence[Sequence[Reached]]) -> list[Reached]:
+    """Return the mean over runs with its interval; of a single run its own."""
+    points: dict[int, list[Reached]] = {}
+    for point in (point for curve in curves for point in curve):
+        points.setdefault(point.k, []).append(point)
+    return [_mean_of(same) for _, same in sorted(points.items())]
+
+
+def _mean_of(points: Sequence[Reached]) -> Reached:
+    values = [point.value for point in points]
+    interval = mean_interval(values)
+    if interval is None:
+        return points[0]
+    mean = sum(values) / len(values)
+    return Reached(points[0].k, mean, *ends(list(interval), mean))
+
+
+def _protections(settings: Sequence[Setting]) -> list[Markup]:
+    """Draw each attack on the trained model at the cut against utility (Z23's Figures 3 and 4)."""
+    attacks = dict.fromkeys(
+        label_of(entry)
+        for setting in settings
+        for run in setting.runs
+        for entry in on_trained_models(run)
+        if entry.get("layer") == "cut"
+    )
+    return [figure for attack in attacks if (figure := _protection(settings, attack)) is not None]
+
+
+def _protection(settings: Sequence[Setting], attack: str) -> Markup | None:
+    classes = settings[0].runs[0].result["dataset"].get("classes")
+    utility = "auc" if classes == 2 else "balanced_accuracy"
+    lines: dict[str, list[Point]] = {}
+    baselines: list[float] = []
+    measure = ""
+    for family, members in families(settings).items():
+        for setting in members:
+            found = [(run, entry) for run in setting.runs if (entry := _worst(run, attack)) is not None]
+            measure = measure or next((_measure(entry, classes) for _, entry in found), "")
+            point, known = _point(setting.name, found, measure, f"test_{utility}")
+            baselines += known
+            lines.setdefault(family, []).extend([] if point is None else [point])
+    lines = {family: points for family, points in lines.items() if points}
+    if not lines:
+        return None
+    axes = f"test {MEASURES[utility]} (right is better)", f"attack’s {MEASURES.get(measure, measure)} (low is better)"
+    baseline = sum(baselines) / len(baselines) if baselines else None
+    return Markup(protection_figure(f"{attack}, cut layer", axes, lines, baseline))
+
+
+def _measure(entry: Entry, classes: Any) -> str:
+    """Return the measure that is fair to every class: AUC of two classes, else the balanced accuracy."""
+    known = measures_of(entry)
+    wanted = ("auc", "balanced_accuracy") if classes == 2 else ("balanced_accuracy", "auc")
+    return next((name for name in wanted if name in known), next(iter(known), ""))
+
+
+def _worst(run: Run, attack: str) -> Entry | None:
+    """Return what the attack reached at the cut of the party that leaks most."""
+    entries = [e for e in on_trained_models(run) if label_of(e) == attack and e.get("layer") == "cut"]
+    classes = run.result["dataset"].get("classes")
+    known = [(number(measures_of(e).get(_measure(e, classes), {}).get("mean")), e) for e in entries]
+    return max(((value, e) for value, e in known if value is not None), key=lambda pair: pair[0], default=(0, None))[1]
+
+
+def _point(
+    name: str, found: Sequence[tuple[Run, Entry]], measure: str, utility: str
+) -> tuple[Point | None, list[float]]:
+    """Return a setting's place, the mean over its runs with its interval, and what was reached without the model."""
+    pairs, baselines, interval = [], [], None
+    for run, entry in found:
+        values = measures_of(entry).get(measure, {})
+        last = run.result["utility"].get("last")
+        leak, useful = number(values.get("mean")), number(last.get(utility)) if isinstance(last, dict) else None
+        if leak is not None and useful is not None:
+            pairs.append((leak, useful))
+            interval = values.get("interval95")
+        baselines += [baseline] if (baseline := number(values.get("baseline"))) is not None else []
+    if not pairs:
+        return None, baselines
+    leaks, utilities = zip(*pairs, strict=True)
+    leak, useful = float(np.mean(leaks)), float(np.mean(utilities))
+    if len(pairs) > 1:
+        return Point(name, leak, useful, *(_ends_of(values) for values in (leaks, utilities))), baselines
+    return Point(name, leak, useful, ends(interval, leak), (useful, useful)), baselines
+
+
+def _ends_of(values: Sequence[float]) -> tuple[float, float]:
+    interval = mean_interval(values)
+    return ends(None if interval is None else list(interval), float(np.mean(values)))
+
+
+def _first_view(run: Run) -> Embeddings | None:
+    """Return the first party's embeddings as the top model reads them."""
+    party = run.embeddings[0].party if run.embeddings else ""
+    return next((sample for sample in reversed(run.embeddings) if sample.party == party), None)
+
+
+def _thinned(sample: Embeddings) -> Embeddings:
+    """Return a part of the sample that a picture can show."""
+    rows = sample_rows(sample.labels, SHOWN, generator=np.random.default_rng(0))
+    return type(sample)(sample.party, sample.view, sample.rows[rows], sample.labels[rows], sample.z[rows])
+
+
+def _angles(title: str, sample: Embeddings) -> Markup:
+    return Markup(angle_figure(title, *pair_angles(sample.z, sample.labels)))
+
+
+def _maps(titles: Iterable[str], samples: Iterable[Embeddings], run: Run) -> list[Markup]:
+    classes = run.result["dataset"].get("classes")
+    figures = []
+    for title, sample in zip(titles, samples, strict=True):
+        count = max(int(sample.labels.max(initial=0)) + 1, classes if isinstance(classes, int) else 2)
+        names = ["negative", "positive"] if count == 2 else [str(name) for name in range(count)]
+        places = _places(sample.z.astype(np.float32).tobytes(), len(sample.z))
+        if places is not None:
+            figures.append(Markup(map_figure(title, places, sample.labels, names)))
+    return figures
+
+
+@lru_cache(maxsize=32)
+def _places(z: bytes, rows: int) -> NDArray[np.float32] | None:
+    """Return where t-SNE puts embeddings on a plane, (n, 2); None where there are too few, or all are equal.
+
+    One thread and a fixed seed: the same embeddings are drawn the same. Kept, for a page is often written twice.
+    """
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    x = np.frombuffer(z, dtype=np.float32).reshape(rows, -1)
+    if rows < FEWEST or not np.isfinite(x).all() or bool((x == x[0]).all()):
+        return None
+    start = "pca" if x.shape[1] > 1 else "random"
+    method = TSNE(perplexity=min(PERPLEXITY, (rows - 1) / 3), init=start, random_state=0)
+    with threadpool_limits(limits=1):
+        found: NDArray[np.float32] = method.fit_transform(x / np.abs(x).max())
+    return found
