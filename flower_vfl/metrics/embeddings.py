@@ -128,7 +128,9 @@ def pair_angles(z: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[n
     rows, y = as_numpy(z), as_numpy(labels)
     if rows.ndim != 2 or y.shape != rows.shape[:1]:
         raise ArgumentError(f"Embeddings {rows.shape} and labels {y.shape}: give (n, d) and (n,).")
-    scaled = rows.astype(np.float64) / np.maximum(np.abs(rows).max(axis=1, initial=0.0, keepdims=True), 1e-300)
+    wide = rows.astype(np.float64)
+    largest = np.abs(wide).max(axis=1, initial=0.0, keepdims=True)
+    scaled = wide / np.where(largest > 0, largest, 1.0)
     lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
     units = scaled / np.where(lengths > 0, lengths, 1.0)
     first, second = np.triu_indices(len(rows), k=1)

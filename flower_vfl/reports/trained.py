@@ -36,6 +36,9 @@ SHOWN = 500
 """Embeddings that one picture shows."""
 
 PERPLEXITY, FEWEST = 30.0, 10
+UNBALANCED = 0.02
+"""How much more than 1 / C the most frequent class must have for accuracy to need a companion."""
+
 VIEWS = {RECEIVED: "as sent", READ: "as the top model reads them"}
 
 
@@ -96,13 +99,14 @@ def _where(entry: Entry) -> tuple[Any, ...]:
 def _table(run: Run) -> dict[str, Any]:
     """Return the attacks on the trained model as rows, with the measures that say something on this data."""
     entries = on_trained_models(run)
-    names = list(dict.fromkeys(name for entry in entries for name in measures_of(entry)))
-    classes = run.result["dataset"].get("classes")
-    chances = {number(measures_of(entry).get("accuracy", {}).get("chance")) for entry in entries} - {None}
-    balanced = isinstance(classes, int) and all(abs(chance - 1 / classes) < 0.02 for chance in chances if chance)
-    names = [name for name in names if name != "balanced_accuracy" or not balanced]
+    chances = {name: number(value.get("chance")) for entry in entries for name, value in measures_of(entry).items()}
+    usual, balanced = chances.get("accuracy"), chances.get("balanced_accuracy")
+    rare = usual is not None and balanced is not None and usual - balanced > UNBALANCED
+    names = sorted(chances, key=lambda name: [*MEASURES, name].index(name))
+    names = [name for name in names if name != "balanced_accuracy" or rare]
     return {
-        "measures": [(name, MEASURES.get(name, name)) for name in names],
+        "rare": rare,
+        "measures": [(name, MEASURES.get(name, name), chances[name]) for name in names],
         "rows": [(entry, [measures_of(entry).get(name, {}) for name in names]) for entry in entries],
     }
 
@@ -174,7 +178,8 @@ def _protection(settings: Sequence[Setting], attack: str) -> Markup | None:
     lines = {family: points for family, points in lines.items() if points}
     if not lines:
         return None
-    axes = f"test {MEASURES[utility]} (right is better)", f"attack’s {MEASURES.get(measure, measure)} (low is better)"
+    reached = MEASURES.get(measure, measure).replace(", ", ",\n")
+    axes = f"test {MEASURES[utility]} (right is better)", f"attack’s {reached}"
     baseline = sum(baselines) / len(baselines) if baselines else None
     return Markup(protection_figure(f"{attack}, cut layer", axes, lines, baseline))
 
@@ -237,15 +242,15 @@ def _angles(title: str, sample: Embeddings) -> Markup:
     return Markup(angle_figure(title, *pair_angles(sample.z, sample.labels)))
 
 
-def _maps(titles: Iterable[str], samples: Iterable[Embeddings], run: Run) -> list[Markup]:
+def _maps(titles: Iterable[str], samples: Iterable[Embeddings], run: Run) -> list[Markup | str]:
+    """Return a map of each sample, an empty text where it has none."""
     classes = run.result["dataset"].get("classes")
     figures = []
     for title, sample in zip(titles, samples, strict=True):
         count = max(int(sample.labels.max(initial=0)) + 1, classes if isinstance(classes, int) else 2)
         names = ["negative", "positive"] if count == 2 else [str(name) for name in range(count)]
         places = _places(sample.z.astype(np.float32).tobytes(), len(sample.z))
-        if places is not None:
-            figures.append(Markup(map_figure(title, places, sample.labels, names)))
+        figures.append("" if places is None else Markup(map_figure(title, places, sample.labels, names)))
     return figures
 
 

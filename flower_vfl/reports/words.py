@@ -98,15 +98,15 @@ def percent(value: float) -> str:
 
 
 def interval(ends: Any) -> str:
-    """Return both ends of an interval.
+    """Return both ends of an interval of a share, which has no part outside of 0 to 1.
 
     Examples
     --------
-    >>> interval([0.25, 0.75]), interval(None)
-    ('0.250 … 0.750', '–')
+    >>> interval([0.25, 1.2]), interval(None)
+    ('0.250 … 1.000', '–')
     """
-    known = isinstance(ends, list) and len(ends) == 2
-    return f"{number(ends[0])} … {number(ends[1])}" if known else NONE
+    known = isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, int | float) for end in ends)
+    return " … ".join(number(float(min(max(end, 0.0), 1.0))) for end in ends) if known else NONE
 
 
 def listed(names: Sequence[str]) -> str:

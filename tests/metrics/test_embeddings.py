@@ -60,7 +60,8 @@ def test_angles_are_those_of_scipys_cosine_distance_by_pairs_of_one_class_and_of
 
 
 def test_a_row_of_zeros_is_at_right_angles_and_equal_or_opposite_rows_are_not_lost_to_rounding():
-    same, different = pair_angles([[0.0, 0.0], [0.1, 0.3], [-0.2, -0.6]], [0, 0, 1])
+    z = np.array([[0.0, 0.0], [0.1, 0.3], [-0.2, -0.6]], dtype=np.float32)
+    same, different = pair_angles(z, [0, 0, 1])
     assert same.tolist() == [np.pi / 2]
     assert different == pytest.approx([np.pi / 2, np.pi], abs=1e-7)
     assert all(angles.size == 0 for angles in pair_angles(np.zeros((1, 2)), [0]))

@@ -61,13 +61,13 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(title: str, paint: Callable[[Axes], None], *, columns: int = 3) -> str:
+def draw(title: str, paint: Callable[[Axes], None], *, columns: int = 3, size: tuple[float, float] = (4.6, 3.2)) -> str:
     """Return one panel as an ``<svg>`` element, the same for the same content; ``paint`` fills its axes.
 
-    Its legend has so many columns at most.
+    Its legend has so many columns at most; its size is in inches.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.6, 3.2), layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         axes.set_title(short(title))
         paint(axes)

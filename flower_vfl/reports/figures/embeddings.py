@@ -123,7 +123,8 @@ def rebuild_figure(
         lowest = min([chance, *(p.value for points in (*lines.values(), alone) for p in points)])
         axes.set(xlabel="leaked labels of each class", ylabel=ylabel, ylim=(lowest - 0.03, min(own + 0.04, 1.02)))
 
-    return draw(title, paint, columns=2)
+    many = len(lines) > 1
+    return draw(title, paint, columns=2, size=(7.0, 3.0 + 0.12 * len(lines)) if many else (4.6, 3.2))
 
 
 def _reached(axes: Axes, points: Sequence[Reached], stroke: dict[str, Any], label: str) -> None:
@@ -161,9 +162,8 @@ def angle_figure(title: str, same: NDArray[np.float64], different: NDArray[np.fl
                 axes.stairs(shares, edges, color=colour, fill=True, alpha=0.18, linewidth=0)
                 axes.stairs(shares, edges, color=colour, linestyle=dash, linewidth=1.4, label=label)
         axes.axvline(90, color=INK, linewidth=1, linestyle=(0, (1, 2)))
-        axes.text(92, 1, "π/2", transform=axes.get_xaxis_transform(), va="top", fontsize=9)
         axes.set(xlim=(0, 180), xlabel="angle between two embeddings", ylabel="share of pairs")
-        axes.set_xticks(range(0, 181, 45), [f"{angle}°" for angle in range(0, 181, 45)])
+        axes.set_xticks(range(0, 181, 45), ["0°", "45°", "90° = π/2", "135°", "180°"])
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
 
@@ -195,7 +195,7 @@ def map_figure(title: str, places: NDArray[np.floating[Any]], labels: NDArray[np
         for spot, (number, name) in zip(spots(), enumerate(names), strict=False):
             x, y = places[labels == number].T
             if x.size:
-                axes.plot(x, y, **spot, linestyle="", markersize=3.6, markeredgewidth=0, alpha=0.8, label=short(name))
+                axes.plot(x, y, **spot, linestyle="", markersize=4.2, markeredgewidth=0, alpha=0.8, label=short(name))
                 middles[name] = (float(np.median(x)), float(np.median(y)))
         if len(middles) > 2:
             box = {"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.75}
