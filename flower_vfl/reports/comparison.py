@@ -40,6 +40,7 @@ def of_several(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "title": f"{len(runs)} runs compared",
         "rows": rows,
+        "auc": "test_auc" if any(row["last"].get("test_auc") is not None for row in rows) else "test_accuracy",
         "places": places,
         "certified": any(row["bound"] is not None for row in rows),
         "datasets": sorted({str(run.result["dataset"].get("name")) for run in runs}),
@@ -49,7 +50,7 @@ def of_several(runs: Sequence[Run]) -> dict[str, Any]:
         "left_out": [setting.title for setting in settings[OVERLAID:]],
         "repeated": max(len(setting.runs) for setting in settings),
         "answered": any(row["answer"] for row in rows),
-        **of_settings(settings[:OVERLAID]),
+        **of_settings(settings, lines=OVERLAID),
         "trade_offs": _trade_offs(settings, places) if len(settings) > 1 else [],
     }
 

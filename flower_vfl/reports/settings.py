@@ -88,7 +88,11 @@ def _strength(defenses: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[float, 
         params = defense.get("params")
         params = params if isinstance(params, dict) else {}
         numbers = {k: float(v) for k, v in params.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-        others = [str(value) for key, value in params.items() if key not in numbers and value != "joint"]
+        others = [
+            key if value is True else str(value)
+            for key, value in params.items()
+            if key not in numbers and value is not False and value != "joint"
+        ]
         names.append(" ".join([str(defense.get("name")), *others, *numbers]))
         strengths += numbers.values()
     return " + ".join(names) or "no defense", tuple(strengths)

@@ -60,13 +60,13 @@ def of_run(run: Run) -> dict[str, Any]:
     }
 
 
-def of_settings(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return what ``comparison.html.j2`` shows of the trained models."""
-    shown = [(setting, _first_view(setting.runs[0])) for setting in settings]
+def of_settings(settings: Sequence[Setting], *, lines: int) -> dict[str, Any]:
+    """Return what ``comparison.html.j2`` shows of trained models; so many settings where each has a line or a panel."""
+    shown = [(setting, _first_view(setting.runs[0])) for setting in settings[:lines]]
     known = [(setting.title, _thinned(sample), setting.runs[0]) for setting, sample in shown if sample is not None]
     return {
         "protections": _protections(settings),
-        "rebuild_figure": _rebuild_of_settings(settings),
+        "rebuild_figure": _rebuild_of_settings(settings[:lines]),
         "angles": [_angles(title, sample) for title, sample, _ in known],
         "maps": [figure for title, sample, run in known for figure in _maps([title], [sample], run)],
     }
@@ -192,8 +192,9 @@ def _measure(entry: Entry, classes: Any) -> str:
 
 
 def _worst(run: Run, attack: str) -> Entry | None:
-    """Return what the attack reached at the cut of the party that leaks most."""
+    """Return what the attack reached at the cut of the party that leaks most; the monitor's where no attacker ran."""
     entries = [e for e in on_trained_models(run) if label_of(e) == attack and e.get("layer") == "cut"]
+    entries = [e for e in entries if e.get("source") != "monitor"] or entries
     classes = run.result["dataset"].get("classes")
     known = [(number(measures_of(e).get(_measure(e, classes), {}).get("mean")), e) for e in entries]
     return max(((value, e) for value, e in known if value is not None), key=lambda pair: pair[0], default=(0, None))[1]

@@ -47,6 +47,14 @@ def test_nested_defenses_other_parameters_and_scopes_are_families_of_their_own()
     assert names == ["marvell s + label_dp flip", "marvell sum_kl", "marvell per-party s"]
 
 
+def test_a_switch_is_named_where_it_is_on():
+    terms = [{"name": "dcor", "params": {"alpha": 1.0, "form": "log", "normalise": on}} for on in (True, False)]
+    assert [s.family for s in settings_of([run(term) for term in terms])] == [
+        "dcor log normalise alpha",
+        "dcor log alpha",
+    ]
+
+
 def test_a_point_is_the_mean_over_seeds_with_the_lowest_and_the_highest():
     (setting,) = settings_of(
         [run(marvell(1.0), seed=i, leak=leak, auc=auc) for i, (leak, auc) in enumerate([(0.6, 0.9), (0.8, 0.7)])]

@@ -182,21 +182,42 @@ def test_several_seeds_of_a_setting_are_one_point_at_the_mean_with_an_interval(t
         lambda title, labels, families, baseline: drawn.setdefault(title, (families, baseline)) and "",
     )
     runs = [load_run(trained_folder(f"seed{s}", mean=0.8 + 0.02 * s, seed=s, utility=0.9 + 0.01 * s)) for s in (0, 1)]
-    of_settings(settings_of(runs))
+    of_settings(settings_of(runs), lines=12)
     (points,), baseline = drawn["model_completion, cut layer"][0].values(), drawn["model_completion, cut layer"][1]
     assert (points[0].leak, points[0].utility, baseline) == (pytest.approx(0.81), pytest.approx(0.905), 0.6)
     assert points[0].leaks == pytest.approx((0.81 - 0.1271, 0.81 + 0.1271), abs=1e-4)  # 12.706 * 0.01
-    alone = of_settings(settings_of(runs[:1]))
+    alone = of_settings(settings_of(runs[:1]), lines=12)
     assert alone["rebuild_figure"] is not None
     assert worst_answer(runs[0]).k == 16
+
+
+def test_what_colluding_parties_reach_by_the_monitor_is_no_point_beside_attackers_baselines(trained_folder):
+    folder = trained_folder()
+    more = measured("clustering", 0.99, source="monitor", party="a+b", baseline=None)
+    change(folder, lambda result: result.update(leakage=[*result["leakage"], more]))
+    figures = of_settings(settings_of([load_run(folder)]), lines=12)["protections"]
+    assert all("perfect protection" in texts(figure) for figure in figures)
+
+
+def test_of_more_settings_than_lines_all_are_points_against_utility(trained_folder):
+    strengths = [({"name": "potential_energy", "params": {"alpha": float(alpha)}},) for alpha in (1, 2, 4)]
+    runs = [load_run(trained_folder(f"run{i}", defenses=strength)) for i, strength in enumerate(strengths)]
+    found = of_settings(settings_of(runs), lines=2)
+    assert {"1", "2", "4"} <= set(texts(found["protections"][0]))
+    assert len(found["maps"]) == 2
+    assert not any("4" in text for text in texts(found["rebuild_figure"]) if "alpha" in text)
 
 
 def test_more_than_two_classes_are_compared_by_the_mean_over_classes(trained_folder):
     folder = trained_folder(classes=4)
     change(folder, lambda result: result["utility"]["last"].update(test_balanced_accuracy=0.8))
-    (completion, _) = of_settings(settings_of([load_run(folder)]))["protections"]
+    (completion, _) = of_settings(settings_of([load_run(folder)]), lines=12)["protections"]
     assert "test accuracy, mean over classes (right is better)" in texts(completion)
     assert any("attack’s accuracy," in text for text in texts(completion))
+    change(folder, lambda result: result["utility"]["last"].update(test_auc=None, test_accuracy=0.8123))
+    text = page(render([folder, folder], folder / "two.html")).text
+    assert "Test accuracy" in text
+    assert "0.8123" in text
 
 
 def test_the_shaded_area_ends_where_the_attacker_is_without_the_trained_model():
