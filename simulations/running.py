@@ -17,7 +17,7 @@ from flower_vfl.reports import render
 from flower_vfl.terminal import console
 
 DEMO_PRESET = "census"
-DEMO_ATTACKS = ", ".join(["norm", "cosine", *(f"model_completion(k={k},draws=3)" for k in (1, 4, 16))])
+DEMO_ATTACKS = ", ".join(["norm", "cosine", *(f"model_completion(k={k})" for k in (1, 4, 16))])
 DEMO_DEFENSES = {
     "none": "",
     "iso-t1": "iso(t=1.0)",

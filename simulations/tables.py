@@ -25,8 +25,10 @@ def _number(value: Any, digits: int = 4) -> str:
 
 
 def _defenses(summary: Mapping[str, Any]) -> str:
+    from flower_vfl.reports.words import USUAL
+
     def one(defense: Mapping[str, Any]) -> str:
-        params = [f"{key}={value}" for key, value in defense["params"].items() if value != "joint"]
+        params = [f"{key}={value}" for key, value in defense["params"].items() if USUAL.get(key) != value]
         return f"{defense['name']}({', '.join(params)})" if params else str(defense["name"])
 
     return ", ".join(map(one, summary["defenses"])) or "none"

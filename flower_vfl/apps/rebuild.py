@@ -17,7 +17,8 @@ def rebuild(
     """Return one entry for `result.json` for each party and layer whose model an attacker tried to complete.
 
     A model counts as rebuilt once the attacker's, on average over the draws, comes the stated share of the way from
-    chance to the federation's own test utility. The measure does not depend on how frequent a class is: AUC for two
+    chance to the federation's own test utility, and stays there with every larger number of labels that was tried: a
+    lucky draw of few labels is no answer. The measure does not depend on how frequent a class is: AUC for two
     classes, which no threshold enters, and balanced accuracy for more.
 
     Parameters
@@ -71,7 +72,10 @@ def _point(entry: Entry, metric: str, classes: int) -> dict[str, Any]:
 
 
 def _enough(curve: Sequence[Mapping[str, Any]], name: str, target: float | None) -> int | None:
-    """Return the least number of labels of each class that was enough on average."""
-    if target is None:
-        return None
-    return next((point["k"] for point in curve if point[name] is not None and point[name] >= target), None)
+    """Return the least number of labels of each class that was enough on average, as was every larger one."""
+    enough = None
+    for point in reversed(curve):
+        if target is None or point[name] is None or point[name] < target:
+            break
+        enough = point["k"]
+    return enough

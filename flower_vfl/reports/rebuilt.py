@@ -70,10 +70,13 @@ class Answer:
 
     @property
     def tone(self) -> str:
-        """How bad it is: worse than from scratch is good."""
+        """How bad it is; good only where the trained model is not known to help."""
         if self.federation is None:
             return "warn"
-        return "good" if self.k is None else "warn" if self.alone_k is not None and self.alone_k <= self.k else "bad"
+        if self.k is None:
+            scratch = next((point.value for point in self.alone if point.k == self.at.k), self.chance)
+            return "good" if self.at.low <= scratch else "warn"
+        return "warn" if self.alone_k is not None and self.alone_k <= self.k else "bad"
 
     @property
     def alone_way(self) -> float | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_vfl.reports.figures import Point
 from flower_vfl.reports.leaks import label_of, received, worst
+from flower_vfl.reports.words import USUAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +92,7 @@ def _strength(defenses: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[float, 
         others = [
             key if value is True else str(value)
             for key, value in params.items()
-            if key not in numbers and value is not False and value != "joint"
+            if key not in numbers and value is not False and USUAL.get(key) != value
         ]
         names.append(" ".join([str(defense.get("name")), *others, *numbers]))
         strengths += numbers.values()

@@ -181,7 +181,7 @@ def _protection(settings: Sequence[Setting], attack: str) -> Markup | None:
     reached = MEASURES.get(measure, measure).replace(", ", ",\n")
     axes = f"test {MEASURES[utility]} (right is better)", f"attack’s {reached}"
     baseline = sum(baselines) / len(baselines) if baselines else None
-    return Markup(protection_figure(f"{attack}, cut layer", axes, lines, baseline))
+    return Markup(protection_figure(f"{attack}, cut", axes, lines, baseline))
 
 
 def _measure(entry: Entry, classes: Any) -> str:

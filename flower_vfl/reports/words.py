@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 NONE = "–"
 
+USUAL = {"scope": "joint", "reduction": "mean", "distance": "angular", "form": "dcor"}
+"""Parameters of defenses that are not worth a word where they are as usual."""
+
 METRICS = {
     "test_auc": "Test AUC",
     "test_macro_auc": "Test AUC, mean over classes",
@@ -124,7 +127,7 @@ def with_params(entry: Mapping[str, Any], name: str = "name") -> str:
     """Return a method with its parameters, as in ``marvell (s = 4.0)``."""
     params = entry.get("params")
     given = params.items() if isinstance(params, dict) else ()
-    inside = ", ".join(f"{key} = {value}" for key, value in given if value != "joint")  # the default scope
+    inside = ", ".join(f"{key} = {value}" for key, value in given if USUAL.get(key) != value)
     return f"{entry.get(name, NONE)} ({inside})" if inside else str(entry.get(name, NONE))
 
 

@@ -77,10 +77,11 @@ def test_the_answer_stands_in_sentences(entry, said):
         assert words in text, text
 
 
-def test_the_tone_is_bad_only_where_the_trained_model_helps_to_rebuild():
+def test_the_tone_is_bad_where_the_trained_model_rebuilds_and_good_where_it_does_not_help():
     pairs = ((1, None), (4, 16), (4, 4), (None, None))
     tones = [answers({"rebuild": [rebuilt(k, alone)]})[0].tone for k, alone in pairs]
-    assert tones == ["bad", "bad", "warn", "good"]
+    assert tones == ["bad", "bad", "warn", "warn"]
+    assert answers({"rebuild": [rebuilt(None, alone=(0.5, 0.6, 0.82))]})[0].tone == "good"
 
 
 def test_the_party_that_leaks_most_comes_first_and_of_two_views_the_worse_counts():
@@ -165,7 +166,7 @@ def test_the_comparison_puts_none_beside_each_defense(trained_folder):
     text = page(html).text
     for wanted in (
         *("How many leaked labels rebuild the model?", "more than 32", "Rebuilding the model", "no defense"),
-        *("potential_energy alpha = 1", "perfect protection", "model_completion, cut layer", "clustering, cut layer"),
+        *("potential_energy alpha = 1", "perfect protection", "model_completion, cut", "clustering, cut"),
         *("Embeddings, without a defense and with each", "counts as rebuilt", "test AUC (right is better)"),
         *("attack’s AUC", "attack’s accuracy,", "mean over classes"),
     ):
@@ -183,7 +184,7 @@ def test_several_seeds_of_a_setting_are_one_point_at_the_mean_with_an_interval(t
     )
     runs = [load_run(trained_folder(f"seed{s}", mean=0.8 + 0.02 * s, seed=s, utility=0.9 + 0.01 * s)) for s in (0, 1)]
     of_settings(settings_of(runs), lines=12)
-    (points,), baseline = drawn["model_completion, cut layer"][0].values(), drawn["model_completion, cut layer"][1]
+    (points,), baseline = drawn["model_completion, cut"][0].values(), drawn["model_completion, cut"][1]
     assert (points[0].leak, points[0].utility, baseline) == (pytest.approx(0.81), pytest.approx(0.905), 0.6)
     assert points[0].leaks == pytest.approx((0.81 - 0.1271, 0.81 + 0.1271), abs=1e-4)  # 12.706 * 0.01
     alone = of_settings(settings_of(runs[:1]), lines=12)

@@ -140,3 +140,11 @@ def test_shares(value, text):
 @pytest.mark.parametrize(("amount", "seconds", "a_second"), [(10, 4.0, 2.5), (10, 0, None), ("x", 1, None)])
 def test_ratios(amount, seconds, a_second):
     assert words.ratio(amount, seconds) == a_second
+
+
+def test_parameters_that_are_as_usual_are_not_worth_a_word():
+    usual = {"alpha": 1.0, "reduction": "mean", "distance": "angular", "scope": "joint", "form": "dcor"}
+    assert words.with_params({"name": "x", "params": usual}) == "x (alpha = 1.0)"
+    other = {"alpha": 1.0, "reduction": "sum", "distance": "euclidean", "scope": "per-party", "form": "log"}
+    said = words.with_params({"name": "x", "params": other})
+    assert said == "x (alpha = 1.0, reduction = sum, distance = euclidean, scope = per-party, form = log)"

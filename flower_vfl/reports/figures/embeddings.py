@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flower_vfl.reports.figures.trade_off import Point
 
 BINS = 60
+SCRATCH = {"color": BAND, "linestyle": (0, (4, 2)), "marker": "x"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,11 @@ def rebuild_figure(
         chance, target, own = levels
         axes.axhline(own, color=INK, linewidth=1.4, label="the federation’s own model")
         axes.axhline(target, color=INK, linewidth=1, linestyle=(0, (1, 2)), label="counts as rebuilt")
-        for stroke, (name, points) in zip(strokes(), lines.items(), strict=False):
-            _reached(axes, points, stroke, short(name))
-        _reached(axes, alone, {"color": BAND, "linestyle": (0, (4, 2)), "marker": "x"}, "from scratch")
+        drawn = [*zip(strokes(), lines.items(), strict=False), (SCRATCH, ("from scratch", alone))]
+        for number, (stroke, (name, points)) in enumerate(drawn):
+            # Whiskers side by side: shades of many lines would hide each other.
+            shift = 1 + 0.05 * (number - len(lines) / 2) if many else None
+            _reached(axes, points, stroke, short(name), shift)
         counts = sorted({p.k for points in (*lines.values(), alone) for p in points})
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(counts))
@@ -127,11 +130,16 @@ def rebuild_figure(
     return draw(title, paint, columns=2, size=(7.0, 3.0 + 0.12 * len(lines)) if many else (4.6, 3.2))
 
 
-def _reached(axes: Axes, points: Sequence[Reached], stroke: dict[str, Any], label: str) -> None:
+def _reached(axes: Axes, points: Sequence[Reached], stroke: Mapping[str, Any], label: str, shift: float | None) -> None:
+    """Draw a line with a shade, or moved aside by a factor and with whiskers."""
     if not points:
         return
     k, value, low, high = (np.array([getattr(p, name) for p in points]) for name in ("k", "value", "low", "high"))
-    axes.fill_between(k, low, high, color=stroke["color"], alpha=0.13, linewidth=0)
+    if shift is None:
+        axes.fill_between(k, low, high, color=stroke["color"], alpha=0.13, linewidth=0)
+    else:
+        k = k * shift
+        axes.vlines(k, low, high, color=stroke["color"], alpha=0.6, linewidth=0.8)
     axes.plot(k, value, **stroke, linewidth=1.4, markersize=4.5, label=label)
 
 
