@@ -71,8 +71,9 @@ def test_names_are_shown_as_they_are_and_cannot_end_the_svg():
     assert texts(svg).count(name) == 2
 
 
-def test_a_very_long_name_is_shortened_in_the_legend_instead_of_squeezing_the_figure():
-    assert "x" * 39 + "…" in texts(leak_figure("t", {"x" * 500: (STEPS, VALUES)}, None))
+def test_a_very_long_name_is_shortened_but_at_its_end_in_the_legend_instead_of_squeezing_the_figure():
+    name = "x" * 500 + " alpha = 0.25"
+    assert "x" * 23 + "…xxx alpha = 0.25" in texts(leak_figure("t", {name: (STEPS, VALUES)}, None))
 
 
 def test_epochs_are_on_the_axis_as_they_were_logged():

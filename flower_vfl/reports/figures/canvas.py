@@ -92,8 +92,8 @@ def spots() -> Iterator[dict[str, Any]]:
 
 
 def short(name: str) -> str:
-    """Return a name that fits above a figure and into its legend."""
-    return name if len(name) <= 40 else f"{name[:39]}…"
+    """Return a name that fits above a figure and into its legend, with its end, where the strength stands."""
+    return name if len(name) <= 40 else f"{name[:23]}…{name[-16:]}"
 
 
 def chance_band(axes: Axes, null: float | None) -> None:
