@@ -1,0 +1,169 @@
+"""A whole deployment on this machine as the pages of docs/deployment/ describe it: each host a folder and an environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from flower_vfl.rng import simulation_secret
+from flower_vfl.simulations.flower_engine import free_port, tool, write_deployment
+from flower_vfl.simulations.keys import write_keys
+
+_NAME = "trial"
+
+
+class Hosts:
+    """A SuperLink, SuperNodes with TLS and authentication, and for isolation mode "process" their SuperExecs.
+
+    Every process is ended by its own id when the context is left.
+    """
+
+    def __init__(self, folder: Path, label_data: Path, parties: dict[str, Path], *, isolation: str = "subprocess"):
+        self.folder, self.parties, self.isolation = folder, parties, isolation
+        self._label_data = label_data
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.keys = folder / "keys"
+        self.port = free_port()
+
+    def __enter__(self):
+        write_keys(self.keys, ["127.0.0.1"], list(self.parties), days=2)
+        return self
+
+    def __exit__(self, *_):
+        for process in reversed(self._processes.values()):
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def environment(self, host: str, **more: str) -> dict[str, str]:
+        """What the owner of a host sets; nothing is shared with another host."""
+        own = {
+            "FLWR_HOME": str(self.folder / host / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLOWER_VFL_STATE": str(self.folder / host / "state"),
+        }
+        (self.folder / host / "flwr").mkdir(parents=True, exist_ok=True)
+        return {**os.environ, **own, **more}
+
+    def repeat_simulation(self, seed: int) -> None:
+        """Give each host the secret that a simulation of this seed would have."""
+        for host, party in [("superlink", "label"), *((party, party) for party in self.parties)]:
+            (self.keys / host / "run.secret").write_bytes(simulation_secret(seed, party))
+
+    def _secret(self, host: str) -> dict[str, str]:
+        path = self.keys / host / "run.secret"
+        return {"FLOWER_VFL_SECRET_FILE": str(path)} if path.exists() else {}
+
+    def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+        log = (self.folder / f"{name}.log").open("ab")
+        with log:
+            self._processes[name] = subprocess.Popen(
+                [tool(command[0]), *command[1:]], env=environment, stdout=log, stderr=log, cwd=self.folder
+            )
+
+    def stop(self, name: str) -> None:
+        process = self._processes.pop(name)
+        process.terminate()
+        process.wait(20)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def wait_for(self, name: str, words: str, seconds: float = 60.0) -> None:
+        """Wait until a host's log holds these words."""
+        deadline = time.monotonic() + seconds
+        while words not in self.log(name):
+            if time.monotonic() > deadline or (name in self._processes and self._processes[name].poll() is not None):
+                raise AssertionError(f"{name} did not say {words!r}:\n{self.log(name)[-3000:]}")
+            time.sleep(0.2)
+
+    def start_superlink(self) -> None:
+        keys = self.keys / "superlink"
+        environment = self.environment("superlink", FLOWER_VFL_DATA=str(self._label_data), **self._secret("superlink"))
+        home = Path(environment["FLWR_HOME"])
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_NAME}"\n\n[superlink.{_NAME}]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{keys / "ca.crt"}"\n'
+        )
+        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"]
+        command += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt")]
+        command += ["--ssl-keyfile", str(keys / "server.key"), "--isolation", self.isolation]
+        if self.isolation == "process":
+            command += ["--superexec-auth-secret-file", str(keys / "superexec.secret")]
+        self.start("superlink", command, environment)
+        self.wait_for("superlink", "startup complete")
+        if self.isolation == "process":
+            self._start_superexec("superlink", self.port, environment, tls=True)
+
+    def _start_superexec(self, host: str, port: int, environment: dict[str, str], *, tls: bool) -> None:
+        keys = self.keys / host
+        command = ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{port}"]
+        command += ["--root-certificates", str(keys / "ca.crt")] if tls else ["--insecure"]
+        command += ["--superexec-auth-secret-file", str(keys / "superexec.secret")]
+        self.start(f"{host}-superexec", command, environment)
+
+    def register(self, party: str, name: str | None = None) -> None:
+        done = self.flwr("supernode", "register", str(self.keys / "superlink" / f"{party}.pub"), _NAME, "--name", name or party)
+        assert done.returncode == 0, done.stdout
+
+    def start_node(self, party: str, *, data: Path | None = None, node: str = "", **more: str) -> None:
+        keys, port = self.keys / party, free_port()
+        environment = self.environment(party, **self._secret(party), **more)
+        config = f"party='{party}' data-path='{data or self.parties[party]}' out='{self.folder / party / 'out'}' {node}"
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(port)]
+        command += ["--root-certificates", str(keys / "ca.crt"), "--auth-supernode-private-key", str(keys / f"{party}.key")]
+        command += ["--node-config", config.strip(), "--isolation", self.isolation]
+        if self.isolation == "process":
+            command += ["--superexec-auth-secret-file", str(keys / "superexec.secret")]
+        self.start(party, command, environment)
+        if self.isolation == "process":
+            self.wait_for(party, "startup complete")
+            self._start_superexec(party, port, environment, tls=False)
+
+    def flwr(self, *words: str, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
+        environment = self.environment("superlink", COLUMNS="300")
+        return subprocess.run(
+            [tool("flwr"), *words],
+            env=environment,
+            cwd=self.folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+            check=False,
+        )
+
+    def run(self, config, name: str = "run", timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
+        """Write the Flower App of a configuration and run it, as on the host of the label party."""
+        app = self.folder / f"app-{name}"
+        if not app.exists():
+            write_deployment(app, config, self.folder / name)
+        return self.flwr("run", str(app), _NAME, "--stream", timeout=timeout)
+
+    def everything(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in self.folder.glob("*.log"))
+
+
+@contextlib.contextmanager
+def deployed(folder, label_data, parties, *, isolation="subprocess", seed=None):
+    """All hosts up, nodes registered and connected."""
+    with Hosts(folder, label_data, parties, isolation=isolation) as hosts:
+        if seed is not None:
+            hosts.repeat_simulation(seed)
+        hosts.start_superlink()
+        for party in parties:
+            hosts.register(party)
+            hosts.start_node(party)
+        yield hosts
+
+
+__all__ = ["Hosts", "deployed", "sys"]
