@@ -131,12 +131,21 @@ def methods() -> None:
 
 
 @app.command()
-def doctor() -> None:
-    """Say what of this machine is usable and what is missing."""
-    from flower_vfl.simulations.doctor import examine
+def doctor(
+    party: Annotated[str, typer.Option(help="The party that this host is.")] = "",
+    data: Annotated[Path | None, typer.Option(help="Its prepared data.")] = None,
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink that this host dials.")] = "",
+    root_certificates: Annotated[Path | None, typer.Option(help="Of the authority of the SuperLink.")] = None,
+    key: Annotated[Path | None, typer.Option(help="A private key of this host.")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="The certificate of that key.")] = None,
+    dial: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address that must be reachable from here.")] = "",
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address that must be free here.")] = "",
+) -> None:
+    """Say what of this machine is usable and what is missing; with options, whether it is ready for a deployment."""
+    from flower_vfl.simulations import doctor, host
 
-    problems = examine()
-    if problems:
+    asked = host.Host(data, party, superlink, root_certificates, key, certificate, dial, listen)
+    if doctor.show(host.findings(asked) if asked.given else doctor.findings()):
         raise typer.Exit(1)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flower_vfl.apps.result import package_version
@@ -20,7 +21,7 @@ _OPTIONAL = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-s
 _MEMORY_GIB = 4.0
 
 Finding = tuple[str, str, str]
-"""What was looked at, "ok" | "missing" | "optional", and what was found or is to be done."""
+"""What was looked at, "ok" | "missing" | "wrong" | "optional", and what was found or is to be done."""
 
 
 def findings() -> Iterator[Finding]:
@@ -61,17 +62,18 @@ def _machine() -> Iterator[Finding]:
     yield "disk here", "ok" if free > 1 else "missing", f"{free:.0f} GiB free"
 
 
-def examine() -> list[Finding]:
-    """Print all findings and return those that must be mended."""
+def show(found: Iterable[Finding]) -> list[Finding]:
+    """Print findings and return those that must be mended."""
     table = Table(title="flower-vfl doctor")
-    for column in ("what", "state", "found, or what to do"):
+    for column in ("what", "state"):
         table.add_column(column)
+    table.add_column("found, or what to do", overflow="fold")
     problems = []
-    for finding in findings():
-        table.add_row(*finding)
-        if finding[1] == "missing":
+    for finding in found:
+        table.add_row(*map(escape, finding))
+        if finding[1] in ("missing", "wrong"):
             problems.append(finding)
     console = Console()
     console.print(table)
-    console.print("everything that is needed is here" if not problems else f"{len(problems)} things are missing")
+    console.print("everything that is needed is here" if not problems else f"{len(problems)} to mend")
     return problems

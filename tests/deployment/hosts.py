@@ -1,11 +1,10 @@
-"""A whole deployment on this machine as the pages of docs/deployment/ describe it: each host a folder and an environment."""
+"""A whole deployment on this machine, as docs/deployment/ describes it: each host a folder and an environment."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -112,7 +111,9 @@ class Hosts:
         self.start(f"{host}-superexec", command, environment)
 
     def register(self, party: str, name: str | None = None) -> None:
-        done = self.flwr("supernode", "register", str(self.keys / "superlink" / f"{party}.pub"), _NAME, "--name", name or party)
+        done = self.flwr(
+            "supernode", "register", str(self.keys / "superlink" / f"{party}.pub"), _NAME, "--name", name or party
+        )
         assert done.returncode == 0, done.stdout
 
     def start_node(self, party: str, *, data: Path | None = None, node: str = "", **more: str) -> None:
@@ -120,7 +121,12 @@ class Hosts:
         environment = self.environment(party, **self._secret(party), **more)
         config = f"party='{party}' data-path='{data or self.parties[party]}' out='{self.folder / party / 'out'}' {node}"
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(port)]
-        command += ["--root-certificates", str(keys / "ca.crt"), "--auth-supernode-private-key", str(keys / f"{party}.key")]
+        command += [
+            "--root-certificates",
+            str(keys / "ca.crt"),
+            "--auth-supernode-private-key",
+            str(keys / f"{party}.key"),
+        ]
         command += ["--node-config", config.strip(), "--isolation", self.isolation]
         if self.isolation == "process":
             command += ["--superexec-auth-secret-file", str(keys / "superexec.secret")]
@@ -150,7 +156,9 @@ class Hosts:
         return self.flwr("run", str(app), _NAME, "--stream", timeout=timeout)
 
     def everything(self) -> str:
-        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in self.folder.glob("*.log"))
+        return "\n".join(
+            f"== {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in self.folder.glob("*.log")
+        )
 
 
 @contextlib.contextmanager
@@ -164,6 +172,3 @@ def deployed(folder, label_data, parties, *, isolation="subprocess", seed=None):
             hosts.register(party)
             hosts.start_node(party)
         yield hosts
-
-
-__all__ = ["Hosts", "deployed", "sys"]

@@ -1,0 +1,353 @@
+"""`flower-vfl doctor` before a run with other hosts: data, keys, certificates, clock and addresses of this one."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import os
+import platform
+import re
+import socket
+import ssl
+import stat
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import httpx
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    ssh_key_fingerprint,
+)
+
+from flower_vfl.apps.client import STATE_FOLDER_VARIABLE
+from flower_vfl.apps.node import DATA_VARIABLE
+from flower_vfl.apps.result import package_version
+from flower_vfl.data.dataset import Dataset, open_dataset
+from flower_vfl.errors import ConfigError, FlowerVflError
+from flower_vfl.rng import SECRET_FILE_VARIABLE, Secret
+from flower_vfl.simulations.doctor import Finding
+
+_SECONDS = 5.0
+_AHEAD, _BEHIND = 5.0, 300.0  # what Flower's SuperLink forgives a SuperNode's clock (flwr.supercore.constant)
+_SOON = datetime.timedelta(days=7)
+_NOT_YET, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64  # X509_V_ERR_* of OpenSSL
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
+
+
+@dataclass(frozen=True)
+class Host:
+    """What is to be looked at; what is empty is not.
+
+    Attributes
+    ----------
+    data, party : Path or None, str
+        Prepared data, and the party that this host is.
+    superlink, authority : str, Path or None
+        Address of the SuperLink, HOST:PORT, and the certificate of the authority that signed its certificate.
+    key, certificate : Path or None
+        A private key of this host, and the certificate that belongs to it.
+    dial, listen : str
+        Address that must be reachable from here; address at which this host must be able to listen.
+    """
+
+    data: Path | None = None
+    party: str = ""
+    superlink: str = ""
+    authority: Path | None = None
+    key: Path | None = None
+    certificate: Path | None = None
+    dial: str = ""
+    listen: str = ""
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is to be looked at."""
+        return self != Host()
+
+
+def findings(host: Host) -> Iterator[Finding]:
+    """Look at this host, one finding at a time.
+
+    Raises
+    ------
+    ConfigError
+        When an address is none.
+    """
+    for address in filter(None, (host.superlink, host.dial, host.listen)):
+        split_address(address)
+    for name in ("flower-vfl", "flwr", "torch"):
+        found = package_version(name)
+        yield (
+            name,
+            "ok" if found else "missing",
+            f"{found}; every host needs the same" if found else f"pip install {name}",
+        )
+    yield "python", "ok", platform.python_version()
+    yield from _environment()
+    if host.data is not None or host.party:
+        yield _data(host.data, host.party)
+    for title, path in (("root certificates", host.authority), ("certificate", host.certificate)):
+        if path is not None:
+            yield from _certificates(title, path)
+    if host.key is not None:
+        yield _private_key(host.key, host.certificate)
+    if host.superlink:
+        yield from _superlink(host.superlink, host.authority)
+    if host.dial:
+        yield "dial " + host.dial, *_reach(host.dial)
+    if host.listen:
+        yield _listen(host.listen)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Read HOST:PORT.
+
+    Raises
+    ------
+    ConfigError
+        When it is something else.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise ConfigError(f"{address!r} is no address; give HOST:PORT without https://, [::1]:PORT for IPv6")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _environment() -> Iterator[Finding]:
+    """Look at what the owner of this host set in the environment."""
+    if os.environ.get(SECRET_FILE_VARIABLE):
+        try:
+            Secret.of_this_host()
+        except FlowerVflError as error:
+            yield SECRET_FILE_VARIABLE, "wrong", str(error)
+        else:
+            yield (
+                SECRET_FILE_VARIABLE,
+                "ok",
+                "readable; unset it unless runs must repeat: it fixes all noise",
+            )
+    state = os.environ.get(STATE_FOLDER_VARIABLE)
+    if state:
+        existing = next(path for path in (Path(state), *Path(state).absolute().parents) if path.exists())
+        usable = os.access(existing, os.W_OK)
+        words = state if usable else f"{state} cannot be written by this user: chown it, or name another folder"
+        yield STATE_FOLDER_VARIABLE, "ok" if usable else "wrong", words
+
+
+def _data(folder: Path | None, party: str) -> Finding:
+    """Say whose data this is, and the digest by which two hosts compare the order of their rows."""
+    if folder is None and os.environ.get(DATA_VARIABLE):
+        folder = Path(os.environ[DATA_VARIABLE])
+    if folder is None:
+        return "data", "wrong", f"none was named: --data FOLDER (or {DATA_VARIABLE} on the label party's host)"
+    try:
+        dataset = open_dataset(folder.expanduser())
+        held = _held(dataset)
+        if party and party not in held:
+            return (
+                "data",
+                "wrong",
+                (
+                    f"{folder} holds the data of {', '.join(held) or 'nobody'}, not of {party!r}: "
+                    f"`flower-vfl data part FOLDER --party {party} --out ...` writes its part"
+                ),
+            )
+        dataset.verify()
+    except FlowerVflError as error:
+        return "data", "wrong", f"{error}; `flower-vfl data prepare` and `flower-vfl data part` write it anew"
+    digest = dataset.alignment.digest[:16]
+    words = (
+        f"{dataset.name} of {', '.join(held)}: {dataset.alignment.rows:,} + {dataset.alignment.test_rows:,} rows; "
+        f"alignment {digest}, the same on every host"
+    )
+    return "data", "ok", words
+
+
+def _held(dataset: Dataset) -> list[str]:
+    """Return the parties whose data lies in a folder; the label party's only with its labels."""
+    held = [name for name in dataset.parties if name != dataset.label_party and (dataset.folder / name).is_dir()]
+    return [*held, *([dataset.label_party] if (dataset.folder / "labels").is_dir() else [])]
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _dates(certificate: x509.Certificate) -> tuple[str, str]:
+    """Say whether a certificate is valid at this host's time."""
+    begin, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, _now()
+    clock = f"this host's clock says {now:%Y-%m-%d %H:%M} UTC; if that is wrong, set it (timedatectl set-ntp true)"
+    if now > end:
+        return "wrong", f"expired on {end:%Y-%m-%d %H:%M} UTC: have a new one made (`flower-vfl keys`); {clock}"
+    if now < begin:
+        return "wrong", f"valid only from {begin:%Y-%m-%d %H:%M} UTC on; {clock}"
+    if now > end - _SOON:
+        return "optional", f"expires on {end:%Y-%m-%d %H:%M} UTC: have a new one made before then"
+    return "ok", f"valid until {end:%Y-%m-%d}"
+
+
+def _certificates(title: str, path: Path) -> Iterator[Finding]:
+    """Look at each certificate of a PEM file."""
+    try:
+        found = x509.load_pem_x509_certificates(path.expanduser().read_bytes())
+    except OSError as error:
+        yield title, "wrong", f"{path} cannot be read: {error.strerror}"
+    except ValueError:
+        yield title, "wrong", f"{path} holds no certificate in PEM form"
+    else:
+        for certificate in found:
+            state, words = _dates(certificate)
+            yield title, state, f"{certificate.subject.rfc4514_string()}: {words}"
+
+
+def _private_key(path: Path, certificate: Path | None) -> Finding:
+    """Look whether a private key can be read, by its owner alone, and belongs to the certificate."""
+    try:
+        content, mode = path.expanduser().read_bytes(), stat.S_IMODE(path.expanduser().stat().st_mode)
+    except OSError as error:
+        return "key", "wrong", f"{path} cannot be read: {error.strerror}; start this as the user that runs the service"
+    load = load_ssh_private_key if b"OPENSSH" in content[:64] else load_pem_private_key
+    try:
+        public = load(content, None).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return "key", "wrong", f"{path} holds no private key without a password, in PEM or OpenSSH form"
+    if mode & 0o077:
+        return "key", "wrong", f"other users of this host can use {path}: chmod 600 {path}"
+    if certificate is not None and certificate.expanduser().is_file():
+        signed = x509.load_pem_x509_certificate(certificate.expanduser().read_bytes()).public_key()
+        if _spelt(signed) != _spelt(public):
+            return "key", "wrong", f"{path} is not the key of {certificate}: name the pair that was made together"
+    if load is load_ssh_private_key:
+        digest = b64encode(ssh_key_fingerprint(public, SHA256())).decode().rstrip("=")  # type: ignore[arg-type]
+        return "key", "ok", f"SHA256:{digest}, as `ssh-keygen -lf` shows the public key that must be registered"
+    return "key", "ok", "readable by its owner alone"
+
+
+def _spelt(key: object) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined, no-any-return]
+
+
+def _superlink(address: str, authority: Path | None) -> Iterator[Finding]:
+    """Look whether the SuperLink answers, who it proves to be, and whether its clock and this one agree."""
+    title = "SuperLink " + address
+    state, words = _reach(address)
+    if state != "ok":
+        yield title, "wrong", words
+        return
+    if authority is None:
+        yield title, "wrong", "reachable; without --root-certificates nobody can tell whether it is the right one"
+        return
+    try:
+        context = ssl.create_default_context(cafile=str(authority.expanduser()))
+        answer = httpx.get(f"https://{address}/health", verify=context, timeout=_SECONDS, trust_env=False)
+    except OSError:  # the finding on the root certificates says it
+        yield title, "wrong", f"not looked at: {authority} holds no certificates"
+    except httpx.HTTPError as error:
+        yield title, "wrong", _refused(address, error)
+    else:
+        if not answer.is_success:
+            yield title, "wrong", f"what answers there is no SuperLink ({answer.status_code}): is the port right?"
+            return
+        yield title, "ok", "reachable, and its certificate is of this authority and for this address"
+        yield from _clock(answer.headers.get("date", ""))
+
+
+def _refused(address: str, error: httpx.HTTPError) -> str:
+    """Say why no TLS connection came about; `error` holds OpenSSL's verdict in its chain of causes."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if not isinstance(cause, ssl.SSLCertVerificationError):
+        return f"it does not speak TLS there ({error}): is the port right, and was it started without --insecure?"
+    if cause.verify_code in (_NOT_YET, _EXPIRED):
+        certificate = x509.load_pem_x509_certificate(ssl.get_server_certificate(split_address(address)).encode())
+        return f"its certificate is not valid now: {_dates(certificate)[1]}"
+    if cause.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
+        return (
+            "its certificate is for other names: dial it as the certificate says, or have one made with --host "
+            f"{split_address(address)[0]}"
+        )
+    return (
+        f"its certificate is not signed by this authority ({cause.verify_message}): ask the label party for the ca.crt "
+        "that belongs to it now, over a way that you trust. If that is the right file, somebody stands in between"
+    )
+
+
+def _clock(date: str) -> Iterator[Finding]:
+    """Compare this host's clock with the SuperLink's."""
+    try:
+        ahead = (_now() - parsedate_to_datetime(date)).total_seconds()
+    except ValueError:
+        return
+    # the header has whole seconds, and the answer took time
+    if -_BEHIND < ahead < _AHEAD + 1:
+        yield "clock", "ok", "agrees with the SuperLink's"
+    else:
+        yield (
+            "clock",
+            "wrong",
+            (
+                f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the SuperLink's, which refuses more than "
+                f"{_AHEAD:g} s ahead or {_BEHIND:g} s behind. Set the wrong one: timedatectl set-ntp true"
+            ),
+        )
+
+
+def _reach(address: str) -> tuple[str, str]:
+    """Try a connection and say what stands in its way."""
+    host, port = split_address(address)
+    try:
+        socket.create_connection((host, port), _SECONDS).close()
+    except socket.gaierror:
+        return "wrong", f"this host does not know the name {host!r}: correct it, or enter it in DNS or /etc/hosts"
+    except ConnectionRefusedError:
+        return "optional", (
+            f"that host refuses: nothing listens there now, or its firewall rejects port {port}. Start what should be "
+            "there; a session endpoint is there only while a run waits for its parties"
+        )
+    except TimeoutError:
+        return "wrong", (
+            f"no answer in {_SECONDS:g} s: a firewall drops it, or the address is wrong. Open port {port} for this host "
+            f"at {host}"
+        )
+    except OSError as error:
+        cure = "is this host in a network from which it can be reached?" if error.errno in _UNROUTED else ""
+        return "wrong", f"{error.strerror or error}; {cure}"
+    return "ok", "reachable; something listens there"
+
+
+_UNROUTED = (errno.ENETUNREACH, errno.EHOSTUNREACH)
+
+
+def _listen(address: str) -> Finding:
+    """Try to listen at an address of this host."""
+    host, port = split_address(address)
+    title = "listen " + address
+    try:
+        family, kind, proto, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except socket.gaierror:
+        return title, "wrong", f"this host does not know the name {host!r}: name one of its addresses (`ip addr`)"
+    except OSError as error:
+        cures = {
+            errno.EADDRINUSE: f"the port is in use: `ss -ltnp 'sport = {port}'` says by whom; end that or take another",
+            errno.EADDRNOTAVAIL: f"{host} is no address of this host (`ip addr` shows them)",
+            errno.EACCES: f"only root may listen at {port}: take a port from 1024 on",
+        }
+        return title, "wrong", cures.get(error.errno or 0, str(error.strerror))
+    return (
+        title,
+        "ok",
+        "free; whether others get through, only they can tell: flower-vfl doctor --dial",
+    )
