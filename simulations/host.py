@@ -163,7 +163,7 @@ def _data(folder: Path | None, party: str) -> Finding:
             )
         dataset.verify()
     except FlowerVflError as error:
-        return "data", "wrong", f"{error}; `flower-vfl data prepare` and `flower-vfl data part` write it anew"
+        return "data", "wrong", f"{error}; `flower-vfl data part` writes a party's part of prepared data"
     digest = dataset.alignment.digest[:16]
     words = (
         f"{dataset.name} of {', '.join(held)}: {dataset.alignment.rows:,} + {dataset.alignment.test_rows:,} rows; "
@@ -316,16 +316,12 @@ def _reach(address: str) -> tuple[str, str]:
         )
     except TimeoutError:
         return "wrong", (
-            f"no answer in {_SECONDS:g} s: a firewall drops it, or the address is wrong. Open port {port} for this host "
-            f"at {host}"
+            f"no answer in {_SECONDS:g} s: a firewall drops it, or the address is wrong. Open port {port} at "
+            f"{host} for this host"
         )
     except OSError as error:
-        cure = "is this host in a network from which it can be reached?" if error.errno in _UNROUTED else ""
-        return "wrong", f"{error.strerror or error}; {cure}"
+        return "wrong", f"{error.strerror or error}: is the address right, and does this host have a way there?"
     return "ok", "reachable; something listens there"
-
-
-_UNROUTED = (errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
 def _listen(address: str) -> Finding:

@@ -1,0 +1,323 @@
+"""What stands in the way of a deployment is found on the host where it can be mended, with what to do there."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import hashlib
+import http.server
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from email.utils import format_datetime
+
+import pytest
+
+from flower_vfl.data.catalog import prepare
+from flower_vfl.data.parts import write_part
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations import host as checks
+from flower_vfl.simulations.host import Host, findings
+from flower_vfl.simulations.keys import write_keys
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for name in ("FLOWER_VFL_DATA", "FLOWER_VFL_SECRET_FILE", "FLOWER_VFL_STATE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def found(what, **asked):
+    """Return state and words of the findings on one thing."""
+    hits = [finding[1:] for finding in findings(Host(**asked)) if finding[0].startswith(what)]
+    assert len(hits) == 1, hits
+    return hits[0]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trial") / "keys"
+    write_keys(folder, ["localhost"], ["a"], days=30)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    prepare("breast-cancer", source=None, out=root / "whole")
+    for party in ("a", "b"):
+        write_part(root / "whole", party, root / party)
+    return root
+
+
+@contextlib.contextmanager
+def superlink(keys, *, clock=0.0, status=200, tls=True):
+    """Answer to /health as a SuperLink does, with a clock that may be wrong."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response_only(status)
+            now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=clock)
+            self.send_header("Date", format_datetime(now, usegmt=True))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    class Quiet(http.server.ThreadingHTTPServer):
+        def handle_error(self, *_):
+            pass
+
+    with Quiet(("127.0.0.1", 0), Answer) as server:
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(keys / "superlink" / "server.crt", keys / "superlink" / "server.key")
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+# data
+
+
+def test_a_partys_data_is_named_with_the_digest_that_every_host_must_have(parts):
+    texts = {party: found("data", data=parts / party, party=party) for party in ("a", "b")}
+    assert [state for state, _ in texts.values()] == ["ok", "ok"]
+    assert "breast-cancer of a: 462 + 107 rows; alignment " in texts["a"][1]
+    assert texts["a"][1].split("alignment ")[1] == texts["b"][1].split("alignment ")[1]
+
+
+def test_the_label_partys_data_is_found_where_its_environment_says(parts, monkeypatch):
+    monkeypatch.setenv("FLOWER_VFL_DATA", str(parts / "b"))
+    assert found("data", party="b")[0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"party": "a"}, "none was named: --data FOLDER"),
+        ({"party": "b", "data": "a"}, "holds the data of a, not of 'b': `flower-vfl data part FOLDER --party b"),
+        ({"party": "a", "data": "nowhere"}, "is no prepared data set"),
+    ],
+)
+def test_data_that_is_missing_or_anothers_is_told_with_what_writes_it(parts, asked, words):
+    state, text = found("data", party=asked["party"], data=parts / asked["data"] if "data" in asked else None)
+    assert state == "wrong"
+    assert words in text
+
+
+def test_data_that_changed_after_it_was_prepared_is_found(parts, tmp_path):
+    folder = shutil.copytree(parts / "a", tmp_path / "a")
+    with (folder / "a" / "train" / "numeric.npy").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    state, text = found("data", data=folder, party="a")
+    assert state == "wrong"
+    assert "is not as it was prepared" in text
+
+
+# keys and certificates
+
+
+def test_a_key_is_named_by_the_fingerprint_that_the_label_party_sees(keys):
+    public = base64.b64decode((keys / "superlink" / "a.pub").read_text().split()[1])
+    fingerprint = base64.b64encode(hashlib.sha256(public).digest()).decode().rstrip("=")
+    state, text = found("key", key=keys / "a" / "a.key")
+    assert (state, f"SHA256:{fingerprint}," in text) == ("ok", True)
+
+
+def test_a_key_that_others_can_read_is_refused(keys, tmp_path):
+    path = tmp_path / "a.key"
+    shutil.copyfile(keys / "a" / "a.key", path)
+    path.chmod(0o640)
+    assert found("key", key=path) == ("wrong", f"other users of this host can use {path}: chmod 600 {path}")
+
+
+def test_a_key_belongs_to_its_certificate_or_is_refused(keys, tmp_path):
+    own = {"certificate": keys / "superlink" / "server.crt"}
+    assert found("key", key=keys / "superlink" / "server.key", **own) == ("ok", "readable by its owner alone")
+    write_keys(tmp_path / "other", ["x"], ["a"], days=1)
+    state, text = found("key", key=tmp_path / "other" / "superlink" / "server.key", **own)
+    assert (state, "is not the key of" in text) == ("wrong", True)
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), (b"no key", "holds no private key")])
+def test_what_is_no_key_is_told(tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "key").write_bytes(content)
+    state, text = found("key", key=tmp_path / "key")
+    assert (state, words in text) == ("wrong", True)
+
+
+def on(monkeypatch, **shift):
+    genuine = datetime.datetime.now(datetime.UTC) + datetime.timedelta(**shift)
+    monkeypatch.setattr(checks, "_now", lambda: genuine)
+
+
+@pytest.mark.parametrize(
+    ("days", "state", "words"),
+    [
+        (0, "ok", "valid until"),
+        (25, "optional", "have a new one made before then"),
+        (31, "wrong", "have a new one made (`flower-vfl keys`); this host's clock says"),
+        (-2, "wrong", "valid only from"),
+    ],
+)
+def test_certificates_are_read_against_this_hosts_clock_and_both_are_told(keys, monkeypatch, days, state, words):
+    on(monkeypatch, days=days)
+    for asked in ({"authority": keys / "a" / "ca.crt"}, {"certificate": keys / "superlink" / "server.crt"}):
+        told, text = found("root certificates" if "authority" in asked else "certificate", **asked)
+        assert told == state
+        assert words in text
+        assert ("timedatectl" in text) == (state == "wrong")
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), (b"no certificate", "no certificate in PEM")])
+def test_what_is_no_certificate_is_told(tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "ca.crt").write_bytes(content)
+    state, text = found("root", authority=tmp_path / "ca.crt")
+    assert (state, words in text) == ("wrong", True)
+
+
+# the SuperLink
+
+
+def test_a_superlink_that_proves_itself_is_ok_and_so_is_the_clock(keys):
+    with superlink(keys) as address:
+        asked = {"superlink": address, "authority": keys / "a" / "ca.crt"}
+        assert found("SuperLink", **asked)[0] == "ok"
+        assert found("clock", **asked) == ("ok", "agrees with the SuperLink's")
+
+
+@pytest.mark.parametrize(("clock", "words"), [(-60.0, "60 s ahead of"), (3600.0, "s behind")])
+def test_a_clock_that_flower_would_not_forgive_is_told(keys, clock, words):
+    with superlink(keys, clock=clock) as address:
+        state, text = found("clock", superlink=address, authority=keys / "a" / "ca.crt")
+    assert state == "wrong"
+    assert words in text
+    assert "timedatectl" in text
+
+
+def test_a_clock_a_minute_behind_is_forgiven_as_flower_does(keys):
+    with superlink(keys, clock=60.0) as address:
+        assert found("clock", superlink=address, authority=keys / "a" / "ca.crt")[0] == "ok"
+
+
+def test_a_superlink_of_another_authority_is_told(keys, tmp_path):
+    write_keys(tmp_path / "other", ["localhost"], ["a"], days=1)
+    with superlink(keys) as address:
+        state, text = found("SuperLink", superlink=address, authority=tmp_path / "other" / "a" / "ca.crt")
+    assert state == "wrong"
+    assert "not signed by this authority" in text
+    assert "ask the label party for the ca.crt" in text
+
+
+def test_an_expired_certificate_is_told_with_its_date_and_this_hosts(tmp_path):
+    write_keys(tmp_path / "old", ["localhost"], ["a"], days=0)
+    with superlink(tmp_path / "old") as address:
+        state, text = found("SuperLink", superlink=address, authority=tmp_path / "old" / "a" / "ca.crt")
+    assert state == "wrong"
+    assert "its certificate is not valid now: expired on" in text
+    assert "this host's clock says" in text
+
+
+def test_a_certificate_for_other_names_is_told(keys):
+    with superlink(keys) as address, pytest.MonkeyPatch.context() as patch:
+        genuine = socket.getaddrinfo
+        patch.setattr(socket, "getaddrinfo", lambda name, *more, **kw: genuine("127.0.0.1", *more, **kw))
+        other = f"other.example:{address.partition(':')[2]}"
+        state, text = found("SuperLink", superlink=other, authority=keys / "a" / "ca.crt")
+    assert state == "wrong"
+    assert "for other names: dial it as the certificate says, or have one made with --host other.example" in text
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [({"tls": False}, "does not speak TLS there"), ({"status": 404}, "what answers there is no SuperLink (404)")],
+)
+def test_what_is_no_superlink_is_told(keys, how, words):
+    with superlink(keys, **how) as address:
+        state, text = found("SuperLink", superlink=address, authority=keys / "a" / "ca.crt")
+    assert (state, words in text) == ("wrong", True)
+
+
+def test_a_superlink_that_nobody_started_is_wrong_and_without_an_authority_nothing_is_sure(keys):
+    with superlink(keys) as address:
+        assert "without --root-certificates nobody can tell" in found("SuperLink", superlink=address)[1]
+    state, text = found("SuperLink", superlink=address, authority=keys / "a" / "ca.crt")
+    assert (state, "that host refuses" in text) == ("wrong", True)
+
+
+# addresses
+
+
+def test_an_address_where_something_listens_is_reachable_and_not_free():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert found("dial", dial=address)[0] == "ok"
+        state, text = found("listen", listen=address)
+        assert (state, "the port is in use: `ss -ltnp" in text) == ("wrong", True)
+    assert found("listen", listen=address)[0] == "ok"
+    state, text = found("dial", dial=address)  # before a run, nothing listens for sessions
+    assert (state, "only while a run waits for its parties" in text) == ("optional", True)
+
+
+def test_a_firewall_that_drops_is_told_apart_from_a_name_that_nobody_knows(monkeypatch):
+    state, text = found("dial", dial="no-such-host.invalid:443")
+    assert (state, "does not know the name 'no-such-host.invalid'" in text) == ("wrong", True)
+
+    def dropped(*_):
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", dropped)
+    state, text = found("dial", dial="192.0.2.1:443")
+    assert state == "wrong"
+    assert "a firewall drops it, or the address is wrong. Open port 443 at 192.0.2.1 for this host" in text
+
+
+def test_an_address_of_another_host_cannot_be_listened_at():
+    state, text = found("listen", listen="192.0.2.1:9000")
+    assert (state, "192.0.2.1 is no address of this host" in text) == ("wrong", True)
+
+
+@pytest.mark.parametrize("address", ["localhost", "https://x:1", "x:", "x:0", "x:70000", "::1:80", "[::1]", "a b:1"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ConfigError, match=r"give HOST:PORT without https://"):
+        list(findings(Host(dial=address)))
+
+
+# the environment and the command line
+
+
+def test_a_secret_file_that_cannot_be_used_is_found_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWER_VFL_SECRET_FILE", str(tmp_path / "secret"))
+    assert found("FLOWER_VFL_SECRET_FILE")[0] == "wrong"
+    (tmp_path / "secret").write_bytes(bytes(32))
+    state, text = found("FLOWER_VFL_SECRET_FILE")
+    assert (state, "it fixes all noise" in text) == ("ok", True)
+
+
+def test_a_state_folder_that_nobody_can_write_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "new" / "state"))
+    assert found("FLOWER_VFL_STATE")[0] == "ok"
+    monkeypatch.setattr(checks.os, "access", lambda path, mode: path != tmp_path)
+    assert "chown it" in found("FLOWER_VFL_STATE")[1]
+
+
+@pytest.mark.parametrize(("party", "code", "words"), [("a", 0, "everything that is needed"), ("b", 1, "1 to mend")])
+def test_the_exit_code_says_whether_the_host_is_ready(parts, party, code, words):
+    command = [sys.executable, "-m", "flower_vfl", "doctor", "--party", party, "--data", str(parts / "a")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert words in done.stdout
