@@ -40,7 +40,7 @@ class BreastCancer(Recipe):
     name: ClassVar[str] = "breast-cancer"
     description: ClassVar[str] = "569 tumours, two parties of 15 measurements; for smoke tests"
     licence: ClassVar[str] = _LICENCE
-    rows: ClassVar[int | None] = 452
+    rows: ClassVar[int | None] = 462
     options: ClassVar[type[Options]] = SplitOptions
 
     def write(self, builder: Builder, source: Path | None, options: SplitOptions, progress: Progress) -> None:
