@@ -11,16 +11,26 @@ from typing import TYPE_CHECKING, Any
 from flower_vfl.version import VERSION
 
 if TYPE_CHECKING:
-    from flower_vfl.apps import RunResult, make_client_app, make_server_app, predict, run
+    from flower_vfl.apps import RunResult, align, make_client_app, make_server_app, predict, run
     from flower_vfl.config import Config, build_config, load_config
 
 __version__ = VERSION
 
-__all__ = ["Config", "RunResult", "build_config", "load_config", "make_client_app", "make_server_app", "predict", "run"]
+__all__ = [
+    "Config",
+    "RunResult",
+    "align",
+    "build_config",
+    "load_config",
+    "make_client_app",
+    "make_server_app",
+    "predict",
+    "run",
+]
 
 _HOMES = {
     **dict.fromkeys(("Config", "build_config", "load_config"), "flower_vfl.config"),
-    **dict.fromkeys(("RunResult", "make_client_app", "make_server_app", "predict", "run"), "flower_vfl.apps"),
+    **dict.fromkeys(("RunResult", "align", "make_client_app", "make_server_app", "predict", "run"), "flower_vfl.apps"),
 }
 
 

@@ -27,6 +27,13 @@ SetOption = Annotated[
 ]
 
 
+class Method(StrEnum):
+    """How IDs are compared."""
+
+    psi = "psi"
+    hash = "hash"
+
+
 class Engine(StrEnum):
     """What carries the run."""
 
@@ -68,6 +75,45 @@ def run(
     else:
         summary = run_here(config, folder, title=Path(source).stem, alone=alone)
     _finish([summary], folder)
+
+
+@app.command()
+def align(
+    source: Annotated[str, typer.Argument(metavar="FILE.toml", help="Configuration whose [data] names all files.")],
+    out: Annotated[Path, typer.Option(help="Folder of the results, one folder a party; must not exist.")],
+    method: Annotated[
+        Method | None, typer.Option(help="psi: private; hash: salted hashes, fast and weak [default: psi].")
+    ] = None,
+    set_: SetOption = None,
+    engine: Annotated[Engine, typer.Option(help="In this process, or in Flower's simulation runtime.")] = Engine.local,
+) -> None:
+    """Private ID alignment: find the people that all parties have, before training.
+
+    This command plays all roles on one machine, to try it out. Between companies it is a Flower run with two roles:
+
+    \b
+    LABEL PARTY  asks, and learns which of its IDs all others have, and how many IDs each has.
+      In the environment of its SuperLink (or of its SuperExec):
+        FLOWER_VFL_IDS=/srv/labels.csv
+        FLOWER_VFL_IDS_COLUMN=id
+        FLOWER_VFL_ALIGNMENT=/srv/alignment.parquet
+      flwr run . FEDERATION --run-config "job='align' parties-features='a,b'"
+
+    \b
+    FEATURE PARTY  answers, and learns the same common IDs, and how many the label party has.
+      flower-supernode ... --node-config "party='a' ids='/srv/people.csv'
+        ids-column='id' alignment='/srv/alignment.parquet'"
+
+    Each party then prepares its own file: flower-vfl data prepare files --set files.a=people.csv --set label=
+    --set alignment=alignment.parquet --out prepared. Training checks that the digests are equal.
+    """  # noqa: D301 - click wants the backspace
+    from flower_vfl.config import load_config
+    from flower_vfl.parsing import parse_assignments
+    from flower_vfl.simulations.aligning import align_here, align_in_flower
+
+    given = {"align.method": str(method)} if method else {}
+    config = load_config(source, {**parse_assignments(set_ or []), **given})
+    (align_here if engine is Engine.local else align_in_flower)(config, out)
 
 
 @app.command()

@@ -271,6 +271,18 @@ class TransportConfig(_Section):
         return self
 
 
+class AlignConfig(_Section):
+    """How IDs are aligned before training: `flower-vfl align`."""
+
+    method: Literal["psi", "hash"] = Field(
+        default="psi", description='"psi": private; "hash": salted hashes, which the label party can try IDs against'
+    )
+    max_ids: int = Field(default=10_000_000, ge=1, description="most IDs that a feature party may have")
+    message_mib: int = Field(default=32, ge=1, le=512, description="largest Flower message of an alignment, MiB")
+    processes: int = Field(default=0, ge=0, description="processes of a party for curve arithmetic; 0: one a core")
+    timeout: float = Field(default=3600.0, gt=0.0, description="seconds to wait for one answer of a party")
+
+
 class Config(_Section):
     """Everything a run needs to know; it reaches every party, so nothing in it is secret."""
 
@@ -285,6 +297,7 @@ class Config(_Section):
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     attack: AttackConfig = Field(default_factory=AttackConfig)
     transport: TransportConfig = Field(default_factory=TransportConfig)
+    align: AlignConfig = Field(default_factory=AlignConfig)
     defenses: list[dict[str, Any]] = Field(default_factory=list, description='outermost first, e.g. "iso(t=1.0)"')
 
     @field_validator("device")

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def replacing(path: Path | str) -> Iterator[Path]:
+def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that takes its place once the block has ended well.
 
-    A block that raises leaves ``path`` as it was and no temporary file behind.
+    A block that raises leaves ``path`` as it was and no temporary file behind. A ``private`` file is only its owner's.
 
     Examples
     --------
@@ -35,7 +35,8 @@ def replacing(path: Path | str) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 would hide results from colleagues
+        if not private:
+            temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 would hide results from colleagues
         _sync(temporary)
         os.replace(temporary, target)
     except BaseException:

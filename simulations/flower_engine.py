@@ -19,6 +19,8 @@ import httpx
 import tomli_w
 
 from flower_vfl import errors
+from flower_vfl.apps.alignment.client import RESULT
+from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.build import open_data, party_names
 from flower_vfl.apps.folder import check_free
 from flower_vfl.apps.prediction import NO_PREDICTION
@@ -54,6 +56,24 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
         raise SessionError(f"the Flower run left no result (flwr run ended with {code}); its log is above")
     summary: dict[str, Any] = json.loads(result.read_text(encoding="utf8"))
     return summary
+
+
+def align_flower(config: Config, out: Path) -> dict[str, Path]:
+    """Align the IDs of a configuration's files with `flwr run`, and return each party's alignment file.
+
+    Raises
+    ------
+    FlowerVflError
+        What ended the run.
+    """
+    out = out.expanduser().absolute()
+    check_free(out)
+    _, sources = sources_of(config)
+    code = flwr_run({**to_run_config(config), "out": str(out), "job": "align"}, len(sources) - 1)
+    found = {party: out / party / RESULT for party in sources}
+    if not all(path.is_file() for path in found.values()):
+        raise SessionError(f"the Flower run left no alignment (flwr run ended with {code}); its log is above")
+    return found
 
 
 def flwr_run(run_config: Mapping[str, Value], parties: int) -> int:

@@ -10,8 +10,6 @@ from flower_vfl.simulations.flower_engine import ERROR_FILE_VARIABLE
 
 
 def _report(result: RunResult) -> None:
-    if result.summary["error"]:
-        _tell(result.summary["error"])
     if result.folder is not None and (result.folder / "result.json").is_file():
         logging.getLogger("flower_vfl").info("report: %s", render([result.folder]))
 
@@ -21,4 +19,4 @@ def _tell(error: str) -> None:
         Path(os.environ[ERROR_FILE_VARIABLE]).write_text(error, encoding="utf8")
 
 
-app = make_server_app(on_result=_report, on_prediction_error=_tell)
+app = make_server_app(on_result=_report, on_error=_tell)

@@ -48,7 +48,20 @@ def finished(preset, tmp_path_factory):
 
 
 def test_every_command_has_help():
-    commands = ("", "run", "demo", "report", "doctor", "methods", "keys", "app", "data", "data list", "data prepare")
+    commands = (
+        "",
+        "run",
+        "align",
+        "demo",
+        "report",
+        "doctor",
+        "methods",
+        "keys",
+        "app",
+        "data",
+        "data list",
+        "data prepare",
+    )
     for command in (*commands, "data part"):
         done = flower_vfl(*command.split(), "--help")
         assert done.returncode == 0

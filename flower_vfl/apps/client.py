@@ -13,6 +13,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from flower_vfl.apps.alignment.client import answer_alignment
 from flower_vfl.apps.build import (
     BottomFactory,
     DataFactory,
@@ -126,6 +127,10 @@ class _Client:
             else:
                 self._store(context, session, machine, journal, count + 1, state_path)
         return Message(content, reply_to=message)
+
+    def align(self, message: Message, context: Context) -> Message:
+        """Answer a message of an alignment."""
+        return answer_alignment(message, context, self._config or from_run_config(context.run_config))
 
     def _config_of(self, context: Context) -> Config:
         node = Node.of(context.node_config)
@@ -296,4 +301,5 @@ def make_client_app(
     app.train("frames")(client.frames)
     app.query()(answering.query)
     app.query("frames")(answering.frames)
+    app.query("align")(client.align)
     return app

@@ -1,4 +1,4 @@
-"""`run`: the whole federation in this process, with the same ServerApp and ClientApp as everywhere else."""
+"""`run` and `align`: the whole federation in this process, with the same apps as everywhere else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pathlib import Path
 
 from flwr.app import Context, RecordDict
 
+from flower_vfl.apps.alignment.client import RESULT
+from flower_vfl.apps.alignment.label import Progress
+from flower_vfl.apps.alignment.start import align_as_label, sources_of
 from flower_vfl.apps.build import (
     BottomFactory,
     DataFactory,
@@ -16,6 +19,7 @@ from flower_vfl.apps.build import (
     party_names,
 )
 from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.folder import check_free
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
 from flower_vfl.apps.server import make_server_app
@@ -92,6 +96,41 @@ def run(
     if not results:
         raise TrainingError("the label party ended without a result")
     return results[-1]
+
+
+def align(config: Config, *, out: Path | str, progress: Progress | None = None) -> dict[str, Path]:
+    """Align the IDs of all parties' files in this process, with the messages of a deployment.
+
+    Parameters
+    ----------
+    config : Config
+        `data` names the files, as for training; `align` the method.
+    out : Path
+        Folder of the results; must not exist, or be empty.
+    progress : Callable[[str, float], None], optional
+        Is told how it goes.
+
+    Returns
+    -------
+    dict
+        Each party to its alignment file.
+
+    Raises
+    ------
+    FlowerVflError
+        When something is wrong with the input, or nobody shares an ID. Then there is no result.
+    """
+    folder = Path(out).expanduser().absolute()
+    check_free(folder)
+    _, sources = sources_of(config)
+    grid = LocalGrid(make_client_app(config=config), len(sources) - 1, to_run_config(config))
+    try:
+        align_as_label(grid, config, folder, progress)
+    except PartyError as error:
+        raise next((failure for failure in grid.failures if isinstance(failure, InputError)), error) from None
+    finally:
+        grid.join(_JOIN_SECONDS)
+    return {party: folder / party / RESULT for party in sources}
 
 
 def run_alone(

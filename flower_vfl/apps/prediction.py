@@ -172,25 +172,8 @@ def score(
     bottom: BottomFactory,
     data: DataFactory,
     observers: tuple[Observer, ...],
-    on_error: Callable[[str], None] | None = None,
 ) -> None:
     """Do the label party's part of a prediction, as Flower's run config asks for it (called by its ServerApp)."""
-    try:
-        _score(grid, run_config, top, bottom, data, observers)
-    except Exception as error:
-        if on_error is not None:
-            on_error(f"{type(error).__name__}: {error}")
-        raise
-
-
-def _score(
-    grid: Grid,
-    run_config: Mapping[str, Value],
-    top: TopFactory,
-    bottom: BottomFactory,
-    data: DataFactory,
-    observers: tuple[Observer, ...],
-) -> None:
     request = Request.of(run_config)
     check_target(request.out, overwrite=request.overwrite)
     run, simulation = read_run(request.run), is_simulation(grid)

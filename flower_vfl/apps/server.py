@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from flower_vfl.apps.alignment.start import align_as_label
 from flower_vfl.apps.build import (
     BottomFactory,
     DataFactory,
@@ -48,7 +49,8 @@ _log = logging.getLogger(__name__)
 
 ResultCallback = Callable[[RunResult], None]
 _RAY_SECONDS = 60.0
-JOBS = ("train", "predict")
+JOBS = ("train", "predict", "align")
+"""What `job` in Flower's run config can be."""
 
 
 class _Journal(Observer):
@@ -158,7 +160,7 @@ def make_server_app(
     out: Path | None = None,
     observers: tuple[Observer, ...] = (),
     on_result: ResultCallback | None = None,
-    on_prediction_error: Callable[[str], None] | None = None,
+    on_error: Callable[[str], None] | None = None,
 ) -> ServerApp:
     """Make the ServerApp of the label party.
 
@@ -180,22 +182,39 @@ def make_server_app(
         Are told how training goes.
     on_result : Callable[[RunResult], None], optional
         Gets the result, whole or interrupted.
-    on_prediction_error : Callable[[str], None], optional
-        Gets the words of what ended a prediction.
+    on_error : Callable[[str], None], optional
+        Gets the words of what ends the run, before Flower does.
+
+    Returns
+    -------
+    ServerApp
+        It trains, or does what `job` in Flower's run config says: predict with a finished run, or align IDs.
     """
     app = ServerApp()
-    predict = partial(_predict, top=top, bottom=bottom, data=data, observers=observers, on_error=on_prediction_error)
+    predict = partial(_predict, top=top, bottom=bottom, data=data, observers=observers)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         if not isinstance(grid, LocalGrid):
             _log_as_flower_does()
-        if _job(context.run_config) == "predict":
-            predict(grid, context.run_config)
-            return
-        settings = config or from_run_config(context.run_config)
+        try:
+            job = _job(context.run_config)
+            if job == "predict":
+                predict(grid, context.run_config)
+                return
+            settings = config or from_run_config(context.run_config)
+            given = out or (Path(str(context.run_config["out"])) if context.run_config.get("out") else None)
+            if job == "align":
+                align_as_label(grid, settings, given)
+            else:
+                train(grid, settings, given)
+        except Exception as error:
+            if on_error is not None:
+                on_error(f"{type(error).__name__}: {error}")
+            raise
+
+    def train(grid: Grid, settings: Config, given: Path | None) -> None:
         check_device(settings)
-        given = out or (Path(str(context.run_config["out"])) if context.run_config.get("out") else None)
         if settings.sinks and given is None:
             raise ConfigError("sinks need a folder: set `out`")
         simulation = is_simulation(grid)
@@ -247,7 +266,7 @@ def _job(run_config: Mapping[str, Value]) -> str:
     """Return what the run is to do; a wrong word must not train."""
     job = run_config.get("job") or JOBS[0]
     if job not in JOBS:
-        raise ConfigError(f"job is {job!r} in the run config; allowed are {' and '.join(JOBS)}")
+        raise ConfigError(f"job is {job!r} in the run config; allowed are {', '.join(JOBS)}")
     return str(job)
 
 

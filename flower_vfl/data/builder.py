@@ -175,12 +175,21 @@ class Builder:
         facts = {"classes": labels.classes, "class_names": list(labels.names), "files": files}
         layout.write_json(self.folder / "labels" / layout.LABELS, facts)
 
-    def finish(self, *, name: str, label_party: str, licence: str, source: str, options: Mapping[str, Any]) -> None:
-        """Write the manifest, the last file."""
+    def finish(
+        self,
+        *,
+        name: str,
+        label_party: str,
+        licence: str,
+        source: str,
+        options: Mapping[str, Any],
+        parties: Sequence[str] = (),
+    ) -> None:
+        """Write the manifest, the last file; `parties` names those with features where other hosts hold some."""
         manifest = {
             "schema": layout.SCHEMA,
             "name": name,
-            "parties": self._parties,
+            "parties": list(parties) or self._parties,
             "label_party": check_party_name(label_party),
             "alignment": {"rows": self._rows["train"], "test_rows": self._rows["test"], "digest": self._alignment},
             "licence": licence,

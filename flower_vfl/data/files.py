@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,12 +20,13 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from pydantic import Field, field_validator, model_validator
 
+from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.dataset import PARTS, Part, check_party_name
 from flower_vfl.data.encoding import Missing, Place, fit_party, numbers, parse_numbers, require_columns
-from flower_vfl.data.ids import Join, in_test_set, join_ids, read_ids
+from flower_vfl.data.ids import Join, in_test_set, join_ids, read_ids, select_ids
 from flower_vfl.data.labels import encode_labels
-from flower_vfl.data.recipe import Options, Progress, Recipe
+from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
@@ -41,6 +44,8 @@ class FilesOptions(Options):
     label: str = Field("label", description='column of the label; "" on a host that holds no labels')
     id: str = Field("id", description="column of the ID, in every file")
     label_party: str = Field("", description="party that holds the labels; empty: whose file has them, else 'label'")
+    alignment: str = Field("", description="file that `flower-vfl align` left here; empty: join this host's files")
+    test_alignment: str = Field("", description="the same for test_files")
     join: Join = Field("strict", description='"strict": all files have the same IDs; "inner": keep the shared ones')
     test_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="part of the IDs for the test")
     split_seed: int = Field(0, ge=0, description="another seed, another test set; the same for all parties")
@@ -64,6 +69,8 @@ class FilesOptions(Options):
             raise ValueError(f"test_files must name the parties of files, {', '.join(sorted(self.files)) or 'none'}")
         if self.has_test_files and bool(self.test_labels_file) != bool(self.labels_file):
             raise ValueError("labels_file and test_labels_file go together when there are test files")
+        if bool(self.test_alignment) != bool(self.alignment and self.has_test_files):
+            raise ValueError("alignment and test_files need a test_alignment too; without them there is none")
         return self
 
     @property
@@ -78,6 +85,11 @@ class FilesOptions(Options):
             files, labels = (self.test_files, self.test_labels_file)
         return {**files, **({_LABELS: labels} if labels else {})}
 
+    def alignments(self) -> dict[Part, str]:
+        """Return the alignment of each part that has one."""
+        given: dict[Part, str] = {"train": self.alignment, "test": self.test_alignment}
+        return {part: name for part, name in given.items() if name}
+
 
 class Files(Recipe):
     """CSV or Parquet of your own."""
@@ -90,15 +102,17 @@ class Files(Recipe):
     def inputs(self, source: Path | None, options: FilesOptions) -> list[Path]:
         """Return all files; relative names are in the folder `source`."""
         parts: tuple[Part, ...] = PARTS if options.has_test_files else ("train",)
-        return [_resolve(source, name) for part in parts for name in options.paths(part).values()]
+        names = [name for part in parts for name in options.paths(part).values()]
+        return [_resolve(source, name) for name in [*names, *options.alignments().values()]]
 
     def write(self, builder: Builder, source: Path | None, options: FilesOptions, progress: Progress) -> None:
         """Read, join, split, encode."""
         for party in options.files:
             check_party_name(party)
         raw = _read_all(source, options)
+        aligned = {part: AlignmentFile.read(_resolve(source, name)) for part, name in options.alignments().items()}
         progress(0.3)
-        tables = _align(builder, raw, options)
+        tables = _align(builder, raw, aligned, options)
         progress(0.5)
         holder = _label_holder(raw["train"], options)
         for number, party in enumerate(options.files):
@@ -110,10 +124,11 @@ class Files(Recipe):
             builder.add_labels(encode_labels(train, test, Place(file, options.label), options.positive))
         builder.finish(
             name=self.name,
-            label_party=options.label_party or (holder if holder in options.files else "label"),
+            label_party=_label_party(holder, aligned, options),
             licence=self.licence,
             source="files of the user",
             options=options.model_dump(mode="json"),
+            parties=_all_parties(aligned, options),
         )
 
     def _add_party(
@@ -148,6 +163,59 @@ class Files(Recipe):
         builder.add_table(party, encoding, tables, path)
 
 
+@dataclass(frozen=True)
+class IdSource:
+    """Where a party's IDs are.
+
+    Parameters
+    ----------
+    files : tuple of Path
+        Its files; with several, the IDs that all have.
+    column : str
+        Column of the ID.
+    """
+
+    files: tuple[Path, ...]
+    column: str
+
+    def read(self) -> list[str]:
+        """Return the party's IDs, sorted by character code.
+
+        Raises
+        ------
+        DataError
+            As `read_ids`.
+        """
+        found = {}
+        for path in self.files:
+            if not path.is_file():
+                raise DataError(f"there is no file {path}")
+            found[str(path)] = read_ids(read_table(path, self.column), self.column, str(path))
+        return join_ids(found, "inner")
+
+
+def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict[str, IdSource]]:
+    """Return the label party and where each party's IDs are, from the options of `files`: all on this host.
+
+    Raises
+    ------
+    ConfigError, DataError
+        When an option is wrong, or nobody has labels.
+    """
+    options = build_options(Files(), given)
+    if not isinstance(options, FilesOptions):
+        raise TypeError(type(options))
+    paths = {key: _resolve(source, name) for key, name in options.paths("train").items()}
+    holder = _label_holder({key: (path, read_header(path)) for key, path in paths.items()}, options)
+    label_party = options.label_party or (holder if holder in options.files else "label")
+    found: dict[str, list[Path]] = {}
+    for key, path in paths.items():
+        found.setdefault(label_party if key == _LABELS else check_party_name(key), []).append(path)
+    if label_party not in found:
+        raise DataError("no file has the labels; an alignment starts from the IDs of the label party")
+    return label_party, {party: IdSource(tuple(files), options.id) for party, files in found.items()}
+
+
 _Raw = dict[Part, dict[str, tuple[Path, pa.Table]]]
 
 
@@ -162,19 +230,23 @@ def _read_all(source: Path | None, options: FilesOptions) -> _Raw:
     }
 
 
-def _align(builder: Builder, raw: _Raw, options: FilesOptions) -> dict[str, dict[Part, pa.Table]]:
-    """Join by ID, split, and return each file's rows in the shared order."""
+def _align(
+    builder: Builder, raw: _Raw, aligned: Mapping[Part, AlignmentFile], options: FilesOptions
+) -> dict[str, dict[Part, pa.Table]]:
+    """Join by ID or take the aligned ones, split, and return each file's rows in the shared order."""
     own = {
         part: {key: read_ids(table, options.id, str(path)) for key, (path, table) in raw[part].items()}
         for part in PARTS
     }
-    joined = {
-        part: join_ids({str(raw[part][key][0]): ids for key, ids in own[part].items()}, options.join) for part in PARTS
-    }
+    joined = {}
+    for part in PARTS:
+        named = {str(raw[part][key][0]): ids for key, ids in own[part].items()}
+        agreed = aligned.get(part if options.has_test_files else "train")
+        joined[part] = select_ids(named, agreed.ids) if agreed else join_ids(named, options.join)
     if options.has_test_files:
-        both = set(joined["train"]) & set(joined["test"])
+        both = len(set(joined["train"]) & set(joined["test"]))
         if both:
-            raise DataError(f"{len(both)} IDs are in training and in test files, for example {min(both)!r}")
+            raise DataError(f"{both} IDs are in training and in test files; leave each in one of them")
     else:
         held_out = in_test_set(joined["train"], options.test_fraction, options.split_seed)
         everything = np.array(joined["train"], dtype=object)
@@ -208,6 +280,29 @@ def _label_holder(files: Mapping[str, tuple[Path, pa.Table]], options: FilesOpti
     if options.label_party not in ("", holders[0]):
         raise DataError(f"label_party is {options.label_party!r}, but the label is in the file of {holders[0]!r}")
     return holders[0]
+
+
+def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> str:
+    """Return the label party's name, which alignments know too."""
+    own = options.label_party or (holder if holder in options.files else "")
+    for file in aligned.values():
+        if own and own != file.label_party:
+            raise DataError(f"the label party is {own!r} here and {file.label_party!r} in the alignment")
+        own = file.label_party
+    return own or "label"
+
+
+def _all_parties(aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> list[str]:
+    """Return who has features, on this host or on another."""
+    if not aligned:
+        return list(options.files)
+    file = aligned["train"]
+    if any(other.parties != file.parties for other in aligned.values()):
+        raise DataError("alignment and test_alignment were made with different parties")
+    for party in options.files:
+        if party not in (*file.parties, file.label_party):
+            raise DataError(f"party {party!r} took no part in the alignment of {', '.join(file.parties)}")
+    return [*file.parties, *(party for party in options.files if party not in file.parties)]
 
 
 def _is_numeric(column: pa.ChunkedArray, name: str, file: str, options: FilesOptions) -> bool:
@@ -246,43 +341,73 @@ def _named_table(path: Path) -> tuple[Path, pa.Table]:
     return path, read_table(path)
 
 
-def read_table(path: Path) -> pa.Table:
+def read_table(path: Path, only: str = "") -> pa.Table:
     """Read a CSV (.csv, .tsv, .txt, each also .gz), every column as text, or a Parquet file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    only : str
+        Read this column and no other.
 
     Raises
     ------
     DataError
-        When the file is neither, is empty, or a name of a column occurs twice.
+        When the file is neither, is empty, lacks the column, or a name of a column occurs twice.
     """
-    kind = Path(path.name.removesuffix(".gz")).suffix.lower()
+    header = read_header(path)
+    require_columns(header, [only] if only else [], str(path))
+    names = [only] if only else header.column_names
     try:
-        if kind in (".parquet", ".pq"):
-            table = pq.read_table(path)
-        elif kind in (".csv", ".tsv", ".txt"):
-            table = _read_csv(path, "\t" if kind == ".tsv" else ",")
-        else:
-            raise DataError(f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet or .pq")
-    except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    _refuse_duplicates(table.column_names, path)
+        table = pq.read_table(path, columns=names) if _is_parquet(path) else _read_csv(path, header.column_names, names)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        # Arrow's words end with the row that it stumbled over: data, which messages do not repeat.
+        words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
+        raise DataError(f"{path} cannot be read: {words}") from None
     if not table.num_rows:
         raise DataError(f"{path} has no rows")
     return table
 
 
-def _read_csv(path: Path, delimiter: str) -> pa.Table:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-        header = next(csv.reader(file, delimiter=delimiter), [])
-    names = [name.strip() for name in header]
-    _refuse_duplicates(names, path)
-    if not names:
+def read_header(path: Path) -> pa.Table:
+    """Return the columns of a file, without rows; errors are those of `read_table`."""
+    try:
+        if _is_parquet(path):
+            header = pq.read_schema(path).empty_table()
+        elif _kind(path) in (".csv", ".tsv", ".txt"):
+            opener = gzip.open if path.suffix == ".gz" else open
+            with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+                names = next(csv.reader(file, delimiter=_delimiter(path)), [])
+            header = pa.schema([(name.strip(), pa.string()) for name in names]).empty_table()
+        else:
+            raise DataError(f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet or .pq")
+    except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if not header.column_names:
         raise DataError(f"{path} is empty")
+    _refuse_duplicates(header.column_names, path)
+    return header
+
+
+def _kind(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
+def _is_parquet(path: Path) -> bool:
+    return _kind(path) in (".parquet", ".pq")
+
+
+def _delimiter(path: Path) -> str:
+    return "\t" if _kind(path) == ".tsv" else ","
+
+
+def _read_csv(path: Path, names: list[str], wanted: list[str]) -> pa.Table:
     return pa_csv.read_csv(
         path,
         read_options=pa_csv.ReadOptions(column_names=names, skip_rows=1),
-        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+        parse_options=pa_csv.ParseOptions(delimiter=_delimiter(path), newlines_in_values=True),
+        convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), include_columns=wanted),
     )
 
 

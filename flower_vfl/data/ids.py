@@ -15,27 +15,36 @@ from flower_vfl.data.encoding import require_columns, texts
 from flower_vfl.errors import DataError
 
 Join = Literal["strict", "inner"]
+_ID_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
 
 
 def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
-    """Return the IDs of a table as texts.
+    """Return the IDs of a table as texts: trimmed, in Unicode's normal form C, whole numbers as their digits.
+
+    Messages name rows, never IDs: they may be read on another party's host.
 
     Raises
     ------
     DataError
-        When the column is missing, an ID is empty, or IDs repeat.
+        When the column is missing or of a type that is no ID, an ID is empty, or IDs repeat.
     """
     require_columns(table, [column], file)
-    if pa.types.is_floating(table.schema.field(column).type):
+    kind = table.schema.field(column).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_floating(kind):
         raise DataError(f"{file}: IDs in column {column!r} are fractions; make them whole numbers or texts")
-    ids = texts(table.column(column))
+    if not any(is_kind(kind) for is_kind in _ID_TYPES):
+        raise DataError(f"{file}: IDs in column {column!r} are of type {kind}; make them whole numbers or texts")
+    ids = pc.utf8_normalize(texts(table.column(column)), form="NFC")
     empty = pc.equal(ids, "")
     if pc.any(empty).as_py():
         raise DataError(f"{file}: row {pc.index(empty, True).as_py() + 1} has no ID in column {column!r}")
     counts = pc.value_counts(ids)
-    repeated = counts.filter(pc.greater(counts.field(1), 1)).field(0).to_pylist()
-    if repeated:
-        raise DataError(f"{file}: {len(repeated)} IDs of column {column!r} occur more than once: {_some(repeated)}")
+    repeated = counts.filter(pc.greater(counts.field(1), 1)).field(0)
+    if len(repeated):
+        rows = _rows(pc.is_in(ids, value_set=repeated))
+        raise DataError(f"{file}: {len(repeated)} IDs of column {column!r} occur more than once, in rows {rows}")
     return ids
 
 
@@ -54,20 +63,38 @@ def join_ids(ids: Mapping[str, pa.Array], how: Join) -> list[str]:
     DataError
         When nothing is shared or, with "strict", an ID is not in all files; the message says how many.
     """
-    sets = {file: set(values.to_pylist()) for file, values in ids.items()}
-    shared = set.intersection(*sets.values())
+    shared = set.intersection(*(set(values.to_pylist()) for values in ids.values()))
     if how == "strict":
-        for file, values in sets.items():
-            for other, others in sets.items():
-                alone = values - others
-                if alone:
+        for file, values in ids.items():
+            for other, others in ids.items():
+                alone = pc.invert(pc.is_in(values, value_set=others))
+                if pc.any(alone).as_py():
                     raise DataError(
-                        f"{len(alone)} of {len(values)} IDs in {file} are not in {other}: {_some(alone)}; align the "
-                        "files first, or keep the shared IDs with the option join = 'inner'"
+                        f"{pc.sum(alone).as_py()} of {len(values)} IDs in {file} are not in {other}, those of rows "
+                        f"{_rows(alone)}; align the files first, or keep the shared IDs with the option join = 'inner'"
                     )
     if not shared:
-        raise DataError(f"no ID is in all of {', '.join(sets)}; do they use the same kind of ID?")
+        raise DataError(f"no ID is in all of {', '.join(ids)}; do they use the same kind of ID?")
     return sorted(shared)
+
+
+def select_ids(ids: Mapping[str, pa.Array], aligned: Sequence[str]) -> list[str]:
+    """Return the aligned IDs after checking that every file has them all.
+
+    Raises
+    ------
+    DataError
+        Naming a file that has not, and how many it lacks.
+    """
+    wanted = pa.array(aligned, pa.string())
+    for file, values in ids.items():
+        lacking = len(aligned) - pc.sum(pc.is_in(wanted, value_set=values)).as_py()
+        if lacking:
+            raise DataError(
+                f"{lacking} of the {len(aligned)} aligned IDs are not in {file}; name the file that was aligned, or "
+                "align again"
+            )
+    return list(aligned)
 
 
 def in_test_set(ids: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
@@ -90,5 +117,7 @@ def in_test_set(ids: Sequence[str], fraction: float, seed: int) -> NDArray[np.bo
     return np.fromiter((int.from_bytes(value, "big") < limit for value in hashes), bool, len(ids))
 
 
-def _some(ids: Sequence[str] | set[str]) -> str:
-    return ", ".join(repr(value) for value in sorted(ids)[:3]) + (", ..." if len(ids) > 3 else "")
+def _rows(mask: pa.Array) -> str:
+    """Name the first rows, from 1, at which a mask is true."""
+    rows = pc.add(pc.indices_nonzero(mask), 1).to_pylist()
+    return ", ".join(map(str, rows[:4])) + (", ..." if len(rows) > 4 else "")

@@ -2,7 +2,7 @@
 
 Down (label party to feature party) go `STEP` (the gradient of one step and the request for another, fused to one round
 trip), `EVALUATE`, `AUDIT` (simulations only) and `FINISH`; of a finished training `PREDICT`. Up go `HELLO`,
-`EMBEDDING`, `REPORT` and `ERROR`.
+`EMBEDDING`, `REPORT` and `ERROR`. `ALIGN` goes both ways, before any training.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Kind(StrEnum):
     FINISH = "finish"
     REPORT = "report"
     ERROR = "error"
+    ALIGN = "align"
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def test_test_files_replace_the_split(tmp_path, two):
         load("files", options=two | {"test_files": files})
     write_csv(tmp_path / "at.csv", test | {"id": ["p001", *"wxyz"]})
     write_csv(tmp_path / "bt.csv", more | {"id": [*"zyxw", "p001"]})
-    with pytest.raises(DataError, match="1 IDs are in training and in test files, for example 'p001'"):
+    with pytest.raises(DataError, match="1 IDs are in training and in test files"):
         load("files", options=two | {"test_files": files})
 
 
@@ -194,7 +194,7 @@ def test_relative_names_are_looked_up_in_the_given_folder_and_dotted_keys_are_ne
 def test_an_inner_join_keeps_the_shared_people(two, tmp_path):
     ids = ["stranger", *columns()["id"][1:]]
     changed(tmp_path, id=ids)
-    with pytest.raises(DataError, match=r"1 of 60 IDs in .*a\.csv are not in .*b\.csv: 'stranger'"):
+    with pytest.raises(DataError, match=r"1 of 60 IDs in .*a\.csv are not in .*b\.csv, those of rows 1;"):
         load("files", options=two)
     dataset = load("files", options=two | {"join": "inner"})
     assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS - 1
@@ -204,7 +204,7 @@ def test_an_inner_join_keeps_the_shared_people(two, tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"id": ["p001", *columns()["id"][1:]]}, r"a\.csv: 1 IDs of column 'id' occur more than once: 'p001'"),
+        ({"id": ["p001", *columns()["id"][1:]]}, r"a\.csv: 1 IDs of column 'id' occur more than once, in rows 1, 2"),
         (
             {"income": ["inf", *columns()["income"][1:]]},
             r"a\.csv: column 'income' is numbers but for .*'inf'|column 'income', row 1 holds 'inf'",

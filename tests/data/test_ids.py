@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_vfl.data.builder import ids_digest
-from flower_vfl.data.ids import in_test_set, join_ids, read_ids
+from flower_vfl.data.ids import in_test_set, join_ids, read_ids, select_ids
 from flower_vfl.errors import DataError
 
 id_lists = st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=40, unique=True)
@@ -47,15 +47,15 @@ def test_an_inner_join_keeps_what_all_have_and_a_strict_one_refuses_differences(
             join_ids(files, "strict")
 
 
-def test_a_refused_join_says_how_many_and_shows_three():
-    with pytest.raises(DataError, match=r"4 of 5 IDs in a are not in b: 'p', 'q', 'r', \.\.\.; .*join = 'inner'"):
+def test_a_refused_join_says_how_many_and_names_the_rows_but_no_id():
+    with pytest.raises(DataError, match=r"4 of 5 IDs in a are not in b, those of rows 1, 2, 3, 4; .*join = 'inner'"):
         join_ids({"a": pa.array(list("pqrst")), "b": pa.array(["t"])}, "strict")
 
 
 @pytest.mark.parametrize(
     ("column", "text"),
     [
-        (["x", "y", "x", "y", "z"], "2 IDs of column 'id' occur more than once: 'x', 'y'"),
+        (["x", "y", "x", "y", "z"], "2 IDs of column 'id' occur more than once, in rows 1, 2, 3, 4"),
         (["x", None], "row 2 has no ID"),
         (["x", " "], "row 2 has no ID"),
         ([1.0, 2.0], "fractions"),
@@ -86,3 +86,55 @@ def test_the_digest_knows_the_order_the_part_and_where_an_id_ends():
         ]
     }
     assert len(digests) == 8
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (["Zoe\u0308", "a"], ["Zo\u00eb", "a"]),
+        (["  7 ", "8\t"], ["7", "8"]),
+        (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+        (pa.array(["x", "y"], pa.large_string()), ["x", "y"]),
+        (pa.array([2**63 - 1, -5], pa.int64()), ["9223372036854775807", "-5"]),
+        (["01", "1"], ["01", "1"]),
+        (["A", "a"], ["A", "a"]),
+    ],
+)
+def test_what_people_mean_by_one_id_is_one_id(column, expected):
+    assert read_ids(pa.table({"id": column}), "id", "t").to_pylist() == expected
+
+
+def test_the_same_id_in_two_unicode_forms_is_a_repetition():
+    with pytest.raises(DataError, match="1 IDs of column 'id' occur more than once, in rows 1, 3"):
+        read_ids(pa.table({"id": ["Zoe\u0308", "x", "Zo\u00eb"]}), "id", "t")
+
+
+@pytest.mark.parametrize("column", [[True, False], [b"a", b"b"], [["a"], ["b"]], [{"x": 1}, {"x": 2}]])
+def test_types_that_are_no_ids_are_refused(column):
+    with pytest.raises(DataError, match=r"are of type .*make them whole numbers or texts"):
+        read_ids(pa.table({"id": column}), "id", "t")
+
+
+SECRET = "secret-person"
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda: read_ids(pa.table({"id": [SECRET, SECRET]}), "id", "t"),
+        lambda: read_ids(pa.table({"id": [SECRET, None]}), "id", "t"),
+        lambda: join_ids({"a": pa.array([SECRET, "x"]), "b": pa.array(["x"])}, "strict"),
+        lambda: join_ids({"a": pa.array([SECRET]), "b": pa.array(["x"])}, "inner"),
+        lambda: select_ids({"a": pa.array(["x"])}, [SECRET, "x"]),
+    ],
+)
+def test_errors_name_rows_and_never_ids(do):
+    with pytest.raises(DataError) as caught:
+        do()
+    assert SECRET not in str(caught.value)
+
+
+def test_aligned_ids_keep_their_order_and_must_all_be_there():
+    assert select_ids({"a": pa.array(["z", "x", "y"])}, ["y", "z"]) == ["y", "z"]
+    with pytest.raises(DataError, match=r"1 of the 2 aligned IDs are not in b\.csv"):
+        select_ids({"a.csv": pa.array(["x", "y"]), "b.csv": pa.array(["x"])}, ["x", "y"])

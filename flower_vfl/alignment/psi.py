@@ -1,0 +1,115 @@
+"""The steps of the private alignment, for both roles."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.alignment.group import POINT_BYTES, Key
+from flower_vfl.alignment.table import Values, decode, encode
+from flower_vfl.errors import ProtocolError
+
+TAG_BYTES = 16
+
+
+def shuffled(count: int) -> NDArray[np.int64]:
+    """Return a permutation of 0 to count - 1, drawn from the operating system."""
+    return np.argsort(np.frombuffer(os.urandom(8 * count), np.uint64)).astype(np.int64)
+
+
+def rearrange(points: bytes, order: NDArray[np.int64]) -> bytes:
+    """Return points in another order: new[i] = old[order[i]]."""
+    return np.frombuffer(points, f"V{POINT_BYTES}")[order].tobytes()
+
+
+def check_distinct(points: bytes) -> None:
+    """Refuse a list in which a point occurs twice.
+
+    Raises
+    ------
+    ProtocolError
+        When one does: an honest party's IDs differ, and so do their points.
+    """
+    distinct = {points[at : at + POINT_BYTES] for at in range(0, len(points), POINT_BYTES)}
+    if len(distinct) * POINT_BYTES != len(points):
+        raise ProtocolError("the other side sent a point twice")
+
+
+def pads_and_tags(points: bytes, ids: Sequence[str]) -> tuple[Values, list[bytes]]:
+    """Return both halves of F(x) = BLAKE2b([k]H(x), x): what hides a table's value (N, 2), and what names a match."""
+    words = [
+        hashlib.blake2b(
+            points[at : at + POINT_BYTES] + value.encode(), digest_size=2 * TAG_BYTES, person=b"fvfl words"
+        ).digest()
+        for at, value in zip(range(0, len(points), POINT_BYTES), ids, strict=True)
+    ]
+    pads = np.frombuffer(b"".join(words), "<u8").reshape(-1, 4)[:, :2].astype(np.uint64)
+    return pads, [word[TAG_BYTES:] for word in words]
+
+
+def pair_key(own: Key, peer: bytes, *context: str) -> bytes:
+    """Agree on a secret with another feature party, for one run.
+
+    Parameters
+    ----------
+    own : Key
+        This party's key for agreements, no other.
+    peer : bytes
+        The other party's `public()`.
+    context : str
+        The run, and both names in an order that both know.
+    """
+    return hashlib.blake2b(
+        own.multiply(peer) + "\x1f".join(context).encode(), digest_size=32, person=b"fvfl pair"
+    ).digest()
+
+
+def shares(ids: Sequence[str], pair_keys: Iterable[bytes]) -> Values:
+    """Return s_i(x) of each ID (N, 2): over all feature parties they xor to zero, over fewer they are noise."""
+    total = np.zeros((len(ids), 2), np.uint64)
+    for key in pair_keys:
+        hashes = (
+            hashlib.blake2b(value.encode(), digest_size=16, key=key, person=b"fvfl share").digest() for value in ids
+        )
+        total ^= np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
+    return total
+
+
+def _apply(function: hashlib.blake2b, value: str) -> bytes:
+    copy = function.copy()
+    copy.update(value.encode())
+    return copy.digest()
+
+
+def make_table(ids: Sequence[str], pads: Values, pair_keys: Iterable[bytes]) -> tuple[bytes, bytes]:
+    """Return the seed and the table of a feature party."""
+    return encode(ids, pads ^ shares(ids, pair_keys))
+
+
+def read_table(ids: Sequence[str], pads: Values, seed: bytes, table: bytes, count: int) -> Values:
+    """Return what a party's table says of each ID (N, 2): s_i(x) where it has x, noise elsewhere."""
+    return decode(ids, seed, table, count) ^ pads
+
+
+def is_common(total: Values) -> NDArray[np.bool_]:
+    """Say which IDs all parties have, from the xor over the parties of `read_table` (N, 2)."""
+    return np.asarray((total == 0).all(axis=1))
+
+
+def matched_rows(tags: Sequence[bytes], matches: bytes) -> list[int]:
+    """Return which of a party's own rows the label party named.
+
+    Raises
+    ------
+    ProtocolError
+        When a name is not of a row of this party, or occurs twice.
+    """
+    place = {tag: row for row, tag in enumerate(tags)}
+    rows = [place.get(matches[at : at + TAG_BYTES], -1) for at in range(0, len(matches), TAG_BYTES)]
+    if len(matches) % TAG_BYTES or -1 in rows or len(set(rows)) != len(rows):
+        raise ProtocolError("the label party named common IDs that this party does not have, or one twice")
+    return rows

@@ -1,0 +1,121 @@
+"""The ClientApp's handler of an alignment: which party this node is, what it may read, what it says when it fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from traceback import extract_tb
+
+from flwr.app import Context, Message
+
+from flower_vfl.apps.alignment.feature import FeatureSide, Terms, discard
+from flower_vfl.apps.alignment.owner import METHODS, Owner
+from flower_vfl.apps.alignment.wire import SESSION, SPARE, Stage, frame, from_message, stage_of, to_content
+from flower_vfl.apps.node import Node
+from flower_vfl.config import Config
+from flower_vfl.data.dataset import check_party_name
+from flower_vfl.data.files import id_sources
+from flower_vfl.errors import ConfigError, DataError, FlowerVflError, ProtocolError, SessionError
+from flower_vfl.protocol.frame import Frame
+
+_log = logging.getLogger(__name__)
+
+RESULT = "alignment.parquet"
+
+
+def answer_alignment(message: Message, context: Context, config: Config) -> Message:
+    """Answer one message of an alignment.
+
+    On a deployed node only what the label party did wrong is said to it; everything else, and that may quote a path or
+    a library's words on a row, stays in this host's own log.
+    """
+    session = _session_of(message)
+    request = from_message(message, session)
+    stage = stage_of(request)
+    deployed = Node.of(context.node_config).deployed
+    target: Path | None = None
+    try:
+        party = _party(request, context)
+        if not party:
+            return Message(to_content(frame(stage, request.step, {SPARE: True}), session), reply_to=message)
+        owner = Owner.of_node(context.node_config) if deployed else _simulated(request, config, party)
+        target = owner.target
+        if stage is Stage.ABORT:
+            _log.warning("the label party ended the alignment: %s", request.text("reason")[:500])
+            discard(target)
+            reply = frame(stage)
+        elif stage is Stage.HELLO:
+            terms = _terms(request, session, party, owner)
+            _, reply = FeatureSide.begin(owner.source, target, terms, processes=config.align.processes)
+        else:
+            side = FeatureSide.resume(target, session, processes=config.align.processes)
+            reply = side.answer(stage, request)
+    except Exception as error:
+        if target is not None:
+            discard(target)
+        if not deployed or isinstance(error, ProtocolError):
+            raise
+        # An unknown error's own words may hold data; where it happened does not.
+        words = str(error) if isinstance(error, FlowerVflError) else type(error).__name__ + _places(error)
+        _log.error("the alignment failed here: %s", words)
+        raise SessionError("this party could not take part in the alignment; the log of its host says why") from None
+    return Message(to_content(reply, session), reply_to=message)
+
+
+def _session_of(message: Message) -> str:
+    header = message.content.config_records.get("header")
+    session = str(header.get("session")) if header is not None else ""
+    if not re.fullmatch(SESSION, session):
+        raise ProtocolError("the message belongs to no alignment; is the ServerApp flower-vfl's, of this version?")
+    return session
+
+
+def _party(request: Frame, context: Context) -> str:
+    """Return which party this node is, "" for a spare one; a node that its owner named is deployed."""
+    names, node = _names(request), Node.of(context.node_config)
+    if node.deployed:
+        return node.party if node.party in names else ""
+    if request.fields.get("simulation") is not True or "partition-id" not in context.node_config:
+        raise ConfigError("this node has no party: start its SuperNode with --node-config \"party='NAME' ...\"")
+    index = int(str(context.node_config["partition-id"]))
+    return names[index] if index < len(names) else ""
+
+
+def _names(request: Frame) -> tuple[str, ...]:
+    try:
+        names = json.loads(request.text("parties"))
+        return tuple(check_party_name(name) for name in names)
+    except (ValueError, TypeError, RecursionError, DataError):
+        raise ProtocolError("the parties of an alignment are a list of names") from None
+
+
+def _simulated(request: Frame, config: Config, party: str) -> Owner:
+    """Return what a simulated party brings: everybody is on this machine, and the run config names all files."""
+    _, sources = id_sources(Path(config.data.path) if config.data.path else None, config.data.options)
+    if party not in sources:
+        raise ConfigError(f"data.options.files names no file of party {party!r}")
+    return Owner(sources[party], Path(request.text("out")) / party / RESULT, config.align.method)
+
+
+def _terms(request: Frame, session: str, party: str, owner: Owner) -> Terms:
+    """Read what the label party proposes, and refuse what this host's owner does not agree to."""
+    method, label_ids, piece = request.text("method"), request.integer("ids"), request.integer("piece")
+    names = _names(request)
+    if method not in METHODS or label_ids < 1 or piece < 1 or len(set(names)) != len(names):
+        raise ProtocolError("the label party proposes an alignment that cannot be")
+    if method != owner.method:
+        raise ProtocolError(
+            f"this host agrees to an alignment by {owner.method!r} only (align-method), not by {method!r}"
+        )
+    if label_ids > owner.max_ids:
+        raise ProtocolError(
+            f"the label party wants to compare {label_ids} IDs; this host allows {owner.max_ids} (align-max-ids)"
+        )
+    label_party = check_party_name(request.text("label_party"))
+    return Terms(session, party, label_party, names, method, label_ids, piece)
+
+
+def _places(error: Exception) -> str:
+    return "".join(f"\n  {entry.filename}:{entry.lineno} {entry.name}" for entry in extract_tb(error.__traceback__))

@@ -1,0 +1,318 @@
+"""A feature party's side: its state lies on its own disk, because each message may find a fresh process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from flower_vfl.alignment.group import POINT_BYTES, Key, id_blocks
+from flower_vfl.alignment.hashed import SALT_BYTES, hash_ids
+from flower_vfl.alignment.psi import TAG_BYTES, check_distinct, make_table, matched_rows, pads_and_tags, pair_key
+from flower_vfl.alignment.table import SEED_BYTES, VALUE_BYTES, table_bytes
+from flower_vfl.alignment.workers import multiply_all
+from flower_vfl.apps.alignment.wire import Stage, blocks_of, frame, read_blocks
+from flower_vfl.data import layout
+from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.files import IdSource
+from flower_vfl.errors import OutputExistsError, ProtocolError
+from flower_vfl.protocol.frame import Frame
+
+_log = logging.getLogger(__name__)
+
+_STATE, _IDS, _TAGS, _TABLE, _MATCHES, _RESULT = (
+    "state.json",
+    "ids.parquet",
+    "tags",
+    "table",
+    "matches",
+    "alignment.parquet",
+)
+_KEY, _PAIR_KEY = "key", "pair-key"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What both sides know of an alignment.
+
+    Parameters
+    ----------
+    session : str
+        Its id.
+    party, label_party : str
+        Whose state this is, and who asks.
+    parties : tuple of str
+        All feature parties.
+    method : str
+        "psi" or "hash".
+    label_ids : int
+        IDs of the label party.
+    piece : int
+        Most blocks of a message.
+    """
+
+    session: str
+    party: str
+    label_party: str
+    parties: tuple[str, ...]
+    method: str
+    label_ids: int
+    piece: int
+
+
+class FeatureSide:
+    """One alignment at a feature party, from one message to the next.
+
+    The state is a folder beside the place of the result, open to its owner only; it holds this run's secret keys and is
+    removed with them when the alignment ends, well or not, and when another one starts.
+
+    Parameters
+    ----------
+    target : Path
+        Where the result goes.
+    terms : Terms
+        What was agreed in the first message.
+    ids : int
+        How many IDs this party has.
+    stage : Stage
+        The last stage that was answered.
+    step : int
+        Its last message.
+    processes : int
+        Processes for curve arithmetic; 0 for one a core.
+    """
+
+    def __init__(self, target: Path, terms: Terms, ids: int, stage: Stage, step: int, *, processes: int = 0) -> None:
+        self.terms = terms
+        self._target, self._folder = target, state_folder(target)
+        self._ids, self._stage, self._step, self._processes = ids, stage, step, processes
+
+    @classmethod
+    def begin(cls, source: IdSource, target: Path, terms: Terms, *, processes: int = 0) -> tuple[Self, Frame]:
+        """Take the party's IDs and new keys into the state, and answer the first message.
+
+        Raises
+        ------
+        OutputExistsError
+            When there is a result already: each alignment lets the label party try IDs, so one needs its owner's word.
+        DataError
+            When the IDs cannot be used.
+        """
+        check_target(target)
+        discard(target)
+        ids = source.read()
+        folder = state_folder(target)
+        folder.mkdir(parents=True, mode=0o700)
+        layout.write_ids(folder / _IDS, ids)
+        for name in (_KEY, _PAIR_KEY):
+            _write_private(folder / name, Key.fresh().to_bytes())
+        side = cls(target, terms, len(ids), Stage.HELLO, 0, processes=processes)
+        side._save()
+        _log.info(
+            "alignment by %s with %s: %d IDs here, %d there", terms.method, terms.label_party, len(ids), terms.label_ids
+        )
+        public = blocks_of(side._key(_PAIR_KEY).public(), POINT_BYTES)
+        return side, frame(Stage.HELLO, 0, {"party": terms.party, "ids": len(ids)}, {"key": public})
+
+    @classmethod
+    def resume(cls, target: Path, session: str, *, processes: int = 0) -> Self:
+        """Read the state that the message before has left.
+
+        Raises
+        ------
+        ProtocolError
+            When there is none of this session.
+        """
+        try:
+            state = json.loads((state_folder(target) / _STATE).read_text(encoding="utf8"))
+            terms = Terms(**{**state["terms"], "parties": tuple(state["terms"]["parties"])})
+            stage, step, ids = Stage(state["stage"]), int(state["step"]), int(state["ids"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ProtocolError("a message of an alignment came that was not begun here; start it again") from None
+        if terms.session != session:
+            raise ProtocolError("a message of another alignment came than the one that was begun here; start it again")
+        return cls(target, terms, ids, stage, step, processes=processes)
+
+    def answer(self, stage: Stage, message: Frame) -> Frame:
+        """Answer a message, which must be the next one.
+
+        Raises
+        ------
+        ProtocolError
+            When it comes out of turn or is not what it should be.
+        """
+        self._check_turn(stage, message.step)
+        handlers = {
+            Stage.QUERY: self._query,
+            Stage.TABLE: self._table,
+            Stage.HASHES: self._hashes,
+            Stage.MATCH: self._match,
+            Stage.FINISH: self._finish,
+        }
+        reply = handlers[stage](message)
+        if stage is not Stage.FINISH:
+            self._stage, self._step = stage, message.step
+            self._save()
+        return reply
+
+    def _check_turn(self, stage: Stage, step: int) -> None:
+        """Each message comes once, in its order: the label party tries no more IDs than it announced."""
+        order = (
+            [Stage.HELLO, Stage.QUERY, Stage.TABLE, Stage.MATCH, Stage.FINISH]
+            if self.terms.method == "psi"
+            else [Stage.HELLO, Stage.HASHES, Stage.MATCH, Stage.FINISH]
+        )
+        due = (
+            (self._stage, self._step + 1)
+            if stage is self._stage
+            else (order[min(order.index(self._stage) + 1, len(order) - 1)], 0)
+        )
+        # How many messages name matches is for the label party to say; `_finish` sees whether it has named them all.
+        complete = self._stage in (stage, Stage.MATCH) or self._step + 1 == self._messages(self._stage)
+        if (stage, step) != due or not complete or step >= self._messages(stage):
+            raise ProtocolError(f"message {step} of the stage {stage} of an alignment came out of turn")
+
+    def _messages(self, stage: Stage) -> int:
+        """How many messages a stage has."""
+        if stage is Stage.QUERY:
+            return _count(self.terms.label_ids, self.terms.piece)
+        if stage is Stage.TABLE:
+            return _count(table_bytes(self._ids) // VALUE_BYTES, self.terms.piece)
+        if stage is Stage.HASHES:
+            return _count(self._ids, self.terms.piece)
+        if stage is Stage.MATCH:
+            return _count(min(self._ids, self.terms.label_ids), self.terms.piece)
+        return 1
+
+    def _query(self, message: Frame) -> Frame:
+        start = message.step * self.terms.piece
+        count = min(self.terms.piece, self.terms.label_ids - start)
+        points = read_blocks(message, "points", count, POINT_BYTES)
+        check_distinct(points)
+        found = multiply_all(self._key(_KEY), points, hashed=False, processes=self._processes)
+        _log.info("alignment: answered for %d of %d IDs", start + count, self.terms.label_ids)
+        return frame(Stage.QUERY, message.step, {}, {"points": blocks_of(found, POINT_BYTES)})
+
+    def _table(self, message: Frame) -> Frame:
+        path = self._folder / _TABLE
+        if message.step == 0:
+            keys = read_blocks(message, "keys", len(self.terms.parties), POINT_BYTES)
+            ids = self._read_ids()
+            key = self._key(_KEY)
+            points = multiply_all(key, id_blocks(ids), hashed=True, processes=self._processes)
+            pads, tags = pads_and_tags(points, ids)
+            seed, table = make_table(ids, pads, self._pair_keys(keys))
+            (self._folder / _TAGS).write_bytes(b"".join(tags))
+            path.write_bytes(seed + table)
+        content = path.read_bytes()
+        piece = _piece(content[SEED_BYTES:], message.step, self.terms.piece, VALUE_BYTES)
+        blocks = {"seed": blocks_of(content[:SEED_BYTES], SEED_BYTES), "table": blocks_of(piece, VALUE_BYTES)}
+        return frame(Stage.TABLE, message.step, blocks=blocks)
+
+    def _pair_keys(self, keys: bytes) -> list[bytes]:
+        """Agree with each other feature party on a secret that the label party, which relays, does not know."""
+        own = self._key(_PAIR_KEY)
+        publics = dict(zip(self.terms.parties, _split(keys, POINT_BYTES), strict=True))
+        if publics.pop(self.terms.party) != own.public():
+            raise ProtocolError("the label party passes on another key for this party than the one that it got")
+        return [
+            pair_key(own, public, self.terms.session, *sorted((self.terms.party, other)))
+            for other, public in publics.items()
+        ]
+
+    def _hashes(self, message: Frame) -> Frame:
+        path = self._folder / _TAGS
+        if message.step == 0:
+            path.write_bytes(b"".join(hash_ids(self._read_ids(), read_blocks(message, "salt", 1, SALT_BYTES))))
+        tags = b"".join(sorted(_split(path.read_bytes(), TAG_BYTES)))
+        piece = _piece(tags, message.step, self.terms.piece, TAG_BYTES)
+        return frame(Stage.HASHES, message.step, {}, {"hashes": blocks_of(piece, TAG_BYTES)})
+
+    def _match(self, message: Frame) -> Frame:
+        """Collect which own IDs are common; after the last message, write the result beside its place."""
+        total = message.integer("total")
+        start = message.step * self.terms.piece
+        if not 0 < total <= min(self._ids, self.terms.label_ids) or start >= total:
+            raise ProtocolError(f"{total} common IDs cannot be, or not in message {message.step}")
+        count = min(self.terms.piece, total - start)
+        with (self._folder / _MATCHES).open("wb" if message.step == 0 else "ab") as file:
+            file.write(read_blocks(message, "tags", count, TAG_BYTES))
+        if start + count < total:
+            return frame(Stage.MATCH, message.step)
+        matches = (self._folder / _MATCHES).read_bytes()
+        if len(matches) != total * TAG_BYTES:
+            raise ProtocolError("the label party changed how many IDs are common")
+        ids = self._read_ids()
+        rows = matched_rows(_split((self._folder / _TAGS).read_bytes(), TAG_BYTES), matches)
+        common = tuple(sorted(ids[row] for row in rows))
+        result = AlignmentFile(common, self.terms.parties, self.terms.label_party)
+        result.write(self._folder / _RESULT)
+        return frame(Stage.MATCH, message.step, {"digest": result.digest})
+
+    def _finish(self, message: Frame) -> Frame:
+        """Put the result into its place and forget everything else."""
+        path = self._folder / _RESULT
+        if not path.is_file():
+            raise ProtocolError("an alignment ended before the common IDs were named")
+        check_target(self._target)
+        rows = len(AlignmentFile.read(path).ids)
+        os.replace(path, self._target)
+        discard(self._target)
+        _log.info("alignment: %d common IDs -> %s", rows, self._target)
+        return frame(Stage.FINISH, message.step)
+
+    def _key(self, name: str) -> Key:
+        return Key.from_bytes((self._folder / name).read_bytes())
+
+    def _read_ids(self) -> list[str]:
+        return [str(value) for value in layout.read_id_column(self._folder / _IDS, self._ids).to_pylist()]
+
+    def _save(self) -> None:
+        state = {"terms": asdict(self.terms), "ids": self._ids, "stage": str(self._stage), "step": self._step}
+        layout.write_json(self._folder / _STATE, state)
+
+
+def state_folder(target: Path) -> Path:
+    """Return where an alignment that is under way keeps its state."""
+    return target.parent / f".{target.name}.state"
+
+
+def discard(target: Path) -> None:
+    """Remove the state of an alignment, its keys first."""
+    shutil.rmtree(state_folder(target), ignore_errors=True)
+
+
+def check_target(target: Path) -> None:
+    """Refuse to align when there is a result.
+
+    Raises
+    ------
+    OutputExistsError
+        When the file exists.
+    """
+    if target.exists():
+        raise OutputExistsError(
+            f"{target} exists; each alignment lets the label party try IDs, so move the file away to allow another"
+        )
+
+
+def _count(blocks: int, piece: int) -> int:
+    return max(1, -(-blocks // piece))
+
+
+def _piece(data: bytes, step: int, piece: int, width: int) -> bytes:
+    return data[step * piece * width : (step + 1) * piece * width]
+
+
+def _split(data: bytes, width: int) -> Sequence[bytes]:
+    return [data[at : at + width] for at in range(0, len(data), width)]
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)

@@ -1,0 +1,240 @@
+"""The label party's side: it asks in rounds, finds the common IDs, and ends the alignment for everybody."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flower_vfl.alignment.group import POINT_BYTES, Key, id_blocks, read_point
+from flower_vfl.alignment.hashed import SALT_BYTES, hash_ids
+from flower_vfl.alignment.psi import (
+    TAG_BYTES,
+    check_distinct,
+    is_common,
+    pads_and_tags,
+    read_table,
+    rearrange,
+    shuffled,
+)
+from flower_vfl.alignment.table import SEED_BYTES, VALUE_BYTES, table_bytes
+from flower_vfl.alignment.workers import multiply_all
+from flower_vfl.apps.alignment.conversation import Conversation
+from flower_vfl.apps.alignment.feature import check_target
+from flower_vfl.apps.alignment.wire import Stage, blocks_of, frame, pieces, read_blocks
+from flower_vfl.config import AlignConfig
+from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.files import IdSource
+from flower_vfl.errors import DataError, PartyError, ProtocolError
+from flower_vfl.protocol.frame import Frame
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the part of it that is done, 0 to 1."""
+
+
+class LabelSide:
+    """One alignment, as the label party leads it.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    source : IdSource
+        The label party's IDs.
+    target : Path
+        Where its result goes.
+    label_party : str
+        Its name.
+    parties : tuple of str
+        The feature parties.
+    config : AlignConfig
+        Method and limits.
+    progress : Callable[[str, float], None]
+        Is told how it goes.
+    fields : Mapping
+        What else goes into every message: whether this is a simulation, and its folder.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        source: IdSource,
+        target: Path,
+        *,
+        label_party: str,
+        parties: tuple[str, ...],
+        config: AlignConfig,
+        progress: Progress,
+        fields: Mapping[str, str | bool],
+    ) -> None:
+        self._source, self._target, self._config, self._progress = source, target, config, progress
+        self._label_party, self._parties = label_party, parties
+        shared = {**fields, "parties": json.dumps(parties), "label_party": label_party}
+        self._talk = Conversation(grid, secrets.token_hex(16), shared, config.timeout)
+        self._ids: list[str] = []
+        self._counts: dict[str, int] = {}
+        self._publics: dict[str, bytes] = {}
+
+    def run(self) -> AlignmentFile:
+        """Align.
+
+        Raises
+        ------
+        DataError
+            When the IDs cannot be used, or nobody shares one.
+        PartyError, ProtocolError
+            When a party fails, refuses or sends what it must not.
+        """
+        check_target(self._target)
+        self._progress("reading IDs", 0.0)
+        self._ids = self._source.read()
+        try:
+            self._greet()
+            common, tags = self._compare() if self._config.method == "psi" else self._compare_hashes()
+            if not common.any():
+                raise DataError("no ID is common to all parties; do they use the same kind of ID?")
+            ids = tuple(value for value, chosen in zip(self._ids, common, strict=True) if chosen)
+            result = AlignmentFile(ids, self._parties, self._label_party)
+            self._name_matches(result, common, tags)
+            self._talk.ask({party: frame(Stage.FINISH, 0) for party in self._parties})
+        except BaseException as error:
+            # What a party did stays between it and the label party; the others learn that there is no alignment.
+            self._talk.abort("no ID is common" if isinstance(error, DataError) else "it failed elsewhere")
+            raise
+        result.write(self._target)
+        _log.info("alignment: %d common IDs -> %s", len(ids), self._target)
+        return result
+
+    @property
+    def _piece(self) -> int:
+        return self._config.message_mib * 2**20 // POINT_BYTES
+
+    def _greet(self) -> None:
+        """Say what is asked for, find out which node is whose, and get counts and keys."""
+        proposal = frame(Stage.HELLO, 0, {"method": self._config.method, "ids": len(self._ids), "piece": self._piece})
+        for party, reply in self._talk.open(self._parties, proposal).items():
+            with _blaming(party):
+                count, limit = reply.integer("ids"), self._config.max_ids
+                if not 0 < count <= limit:
+                    raise ProtocolError(f"a count of {count} IDs; 1 to {limit} are allowed (align.max_ids)")
+                self._counts[party], self._publics[party] = count, read_blocks(reply, "key", 1, POINT_BYTES)
+                read_point(self._publics[party])
+        said = ", ".join(f"{party} {count}" for party, count in self._counts.items())
+        _log.info("alignment by %s: %d IDs here, %s", self._config.method, len(self._ids), said)
+
+    def _compare(self) -> tuple[NDArray[np.bool_], dict[str, list[bytes]]]:
+        """Return which of the own IDs all have, and each party's names for them."""
+        key, order = Key.fresh(), shuffled(len(self._ids))
+        back = np.argsort(order)
+        blinded = self._multiply("blinding IDs", key, id_blocks(self._ids), hashed=True)
+        answers = self._query(rearrange(blinded, order))
+        keys = blocks_of(b"".join(self._publics[party] for party in self._parties), POINT_BYTES)
+        first = frame(Stage.TABLE, 0, blocks={"keys": keys})
+        sizes = {party: table_bytes(count) // VALUE_BYTES for party, count in self._counts.items()}
+        tables = self._collect(Stage.TABLE, first, sizes, "table", VALUE_BYTES, "waiting for tables")
+        total = np.zeros((len(self._ids), 2), np.uint64)
+        tags = {}
+        for party, (table, reply) in tables.items():
+            with _blaming(party):
+                points = self._multiply(f"reading {party}'s answers", key.inverse(), answers.pop(party), hashed=False)
+                pads, tags[party] = pads_and_tags(rearrange(points, back), self._ids)
+                seed = read_blocks(reply, "seed", 1, SEED_BYTES)
+                total ^= read_table(self._ids, pads, seed, table, self._counts[party])
+        return is_common(total), tags
+
+    def _multiply(self, what: str, key: Key, blocks: bytes, *, hashed: bool) -> bytes:
+        done, points = 0, len(blocks) // POINT_BYTES
+
+        def advance(more: int) -> None:
+            nonlocal done
+            done += more
+            self._progress(what, done / points)
+
+        return multiply_all(key, blocks, hashed=hashed, processes=self._config.processes, progress=advance)
+
+    def _query(self, blinded: bytes) -> dict[str, bytes]:
+        """Let every party multiply the blinded points by its own key."""
+        found: dict[str, list[bytes]] = {party: [] for party in self._parties}
+        for number, start, end in pieces(len(self._ids), self._piece):
+            self._progress("waiting for answers", start / len(self._ids))
+            points = blocks_of(blinded[start * POINT_BYTES : end * POINT_BYTES], POINT_BYTES)
+            replies = self._talk.ask_all(self._parties, frame(Stage.QUERY, number, blocks={"points": points}))
+            for party, reply in replies.items():
+                with _blaming(party):
+                    found[party].append(read_blocks(reply, "points", end - start, POINT_BYTES))
+        answers = {party: b"".join(parts) for party, parts in found.items()}
+        for party, answer in answers.items():
+            with _blaming(party):
+                check_distinct(answer)
+        return answers
+
+    def _collect(
+        self, stage: Stage, first: Frame, sizes: Mapping[str, int], name: str, width: int, what: str
+    ) -> dict[str, tuple[bytes, Frame]]:
+        """Get blocks of each party in as many messages as it takes; returns them with the last answer."""
+        found: dict[str, list[bytes]] = {party: [] for party in sizes}
+        last: dict[str, Frame] = {}
+        for number, start, _ in pieces(max(sizes.values()), self._piece):
+            self._progress(what, start / max(sizes.values()))
+            due = {party: size for party, size in sizes.items() if number == 0 or start < size}
+            replies = self._talk.ask_all(tuple(due), first if number == 0 else frame(stage, number))
+            for party, reply in replies.items():
+                blocks = min(self._piece, due[party] - start)
+                with _blaming(party):
+                    found[party].append(read_blocks(reply, name, blocks, width))
+                last[party] = reply
+        return {party: (b"".join(parts), last[party]) for party, parts in found.items()}
+
+    def _compare_hashes(self) -> tuple[NDArray[np.bool_], dict[str, list[bytes]]]:
+        """The same for the method "hash": everybody hashes with a salt that is drawn here."""
+        salt = secrets.token_bytes(SALT_BYTES)
+        first = frame(Stage.HASHES, 0, blocks={"salt": blocks_of(salt, SALT_BYTES)})
+        lists = self._collect(Stage.HASHES, first, self._counts, "hashes", TAG_BYTES, "waiting for hashes")
+        own = hash_ids(self._ids, salt)
+        common = np.ones(len(own), bool)
+        for data, _ in lists.values():
+            theirs = {data[at : at + TAG_BYTES] for at in range(0, len(data), TAG_BYTES)}
+            common &= np.fromiter((tag in theirs for tag in own), bool, len(own))
+        return common, dict.fromkeys(self._parties, own)
+
+    def _name_matches(
+        self,
+        result: AlignmentFile,
+        common: NDArray[np.bool_],
+        tags: Mapping[str, list[bytes]],
+    ) -> None:
+        """Tell each party, in an order that says nothing, which of its IDs are common; all must find the same."""
+        rows, total = np.flatnonzero(common), len(result.ids)
+        named = {party: b"".join(sorted(own[row] for row in rows)) for party, own in tags.items()}
+        replies: dict[str, Frame] = {}
+        for number, start, end in pieces(total, self._piece):
+            self._progress("naming the common IDs", start / total)
+            parts = {party: data[start * TAG_BYTES : end * TAG_BYTES] for party, data in named.items()}
+            replies = self._talk.ask(
+                {
+                    party: frame(Stage.MATCH, number, {"total": total}, {"tags": blocks_of(part, TAG_BYTES)})
+                    for party, part in parts.items()
+                }
+            )
+        for party, reply in replies.items():
+            if reply.fields.get("digest") != result.digest:
+                raise PartyError(f"party {party!r} found other common IDs than the label party; align again")
+        self._progress("naming the common IDs", 1.0)
+
+
+@contextmanager
+def _blaming(party: str) -> Iterator[None]:
+    """Name the party that sent what the protocol does not allow."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise ProtocolError(f"party {party!r} sent what it must not: {error}") from None

@@ -1,0 +1,109 @@
+"""What the ServerApp does when its job is an alignment, in whatever engine it runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from flower_vfl.apps.alignment.client import RESULT
+from flower_vfl.apps.alignment.label import LabelSide, Progress
+from flower_vfl.apps.alignment.owner import Owner
+from flower_vfl.config import Config
+from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.files import IdSource, id_sources
+from flower_vfl.errors import ConfigError
+from flower_vfl.strategies.vertical import is_simulation
+
+_log = logging.getLogger(__name__)
+_LOG_SECONDS = 10.0
+
+
+def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progress | None = None) -> AlignmentFile:
+    """Align as the label party.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    config : Config
+        `align`; in a simulation `data`, which names every party's file; when deployed `parties.features`.
+    out : Path, optional
+        In a simulation, where each party's result goes, in a folder of its own.
+    progress : Callable[[str, float], None], optional
+        Is told how it goes; without one the log is, every ten seconds.
+
+    Raises
+    ------
+    FlowerVflError
+        When the input is wrong or a party fails; then no party has a result that it had not before.
+    """
+    if is_simulation(grid):
+        if out is None:
+            raise ConfigError("an alignment leaves files: name a folder with `out`")
+        label_party, sources = sources_of(config)
+        parties = tuple(party for party in sources if party != label_party)
+        source, target = sources[label_party], out / label_party / RESULT
+        fields: dict[str, str | bool] = {"simulation": True, "out": str(out)}
+    else:
+        label_party, parties = _deployed_parties(config)
+        owner = Owner.of_this_host()
+        source, target = owner.source, owner.target
+        fields = {"simulation": False}
+    return LabelSide(
+        grid,
+        source,
+        target,
+        label_party=label_party,
+        parties=parties,
+        config=config.align,
+        progress=progress or _Logged(),
+        fields=fields,
+    ).run()
+
+
+def sources_of(config: Config) -> tuple[str, dict[str, IdSource]]:
+    """Return the label party and everybody's IDs, from a configuration that names all files.
+
+    Raises
+    ------
+    ConfigError
+        When the data are not files, or the label party would be alone.
+    """
+    if config.data.name != "files":
+        raise ConfigError(f"an alignment is of files: data.name is {config.data.name!r}, set it to 'files'")
+    path = Path(config.data.path).expanduser() if config.data.path else None
+    label_party, sources = id_sources(path, config.data.options)
+    named = config.parties.features or [party for party in sources if party != label_party]
+    for party in named:
+        if party not in sources or party == label_party:
+            raise ConfigError(f"parties.features names {party!r}, but data.options.files has no file of such a party")
+    if not named:
+        raise ConfigError("an alignment needs a feature party besides the label party: name its file in data.options")
+    return label_party, {label_party: sources[label_party], **{party: sources[party] for party in named}}
+
+
+def _deployed_parties(config: Config) -> tuple[str, tuple[str, ...]]:
+    if not config.parties.features:
+        raise ConfigError(
+            "parties.features must name the feature parties, as in --run-config \"parties-features='a,b'\""
+        )
+    label_party = str(config.data.options.get("label_party") or "label")
+    if label_party in config.parties.features:
+        raise ConfigError(f"party {label_party!r} cannot be the label party and a feature party of one alignment")
+    return label_party, tuple(config.parties.features)
+
+
+class _Logged:
+    """Writes progress to the log: each stage when it begins, and every ten seconds."""
+
+    def __init__(self) -> None:
+        self._what, self._said = "", 0.0
+
+    def __call__(self, what: str, done: float) -> None:
+        now = time.monotonic()
+        if what != self._what or now - self._said >= _LOG_SECONDS:
+            self._what, self._said = what, now
+            _log.info("alignment: %s, %.0f %%", what, 100 * done)

@@ -1,0 +1,86 @@
+"""The messages of an alignment: a stage, small fields, and blocks of equal width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+
+import torch
+from flwr.app import Message, RecordDict
+from torch import Tensor
+
+from flower_vfl.errors import ProtocolError
+from flower_vfl.protocol.frame import Frame, Kind, Scalar, from_records, to_records
+
+MESSAGE_TYPE = "query.align"
+"""Flower message type of an alignment."""
+
+SESSION = r"[0-9a-f]{32}"
+"""Pattern of a session's id."""
+
+SPARE = "spare"
+"""Field of a node that takes no part."""
+
+
+class Stage(StrEnum):
+    """What the label party asks for."""
+
+    HELLO = "hello"
+    QUERY = "query"
+    TABLE = "table"
+    HASHES = "hashes"
+    MATCH = "match"
+    FINISH = "finish"
+    ABORT = "abort"
+
+
+def frame(
+    stage: Stage, step: int = -1, fields: Mapping[str, Scalar] | None = None, blocks: Mapping[str, Tensor] | None = None
+) -> Frame:
+    """Make a message."""
+    return Frame(Kind.ALIGN, step, {**(fields or {}), "stage": str(stage)}, blocks or {})
+
+
+def blocks_of(data: bytes, width: int) -> Tensor:
+    """Return bytes as a tensor (N, width)."""
+    if not data:
+        return torch.empty((0, width), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, width)
+
+
+def read_blocks(message: Frame, name: str, count: int, width: int) -> bytes:
+    """Return the bytes of `count` blocks.
+
+    Raises
+    ------
+    ProtocolError
+        When there are not exactly as many.
+    """
+    return message.tensor(name, shape=(count, width), dtype=torch.uint8).numpy().tobytes()
+
+
+def stage_of(message: Frame) -> Stage:
+    """Return what a message is for; ProtocolError when it is for nothing that is known."""
+    try:
+        if message.kind is not Kind.ALIGN:
+            raise ValueError
+        return Stage(message.text("stage"))
+    except ValueError:
+        raise ProtocolError("a message of an alignment is for nothing that is known here") from None
+
+
+def pieces(count: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and end of the messages that carry `count` blocks, `size` in each; one at least."""
+    for number in range(max(1, math.ceil(count / size))):
+        yield number, number * size, min(count, (number + 1) * size)
+
+
+def to_content(message: Frame, session: str) -> RecordDict:
+    """Write a message as Flower's records."""
+    return to_records(message, session)
+
+
+def from_message(message: Message, session: str) -> Frame:
+    """Read a message that must belong to `session`."""
+    return from_records(message.content, session)

@@ -1,0 +1,177 @@
+"""Hosts whose owners say what may be aligned: nothing of it comes from the run config."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from flower_vfl.apps.alignment import start
+from flower_vfl.apps.alignment.owner import IDS_VARIABLE, RESULT_VARIABLE, Owner
+from flower_vfl.apps.alignment.start import align_as_label
+from flower_vfl.config import build_config
+from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.errors import ConfigError, PartyError, SetupError
+from tests.apps.alignment.common import WatchedGrid, people, write_people
+
+COMMON = tuple(sorted(people("", 20, 50)))
+
+
+class Deployment:
+    """Two feature parties and a label party, each with a folder of its own."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.nodes = folder, {}
+        for party, span in {"label": (0, 60), "a": (20, 90), "b": (5, 50)}.items():
+            (folder / party).mkdir()
+            ids = write_people(folder / party / "people.csv", people(party, *span), ["label"])
+            self.nodes[party] = {"ids": ids, "alignment": str(folder / party / "alignment.parquet")}
+        host = self.nodes.pop("label")
+        monkeypatch.setenv(IDS_VARIABLE, host["ids"])
+        monkeypatch.setenv(RESULT_VARIABLE, host["alignment"])
+        monkeypatch.setattr(start, "is_simulation", lambda grid: False)
+
+    def align(self, order=("a", "b"), changes=None, **settings):
+        config = build_config({"parties": {"features": ["a", "b"]}}, settings)
+        grid = WatchedGrid(config, len(order))
+        nodes = {
+            party: {"party": party, **node, **(changes or {}).get(party, {})} for party, node in self.nodes.items()
+        }
+        grid.name_nodes([nodes.get(party, {"party": party} if party else {}) for party in order])
+        try:
+            return align_as_label(grid, config, None, lambda what, done: None)
+        finally:
+            grid.join(20)
+
+    def result(self, party):
+        return AlignmentFile.read(self.folder / party / "alignment.parquet")
+
+
+@pytest.fixture
+def deployment(tmp_path, monkeypatch):
+    return Deployment(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a"), ("stranger", "b", "a")])
+def test_each_host_reads_and_writes_what_its_owner_says(order, deployment):
+    deployment.align(order)
+    assert {deployment.result(party).ids for party in ("label", "a", "b")} == {COMMON}
+
+
+def test_the_run_config_cannot_name_files_of_a_host(deployment, tmp_path):
+    mine = write_people(tmp_path / "mine.csv", people("", 0, 90), ["x"])
+    options = f'{{"files": {{"a": "{mine}", "b": "{mine}"}}, "labels_file": "{mine}"}}'
+    deployment.align(**{"data.name": "files", "data.options": options})
+    assert deployment.result("a").ids == COMMON
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "text"),
+    [
+        ({"b": {"align-method": "hash"}}, {}, "this host agrees to an alignment by 'hash' only"),
+        ({}, {"align.method": "hash"}, "this host agrees to an alignment by 'psi' only"),
+        ({"a": {"align-max-ids": 59}}, {}, r"wants to compare 60 IDs; this host allows 59 \(align-max-ids\)"),
+    ],
+)
+def test_an_owner_agrees_to_what_the_node_config_says_and_no_more(changes, settings, text, deployment):
+    with pytest.raises(PartyError, match=text):
+        deployment.align(changes=changes, **settings)
+    assert not list(deployment.folder.rglob("*alignment.parquet*"))
+
+
+def test_owners_who_agree_to_hashes_get_them(deployment):
+    agreed = {party: {"align-method": "hash"} for party in ("a", "b")}
+    deployment.align(changes=agreed, **{"align.method": "hash"})
+    assert deployment.result("b").ids == COMMON
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"ids": "/nowhere/secret-place.csv"}, "there is no file /nowhere/secret-place.csv"),
+        ({"ids-column": "person"}, "has no column 'person'"),
+        ({"ids": ""}, "this host does not say which IDs may be aligned"),
+        ({"alignment": ""}, "this host does not say which IDs may be aligned"),
+        ({"align-method": "md5"}, "align-method of this node is 'md5'; --node-config allows 'psi' or 'hash'"),
+        ({"align-max-ids": "many"}, "align-max-ids of this node is 'many'; a whole number"),
+        ({"align-max-ids": -1}, "align-max-ids of this node is '-1'"),
+    ],
+)
+def test_what_is_wrong_on_a_host_is_said_there_and_not_to_the_label_party(changes, told, deployment, caplog):
+    with pytest.raises(PartyError, match="the log of its host says why") as caught:
+        deployment.align(changes={"b": changes})
+    assert told not in str(caught.value)
+    assert "secret-place" not in str(caught.value)
+    assert told in caplog.text
+
+
+def test_an_unknown_error_is_told_nowhere_with_its_words(deployment, monkeypatch, caplog):
+    from flower_vfl.apps.alignment.feature import FeatureSide
+
+    def fail(self, message):
+        raise ValueError("person-0001 is not in list")
+
+    monkeypatch.setattr(FeatureSide, "_match", fail)
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(PartyError) as caught:
+        deployment.align()
+    assert "person-0001" not in str(caught.value) + caplog.text
+    assert "ValueError" in caplog.text
+    assert "test_deployed.py" in caplog.text
+
+
+def test_a_second_alignment_needs_the_owners_word(deployment):
+    deployment.align()
+    (deployment.folder / "label" / "alignment.parquet").unlink()
+    with pytest.raises(PartyError, match="the log of its host says why"):
+        deployment.align()
+    assert not (deployment.folder / "label" / "alignment.parquet").exists()
+    (deployment.folder / "a" / "alignment.parquet").unlink()
+    (deployment.folder / "b" / "alignment.parquet").unlink()
+    deployment.align()
+
+
+def test_a_party_that_is_not_there_is_named(deployment, monkeypatch):
+    monkeypatch.setattr("flower_vfl.apps.alignment.conversation._CONNECT_SECONDS", 0.3)
+    with pytest.raises(SetupError, match="no node is party b; start"):
+        deployment.align(order=("a",))
+    with pytest.raises(SetupError, match="no node is party b; start"):
+        deployment.align(order=("a", "bee"))
+
+
+def test_a_node_without_a_party_is_refused(deployment):
+    with pytest.raises(PartyError, match="this node has no party: start its SuperNode"):
+        deployment.align(order=("a", ""))
+
+
+@pytest.mark.parametrize("variable", [IDS_VARIABLE, RESULT_VARIABLE])
+def test_the_label_partys_host_must_say_what_to_align(variable, deployment, monkeypatch):
+    monkeypatch.delenv(variable)
+    with pytest.raises(
+        ConfigError, match=r"set FLOWER_VFL_IDS to .* FLOWER_VFL_ALIGNMENT to .*environment of the SuperL"
+    ):
+        deployment.align()
+
+
+def test_the_column_of_the_label_partys_ids_can_have_another_name(monkeypatch):
+    monkeypatch.setenv(IDS_VARIABLE, "/srv/labels.csv")
+    monkeypatch.setenv(RESULT_VARIABLE, "/srv/alignment.parquet")
+    assert Owner.of_this_host().source.column == "id"
+    monkeypatch.setenv("FLOWER_VFL_IDS_COLUMN", "customer")
+    assert Owner.of_this_host().source.column == "customer"
+
+
+def test_the_parties_must_be_named(deployment):
+    with pytest.raises(ConfigError, match=r"parties\.features must name"):
+        deployment.align(**{"parties.features": "[]"})
+    with pytest.raises(ConfigError, match="party 'a' cannot be the label party and a feature party"):
+        deployment.align(**{"data.options.label_party": "a"})
+
+
+def test_a_label_host_that_cannot_be_read_stops_before_anybody_is_asked(deployment):
+    (deployment.folder / "label" / "people.csv").unlink()
+    from flower_vfl.errors import DataError
+
+    with pytest.raises(DataError, match="there is no file"):
+        deployment.align()
+    assert not list(deployment.folder.rglob("*.state"))

@@ -1,0 +1,108 @@
+"""`flower-vfl align` as a user meets it, in this process and in Flower's simulation runtime."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.errors import DataError
+from flower_vfl.simulations.flower_engine import align_flower
+from tests.apps.alignment.common import federation, people
+
+SPANS = {"label": (0, 40), "a": (10, 70), "b": (5, 30)}
+COMMON = tuple(sorted(people("", 10, 30)))
+
+
+def toml(folder):
+    config = federation(folder, SPANS)
+    files = config.data.options["files"]
+    lines = ["[data]", 'name = "files"', "[data.options]", f'labels_file = "{config.data.options["labels_file"]}"']
+    lines.append("files = {" + ", ".join(f'{party} = "{path}"' for party, path in files.items()) + "}")
+    (folder / "people.toml").write_text("\n".join(lines) + "\n")
+    return folder / "people.toml"
+
+
+def flower_vfl(*arguments):
+    command = [sys.executable, "-m", "flower_vfl", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=250, env={**os.environ, "COLUMNS": "200"}
+    )
+
+
+def test_help_says_what_the_two_roles_do():
+    done = flower_vfl("align", "--help")
+    assert done.returncode == 0
+    for words in (
+        "LABEL PARTY",
+        "FEATURE PARTY",
+        "FLOWER_VFL_IDS",
+        "FLOWER_VFL_ALIGNMENT",
+        "--node-config",
+        "job='align'",
+    ):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize("method", [None, "hash"])
+def test_the_command_leaves_a_file_a_party_and_says_where(method, tmp_path):
+    more = ("--method", method) if method else ()
+    done = flower_vfl("align", toml(tmp_path), "--out", tmp_path / "out", *more)
+    assert done.returncode == 0, done.stderr
+    for party in SPANS:
+        assert AlignmentFile.read(tmp_path / "out" / party / "alignment.parquet").ids == COMMON
+        assert f"{party}: 20 common IDs" in done.stdout
+    assert "person-" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda folder: (folder / "a.csv").unlink(), "there is no file"),
+        (lambda folder: (folder / "a.csv").write_text("id,x\nsomebody,1\n"), "no ID is common"),
+        (lambda folder: (folder / "b.csv").write_text("id,x\nq,1\nq,2\n"), "occur more than once, in rows 1, 2"),
+        (lambda folder: (folder / "out").write_text("mine"), "exists"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(change, words, tmp_path):
+    config = toml(tmp_path)
+    change(tmp_path)
+    done = flower_vfl("align", config, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("alignment.parquet"))
+
+
+def test_an_unknown_method_is_exit_code_2(tmp_path):
+    done = flower_vfl("align", toml(tmp_path), "--out", tmp_path / "out", "--method", "md5")
+    assert done.returncode == 2
+    assert "md5" in done.stderr
+
+
+@pytest.mark.flower
+@pytest.mark.timeout(280)
+def test_an_alignment_runs_in_flowers_simulation_runtime_and_each_party_can_prepare_from_it(tmp_path):
+    done = flower_vfl("align", toml(tmp_path), "--out", tmp_path / "out", "--engine", "flower")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for party in SPANS:
+        assert AlignmentFile.read(tmp_path / "out" / party / "alignment.parquet").ids == COMMON
+    assert [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")] == []
+    own = ("--set", f"alignment={tmp_path / 'out' / 'a' / 'alignment.parquet'}", "--set", "label=")
+    prepared = flower_vfl(
+        "data", "prepare", "files", "--set", f"files.a={tmp_path / 'a.csv'}", *own, "--out", tmp_path / "prepared"
+    )
+    assert prepared.returncode == 0, prepared.stderr
+    assert "parties a, b" in prepared.stdout
+
+
+@pytest.mark.flower
+@pytest.mark.timeout(280)
+def test_what_ends_an_alignment_in_flower_is_told_as_what_it_was(tmp_path):
+    config = federation(tmp_path, {"label": (0, 10), "a": (10, 20)})
+    with pytest.raises(DataError, match="no ID is common to all parties"):
+        align_flower(config, tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.parquet"))
