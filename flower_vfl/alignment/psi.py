@@ -79,12 +79,6 @@ def shares(ids: Sequence[str], pair_keys: Iterable[bytes]) -> Values:
     return total
 
 
-def _apply(function: hashlib.blake2b, value: str) -> bytes:
-    copy = function.copy()
-    copy.update(value.encode())
-    return copy.digest()
-
-
 def make_table(ids: Sequence[str], pads: Values, pair_keys: Iterable[bytes]) -> tuple[bytes, bytes]:
     """Return the seed and the table of a feature party."""
     return encode(ids, pads ^ shares(ids, pair_keys))

@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import Context, RecordDict
 
 from flower_vfl.apps.alignment.client import RESULT
-from flower_vfl.apps.alignment.label import Progress
+from flower_vfl.apps.alignment.progress import Progress
 from flower_vfl.apps.alignment.start import align_as_label, sources_of
 from flower_vfl.apps.build import (
     BottomFactory,

@@ -84,13 +84,16 @@ class AlignmentFile:
         try:
             table = pq.read_table(path)
             facts = json.loads((table.schema.metadata or {})[_KEY])
-            ids = tuple(table.column("id").to_pylist())
+            column = table.column("id")
+            if column.type != pa.string() or column.null_count:
+                raise ValueError
         except FileNotFoundError:
             raise DataError(f"there is no alignment {path}; `flower-vfl align --help` says how to make one") from None
         except (OSError, KeyError, ValueError, RecursionError, pa.ArrowException):
             raise DataError(f"{path} is no alignment that `flower-vfl align` wrote") from None
         if not isinstance(facts, dict) or facts.get("schema") != _SCHEMA:
             raise DataError(f"{path} is no alignment of this version; align again")
+        ids = tuple(column.to_pylist())
         parties = layout.entry(path, facts, "parties", list)
         found = cls(
             ids, tuple(map(check_party_name, parties)), check_party_name(layout.entry(path, facts, "label_party", str))

@@ -10,8 +10,9 @@ from traceback import extract_tb
 
 from flwr.app import Context, Message
 
-from flower_vfl.apps.alignment.feature import FeatureSide, Terms, discard
+from flower_vfl.apps.alignment.feature import FeatureSide, Terms
 from flower_vfl.apps.alignment.owner import METHODS, Owner
+from flower_vfl.apps.alignment.place import discard
 from flower_vfl.apps.alignment.wire import SESSION, SPARE, Stage, frame, from_message, stage_of, to_content
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config

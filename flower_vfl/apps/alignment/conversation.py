@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -24,6 +24,8 @@ from flower_vfl.transport.mailbox import Mailbox, reason
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = (0.002, 0.25)
+"""First and longest pause between two looks for answers."""
+
 _ABORT_SECONDS = 30.0
 _CONNECT_SECONDS = 60.0
 
@@ -63,8 +65,8 @@ class Conversation:
         for node in nodes:
             self._push(node, proposal)
         found: dict[str, Frame] = {}
-        for node in nodes:
-            reply = self._take(node, f"node {node}", Stage.HELLO)
+        replies = self._collect({node: (f"node {node}", proposal) for node in nodes})
+        for node, reply in sorted(replies.items()):
             if reply.fields.get(SPARE) is True:
                 continue
             party = reply.text("party")
@@ -93,10 +95,9 @@ class Conversation:
         """
         for party, question in questions.items():
             self._push(self._nodes[party], question)
-        return {
-            party: self._take(self._nodes[party], f"party {party!r}", stage_of(question), question.step)
-            for party, question in questions.items()
-        }
+        waiting = {self._nodes[party]: (f"party {party!r}", question) for party, question in questions.items()}
+        replies = self._collect(waiting)
+        return {party: replies[self._nodes[party]] for party in questions}
 
     def ask_all(self, parties: tuple[str, ...], question: Frame) -> dict[str, Frame]:
         """Ask several parties the same."""
@@ -104,22 +105,19 @@ class Conversation:
 
     def abort(self, why: str) -> None:
         """Tell the nodes that the alignment has failed, so that they forget its keys; none is waited for long."""
-        deadline = time.monotonic() + _ABORT_SECONDS
-        told: set[int] = set()
-        while told != self._asked and time.monotonic() < deadline:
-            for node in self._asked - told:
+        deadline, told = time.monotonic() + _ABORT_SECONDS, set[int]()
+        for pause in _pauses():
+            for node in self._asked:
                 self._mailbox.take(node)
-                if node not in self._mailbox.busy:
-                    try:
-                        self._push(node, frame(Stage.ABORT, fields={"reason": why}))
-                    except SessionError as error:
-                        _log.warning("%s", error)
-                    told.add(node)
-            time.sleep(_POLL_SECONDS[0])
-        while self._mailbox.busy and time.monotonic() < deadline:
-            for node in self._mailbox.busy:
-                self._mailbox.take(node)
-            time.sleep(_POLL_SECONDS[0])
+            for node in self._asked - told - self._mailbox.busy:
+                told.add(node)
+                try:
+                    self._push(node, frame(Stage.ABORT, fields={"reason": why}))
+                except SessionError as error:
+                    _log.warning("%s", error)
+            if (told == self._asked and not self._mailbox.busy) or time.monotonic() > deadline:
+                return
+            time.sleep(pause)
 
     def _push(self, node: int, question: Frame) -> None:
         fields = {**self._fields, **question.fields}
@@ -127,22 +125,38 @@ class Conversation:
         content = to_content(Frame(question.kind, question.step, fields, question.tensors), self._session)
         self._mailbox.push(node, content, MESSAGE_TYPE)
 
-    def _take(self, node: int, name: str, stage: Stage, step: int = 0) -> Frame:
-        deadline, pause = time.monotonic() + self._timeout, _POLL_SECONDS[0]
-        while (reply := self._mailbox.take(node)) is None:
+    def _collect(self, waiting: Mapping[int, tuple[str, Frame]]) -> dict[int, Frame]:
+        """Wait for the answers of nodes, each with its name and its question; the first that fails ends the waiting."""
+        deadline, found = time.monotonic() + self._timeout, dict[int, Frame]()
+        for pause in _pauses():
+            for node in waiting.keys() - found.keys():
+                reply = self._mailbox.take(node)
+                if reply is not None:
+                    found[node] = self._read(reply, *waiting[node])
+            silent = [name for node, (name, _) in waiting.items() if node not in found]
+            if not silent:
+                break
             if time.monotonic() > deadline:
-                raise PartyError(f"{name} did not answer within {self._timeout:g} s (align.timeout)")
+                raise PartyError(f"{' and '.join(silent)} did not answer within {self._timeout:g} s (align.timeout)")
             time.sleep(pause)
-            pause = min(2 * pause, _POLL_SECONDS[1])
-        return self._read(reply, name, stage, step)
+        return found
 
-    def _read(self, reply: Message, name: str, stage: Stage, step: int) -> Frame:
+    def _read(self, reply: Message, name: str, question: Frame) -> Frame:
         if reply.has_error():
             raise PartyError(f"{name} failed: {reason(reply)}")
         try:
             answer = from_message(reply, self._session)
-            if stage_of(answer) is not stage or answer.step != step:
-                raise ProtocolError(f"it answered {stage_of(answer)} {answer.step} to {stage} {step}")
+            if (stage_of(answer), answer.step) != (stage_of(question), question.step):
+                raise ProtocolError(
+                    f"it answered {stage_of(answer)} {answer.step} to {stage_of(question)} {question.step}"
+                )
         except ProtocolError as error:
             raise ProtocolError(f"{name} sent what it must not: {error}") from None
         return answer
+
+
+def _pauses() -> Iterator[float]:
+    pause, longest = _POLL_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, longest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +15,13 @@ from flower_vfl.alignment.hashed import SALT_BYTES, hash_ids
 from flower_vfl.alignment.psi import TAG_BYTES, check_distinct, make_table, matched_rows, pads_and_tags, pair_key
 from flower_vfl.alignment.table import SEED_BYTES, VALUE_BYTES, table_bytes
 from flower_vfl.alignment.workers import multiply_all
+from flower_vfl.apps.alignment.place import check_target, discard, new_state, state_folder
+from flower_vfl.apps.alignment.progress import LoggedProgress, counting
 from flower_vfl.apps.alignment.wire import Stage, blocks_of, frame, read_blocks
 from flower_vfl.data import layout
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.files import IdSource
-from flower_vfl.errors import OutputExistsError, ProtocolError
+from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol.frame import Frame
 
 _log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class FeatureSide:
         self.terms = terms
         self._target, self._folder = target, state_folder(target)
         self._ids, self._stage, self._step, self._processes = ids, stage, step, processes
+        self._progress = LoggedProgress(terms.party)
 
     @classmethod
     def begin(cls, source: IdSource, target: Path, terms: Terms, *, processes: int = 0) -> tuple[Self, Frame]:
@@ -99,22 +101,21 @@ class FeatureSide:
         Raises
         ------
         OutputExistsError
-            When there is a result already: each alignment lets the label party try IDs, so one needs its owner's word.
+            When there is a result already.
         DataError
-            When the IDs cannot be used.
+            When the IDs cannot be used, or the result has no place.
         """
         check_target(target)
-        discard(target)
         ids = source.read()
-        folder = state_folder(target)
-        folder.mkdir(parents=True, mode=0o700)
+        folder = new_state(target)
         layout.write_ids(folder / _IDS, ids)
         for name in (_KEY, _PAIR_KEY):
             _write_private(folder / name, Key.fresh().to_bytes())
         side = cls(target, terms, len(ids), Stage.HELLO, 0, processes=processes)
         side._save()
         _log.info(
-            "alignment by %s with %s: %d IDs here, %d there", terms.method, terms.label_party, len(ids), terms.label_ids
+            "alignment by %s, party %s: %d IDs here, %d at %s",
+            *(terms.method, terms.party, len(ids), terms.label_ids, terms.label_party),
         )
         public = blocks_of(side._key(_PAIR_KEY).public(), POINT_BYTES)
         return side, frame(Stage.HELLO, 0, {"party": terms.party, "ids": len(ids)}, {"key": public})
@@ -194,8 +195,8 @@ class FeatureSide:
         count = min(self.terms.piece, self.terms.label_ids - start)
         points = read_blocks(message, "points", count, POINT_BYTES)
         check_distinct(points)
-        found = multiply_all(self._key(_KEY), points, hashed=False, processes=self._processes)
-        _log.info("alignment: answered for %d of %d IDs", start + count, self.terms.label_ids)
+        progress = counting(self._progress, "answering for the label party's IDs", self.terms.label_ids, done=start)
+        found = multiply_all(self._key(_KEY), points, hashed=False, processes=self._processes, progress=progress)
         return frame(Stage.QUERY, message.step, {}, {"points": blocks_of(found, POINT_BYTES)})
 
     def _table(self, message: Frame) -> Frame:
@@ -203,8 +204,10 @@ class FeatureSide:
         if message.step == 0:
             keys = read_blocks(message, "keys", len(self.terms.parties), POINT_BYTES)
             ids = self._read_ids()
-            key = self._key(_KEY)
-            points = multiply_all(key, id_blocks(ids), hashed=True, processes=self._processes)
+            progress = counting(self._progress, "hashing own IDs", len(ids))
+            points = multiply_all(
+                self._key(_KEY), id_blocks(ids), hashed=True, processes=self._processes, progress=progress
+            )
             pads, tags = pads_and_tags(points, ids)
             seed, table = make_table(ids, pads, self._pair_keys(keys))
             (self._folder / _TAGS).write_bytes(b"".join(tags))
@@ -263,7 +266,7 @@ class FeatureSide:
         rows = len(AlignmentFile.read(path).ids)
         os.replace(path, self._target)
         discard(self._target)
-        _log.info("alignment: %d common IDs -> %s", rows, self._target)
+        _log.info("alignment, party %s: %d common IDs -> %s", self.terms.party, rows, self._target)
         return frame(Stage.FINISH, message.step)
 
     def _key(self, name: str) -> Key:
@@ -275,30 +278,6 @@ class FeatureSide:
     def _save(self) -> None:
         state = {"terms": asdict(self.terms), "ids": self._ids, "stage": str(self._stage), "step": self._step}
         layout.write_json(self._folder / _STATE, state)
-
-
-def state_folder(target: Path) -> Path:
-    """Return where an alignment that is under way keeps its state."""
-    return target.parent / f".{target.name}.state"
-
-
-def discard(target: Path) -> None:
-    """Remove the state of an alignment, its keys first."""
-    shutil.rmtree(state_folder(target), ignore_errors=True)
-
-
-def check_target(target: Path) -> None:
-    """Refuse to align when there is a result.
-
-    Raises
-    ------
-    OutputExistsError
-        When the file exists.
-    """
-    if target.exists():
-        raise OutputExistsError(
-            f"{target} exists; each alignment lets the label party try IDs, so move the file away to allow another"
-        )
 
 
 def _count(blocks: int, piece: int) -> int:

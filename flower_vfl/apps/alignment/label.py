@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from flower_vfl.alignment.psi import (
 from flower_vfl.alignment.table import SEED_BYTES, VALUE_BYTES, table_bytes
 from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.conversation import Conversation
-from flower_vfl.apps.alignment.feature import check_target
+from flower_vfl.apps.alignment.place import check_target, staged
+from flower_vfl.apps.alignment.progress import Progress, counting
 from flower_vfl.apps.alignment.wire import Stage, blocks_of, frame, pieces, read_blocks
 from flower_vfl.config import AlignConfig
 from flower_vfl.data.alignment import AlignmentFile
@@ -36,9 +37,6 @@ from flower_vfl.errors import DataError, PartyError, ProtocolError
 from flower_vfl.protocol.frame import Frame
 
 _log = logging.getLogger(__name__)
-
-Progress = Callable[[str, float], None]
-"""Called with what is being done and the part of it that is done, 0 to 1."""
 
 
 class LabelSide:
@@ -97,21 +95,27 @@ class LabelSide:
         check_target(self._target)
         self._progress("reading IDs", 0.0)
         self._ids = self._source.read()
-        try:
-            self._greet()
-            common, tags = self._compare() if self._config.method == "psi" else self._compare_hashes()
-            if not common.any():
-                raise DataError("no ID is common to all parties; do they use the same kind of ID?")
-            ids = tuple(value for value, chosen in zip(self._ids, common, strict=True) if chosen)
-            result = AlignmentFile(ids, self._parties, self._label_party)
-            self._name_matches(result, common, tags)
-            self._talk.ask({party: frame(Stage.FINISH, 0) for party in self._parties})
-        except BaseException as error:
-            # What a party did stays between it and the label party; the others learn that there is no alignment.
-            self._talk.abort("no ID is common" if isinstance(error, DataError) else "it failed elsewhere")
-            raise
-        result.write(self._target)
-        _log.info("alignment: %d common IDs -> %s", len(ids), self._target)
+        with staged(self._target) as path:
+            try:
+                result = self._align(path)
+            except BaseException as error:
+                # What a party did stays between it and the label party; the others learn that there is no alignment.
+                self._talk.abort("no ID is common" if isinstance(error, DataError) else "it failed elsewhere")
+                raise
+        _log.info("alignment, party %s: %d common IDs -> %s", self._label_party, len(result.ids), self._target)
+        return result
+
+    def _align(self, path: Path) -> AlignmentFile:
+        """Find the common IDs, write them, and only then let the parties put theirs in place."""
+        self._greet()
+        common, tags = self._compare() if self._config.method == "psi" else self._compare_hashes()
+        if not common.any():
+            raise DataError("no ID is common to all parties; do they use the same kind of ID?")
+        ids = tuple(value for value, chosen in zip(self._ids, common, strict=True) if chosen)
+        result = AlignmentFile(ids, self._parties, self._label_party)
+        self._name_matches(result, common, tags)
+        result.write(path)
+        self._talk.ask_all(self._parties, frame(Stage.FINISH, 0))
         return result
 
     @property
@@ -152,14 +156,8 @@ class LabelSide:
         return is_common(total), tags
 
     def _multiply(self, what: str, key: Key, blocks: bytes, *, hashed: bool) -> bytes:
-        done, points = 0, len(blocks) // POINT_BYTES
-
-        def advance(more: int) -> None:
-            nonlocal done
-            done += more
-            self._progress(what, done / points)
-
-        return multiply_all(key, blocks, hashed=hashed, processes=self._config.processes, progress=advance)
+        progress = counting(self._progress, what, len(blocks) // POINT_BYTES)
+        return multiply_all(key, blocks, hashed=hashed, processes=self._config.processes, progress=progress)
 
     def _query(self, blinded: bytes) -> dict[str, bytes]:
         """Let every party multiply the blinded points by its own key."""

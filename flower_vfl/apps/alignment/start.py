@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from pathlib import Path
 
 from flwr.serverapp import Grid
 
 from flower_vfl.apps.alignment.client import RESULT
-from flower_vfl.apps.alignment.label import LabelSide, Progress
+from flower_vfl.apps.alignment.label import LabelSide
 from flower_vfl.apps.alignment.owner import Owner
+from flower_vfl.apps.alignment.progress import LoggedProgress, Progress
 from flower_vfl.config import Config
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.files import IdSource, id_sources
 from flower_vfl.errors import ConfigError
 from flower_vfl.strategies.vertical import is_simulation
-
-_log = logging.getLogger(__name__)
-_LOG_SECONDS = 10.0
 
 
 def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progress | None = None) -> AlignmentFile:
@@ -38,7 +34,8 @@ def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progr
     Raises
     ------
     FlowerVflError
-        When the input is wrong or a party fails; then no party has a result that it had not before.
+        When the input is wrong or a party fails; then no party has a result, unless one fails at the very end, when
+        others may have put theirs in place.
     """
     if is_simulation(grid):
         if out is None:
@@ -59,7 +56,7 @@ def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progr
         label_party=label_party,
         parties=parties,
         config=config.align,
-        progress=progress or _Logged(),
+        progress=progress or LoggedProgress(label_party),
         fields=fields,
     ).run()
 
@@ -94,16 +91,3 @@ def _deployed_parties(config: Config) -> tuple[str, tuple[str, ...]]:
     if label_party in config.parties.features:
         raise ConfigError(f"party {label_party!r} cannot be the label party and a feature party of one alignment")
     return label_party, tuple(config.parties.features)
-
-
-class _Logged:
-    """Writes progress to the log: each stage when it begins, and every ten seconds."""
-
-    def __init__(self) -> None:
-        self._what, self._said = "", 0.0
-
-    def __call__(self, what: str, done: float) -> None:
-        now = time.monotonic()
-        if what != self._what or now - self._said >= _LOG_SECONDS:
-            self._what, self._said = what, now
-            _log.info("alignment: %s, %.0f %%", what, 100 * done)

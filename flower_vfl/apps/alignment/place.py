@@ -1,0 +1,76 @@
+"""Where a result goes, and the folder beside it that holds what an alignment needs while it lasts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flower_vfl.errors import DataError, OutputExistsError
+
+
+def state_folder(target: Path) -> Path:
+    """Return where an alignment that is under way keeps its state."""
+    return target.parent / f".{target.name}.state"
+
+
+def new_state(target: Path) -> Path:
+    """Make the state folder, open to its owner only, in place of one that another alignment left.
+
+    Raises
+    ------
+    OutputExistsError
+        When there is a result already: each alignment lets the label party try IDs, so one needs its owner's word.
+    DataError
+        When the folder cannot be made.
+    """
+    check_target(target)
+    discard(target)
+    folder = state_folder(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise DataError(f"the alignment {target} cannot be written: {error.strerror}; name another place") from None
+    return folder
+
+
+def discard(target: Path) -> None:
+    """Remove the state of an alignment, its keys with it."""
+    shutil.rmtree(state_folder(target), ignore_errors=True)
+
+
+def check_target(target: Path) -> None:
+    """Refuse to align when there is a result.
+
+    Raises
+    ------
+    OutputExistsError
+        When the file exists.
+    """
+    if target.exists():
+        raise OutputExistsError(
+            f"{target} exists; each alignment lets the label party try IDs, so move the file away to allow another"
+        )
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """Yield a path in a new state folder; once the block has ended well, the file written there becomes the result.
+
+    A place that cannot be written shows itself before anything is computed, and no error comes after the end of the
+    block.
+
+    Raises
+    ------
+    OutputExistsError, DataError
+        As `new_state`.
+    """
+    path = new_state(target) / target.name
+    try:
+        yield path
+        os.replace(path, target)
+    finally:
+        discard(target)

@@ -1,0 +1,44 @@
+"""How far an alignment is, for a progress bar or a log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+_LOG_SECONDS = 10.0
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the part of it that is done, 0 to 1."""
+
+
+class LoggedProgress:
+    """Writes progress to the log: each stage when it begins, and every ten seconds.
+
+    Parameters
+    ----------
+    party : str
+        Whose progress it is.
+    """
+
+    def __init__(self, party: str) -> None:
+        self._party, self._what, self._said = party, "", 0.0
+
+    def __call__(self, what: str, done: float) -> None:
+        """Take note."""
+        now = time.monotonic()
+        if what != self._what or now - self._said >= _LOG_SECONDS:
+            self._what, self._said = what, now
+            _log.info("alignment, party %s: %s, %.0f %%", self._party, what, 100 * done)
+
+
+def counting(progress: Progress, what: str, total: int, *, done: int = 0) -> Callable[[int], None]:
+    """Return what is to be called with how many more of `total` are done; `done` are already."""
+
+    def advance(more: int) -> None:
+        nonlocal done
+        done += more
+        progress(what, done / total)
+
+    return advance
