@@ -330,9 +330,10 @@ def _check(link: Link, base: VerticalStrategy, schedule: Schedule) -> None:
         "schedule": schedule.digest,
         "in_flight": base.config.transport.in_flight,
     }
+    other_ids = "its IDs differ or are in another order: prepare or align the data again at both parties"
     cures = {
         "version": "install the same version of flower-vfl on both hosts, then start the party's SuperNode again",
-        "alignment": "its IDs differ or are in another order: prepare or align the data again at both parties",
+        **dict.fromkeys(("rows", "test_rows", "alignment"), other_ids),
         "schedule": "it runs with another configuration",
     }
     for name, value in expected.items():

@@ -17,7 +17,7 @@ def rewrite(path, ids=None, **facts):
     """Change a file as someone with an editor would."""
     table = pq.read_table(path)
     known = json.loads(table.schema.metadata[b"flower-vfl alignment"]) | facts
-    table = pa.table({"id": ids or table.column("id")})
+    table = pa.table({"id": table.column("id") if ids is None else ids})
     pq.write_table(table.replace_schema_metadata({"flower-vfl alignment": json.dumps(known)}), path)
 
 
@@ -56,6 +56,14 @@ def test_ids_that_were_changed_are_noticed(tmp_path, ids):
     FILE.write(tmp_path / "f")
     rewrite(tmp_path / "f", ids)
     with pytest.raises(DataError, match="not as it was written"):
+        AlignmentFile.read(tmp_path / "f")
+
+
+@pytest.mark.parametrize("ids", [pa.array([1, 2]), pa.array(["ann", None]), pa.array([b"ann", b"bob"])])
+def test_ids_that_are_no_texts_are_refused(tmp_path, ids):
+    FILE.write(tmp_path / "f")
+    rewrite(tmp_path / "f", ids)
+    with pytest.raises(DataError, match="is no alignment that"):
         AlignmentFile.read(tmp_path / "f")
 
 

@@ -9,10 +9,11 @@ import torch
 
 from flower_vfl.alignment.group import Key
 from flower_vfl.alignment.workers import multiply_all
-from flower_vfl.apps.alignment.feature import FeatureSide, Terms, state_folder
+from flower_vfl.apps.alignment.feature import FeatureSide, Terms
+from flower_vfl.apps.alignment.place import state_folder
 from flower_vfl.apps.alignment.wire import Stage, blocks_of, frame
 from flower_vfl.data.files import IdSource
-from flower_vfl.errors import OutputExistsError, PartyError, ProtocolError
+from flower_vfl.errors import DataError, OutputExistsError, PartyError, ProtocolError
 from tests.apps.alignment.common import changed, federation, people, run, with_tensor, write_people
 
 SPANS = {"label": (0, 30), "a": (10, 50), "b": (0, 25)}
@@ -117,6 +118,35 @@ def test_a_party_that_never_answers_is_named_after_the_timeout(tmp_path, monkeyp
     grid.join(20)
 
 
+def test_a_failure_is_told_at_once_while_another_party_is_silent(tmp_path, monkeypatch):
+    import threading
+
+    release, genuine = threading.Event(), FeatureSide._query
+
+    def stand(self, message):
+        if self.terms.party == "a":
+            release.wait(30)
+        if self.terms.party == "b":
+            raise MemoryError
+        return genuine(self, message)
+
+    monkeypatch.setattr(FeatureSide, "_query", stand)
+    monkeypatch.setattr("flower_vfl.apps.alignment.conversation._ABORT_SECONDS", 0.2)
+    from flower_vfl.apps.alignment.start import align_as_label
+    from tests.apps.alignment.common import WatchedGrid
+
+    config = federation(tmp_path, SPANS, timeout=600)
+    grid = WatchedGrid(config, 2)
+    timer = threading.Timer(25, release.set)
+    timer.start()
+    with pytest.raises(PartyError, match="party 'b' failed"):
+        align_as_label(grid, config, tmp_path / "out", lambda what, done: None)
+    assert not release.is_set()
+    timer.cancel()
+    release.set()
+    grid.join(20)
+
+
 class Target:
     """A feature party that a hostile label party talks to: 30 IDs there are announced, 40 are here."""
 
@@ -189,7 +219,7 @@ def test_the_plain_method_cannot_be_slipped_in(target, tmp_path):
         target.ask(Stage.HASHES, salt=(bytes(32), 32))
     (tmp_path / "other").mkdir()
     plain = Target(tmp_path / "other", method="hash")
-    with pytest.raises((ProtocolError, ValueError)):
+    with refused("out of turn"):
         plain.query()
 
 
@@ -261,6 +291,12 @@ def test_a_result_is_not_overwritten_so_that_ids_are_tried_once(target):
     with pytest.raises(OutputExistsError, match="move the file away to allow another"):
         FeatureSide.begin(target.source, target.path, target.side.terms)
     assert target.path.read_bytes() == b"the result of another day"
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_asked(target, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot be written: .*; name another place"):
+        FeatureSide.begin(target.source, tmp_path / "file" / "alignment.parquet", target.side.terms)
 
 
 def test_a_new_alignment_replaces_one_that_was_left_half_way(target):

@@ -149,6 +149,32 @@ def test_progress_says_what_is_done_and_reaches_the_end(tmp_path):
     assert all(0.0 <= done <= 1.0 for _, done in told)
 
 
+def test_every_party_logs_how_far_its_own_work_is(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    _, error = run(federation(tmp_path, SPANS["three"]), tmp_path / "out", 2)
+    assert error is None
+    for party in ("a", "b"):
+        assert f"party {party}: answering for the label party's IDs, 100 %" in caplog.text
+        assert f"party {party}: hashing own IDs, 100 %" in caplog.text
+
+
+def test_the_label_party_puts_its_result_in_place_when_all_have_theirs(tmp_path, monkeypatch):
+    """A disk that is full there must show before anybody else has a result that does not fit to it."""
+    from flower_vfl.data.alignment import AlignmentFile as File
+
+    genuine = File.write
+
+    def full(self, path):
+        if path.parent.parent.name == "label":
+            raise DataError(f"{path} cannot be written: No space left on device")
+        genuine(self, path)
+
+    monkeypatch.setattr(File, "write", full)
+    _, error = run(federation(tmp_path, SPANS["three"]), tmp_path / "out", 2)
+    assert "No space left" in str(error)
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize(
     ("file", "content", "text"),
     [
@@ -250,7 +276,8 @@ def test_an_interruption_of_the_label_party_ends_it_for_all(tmp_path):
 
 
 def test_keys_are_on_the_partys_disk_only_while_it_lasts_and_its_owners_only(tmp_path, monkeypatch):
-    from flower_vfl.apps.alignment.feature import FeatureSide, state_folder
+    from flower_vfl.apps.alignment.feature import FeatureSide
+    from flower_vfl.apps.alignment.place import state_folder
 
     modes, genuine = [], FeatureSide._match
 
@@ -342,3 +369,44 @@ def test_weights_after_an_alignment_are_those_of_a_join_in_the_clear(tmp_path):
     )
     assert apart.summary["weights"] == clear.summary["weights"]
     assert np.isfinite(apart.test_auc)
+
+
+def part_of(party, alignment, folder, name):
+    """Prepare what one party has, as it does on its own host."""
+    from flower_vfl.data.catalog import prepare
+
+    file = str(folder / f"{party}.csv")
+    own = {"labels_file": file} if party == "label" else {f"files.{party}": file, "label": ""}
+    return prepare("files", out=folder / name, options={"alignment": str(alignment), **own})
+
+
+def test_training_refuses_a_party_that_prepared_from_a_stale_alignment(tmp_path):
+    from flower_vfl import build_config
+    from flower_vfl.apps.local_grid import LocalGrid
+    from flower_vfl.strategies import VerticalStrategy
+
+    config = federation(tmp_path, {"label": (0, 60), "a": (20, 90)})
+    old = align(config, out=tmp_path / "old")
+    stale = part_of("a", old["a"], tmp_path, "stale")
+    people_now = [f"person-{number:04d},1.0,2.0" for number in range(21, 91)]  # one person left, another came
+    (tmp_path / "a.csv").write_text("\n".join(["id,a1,a2", *people_now]) + "\n", encoding="utf8")
+    new = align(config, out=tmp_path / "new")
+    fresh, label = part_of("a", new["a"], tmp_path, "fresh"), part_of("label", new["label"], tmp_path, "label")
+    assert stale.alignment.digest != fresh.alignment.digest == label.alignment.digest
+    settings = build_config({"training": {"epochs": 1, "batch_size": 8}, "data": {"name": "files"}})
+
+    def train(data):
+        from torch import nn
+
+        strategy = VerticalStrategy(
+            lambda shape: nn.Linear(shape[0], 1),
+            label.labels(),
+            parties=label.parties,
+            config=settings,
+            alignment=label.alignment.digest,
+        )
+        strategy.start(LocalGrid(make_client_app(data=lambda _: data, config=settings), 1, {}))
+
+    with pytest.raises(PartyError, match=r"its IDs differ or are in another order: prepare or align the data again"):
+        train(stale)
+    train(fresh)
