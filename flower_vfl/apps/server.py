@@ -27,6 +27,7 @@ from flower_vfl.apps.build import (
     party_names,
     torch_threads,
 )
+from flower_vfl.apps.flower_log import log_as_flower_does
 from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import LABEL, ModelCard, class_names, make_card, save_model
@@ -196,7 +197,7 @@ def make_server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         if not isinstance(grid, LocalGrid):
-            _log_as_flower_does()
+            log_as_flower_does()
         try:
             job = _job(context.run_config)
             if job == "predict":
@@ -282,15 +283,6 @@ def wait_for_ray() -> None:
         if has_started is not None and has_started():
             return
         time.sleep(0.02)
-
-
-def _log_as_flower_does() -> None:
-    """Show this package's log where Flower shows its own, unless somebody has set up logging."""
-    ours, flower = logging.getLogger("flower_vfl"), logging.getLogger("flwr")
-    if not ours.hasHandlers():
-        ours.handlers = list(flower.handlers)
-        ours.setLevel(logging.INFO)
-        ours.propagate = False
 
 
 def _open_journal(folder: RunFolder, config: Config) -> StepLog:

@@ -14,12 +14,14 @@ from flower_vfl.apps.alignment.feature import FeatureSide, Terms
 from flower_vfl.apps.alignment.owner import METHODS, Owner
 from flower_vfl.apps.alignment.place import discard
 from flower_vfl.apps.alignment.wire import SESSION, SPARE, Stage, frame, from_message, stage_of, to_content
+from flower_vfl.apps.flower_log import log_as_flower_does
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import check_party_name
 from flower_vfl.data.files import id_sources
 from flower_vfl.errors import ConfigError, DataError, FlowerVflError, ProtocolError, SessionError
 from flower_vfl.protocol.frame import Frame
+from flower_vfl.version import VERSION
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +38,9 @@ def answer_alignment(message: Message, context: Context, config: Config) -> Mess
     request = from_message(message, session)
     stage = stage_of(request)
     deployed = Node.of(context.node_config).deployed
-    target: Path | None = None
+    party, target = "", None
+    if deployed:
+        log_as_flower_does()  # its owner must see who tried how many IDs
     try:
         party = _party(request, context)
         if not party:
@@ -61,7 +65,9 @@ def answer_alignment(message: Message, context: Context, config: Config) -> Mess
         # An unknown error's own words may hold data; where it happened does not.
         words = str(error) if isinstance(error, FlowerVflError) else type(error).__name__ + _places(error)
         _log.error("the alignment failed here: %s", words)
-        raise SessionError("this party could not take part in the alignment; the log of its host says why") from None
+        raise SessionError(
+            f"party {party!r} could not take part in the alignment; the log of its host says why"
+        ) from None
     return Message(to_content(reply, session), reply_to=message)
 
 
@@ -102,6 +108,12 @@ def _simulated(request: Frame, config: Config, party: str) -> Owner:
 
 def _terms(request: Frame, session: str, party: str, owner: Owner) -> Terms:
     """Read what the label party proposes, and refuse what this host's owner does not agree to."""
+    version = request.text("version")
+    if version != VERSION:
+        raise ProtocolError(
+            f"party {party!r} has flower-vfl {VERSION}, the label party {version!r:.40}: install the same on both "
+            "hosts, then start the party's SuperNode again"
+        )
     method, label_ids, piece = request.text("method"), request.integer("ids"), request.integer("piece")
     names = _names(request)
     if method not in METHODS or label_ids < 1 or piece < 1 or len(set(names)) != len(names):

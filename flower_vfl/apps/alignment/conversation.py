@@ -59,9 +59,9 @@ class Conversation:
         SetupError
             When a party is missing.
         PartyError
-            When a node fails or two claim to be the same party.
+            When a node fails, two claim to be the same party, or one is registered under another name.
         """
-        nodes = self._mailbox.nodes(len(parties), min(_CONNECT_SECONDS, self._timeout))
+        nodes = self._wait_for_nodes(len(parties))
         for node in nodes:
             self._push(node, proposal)
         found: dict[str, Frame] = {}
@@ -74,6 +74,7 @@ class Conversation:
                 raise ProtocolError(f"node {node} says it is {party!r}; this alignment has {', '.join(parties)}")
             if party in self._nodes:
                 raise PartyError(f"two nodes claim to be party {party!r}; give each its own `party` in --node-config")
+            self._check_name(node, nodes[node], party)
             self._nodes[party], found[party] = node, reply
         missing = [party for party in parties if party not in found]
         if missing:
@@ -82,6 +83,26 @@ class Conversation:
                 f"\"party='{missing[0]}' ids=... alignment=...\", or name in parties.features those that there are"
             )
         return {party: found[party] for party in parties}
+
+    def _wait_for_nodes(self, wanted: int) -> dict[int, str]:
+        """Return the nodes that are connected, with the names under which they are registered."""
+        deadline = time.monotonic() + min(_CONNECT_SECONDS, self._timeout)
+        while len(nodes := self._mailbox.nodes()) < wanted and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS[1])
+        return nodes
+
+    def _check_name(self, node: int, name: str, party: str) -> None:
+        """Refuse a node that is registered under another name; a name that was not given proves nothing."""
+        if name and name != party:
+            raise PartyError(
+                f"the node that is registered as {name!r} says that it is party {party!r}: either its --node-config is "
+                "wrong or its key was registered under a wrong --name"
+            )
+        if not name and not self._fields.get("simulation"):
+            _log.warning(
+                "that node %s is party %r rests on its own word: flwr supernode register KEY --name %s makes it sure",
+                *(node, party, party),
+            )
 
     def ask(self, questions: Mapping[str, Frame]) -> dict[str, Frame]:
         """Ask several parties at once and wait for all answers.

@@ -35,6 +35,7 @@ from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.files import IdSource
 from flower_vfl.errors import DataError, PartyError, ProtocolError
 from flower_vfl.protocol.frame import Frame
+from flower_vfl.version import VERSION
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +125,8 @@ class LabelSide:
 
     def _greet(self) -> None:
         """Say what is asked for, find out which node is whose, and get counts and keys."""
-        proposal = frame(Stage.HELLO, 0, {"method": self._config.method, "ids": len(self._ids), "piece": self._piece})
+        terms = {"ids": len(self._ids), "piece": self._piece}
+        proposal = frame(Stage.HELLO, 0, {"version": VERSION, "method": self._config.method, **terms})
         for party, reply in self._talk.open(self._parties, proposal).items():
             with _blaming(party):
                 count, limit = reply.integer("ids"), self._config.max_ids

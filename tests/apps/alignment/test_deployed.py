@@ -98,7 +98,7 @@ def test_owners_who_agree_to_hashes_get_them(deployment):
     ],
 )
 def test_what_is_wrong_on_a_host_is_said_there_and_not_to_the_label_party(changes, told, deployment, caplog):
-    with pytest.raises(PartyError, match="the log of its host says why") as caught:
+    with pytest.raises(PartyError, match=r"party 'b' could not take part .* the log of its host says why") as caught:
         deployment.align(changes={"b": changes})
     assert told not in str(caught.value)
     assert "secret-place" not in str(caught.value)
@@ -118,6 +118,49 @@ def test_an_unknown_error_is_told_nowhere_with_its_words(deployment, monkeypatch
     assert "person-0001" not in str(caught.value) + caplog.text
     assert "ValueError" in caplog.text
     assert "test_deployed.py" in caplog.text
+
+
+def test_the_log_of_a_host_says_who_wanted_to_compare_how_many_ids(deployment, caplog):
+    caplog.set_level(logging.INFO)
+    deployment.align()
+    assert "alignment by psi, party a: 70 IDs here, 60 at label" in caplog.text
+
+
+def test_what_a_node_logs_stands_where_flower_writes_its_own_log(monkeypatch):
+    """Flower starts a process for each message, in which nobody has set up our log."""
+    from flower_vfl.apps.flower_log import log_as_flower_does
+
+    ours, flower = logging.getLogger("flower_vfl"), logging.getLogger("flwr")
+    monkeypatch.setattr(ours, "hasHandlers", lambda: False)
+    for name, value in {"handlers": [], "level": 0, "propagate": True}.items():
+        monkeypatch.setattr(ours, name, value)
+    log_as_flower_does()
+    assert ours.handlers == flower.handlers
+    assert ours.isEnabledFor(logging.INFO)
+    assert not ours.propagate
+
+
+def test_a_node_that_is_registered_under_another_name_is_refused(deployment, monkeypatch):
+    from flower_vfl.transport.mailbox import Mailbox
+
+    monkeypatch.setattr(Mailbox, "nodes", lambda self: {2: "a", 3: "b"})
+    deployment.align(order=("a", "b"))
+    for party in ("label", "a", "b"):
+        (deployment.folder / party / "alignment.parquet").unlink()
+    with pytest.raises(PartyError, match="registered as 'a' says that it is party 'b'"):
+        deployment.align(order=("b", "a"))
+    assert not list(deployment.folder.rglob("*alignment.parquet*"))
+
+
+def test_a_name_that_rests_on_a_partys_own_word_is_logged(deployment, caplog):
+    deployment.align()
+    assert "is party 'a' rests on its own word" in caplog.text
+
+
+def test_another_version_of_the_package_is_refused_with_what_to_do(deployment, monkeypatch):
+    monkeypatch.setattr("flower_vfl.apps.alignment.label.VERSION", "0.0.9")
+    with pytest.raises(PartyError, match=r"has flower-vfl .*, the label party '0\.0\.9': install the same on both"):
+        deployment.align()
 
 
 def test_a_second_alignment_needs_the_owners_word(deployment):
