@@ -20,6 +20,7 @@ import tomli_w
 
 from flower_vfl import errors
 from flower_vfl.apps.alignment.client import RESULT
+from flower_vfl.apps.alignment.place import remove_empty
 from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.build import open_data, party_names
 from flower_vfl.apps.folder import check_free
@@ -69,7 +70,10 @@ def align_flower(config: Config, out: Path) -> dict[str, Path]:
     out = out.expanduser().absolute()
     check_free(out)
     _, sources = sources_of(config)
-    code = flwr_run({**to_run_config(config), "out": str(out), "job": "align"}, len(sources) - 1)
+    try:
+        code = flwr_run({**to_run_config(config), "out": str(out), "job": "align"}, len(sources) - 1)
+    finally:
+        remove_empty(out)
     found = {party: out / party / RESULT for party in sources}
     if not all(path.is_file() for path in found.values()):
         raise SessionError(f"the Flower run left no alignment (flwr run ended with {code}); its log is above")

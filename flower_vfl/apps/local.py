@@ -7,6 +7,7 @@ from pathlib import Path
 from flwr.app import Context, RecordDict
 
 from flower_vfl.apps.alignment.client import RESULT
+from flower_vfl.apps.alignment.place import remove_empty
 from flower_vfl.apps.alignment.progress import Progress
 from flower_vfl.apps.alignment.start import align_as_label, sources_of
 from flower_vfl.apps.build import (
@@ -130,6 +131,7 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
         raise next((failure for failure in grid.failures if isinstance(failure, InputError)), error) from None
     finally:
         grid.join(_JOIN_SECONDS)
+        remove_empty(folder)
     return {party: folder / party / RESULT for party in sources}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flower_vfl.errors import DataError, OutputExistsError
@@ -74,3 +74,10 @@ def staged(target: Path) -> Iterator[Path]:
         os.replace(path, target)
     finally:
         discard(target)
+
+
+def remove_empty(out: Path) -> None:
+    """Remove the parties' folders in which there is no result, and `out` when there is none at all."""
+    for folder in [*(out.iterdir() if out.is_dir() else ()), out]:
+        with suppress(OSError):
+            folder.rmdir()

@@ -132,7 +132,7 @@ def test_nobody_in_common_is_an_error_that_leaves_nothing(method, tmp_path):
     spans = {"label": (0, 20), "a": (10, 40), "b": (20, 50)}
     with pytest.raises(DataError, match="no ID is common to all parties"):
         align(federation(tmp_path, spans, method=method), out=tmp_path / "out")
-    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert not (tmp_path / "out").exists()
 
 
 def test_one_person_in_common_is_found(tmp_path):
@@ -190,7 +190,7 @@ def test_a_file_that_cannot_be_used_is_named_and_nothing_is_left(file, content, 
     (tmp_path / file).write_text(content)
     with pytest.raises(DataError, match=text):
         align(config, out=tmp_path / "out")
-    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert not (tmp_path / "out").exists()  # nor an empty folder, which would stop the next try
 
 
 def test_numbers_and_texts_are_the_same_ids(tmp_path):
