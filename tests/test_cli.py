@@ -48,24 +48,13 @@ def finished(preset, tmp_path_factory):
 
 
 def test_every_command_has_help():
-    commands = (
-        "",
-        "run",
-        "align",
-        "demo",
-        "report",
-        "doctor",
-        "methods",
-        "keys",
-        "app",
-        "data",
-        "data list",
-        "data prepare",
-    )
-    for command in (*commands, "data part"):
+    groups = ("run", "align", "demo", "report", "doctor", "methods", "keys", "app", "data", "predict")
+    for command in ("", *groups, "data list", "data prepare", "data part"):
         done = flower_vfl(*command.split(), "--help")
         assert done.returncode == 0
         assert "Usage" in done.stdout
+        if command == "predict":
+            assert "Folder of a finished run." in done.stdout  # arguments are explained, not options alone
 
 
 def test_a_run_leaves_what_the_contract_names(finished):
@@ -119,6 +108,48 @@ def test_report_is_rebuilt_from_the_folder_and_compares_several(finished, tmp_pa
     assert flower_vfl("report", out).returncode == 0
     assert (out / "report.html").stat().st_size > 10_000
     assert flower_vfl("report", out, out).returncode in (0, 2)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_predict_writes_the_scores_of_the_test_rows(finished, tmp_path, ending):
+    import pyarrow.dataset
+
+    from flower_vfl.data.catalog import load
+    from flower_vfl.metrics import leak_auc
+
+    out, _ = finished
+    done = flower_vfl("predict", out, "--out", tmp_path / f"scores.{ending}")
+    assert done.returncode == 0, done.stderr
+    assert f"scores.{ending}" in done.stdout
+    found = pyarrow.dataset.dataset(tmp_path / f"scores.{ending}", format=ending).to_table()
+    assert found.column_names == ["id", "score"]
+    result = json.loads((out / "result.json").read_text())
+    labels = load("breast-cancer").labels().test
+    assert leak_auc(found["score"].to_numpy(), labels) == result["utility"]["last"]["test_auc"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}", "--out", "scores.txt"], "scores go into *.csv or *.parquet"),
+        (["{run}", "--out", "there.csv"], "there.csv exists; name another file, or replace it with --overwrite"),
+        (["nowhere", "--out", "s.csv"], "nowhere is no run"),
+        (["{run}", "--out", "s.csv", "--ids", "nowhere.txt"], "nowhere.txt"),
+        (["{run}", "--out", "s.csv", "--ids", "ids.txt"], "1 of 2 IDs are not in the data: 'ghost'"),
+        (["{run}", "--out", "s.csv", "--data", "nowhere"], "is neither a CSV or Parquet file"),
+        (["{run}", "--out", "s.csv", "--app", "."], "is no Flower App"),
+        (["{run}", "--out", "s.csv", "--app", ".", "--engine", "flower"], "flwr run APP"),
+    ],
+)
+def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(finished, tmp_path, arguments, words):
+    (tmp_path / "there.csv").write_text("precious")
+    (tmp_path / "ids.txt").write_text("9\nghost\n")
+    done = flower_vfl("predict", *(part.replace("{run}", str(finished[0])) for part in arguments), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ids.txt", "there.csv"]
+    assert (tmp_path / "there.csv").read_text() == "precious"
 
 
 @pytest.mark.parametrize(

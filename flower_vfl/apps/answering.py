@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Context, Message
 
 from flower_vfl.apps.build import BottomFactory, DataFactory, check_device, open_data, torch_threads
 from flower_vfl.apps.client import _attend, _offer_of, _reply, _state_folder
-from flower_vfl.apps.model import check_features, check_trained, load_card, load_model, model_path
+from flower_vfl.apps.model import check_data, check_factories, check_features, load_card, load_model, model_path
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config, of_this_host
 from flower_vfl.data.scoring import new_rows, rows_of
@@ -198,8 +198,9 @@ class Answering:
             node.require_data()
         config = node.view(of_this_host(kept.card.config, context.run_config))
         check_device(config)
+        check_factories(kept.card, {"bottom": self._bottom})
         dataset = self._data(config)
-        check_trained(kept.card, dataset, {"bottom": self._bottom})
+        check_data(kept.card, dataset)
         rows = new_rows(Path(asked.data), dataset) if asked.data else rows_of(dataset)
         features = check_features(kept.card, rows.features(asked.party))
         with seeded_initialisation(0):  # every weight is replaced

@@ -123,21 +123,14 @@ def make_card(
     )
 
 
-def check_trained(card: ModelCard, dataset: VerticalData, factories: Mapping[str, Callable[..., nn.Module]]) -> None:
-    """Refuse data that the weights were not trained on, and code that did not make their model.
+def check_factories(card: ModelCard, factories: Mapping[str, Callable[..., nn.Module]]) -> None:
+    """Refuse code that did not make the model of these weights.
 
     Raises
     ------
-    DataError
-        When the data has other IDs.
     ConfigError
-        When another factory made the model.
+        When another factory made it.
     """
-    if dataset.alignment != card.alignment:
-        raise DataError(
-            f"the data {dataset.name!r} is not what party {card.party!r} was trained on: {dataset.alignment}, in "
-            f"training {card.alignment}"
-        )
     for name, factory in factories.items():
         if qualified(factory) != card.factories.get(name):
             raise ConfigError(
@@ -145,6 +138,26 @@ def check_trained(card: ModelCard, dataset: VerticalData, factories: Mapping[str
                 f"{qualified(factory)}: use the app that trained it (`flower-vfl predict --app FOLDER`), or "
                 "flower_vfl.predict with its factories"
             )
+
+
+def check_data(card: ModelCard, dataset: VerticalData) -> None:
+    """Refuse data that the weights were not trained on.
+
+    Raises
+    ------
+    DataError
+        When its rows are others.
+    """
+    if dataset.alignment != card.alignment:
+        raise DataError(
+            f"the data {dataset.name!r} is not what party {card.party!r} was trained on: it has "
+            f"{_rows(dataset.alignment)}, training had {_rows(card.alignment)}; open the data of the training, and give "
+            "other rows as new data (--data)"
+        )
+
+
+def _rows(alignment: Alignment) -> str:
+    return f"{alignment.rows} + {alignment.test_rows} rows with the digest {alignment.digest[:12]}"
 
 
 def check_features(card: ModelCard, features: Features) -> Features:

@@ -29,7 +29,7 @@ from flower_vfl.apps.build import (
 )
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.apps.model import LABEL, Model, check_features, check_trained, load_model, model_path
+from flower_vfl.apps.model import LABEL, Model, check_data, check_factories, check_features, load_model, model_path
 from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.scores import check_target, writing
 from flower_vfl.apps.server import build_strategy, make_server_app, wait_for_ray
@@ -180,9 +180,10 @@ def score(
     card = run.model.card
     config = of_this_host(card.config, run_config)
     check_device(config)
-    dataset = data(config if simulation else with_data_of_this_host(config))
     made: dict[str, Callable[..., nn.Module]] = {"top": top, "bottom": bottom}
-    check_trained(card, dataset, made if card.spec is not None else {"top": top})
+    check_factories(card, made if card.spec is not None else {"top": top})
+    dataset = data(config if simulation else with_data_of_this_host(config))
+    check_data(card, dataset)
     rows = rows_of(dataset) if request.data is None else new_rows(request.data, dataset)
     chosen: NDArray[np.int64] | range = rows.chosen
     if request.ids is not None:

@@ -102,9 +102,9 @@ def load(
     source = Path(path).expanduser() if str(path) else _kept(recipe)
     if source is not None and (source / layout.MANIFEST).is_file():
         return _open_prepared(recipe, source, options or {})
-    checked = build_options(recipe, options or {})
     if source is not None and not source.exists():
         raise DataError(f"data.path names {str(path)!r}, which does not exist")
+    checked = build_options(recipe, options or {})
     folder = (cache or _default_cache()) / f"{recipe.name}-{_cache_key(recipe, source, checked)}"
     if not folder.exists():
         try:

@@ -64,7 +64,7 @@ class FilesOptions(Options):
     @model_validator(mode="after")
     def _consistent(self) -> FilesOptions:
         if not self.files and not self.labels_file:
-            raise ValueError("name a file for at least one party: files = {a = 'a.csv', b = 'b.csv'}")
+            raise ValueError("name a file for at least one party: --set files.a=a.csv, in TOML files = {a = 'a.csv'}")
         if self.has_test_files and set(self.test_files) != set(self.files):
             raise ValueError(f"test_files must name the parties of files, {', '.join(sorted(self.files)) or 'none'}")
         if self.has_test_files and bool(self.test_labels_file) != bool(self.labels_file):

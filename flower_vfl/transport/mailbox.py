@@ -10,6 +10,8 @@ from flower_vfl.errors import SessionError
 TTL = 30 * 24 * 3600.0
 """Seconds that a message lives: a long training must not outlive it (Flower's default is 12 hours)."""
 
+_FRAME = "Exception ClientAppException occurred. Message: "
+
 
 class Mailbox:
     """At most one message a node is under way; in a simulation a second one could overwrite the first one's state."""
@@ -49,5 +51,7 @@ class Mailbox:
 def reason(reply: Message) -> str:
     """Say in one line why a node failed, without Flower's own frame around it."""
     text = (reply.error.reason or f"error code {reply.error.code}").strip()
+    if text.startswith("<class "):  # the simulation runtime: its repr of an exception
+        text = text.removesuffix("'>")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:2000] if lines else "no reason given"
+    return lines[-1].removeprefix(_FRAME)[:2000] if lines else "no reason given"

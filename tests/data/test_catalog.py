@@ -118,6 +118,7 @@ def test_two_processes_that_prepare_at_once_end_with_one_folder(monkeypatch, cac
         ("synthetic", {"options": {"rows": "many"}}, ConfigError, "option rows of synthetic: .*given 'many'"),
         ("synthetic", {"options": {"vocabulary": 3}}, ConfigError, "at least the number of categorical columns"),
         ("census-income", {"path": "/nowhere"}, DataError, "'/nowhere', which does not exist"),
+        ("files", {"path": "/nowhere"}, DataError, "'/nowhere', which does not exist"),
         ("digits", {"options": {"positive": 10}}, ConfigError, "option positive of digits"),
         ("digits", {"path": "."}, DataError, "not read from a path"),
         ("synthetic", {"path": "."}, DataError, "not read from a path"),

@@ -1,0 +1,69 @@
+"""The file of scores: what is in it, and that it is whole or absent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+import torch
+from scipy.special import expit, softmax
+
+from flower_vfl.apps.scores import writing
+
+
+def read(path):
+    return pq.read_table(path) if path.suffix == ".parquet" else pa_csv.read_csv(path)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet", ".CSV"])
+def test_two_classes_give_the_probability_of_the_positive_one_to_the_last_bit(tmp_path, ending):
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(0)) * 10
+    ids = pa.array([f"p{row}" for row in range(40)])
+    with writing(tmp_path / f"s{ending}", ("no", "yes")) as writer:
+        writer.write(ids[:25], logits[:25])
+        writer.write(ids[25:], logits[25:])
+    found = read(tmp_path / f"s{ending}")
+    assert found.column_names == ["id", "score"]
+    assert found["id"].to_pylist() == ids.to_pylist()
+    np.testing.assert_allclose(found["score"].to_numpy(), expit(logits.double().numpy()), rtol=1e-14)
+    order = np.argsort(logits.numpy())
+    assert (np.diff(found["score"].to_numpy()[order]) >= 0).all()
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_more_classes_give_one_probability_each_and_the_likeliest_by_its_name(tmp_path, ending):
+    logits = torch.randn(30, 3, generator=torch.Generator().manual_seed(1))
+    with writing(tmp_path / f"s{ending}", ("red", "green", "id")) as writer:
+        writer.write(pa.array([str(row) for row in range(30)]), logits)
+    found = read(tmp_path / f"s{ending}")
+    assert found.column_names == ["id", "predicted", "score_red", "score_green", "score_id"]
+    scores = np.array([found[name].to_numpy() for name in found.column_names[2:]]).T
+    np.testing.assert_allclose(scores, softmax(logits.double().numpy(), axis=1), rtol=1e-13)
+    names = np.array(["red", "green", "id"])
+    assert found["predicted"].to_pylist() == names[scores.argmax(axis=1)].tolist()
+
+
+def test_ids_with_commas_quotes_and_lines_come_back_as_they_were(tmp_path):
+    ids = ["a,b", 'say "x"', "two\nlines", "ü"]
+    with writing(tmp_path / "s.csv", ("0", "1")) as writer:
+        writer.write(pa.array(ids), torch.zeros(4))
+    found = pa_csv.read_csv(tmp_path / "s.csv", parse_options=pa_csv.ParseOptions(newlines_in_values=True))
+    assert found["id"].to_pylist() == ids
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_after_an_error_there_is_nothing_and_what_was_there_stays(tmp_path, ending):
+    (tmp_path / f"old{ending}").write_text("old")
+
+    def half(name):
+        with writing(tmp_path / f"{name}{ending}", ("0", "1")) as writer:
+            writer.write(pa.array(["a"]), torch.zeros(1))
+            raise RuntimeError("party died")
+
+    for name in ("new", "old"):
+        with pytest.raises(RuntimeError):
+            half(name)
+    assert [path.name for path in tmp_path.iterdir()] == [f"old{ending}"]
+    assert (tmp_path / f"old{ending}").read_text() == "old"
