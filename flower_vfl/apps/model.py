@@ -151,8 +151,8 @@ def check_data(card: ModelCard, dataset: VerticalData) -> None:
     if dataset.alignment != card.alignment:
         raise DataError(
             f"the data {dataset.name!r} is not what party {card.party!r} was trained on: it has "
-            f"{_rows(dataset.alignment)}, training had {_rows(card.alignment)}; open the data of the training, and give "
-            "other rows as new data (--data)"
+            f"{_rows(dataset.alignment)}, training had {_rows(card.alignment)}; open the data of the training, and "
+            "give other rows as new data (--data)"
         )
 
 
