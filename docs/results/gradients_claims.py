@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TypedDict
 
 import gradients_numbers as n
 import numpy as np
+from studies import Summary, Values, Verdict, family, interval, places, shown, verdict
 
 HIDDEN = 0.05
 """A leak is hidden when its q95 is at most this far above what a score that knows nothing reaches."""
@@ -18,23 +18,15 @@ ACE_MOVES = 0.01
 ATTACKED = [(attack, layer) for attack in ("norm", "cosine") for layer in n.LAYERS]
 
 
-class Verdict(TypedDict):
-    """A claim, whether it holds (None: undecided, its interval lies on both sides of the threshold), its numbers."""
-
-    claim: str
-    holds: bool | None
-    numbers: str
-
-
-def verdicts(summary: n.Summary) -> list[Verdict]:
+def verdicts(summary: Summary) -> list[Verdict]:
     """Return all claims that the finished runs of a study can speak to."""
     there = summary["settings"]
     found = [_nothing_hidden(summary), _first_layer(summary)]
-    if n.family(summary, "marvell"):
+    if family(summary, "marvell"):
         found.append(_marvell_is_monotone(summary))
-    if n.family(summary, "iso"):
+    if family(summary, "iso"):
         found.append(_iso_leaves_directions(summary))
-    if n.family(summary, "iso") and n.family(summary, "marvell"):
+    if family(summary, "iso") and family(summary, "marvell"):
         found += _marvell_below_iso(summary)
     if "max_norm" in there:
         found.append(_max_norm(summary))
@@ -42,43 +34,39 @@ def verdicts(summary: n.Summary) -> list[Verdict]:
     return found + (_observations(summary["probe"]) if summary["probe"] else [])
 
 
-def _claim(claim: str, holds: bool | np.bool_ | None, numbers: str) -> Verdict:
-    return {"claim": claim, "holds": None if holds is None else bool(holds), "numbers": numbers}
-
-
-def _nothing_hidden(summary: n.Summary) -> Verdict:
+def _nothing_hidden(summary: Summary) -> Verdict:
     cosine, norm = n.leak(summary, "none", "cosine"), n.leak(summary, "none", "norm")
-    return _claim(
+    return verdict(
         "Without a defense, cosine reads everything (q95 1.00) and norm most (above 0.9), at the cut",
         cosine.mean() >= EVERYTHING and norm.mean() >= MOST,
-        f"cosine {n.shown(cosine)}, norm {n.shown(norm)}",
+        f"cosine {shown(cosine)}, norm {shown(norm)}",
     )
 
 
-def _first_layer(summary: n.Summary) -> Verdict:
+def _first_layer(summary: Summary) -> Verdict:
     leaks = {attack: n.leak(summary, "none", attack, "first") for attack in ("cosine", "norm")}
-    return _claim(
+    return verdict(
         "Without a defense, the first layer leaks as well (norm and cosine above 0.9)",
         all(values.mean() >= MOST for values in leaks.values()),
-        ", ".join(f"{attack} {n.shown(values)}" for attack, values in leaks.items()),
+        ", ".join(f"{attack} {shown(values)}" for attack, values in leaks.items()),
     )
 
 
-def _marvell_is_monotone(summary: n.Summary) -> Verdict:
+def _marvell_is_monotone(summary: Summary) -> Verdict:
     """Each step up in s, paired by seed: a rise counts when its 95 % interval lies above zero."""
-    steps = list(pairwise(["none", *n.family(summary, "marvell")]))
+    steps = list(pairwise(["none", *family(summary, "marvell")]))
     rises, ends = [], []
     for attack, layer in ATTACKED:
         for weaker, stronger in steps:
-            at = n.places(summary, [weaker, stronger])
-            mean, half = n.interval(
+            at = places(summary, [weaker, stronger])
+            mean, half = interval(
                 n.leak(summary, stronger, attack, layer)[at[stronger]]
                 - n.leak(summary, weaker, attack, layer)[at[weaker]]
             )
             if mean - (half if np.isfinite(half) else 0.0) > 0.0:
                 rises.append(f"{attack} at {layer} from {weaker} to {stronger}: +{mean:.4f}")
         ends.append(f"{attack} at {layer} {n.leak(summary, steps[-1][1], attack, layer).mean():.3f}")
-    return _claim(
+    return verdict(
         "Marvell lowers norm and cosine at both layers monotonically in s",
         not rises,
         f"{len(rises)} of {len(ATTACKED) * len(steps)} steps up in s raise a leak"
@@ -87,28 +75,28 @@ def _marvell_is_monotone(summary: n.Summary) -> Verdict:
     )
 
 
-def _iso_leaves_directions(summary: n.Summary) -> Verdict:
+def _iso_leaves_directions(summary: Summary) -> Verdict:
     """At the cut: what norm and cosine read at each strength, and at which of them norm is hidden."""
     holds, read = False, []
-    for setting in n.family(summary, "iso"):
+    for setting in family(summary, "iso"):
         norm, cosine = (n.leak(summary, setting, attack) for attack in ("norm", "cosine"))
         hidden = bool(norm.mean() <= n.leak(summary, setting, "norm", key="q95_null").mean() + HIDDEN)
         holds = holds or (hidden and cosine.mean() > MOST)
-        read.append(f"{setting}: norm {n.shown(norm)}{' (hidden)' * hidden}, cosine {n.shown(cosine)}")
-    return _claim(
+        read.append(f"{setting}: norm {shown(norm)}{' (hidden)' * hidden}, cosine {shown(cosine)}")
+    return verdict(
         f"Iso leaves cosine above 0.9 at strengths at which norm is hidden (within {HIDDEN} of chance)",
         holds,
         "; ".join(read),
     )
 
 
-def _marvell_below_iso(summary: n.Summary) -> list[Verdict]:
+def _marvell_below_iso(summary: Summary) -> list[Verdict]:
     found = []
     for attack, layer in [*ATTACKED, ("hint", "cut")]:
         share = n.trade_off(summary, attack, layer)
         decided = not share["low"] < ALMOST_EVERYWHERE <= share["high"]
         found.append(
-            _claim(
+            verdict(
                 f"Marvell leaks less than iso at equal test AUC almost everywhere (90 % of it): {attack}, {layer}",
                 share["share"] >= ALMOST_EVERYWHERE if decided else None,
                 f"{share['share']:.0%} of the curve (95 % interval: {share['low']:.0%} to {share['high']:.0%})",
@@ -117,43 +105,43 @@ def _marvell_below_iso(summary: n.Summary) -> list[Verdict]:
     return found
 
 
-def _max_norm(summary: n.Summary) -> Verdict:
+def _max_norm(summary: Summary) -> Verdict:
     """Good: norm falls by half of what it had above chance; weaker: others keep more, paired by seed."""
-    at = n.places(summary, ["max_norm", "none"])
+    at = places(summary, ["max_norm", "none"])
     norm = n.leak(summary, "max_norm", "norm")
     before = n.leak(summary, "none", "norm")[at["none"]].mean()
     null = np.nanmean(n.leak(summary, "max_norm", "norm", key="q95_null"))
     others = {attack: n.leak(summary, "max_norm", attack) for attack in ("hint", "cosine")}
-    gaps = [n.interval(values - norm) for values in others.values()]
+    gaps = [interval(values - norm) for values in others.values()]
     weaker = all(mean - (half if np.isfinite(half) else 0.0) > 0.0 for mean, half in gaps)
-    return _claim(
+    return verdict(
         "max_norm is good against norm (at least half of it gone) and weaker against hints and cosine, at the cut",
         norm.mean() - null <= (before - null) / 2 and weaker,
-        f"norm {n.shown(norm)} (chance {null:.3f}, without a defense {before:.3f}), "
-        + ", ".join(f"{attack} {n.shown(values)}" for attack, values in others.items()),
+        f"norm {shown(norm)} (chance {null:.3f}, without a defense {before:.3f}), "
+        + ", ".join(f"{attack} {shown(values)}" for attack, values in others.items()),
     )
 
 
-def _calibration(summary: n.Summary) -> Verdict:
+def _calibration(summary: Summary) -> Verdict:
     moves = {}
     for setting in summary["settings"]:
-        at = n.places(summary, [setting, "none"])
+        at = places(summary, [setting, "none"])
         moves[setting] = (
             n.utility(summary, setting, "test_ace")[at[setting]] - n.utility(summary, "none", "test_ace")[at["none"]]
         )
     most = max(moves, key=lambda setting: abs(moves[setting].mean()))
-    return _claim(
+    return verdict(
         f"Calibration (ACE) hardly moves (by at most {ACE_MOVES})",
         abs(moves[most].mean()) <= ACE_MOVES,
-        f"without a defense {n.shown(n.utility(summary, 'none', 'test_ace'), 4)}; largest change, at {most}: "
-        f"{n.shown(moves[most], 4)}",
+        f"without a defense {shown(n.utility(summary, 'none', 'test_ace'), 4)}; largest change, at {most}: "
+        f"{shown(moves[most], 4)}",
     )
 
 
-def _observations(probe: n.Summary) -> list[Verdict]:
+def _observations(probe: Summary) -> list[Verdict]:
     """L22 section 3.3, over all steps looked at of all seeds."""
 
-    def of(name: str) -> n.Values:
+    def of(name: str) -> Values:
         """Return (seeds, steps)."""
         return np.asarray(probe[name], dtype=np.float64)
 
@@ -163,18 +151,18 @@ def _observations(probe: n.Summary) -> list[Verdict]:
     cosines = {pair: of(f"slope_share.{pair}") for pair in pairs}
     gradients = {pair: of(f"gradient_share.{pair}") for pair in pairs}
     return [
-        _claim(
+        verdict(
             "Observation 1: p1 is further from y for positives (at 95 % of the steps)",
             (error > 1).mean() >= 0.95,
             f"further at {(error > 1).mean():.1%} of the steps; median ratio of the means {np.median(error):.1f}",
         ),
-        _claim(
+        verdict(
             "Observation 2: norms of dh/dz are alike in both classes (medians within a factor of 2, 95 % of the steps)",
             ((slope > 0.5) & (slope < 2)).mean() >= 0.95,
             f"ratio positives to negatives: median {np.median(slope):.2f}, 5 % to 95 % of the steps "
             f"{np.quantile(slope, 0.05):.2f} to {np.quantile(slope, 0.95):.2f}",
         ),
-        _claim(
+        verdict(
             "Observation 4: dh/dz point to one side, within and across classes (90 % of pairs), so that g of different "
             "classes point apart",
             all(values.mean() >= MOST for values in cosines.values()) and gradients["across"].mean() <= 1 - MOST,
@@ -184,10 +172,3 @@ def _observations(probe: n.Summary) -> list[Verdict]:
             + ", ".join(f"{pair} {values.mean():.1%}" for pair, values in gradients.items()),
         ),
     ]
-
-
-def claim_table(found: list[Verdict]) -> str:
-    """Write the verdicts."""
-    words = {True: "holds", False: "**does not hold**", None: "undecided"}
-    rows = [[verdict["claim"], words[verdict["holds"]], verdict["numbers"]] for verdict in found]
-    return n.table(["claim", "here", "numbers"], rows)

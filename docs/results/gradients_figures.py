@@ -10,13 +10,14 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from studies import Summary, family, interval
 
 mpl.use("Agg")
 
 COLOURS = {"iso": "#c05020", "marvell": "#1f5fa8", "max_norm": "#3a8a3a", "none": "#444444"}
 
 
-def trade_off(summary: n.Summary, path: Path) -> None:
+def trade_off(summary: Summary, path: Path) -> None:
     """Draw leak against test AUC, a point a setting with its 95 % intervals (L22 Figure 4, with hints added)."""
     attacks = ("norm", "cosine", "hint")
     figure, axes = plt.subplots(len(n.LAYERS), len(attacks), figsize=(11, 6), sharex=True, sharey=True)
@@ -39,12 +40,12 @@ def trade_off(summary: n.Summary, path: Path) -> None:
     _save(figure, path)
 
 
-def _curve(axis: Axes, summary: n.Summary, name: str, attack: str, layer: str, colour: str) -> None:
-    settings = n.family(summary, name) or [name] * (name in summary["settings"])
+def _curve(axis: Axes, summary: Summary, name: str, attack: str, layer: str, colour: str) -> None:
+    settings = family(summary, name) or [name] * (name in summary["settings"])
     if not settings:
         return
-    x = np.array([n.interval(n.utility(summary, setting)) for setting in settings])
-    y = np.array([n.interval(n.leak(summary, setting, attack, layer)) for setting in settings])
+    x = np.array([interval(n.utility(summary, setting)) for setting in settings])
+    y = np.array([interval(n.leak(summary, setting, attack, layer)) for setting in settings])
     axis.errorbar(
         x[:, 0],
         y[:, 0],
@@ -64,7 +65,7 @@ def _curve(axis: Axes, summary: n.Summary, name: str, attack: str, layer: str, c
             )
 
 
-def observations(probe: n.Summary, path: Path) -> None:
+def observations(probe: Summary, path: Path) -> None:
     """Draw what L22 section 3.3 observes along training: mean over seeds, and the range that they span."""
     figure, axes = plt.subplots(1, 4, figsize=(14, 3.2))
     both = ("positive", "negative")

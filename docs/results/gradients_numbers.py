@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
-from scipy import stats
+from studies import Summary, Values, family, places, share_with_interval, shown, table
 
 LAYERS = ("cut", "first")
 SHOWN = ("norm", "cosine", "inner_product", "direction_count", "hint")
 UTILITY = ("test_auc", "test_loss", "test_ace", "train_loss", "validation_auc")
-
-Summary = dict[str, Any]
-Values = NDArray[np.float64]
 
 
 def collect(folder: Path, settings: Iterable[str]) -> Summary:
@@ -66,21 +60,6 @@ def _probe(paths: list[Path]) -> Summary:
     return found
 
 
-def interval(values: Sequence[float] | Values) -> tuple[float, float]:
-    """Return the mean over seeds and half the width of its 95 % interval (Student's t); infinite for one seed."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.size < 2:
-        return float(array.mean()), float("inf")
-    half = stats.t.ppf(0.975, array.size - 1) * array.std(ddof=1) / np.sqrt(array.size)
-    return float(array.mean()), float(half)
-
-
-def shown(values: Sequence[float] | Values, digits: int = 3) -> str:
-    """Write mean ± half-width; the mean alone where there is one seed."""
-    mean, half = interval(values)
-    return f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
-
-
 def leak(summary: Summary, setting: str, attack: str, layer: str = "cut", key: str = "q95") -> Values:
     """Return a leak, one value a seed."""
     return np.asarray(summary["settings"][setting]["leak"][f"{attack} {layer}"][key], dtype=np.float64)
@@ -91,61 +70,15 @@ def utility(summary: Summary, setting: str, name: str = "test_auc") -> Values:
     return np.asarray(summary["settings"][setting][name], dtype=np.float64)
 
 
-def family(summary: Summary, name: str) -> list[str]:
-    """Return the settings of a defense that were run, weakest first."""
-    return [setting for setting in summary["settings"] if setting.startswith(f"{name}-")]
-
-
-def places(summary: Summary, settings: Sequence[str]) -> dict[str, list[int]]:
-    """Return, for each setting, where the seeds that all of them have are found."""
-    seeds = {setting: summary["settings"][setting]["seeds"] for setting in settings}
-    shared = sorted(set.intersection(*(set(of) for of in seeds.values())))
-    return {setting: [of.index(seed) for seed in shared] for setting, of in seeds.items()}
-
-
-def share_below(ours: Values, theirs: Values, points: int = 500) -> float:
-    """Return the share of the utilities that both curves reach at which `ours` leaks less.
-
-    Parameters
-    ----------
-    ours, theirs : (N, 2) and (M, 2)
-        Points (utility, leak) of one method each; between neighbours in utility, leak is interpolated.
-    points : int
-        Utilities that are looked at, evenly spaced.
-    """
-    ours, theirs = ours[ours[:, 0].argsort()], theirs[theirs[:, 0].argsort()]
-    low, high = max(ours[0, 0], theirs[0, 0]), min(ours[-1, 0], theirs[-1, 0])
-    if not low < high:
-        return float("nan")
-    # Without the ends: at the right one both curves may be the same undefended run.
-    at = np.linspace(low, high, points + 2)[1:-1]
-    return float((np.interp(at, *ours.T) < np.interp(at, *theirs.T)).mean())
-
-
-def trade_off(summary: Summary, attack: str, layer: str, draws: int = 2000) -> dict[str, float]:
+def trade_off(summary: Summary, attack: str, layer: str) -> dict[str, float]:
     """Return the share of Marvell's curve that lies below iso's, with its 95 % bootstrap interval over seeds."""
     curves = [["none", *family(summary, name)] for name in ("marvell", "iso")]
     at = places(summary, [setting for curve in curves for setting in curve])
-    stacks = [
+    marvell, iso = (
         np.array([[utility(summary, s)[at[s]], leak(summary, s, attack, layer)[at[s]]] for s in curve])
         for curve in curves
-    ]
-    seeds = stacks[0].shape[2]
-    share = share_below(*(stack.mean(axis=2) for stack in stacks))
-    if seeds < 2:  # one seed says nothing about others
-        return {"share": share, "low": 0.0, "high": 1.0}
-    drawn = [
-        share_below(*(stack[:, :, rows].mean(axis=2) for stack in stacks))
-        for rows in np.random.default_rng(0).integers(0, seeds, (draws, seeds))
-    ]
-    low, high = np.nanquantile(drawn, (0.025, 0.975))
-    return {"share": share, "low": float(low), "high": float(high)}
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    )
+    return share_with_interval(marvell, iso)
 
 
 def leak_table(summary: Summary) -> str:
@@ -177,11 +110,3 @@ def utility_table(summary: Summary) -> str:
             ]
         )
     return table(["defense", "seeds", "test AUC", "test loss", "test ACE", "AUC against none"], rows)
-
-
-def fill(page: str, blocks: Mapping[str, str]) -> str:
-    """Put generated blocks between their marks, `<!-- begin NAME -->` and `<!-- end NAME -->`."""
-    for name, block in blocks.items():
-        marks = re.compile(rf"(<!-- begin {re.escape(name)} -->\n).*?(<!-- end {re.escape(name)} -->)", re.DOTALL)
-        page = marks.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", page)  # type: ignore[misc]
-    return page

@@ -1,24 +1,13 @@
 """The numbers of the study on gradients, docs/results/gradients.py, on results whose answers are known."""
 
 import json
-import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
 
-STUDY = Path(__file__).resolve().parents[2] / "docs" / "results"
+from tests.docs.conftest import STUDY
 
-
-@pytest.fixture(autouse=True)
-def beside_the_study(monkeypatch):
-    """The study's files import each other as scripts do."""
-    monkeypatch.syspath_prepend(str(STUDY))
-    yield
-    for name in [name for name in sys.modules if name.startswith("gradients")]:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("beside_the_studies")
 
 
 def summary(**settings):
@@ -45,27 +34,6 @@ def verdict(given, start):
     import gradients_claims
 
     return next(found for found in gradients_claims.verdicts(given) if found["claim"].startswith(start))
-
-
-def test_the_interval_over_seeds_is_that_of_students_t():
-    import gradients_numbers
-
-    values = [0.93, 0.91, 0.95, 0.92, 0.94]
-    mean, half = gradients_numbers.interval(values)
-    low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
-    assert (mean - half, mean + half) == pytest.approx((low, high))
-    assert gradients_numbers.shown(values) == "0.930 ± 0.020"
-    assert gradients_numbers.shown([0.5]) == "0.500"
-
-
-def test_the_share_of_a_curve_below_another_is_measured_where_both_are():
-    import gradients_numbers
-
-    rising = np.array([[0.0, 0.0], [1.0, 1.0]])
-    flat = np.array([[2.0, 0.25], [-1.0, 0.25]])
-    assert gradients_numbers.share_below(rising, flat) == pytest.approx(0.25, abs=0.01)
-    assert gradients_numbers.share_below(flat, rising) == pytest.approx(0.75, abs=0.01)
-    assert np.isnan(gradients_numbers.share_below(rising, flat + np.array([[5.0, 0.0]])))
 
 
 def test_marvell_lies_below_iso_where_it_leaks_less_at_equal_utility():
@@ -97,14 +65,6 @@ def test_a_rise_of_marvells_leak_counts_when_its_interval_lies_above_zero():
     assert "4 of 8 steps" in found["numbers"]
 
 
-def test_generated_blocks_replace_what_stands_between_their_marks():
-    import gradients_numbers
-
-    page = "a\n<!-- begin x -->\nold\n\\1\n<!-- end x -->\nb\n<!-- begin y -->\n<!-- end y -->\n"
-    filled = gradients_numbers.fill(page, {"x": r"new \1"})
-    assert filled == "a\n<!-- begin x -->\nnew \\1\n<!-- end x -->\nb\n<!-- begin y -->\n<!-- end y -->\n"
-
-
 def test_the_probe_finds_slopes_and_errors_in_gradients_of_a_known_network():
     import gradients_probe
 
@@ -130,14 +90,14 @@ def test_the_probe_finds_slopes_and_errors_in_gradients_of_a_known_network():
 def test_the_numbers_of_the_page_are_those_of_the_committed_runs():
     import gradients_claims
     import gradients_numbers
+    import studies
 
     page = (STUDY / "gradients.md").read_text(encoding="utf8")
-    studies = json.loads((STUDY / "gradients.json").read_text(encoding="utf8"))
-    for study, found in studies.items():
+    for study, found in json.loads((STUDY / "gradients.json").read_text(encoding="utf8")).items():
         assert gradients_claims.verdicts(found) == found["claims"]
         for kind, block in (
             ("leaks", gradients_numbers.leak_table(found)),
             ("utility", gradients_numbers.utility_table(found)),
-            ("claims", gradients_claims.claim_table(found["claims"])),
+            ("claims", studies.claim_table(found["claims"])),
         ):
             assert f"<!-- begin {study} {kind} -->\n{block}\n<!-- end {study} {kind} -->" in page

@@ -1,0 +1,75 @@
+"""What the studies of docs/results share: runs made once, numbers over seeds, blocks of a page."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from flower_vfl.config import build_config
+from flower_vfl.errors import TrainingError
+
+pytestmark = pytest.mark.usefixtures("beside_the_studies")
+
+
+def test_the_interval_over_seeds_is_that_of_students_t():
+    import studies
+
+    values = [0.93, 0.91, 0.95, 0.92, 0.94]
+    mean, half = studies.interval(values)
+    low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
+    assert (mean - half, mean + half) == pytest.approx((low, high))
+    assert studies.shown(values) == "0.930 ± 0.020"
+    assert studies.shown([0.5]) == "0.500"
+
+
+def test_the_share_of_a_curve_below_another_is_measured_where_both_are():
+    import studies
+
+    rising = np.array([[0.0, 0.0], [1.0, 1.0]])
+    flat = np.array([[2.0, 0.25], [-1.0, 0.25]])
+    assert studies.share_below(rising, flat) == pytest.approx(0.25, abs=0.01)
+    assert studies.share_below(flat, rising) == pytest.approx(0.75, abs=0.01)
+    assert np.isnan(studies.share_below(rising, flat + np.array([[5.0, 0.0]])))
+
+
+def test_generated_blocks_replace_what_stands_between_their_marks():
+    import studies
+
+    page = "a\n<!-- begin x -->\nold\n\\1\n<!-- end x -->\nb\n<!-- begin y -->\n<!-- end y -->\n"
+    filled = studies.fill(page, {"x": r"new \1"})
+    assert filled == "a\n<!-- begin x -->\nnew \\1\n<!-- end x -->\nb\n<!-- begin y -->\n<!-- end y -->\n"
+
+
+def work(job):
+    """A run that is there at once, or fails."""
+    if job.setting == "broken":
+        raise ValueError("out of luck")
+    job.folder.mkdir(parents=True)
+    (job.folder / "result.json").write_text("{}")
+    return 1.0
+
+
+def test_a_finished_run_is_not_made_again_and_one_that_fails_stops_no_other(tmp_path, capsys):
+    import studies
+
+    jobs = [studies.job_of(tmp_path, "toy", setting, 0) for setting in ("there", "broken", "missing")]
+    work(jobs[0])
+    with pytest.raises(SystemExit, match=r"(?s)some runs failed.*broken/seed-0: ValueError: out of luck"):
+        studies.do_all(jobs, work, 1)
+    assert [job.done for job in jobs] == [True, False, True]
+    assert "1 runs are there, 2 to do" in capsys.readouterr().out
+    studies.do_all([jobs[0], jobs[2]], work, 1)
+    assert "2 runs are there, 0 to do" in capsys.readouterr().out
+
+
+def test_a_run_appears_when_it_is_complete(tmp_path):
+    import studies
+
+    job = studies.job_of(tmp_path, "toy", "none", 0)
+    small = {"data": {"name": "breast-cancer"}, "training": {"epochs": 1}, "attack": {"names": []}}
+    diverging = {**small, "defenses": [{"name": "potential_energy", "alpha": 1e300}]}
+    with pytest.raises(TrainingError):
+        studies.do(job, build_config(diverging))
+    assert not job.folder.exists()
+    assert studies.do(job, build_config(small)) > 0
+    assert job.done
+    assert [folder.name for folder in job.folder.parent.iterdir()] == ["seed-0"]
