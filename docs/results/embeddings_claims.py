@@ -31,7 +31,7 @@ def verdicts(study: str, summary: Summary) -> list[Verdict]:
     if "none" not in summary["settings"]:
         return []
     if study == "census":
-        return [_alike(summary, attack) for attack in n.attacks_of(summary)]
+        return _all_alike(summary)
     found = []
     if family(summary, "pe"):
         found = [
@@ -39,11 +39,9 @@ def verdicts(study: str, summary: Summary) -> list[Verdict]:
             _perfect(summary),
         ]
     found += [_split(summary)] if summary["settings"]["none"]["angles"] else []
-    if family(summary, "pe") and found[-1:] and summary["settings"]["none"]["angles"]:
+    if family(summary, "pe") and summary["settings"]["none"]["angles"]:
         found.append(_gathered(summary))
-    if "max_norm" in summary["settings"] or family(summary, "label_dp"):
-        found += [_alike(summary, attack) for attack in n.attacks_of(summary)]
-    return found
+    return [*found, *_all_alike(summary)]
 
 
 def _seeds(values: Sequence[float] | Values) -> str:
@@ -57,7 +55,7 @@ def _sign(values: Values) -> bool | None:
 
 
 def _below(summary: Summary, theirs: str, attack: str) -> Verdict:
-    claim = f"PELoss lies to the lower right of {theirs} (reads less at equal test accuracy, 90 % of it): {attack}"
+    claim = f"PELoss lies to the lower right of {theirs} (less is read at 90 % of equal test accuracies): {attack}"
     missing = [name for name in ("pe", theirs) if not n.usable(summary, name)]
     if missing:
         return verdict(claim, None, f"no usable setting of {' and '.join(missing)}")
@@ -115,21 +113,26 @@ def _gathered(summary: Summary) -> Verdict:
     )
 
 
-def _alike(summary: Summary, attack: str) -> Verdict:
-    """What noise on gradients and flipped labels leave of an attack, where there is something to leave."""
-    given = [*family(summary, "iso"), "max_norm", *family(summary, "marvell"), *family(summary, "label_dp")]
-    there = [setting for setting in given if setting in summary["settings"]]
-    plain = n.advantage(summary, "none", attack)
-    words = f"{_seeds(plain)}advantage without a defense {shown(plain)}; "
-    kept = {}
-    for setting in there:
-        at = n.places(summary, [setting, "none"])
-        kept[setting] = n.advantage(summary, setting, attack)[at[setting]]
-    claim = f"Noise on gradients and label DP leave 90 % of what embeddings give away: {attack}"
-    numbers = words + ", ".join(f"{setting} {shown(values)}" for setting, values in kept.items())
+def _all_alike(summary: Summary) -> list[Verdict]:
+    """What noise on gradients, and flipped labels, leave of each attack."""
+    noise = [*family(summary, "iso"), *family(summary, "marvell")]
+    noise += ["max_norm"] if "max_norm" in summary["settings"] else []
+    kinds = {"Noise on gradients": noise, "Label DP": family(summary, "label_dp")}
+    attacks = n.attacks_of(summary)
+    return [_alike(summary, attack, kind, given) for kind, given in kinds.items() if given for attack in attacks]
+
+
+def _alike(summary: Summary, attack: str, kind: str, given: Sequence[str]) -> Verdict:
+    """Compare with the undefended runs of the seeds that all have, where there is something to leave."""
+    at = places(summary, ["none", *given])
+    plain, *kept = (n.advantage(summary, setting, attack)[at[setting]] for setting in ("none", *given))
+    claim = f"{kind} leaves 90 % of what embeddings give away: {attack}"
+    numbers = f"{_seeds(plain)}advantage without a defense {shown(plain)}; " + ", ".join(
+        f"{setting} {shown(values)}" for setting, values in zip(given, kept, strict=True)
+    )
     if plain.mean() <= 0 or _sign(plain) is False:
         return verdict(claim, None, f"there is nothing to leave: {numbers}")
-    return verdict(claim, all(values.mean() >= KEPT * plain.mean() for values in kept.values()), numbers)
+    return verdict(claim, all(values.mean() >= KEPT * plain.mean() for values in kept), numbers)
 
 
 def _widths(summary: Summary) -> list[Verdict]:

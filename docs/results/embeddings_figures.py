@@ -18,8 +18,10 @@ FAMILIES = {
     "pe": "PELoss, alpha",
     "pe_sum": "PELoss summed, alpha",
     "dcor": "DcorLoss, alpha",
+    "dcor_plain": "DcorLoss, default",
     "label_dp": "LabelDP, q",
     "iso": "iso, ratio",
+    "max_norm": "max_norm",
     "marvell": "Marvell, s",
     "none": "no defense",
 }
@@ -84,11 +86,14 @@ def _point(summary: Summary, setting: str, attack: str) -> Point:
 
 
 def _placed(setting: str, utility: Values, reached: Values) -> Point:
-    """Return a setting's place with the 95 % intervals over seeds; none where there is one seed."""
+    """Return a setting's place with the 95 % intervals over seeds; none where there is one seed.
+
+    No share lies outside of 0 and 1.
+    """
     name = setting.split("-")[1] if "-" in setting else ""
     (x, across), (y, up) = interval(utility), interval(reached)
     across, up = (half if np.isfinite(half) else 0.0 for half in (across, up))
-    return Point(name, y, x, (y - up, y + up), (x - across, x + across))
+    return Point(name, y, x, (max(y - up, 0.0), min(y + up, 1.0)), (x - across, x + across))
 
 
 def write(path: Path, figure: str) -> None:

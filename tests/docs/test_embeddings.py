@@ -91,8 +91,20 @@ def test_an_attack_survives_where_it_keeps_nine_tenths_of_its_advantage():
     assert verdict("census", summary(2, **NONE, **kept), "Noise on gradients")["holds"]
     lost = {**kept, "marvell_of_4": [(0.9, 0.85)] * 2}
     assert not verdict("census", summary(2, **NONE, **lost), "Noise on gradients")["holds"]
+    assert verdict("census", summary(2, **NONE, **lost), "Label DP")["holds"]
     nothing = summary(2, none=[(0.95, 0.4)] * 2, **kept)
     assert verdict("census", nothing, "Noise on gradients")["holds"] is None
+
+
+def test_what_was_not_run_is_no_claim_and_seeds_are_compared_with_themselves():
+    import embeddings_claims
+
+    flipped = summary(**NONE, label_dp_of_4=[(0.9, 0.9)])
+    claims = [found["claim"] for found in embeddings_claims.verdicts("fashion", flipped)]
+    assert any(claim.startswith("Label DP") for claim in claims)
+    assert not any(claim.startswith("Noise") for claim in claims)
+    uneven = summary(none=[(0.95, 0.7), (0.95, 0.9)], label_dp_of_4=[(0.9, 0.7)])
+    assert verdict("fashion", uneven, "Label DP")["holds"]  # the mean over both undefended runs would be 0.8
 
 
 def test_the_widest_cut_is_compared_with_the_narrowest_seed_by_seed():
