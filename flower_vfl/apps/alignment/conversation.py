@@ -65,7 +65,8 @@ class Conversation:
         for node in nodes:
             self._push(node, proposal)
         found: dict[str, Frame] = {}
-        replies = self._collect({node: (f"node {node}", proposal) for node in nodes})
+        known = {node: f"node {node}" + (f", registered as {name!r}," if name else "") for node, name in nodes.items()}
+        replies = self._collect({node: (name, proposal) for node, name in known.items()})
         for node, reply in sorted(replies.items()):
             if reply.fields.get(SPARE) is True:
                 continue

@@ -85,6 +85,14 @@ def test_owners_who_agree_to_hashes_get_them(deployment):
     assert deployment.result("b").ids == COMMON
 
 
+def test_a_registered_node_that_refuses_is_named_as_it_is_registered(deployment, monkeypatch):
+    from flower_vfl.transport.mailbox import Mailbox
+
+    monkeypatch.setattr(Mailbox, "nodes", lambda self: {2: "a", 3: "b"})
+    with pytest.raises(PartyError, match="node 3, registered as 'b', failed"):
+        deployment.align(changes={"b": {"ids": ""}})
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
