@@ -167,6 +167,10 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(fi
         (["run", "{preset}", "--set", "defenses=isso(t=1)"], "did you mean 'iso'"),
         (["run", "{preset}", "--set", "defenses=iso(t=-1)"], "iso: t must"),
         (["run", "{preset}", "--set", "attack.names=nrom"], "did you mean 'norm'"),
+        (
+            ["run", "{preset}", "--set", "attack.names=model_completion(k=5000)"],
+            "of class 0 the training rows have 29",
+        ),
         (["run", "{preset}", "--set", "attack.names=no_such.package:Attack"], "No module named 'no_such'"),
         (["run", "{preset}", "--set", "defenses=os:system"], "a subclass of flower_vfl.strategies.Defense is needed"),
         (["run", "{preset}", "--set", "defenses=os.:system"], "is no module:Class"),
@@ -340,3 +344,40 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["utility"]["last"]["test_auc"] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "k", "words"),
+    [
+        ("aaaa", "aaaa", 1, "there is nothing to learn; two classes at least are needed"),
+        ("abab", "abca", 1, "has test rows of class 'c', which no training row has"),
+        ("abca", "abab", 1, ""),
+        ("abaa", "abab", 5, "5 labelled examples of each class were to leak; of class 1 the training rows have 3"),
+    ],
+)
+def test_classes_that_never_or_hardly_occur_are_told_or_do_no_harm(train, test, k, words, tmp_path):
+    """Of 12 training and 12 test rows, labels in turns."""
+    options = []
+    for key, labels in (("files", train), ("test_files", test)):
+        for party, column in (("left", "x"), ("right", "z,label")):
+            rows = (f"{key}{i},{i % 5 - 2}.5" + f",{labels[i % 4]}" * (party == "right") for i in range(12))
+            (tmp_path / f"{party}-{key}.csv").write_text(f"id,{column}\n" + "\n".join(rows) + "\n")
+        options.append(f'{key} = {{ left = "{tmp_path}/left-{key}.csv", right = "{tmp_path}/right-{key}.csv" }}\n')
+    (tmp_path / "own.toml").write_text(
+        f'[data]\nname = "files"\n[data.options]\n{"".join(options)}'
+        "[training]\nepochs = 2\nbatch_size = 4\n[model]\ncut = 4\n"
+        f'[attack]\nnames = ["clustering", "model_completion(k={k})"]\n'
+        '[[defenses]]\nname = "potential_energy"\n[[defenses]]\nname = "distance_correlation"\n'
+    )
+    done = flower_vfl("run", tmp_path / "own.toml", "--out", tmp_path / "out")
+    assert "Traceback" not in done.stderr
+    assert words in done.stderr
+    if words:
+        assert done.returncode == 2
+        assert not (tmp_path / "out").exists()
+        return
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "out" / "result.json").read_text(), parse_constant=pytest.fail)
+    read = [entry for entry in summary["leakage"] if entry["phase"] == "inference"]
+    assert {entry["attack"] for entry in read} == {"clustering", "model_completion"}
+    assert all(0 < entry["mean"] <= 1 for entry in read)
