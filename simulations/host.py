@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import os
@@ -259,6 +260,23 @@ def _superlink(address: str, authority: Path | None) -> Iterator[Finding]:
             return
         yield title, "ok", "reachable, and its certificate is of this authority and for this address"
         yield from _clock(answer.headers.get("date", ""))
+        yield from _control(address, context)
+
+
+def _control(address: str, context: ssl.SSLContext) -> Iterator[Finding]:
+    """Look whether whoever reaches the SuperLink from another host may also command it."""
+    host = split_address(address)[0]
+    if host == "localhost" or host.startswith("127.") or host == "::1":
+        return
+    url = f"https://{address}/v1/control/start-run"
+    with contextlib.suppress(httpx.HTTPError):  # the route takes POST: "method not allowed" says that it is there
+        if httpx.get(url, verify=context, timeout=_SECONDS, trust_env=False).status_code == httpx.codes.METHOD_NOT_ALLOWED:
+            yield "Control API", "wrong", (
+                "open: whoever reaches this port can run code on the label party's host. Its owner must put a proxy in "
+                "front that lets the Fleet API through and nothing else: docs/deployment/label-party.md"
+            )
+            return
+    yield "Control API", "ok", "closed to this host"
 
 
 def _refused(address: str, error: httpx.HTTPError) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -116,10 +117,12 @@ class Hosts:
         )
         assert done.returncode == 0, done.stdout
 
-    def start_node(self, party: str, *, data: Path | None = None, node: str = "", **more: str) -> None:
-        keys, port = self.keys / party, free_port()
-        environment = self.environment(party, **self._secret(party), **more)
-        config = f"party='{party}' data-path='{data or self.parties[party]}' out='{self.folder / party / 'out'}' {node}"
+    def start_node(self, host: str, *, party: str = "", data: Path | None = None) -> None:
+        """Start the SuperNode of a host; what it is and has can be another's."""
+        keys, port = self.keys / host, free_port()
+        environment = self.environment(host, **self._secret(host))
+        config = f"party='{party or host}' data-path='{data or self.parties[party or host]}' "
+        config += f"out='{self.folder / host / 'out'}'"
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(port)]
         command += [
             "--root-certificates",
@@ -127,13 +130,23 @@ class Hosts:
             "--auth-supernode-private-key",
             str(keys / f"{party}.key"),
         ]
-        command += ["--node-config", config.strip(), "--isolation", self.isolation]
+        command += ["--node-config", config, "--isolation", self.isolation]
         if self.isolation == "process":
             command += ["--superexec-auth-secret-file", str(keys / "superexec.secret")]
-        self.start(party, command, environment)
+        self.start(host, command, environment)
         if self.isolation == "process":
-            self.wait_for(party, "startup complete")
-            self._start_superexec(party, port, environment, tls=False)
+            self.wait_for(host, "startup complete")
+            self._start_superexec(host, port, environment, tls=False)
+
+    def start_later(self, host: str, seconds: float) -> None:
+        """Start a SuperNode while something else goes on."""
+        self._timer = threading.Timer(seconds, self.start_node, (host,))
+        self._timer.start()
+
+    def restart(self, host: str, **changed: object) -> None:
+        """End a SuperNode and start it anew, with another configuration perhaps."""
+        self.stop(host)
+        self.start_node(host, **changed)
 
     def flwr(self, *words: str, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
         environment = self.environment("superlink", COLUMNS="300")

@@ -1,0 +1,130 @@
+"""SuperLink and SuperNodes with TLS and authentication: what runs there ends as it does in one process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flower_vfl.apps import run
+from flower_vfl.config import build_config
+from flower_vfl.simulations.host import Host, findings
+from tests.deployment.conftest import write_parts
+from tests.deployment.hosts import deployed
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(590)]
+
+SEED = 3
+
+
+def config(path="", kind="stream", batch_size=64, **transport):
+    return build_config(
+        {
+            "seed": SEED,
+            "data": {"name": "files", "path": str(path)},
+            "model": {"embedding_width": 2, "bottom": [8], "top": [8], "cut": 4},
+            "training": {"epochs": 2, "batch_size": batch_size, "eval_batch_size": 2000},
+            "defenses": [{"name": "marvell"}],
+            "transport": {"kind": kind, **transport},
+        }
+    )
+
+
+def locally(parts, batch_size=64):
+    return run(config(parts / "whole", "inproc", batch_size)).summary
+
+
+def feature_parts(parts):
+    return {"shop": parts / "shop", "club": parts / "club"}
+
+
+def result_of(hosts, name):
+    return json.loads((hosts.folder / name / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def hosts(parts, tmp_path_factory):
+    """One deployment for all tests that leave it as it was."""
+    with deployed(tmp_path_factory.mktemp("hosts"), parts / "bank", feature_parts(parts), seed=SEED) as hosts:
+        yield hosts
+
+
+def check_equal(hosts, name, local):
+    result = result_of(hosts, name)
+    assert result["weights"] == local["weights"]
+    assert result["utility"] == local["utility"]
+    assert [entry for entry in result["leakage"] if entry["source"] != "monitor"] == []  # no attacker, no oracle
+    return result
+
+
+def test_a_deployment_ends_with_the_weights_of_the_local_run_bit_for_bit(hosts, parts):
+    done = hosts.run(config(), "stream")
+    assert done.returncode == 0, done.stdout + hosts.everything()
+    result = check_equal(hosts, "stream", locally(parts))
+    assert result["environment"]["transport"] == "stream"
+    assert "own word" not in done.stdout  # names were registered
+    for party in ("shop", "club"):  # weights stay where they were trained
+        assert list((hosts.folder / party / "out").rglob("*.safetensors"))
+    held = sorted(path.name for path in (hosts.folder / "stream").rglob("*.safetensors"))
+    assert held == ["label.safetensors"]
+
+
+@pytest.mark.slow
+def test_messages_need_no_port_and_end_with_the_same_weights(hosts, parts):
+    done = hosts.run(config(kind="messages", batch_size=800), "messages", timeout=500)
+    assert done.returncode == 0, done.stdout + hosts.everything()
+    assert check_equal(hosts, "messages", locally(parts, 800))["environment"]["transport"] == "messages"
+
+
+def test_processes_of_their_own_end_with_the_same_weights(parts, tmp_path):
+    with deployed(tmp_path, parts / "bank", feature_parts(parts), isolation="process", seed=SEED) as hosts:
+        done = hosts.run(config(), "stream")
+        assert done.returncode == 0, done.stdout + hosts.everything()
+        check_equal(hosts, "stream", locally(parts))
+
+
+def test_doctor_finds_the_deployed_hosts_ready(hosts, parts):
+    for party in ("shop", "club"):
+        keys = hosts.keys / party
+        address = f"127.0.0.1:{hosts.port}"
+        asked = Host(parts / party, party, address, keys / "ca.crt", keys / f"{party}.key")
+        states = {what: state for what, state, _ in findings(asked) if what != "root certificates"}  # they end soon
+        assert set(states.values()) == {"ok"}
+        assert {"data", "key", "clock", f"SuperLink {address}"} <= set(states)
+
+
+def test_a_node_that_joins_late_takes_part(hosts, parts):
+    hosts.stop("club")
+    hosts.start_later("club", 12.0)
+    done = hosts.run(config(), "late")
+    assert done.returncode == 0, done.stdout + hosts.everything()
+    check_equal(hosts, "late", locally(parts))
+
+
+def test_a_node_with_other_data_is_refused_and_both_hosts_say_what_to_do(hosts, parts, tmp_path):
+    others = write_parts(tmp_path / "others", rows=900)
+    hosts.restart("club", data=others / "club")
+    done = hosts.run(config(), "other")
+    hosts.restart("club")
+    assert done.returncode != 0 or "does not fit" in done.stdout
+    assert not (hosts.folder / "other" / "result.json").exists()
+    for log in (done.stdout, hosts.log("club")):
+        assert "party 'club' does not fit" in log
+        assert "prepare or align the data again at both parties" in log
+
+
+def test_a_node_whose_key_was_registered_for_another_party_is_refused_on_both_hosts(hosts):
+    hosts.restart("club", party="shop")
+    done = hosts.run(config(connect_timeout=30), "impostor")
+    hosts.restart("club")
+    for log in (done.stdout, hosts.log("club")):
+        assert "the node that is registered as 'club' says that it is party 'shop'" in log
+
+
+def test_a_missing_party_is_named_and_the_other_host_hears_it(hosts):
+    hosts.stop("club")
+    done = hosts.run(config(connect_timeout=20), "missing")
+    hosts.start_node("club")
+    assert "1 nodes are connected, the run has 2 feature parties (shop, club)" in done.stdout
+    assert "flower-vfl doctor --dial" in done.stdout
+    assert "these parties have not arrived: club" in hosts.log("shop")
