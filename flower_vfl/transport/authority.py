@@ -11,6 +11,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from flower_vfl.errors import SessionError
+
 _DAY = datetime.timedelta(days=1)
 _VALID = datetime.timedelta(days=31)
 
@@ -75,3 +77,20 @@ class Authority:
     def client(self, name: str) -> Identity:
         """Issue a certificate whose common name is `name`."""
         return self._issue(name, ExtendedKeyUsageOID.CLIENT_AUTH, [x509.DNSName(name)])
+
+
+def check_clock(certificate: bytes) -> None:
+    """Refuse a fresh certificate that is not valid at this host's time: then the clocks differ by a day or more.
+
+    Raises
+    ------
+    SessionError
+        With both times and what to do.
+    """
+    issued, now = x509.load_pem_x509_certificate(certificate), datetime.datetime.now(datetime.UTC)
+    if not issued.not_valid_before_utc < now < issued.not_valid_after_utc:
+        theirs = issued.not_valid_before_utc + _DAY
+        raise SessionError(
+            f"the clocks of the two hosts differ: the label party's said {theirs:%Y-%m-%d %H:%M} UTC when the run "
+            f"began, this host's says {now:%Y-%m-%d %H:%M}; set the wrong one (timedatectl set-ntp true)"
+        )

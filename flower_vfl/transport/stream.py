@@ -23,7 +23,7 @@ from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupErro
 from flower_vfl.protocol.codec import OVERHEAD, decode, encode
 from flower_vfl.protocol.frame import Frame, Kind, from_records, to_records
 from flower_vfl.protocol.numbers import compress, expand
-from flower_vfl.transport.authority import SERVER_NAME, Authority
+from flower_vfl.transport.authority import SERVER_NAME, Authority, check_clock
 from flower_vfl.transport.base import Link, Machine, check_refusal, error_frame
 
 _log = logging.getLogger(__name__)
@@ -256,8 +256,9 @@ def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: floa
     UnreachableError
         When the endpoint does not answer within `timeout` seconds.
     SessionError
-        When it refuses or breaks off.
+        When it refuses or breaks off, or the clocks differ by a day or more.
     """
+    check_clock(_pem(offer, "certificate"))
     limit = int(str(offer["limit"]))
     wire = _Wire(session, str(offer["wire-dtype"]))
     credentials = grpc.ssl_channel_credentials(_pem(offer, "authority"), _pem(offer, "key"), _pem(offer, "certificate"))

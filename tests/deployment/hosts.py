@@ -14,6 +14,7 @@ from flower_vfl.simulations.flower_engine import free_port, tool, write_deployme
 from flower_vfl.simulations.keys import write_keys
 
 _NAME = "trial"
+ROOT = Path(__file__).parents[2]
 
 
 class Hosts:
@@ -27,7 +28,7 @@ class Hosts:
         self._label_data = label_data
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.keys = folder / "keys"
-        self.port = free_port()
+        self.port = self.dialled = free_port()
 
     def __enter__(self):
         write_keys(self.keys, ["127.0.0.1"], list(self.parties), days=2)
@@ -104,6 +105,22 @@ class Hosts:
         if self.isolation == "process":
             self._start_superexec("superlink", self.port, environment, tls=True)
 
+    def start_gate(self, nginx: str) -> None:
+        """Put the proxy of docs/deployment/ in front of the SuperLink, at a port of its own."""
+        self.dialled, keys = free_port(), self.keys / "superlink"
+        text = (ROOT / "docs" / "deployment" / "nginx.conf").read_text()
+        for documented, here in {
+            "192.0.2.10:9092": f"127.0.0.1:{self.dialled}",
+            "127.0.0.1:9091": f"127.0.0.1:{self.port}",
+            "/etc/flower-vfl/": f"{keys}/",
+            "/run/flower-vfl/": f"{self.folder}/",
+        }.items():
+            assert documented in text
+            text = text.replace(documented, here)
+        (self.folder / "nginx.conf").write_text(text)
+        command = [nginx, "-e", "stderr", "-c", str(self.folder / "nginx.conf"), "-g", "daemon off;"]
+        self.start("gate", command, self.environment("superlink"))
+
     def _start_superexec(self, host: str, port: int, environment: dict[str, str], *, tls: bool) -> None:
         keys = self.keys / host
         command = ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{port}"]
@@ -123,12 +140,12 @@ class Hosts:
         environment = self.environment(host, **self._secret(host))
         config = f"party='{party or host}' data-path='{data or self.parties[party or host]}' "
         config += f"out='{self.folder / host / 'out'}'"
-        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(port)]
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.dialled}", "--port", str(port)]
         command += [
             "--root-certificates",
             str(keys / "ca.crt"),
             "--auth-supernode-private-key",
-            str(keys / f"{party}.key"),
+            str(keys / f"{host}.key"),
         ]
         command += ["--node-config", config, "--isolation", self.isolation]
         if self.isolation == "process":
@@ -175,12 +192,14 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def deployed(folder, label_data, parties, *, isolation="subprocess", seed=None):
+def deployed(folder, label_data, parties, *, isolation="subprocess", seed=None, nginx=None):
     """All hosts up, nodes registered and connected."""
     with Hosts(folder, label_data, parties, isolation=isolation) as hosts:
         if seed is not None:
             hosts.repeat_simulation(seed)
         hosts.start_superlink()
+        if nginx is not None:
+            hosts.start_gate(nginx)
         for party in parties:
             hosts.register(party)
             hosts.start_node(party)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import ssl
 
+import httpx
 import pytest
 
 from flower_vfl.apps import run
@@ -81,6 +84,31 @@ def test_processes_of_their_own_end_with_the_same_weights(parts, tmp_path):
         done = hosts.run(config(), "stream")
         assert done.returncode == 0, done.stdout + hosts.everything()
         check_equal(hosts, "stream", locally(parts))
+
+
+@pytest.fixture
+def nginx():
+    path = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+    if path is None:
+        pytest.skip("nginx is not installed")
+    return path
+
+
+def test_behind_the_proxy_parties_train_and_nobody_else_commands_the_superlink(parts, tmp_path, nginx):
+    with deployed(tmp_path, parts / "bank", feature_parts(parts), seed=SEED, nginx=nginx) as hosts:
+        done = hosts.run(config(), "stream")
+        assert done.returncode == 0, done.stdout + hosts.everything()
+        check_equal(hosts, "stream", locally(parts))
+        context = ssl.create_default_context(cafile=str(hosts.keys / "shop" / "ca.crt"))
+
+        def status(port, path):
+            return httpx.get(f"https://127.0.0.1:{port}{path}", verify=context, trust_env=False).status_code
+
+        behind = [status(hosts.port, path) for path in ("/health", "/v1/fleet/pull-messages", "/v1/control/start-run")]
+        assert behind == [200, 405, 405]  # they take POST: that is how doctor knows them
+        assert [status(hosts.dialled, path) for path in ("/health", "/v1/fleet/pull-messages")] == [200, 405]
+        shut = ("/v1/control/start-run", "/v1/runtime/pull-task-input", "/docs", "/", "/v1/fleet/../control/start-run")
+        assert {status(hosts.dialled, path) for path in shut} == {403}
 
 
 def test_doctor_finds_the_deployed_hosts_ready(hosts, parts):

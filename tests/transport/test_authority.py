@@ -1,6 +1,7 @@
 """The certificates of a run: fresh, short-lived, each for one purpose, and their keys in no text."""
 
 import datetime
+from contextlib import nullcontext
 
 import pytest
 from cryptography import x509
@@ -9,7 +10,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flower_vfl.transport.authority import SERVER_NAME, Authority
+from flower_vfl.errors import SessionError
+from flower_vfl.transport import authority as module
+from flower_vfl.transport.authority import SERVER_NAME, Authority, check_clock
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +88,19 @@ def test_no_text_shows_a_key(authority):
     ):
         assert "PRIVATE" not in text
         assert identity.key.decode() not in text
+
+
+@pytest.mark.parametrize(("days", "refused"), [(-2, True), (-0.9, False), (0, False), (30, False), (32, True)])
+def test_a_clock_that_is_days_off_is_told_with_both_times(authority, monkeypatch, days, refused):
+    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return now
+
+    certificate = authority.client("2").certificate
+    monkeypatch.setattr(module.datetime, "datetime", Clock)
+    words = f"the clocks of the two hosts differ: .* this host's says {now:%Y-%m-%d %H:%M}; set the wrong one"
+    with pytest.raises(SessionError, match=words) if refused else nullcontext():
+        check_clock(certificate)

@@ -136,6 +136,18 @@ def test_a_party_sees_within_seconds_that_the_label_party_has_gone():
         assert type(errors[0]) is SessionError
 
 
+def test_a_party_whose_clock_is_days_off_says_so_before_it_dials(monkeypatch):
+    def wrong(certificate):
+        raise SessionError("the clocks of the two hosts differ")
+
+    monkeypatch.setattr(stream, "check_clock", wrong)
+    with listening() as endpoint, attending(endpoint, FakeParty(), timeout=0.5) as errors:
+        while not errors:
+            time.sleep(0.01)
+        assert endpoint.accept() is None
+    assert "clocks" in str(errors[0])
+
+
 def test_a_party_that_cannot_reach_the_endpoint_says_which_address(monkeypatch):
     with listening() as endpoint, attending(endpoint, FakeParty(), timeout=0.5, address="127.0.0.1:1") as errors:
         while not errors:
