@@ -215,12 +215,12 @@ class Sessions:
         try:
             if link.hello.kind is not Kind.HELLO or link.party not in self._parties:
                 raise PartyError(f"a party {link.party!r} arrived; this run has {', '.join(self._parties)}")
+            self._check_name(link)
             if link.party in self.links:
                 raise PartyError(
                     f"two nodes claim to be party {link.party!r}; give each its own `party` in --node-config, and "
                     "start one SuperNode a party only"
                 )
-            self._check_name(link)
             check(link)
         except BaseException as error:
             link.refuse(str(error))  # it is in no list yet, and its party would wait for ever
