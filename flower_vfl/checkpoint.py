@@ -1,8 +1,14 @@
-"""A party's state on its own disk: tensors as safetensors, the rest as JSON, replaced in one step. No pickle."""
+"""A party's states on its own disk: tensors as safetensors, the rest as JSON, replaced in one step. No pickle.
+
+A state says where generators stand, and so it is as secret as the noise that comes of them: folders of checkpoints can
+be read by their owner alone.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flower_vfl.errors import DataError
-from flower_vfl.files import replacing
+from flower_vfl.files import replacing, write_json_atomic
 
 _TREE = "tree"
 _TENSOR = "__tensor__"
@@ -76,3 +82,92 @@ def _fill(value: Any, tensors: dict[str, Tensor]) -> Any:
             return tensors[value[_TENSOR]]
         return {key: _fill(entry, tensors) for key, entry in value["__dict__"]}
     return value
+
+
+class Checkpoints:
+    """The last few states of one party in one training.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder of this party's own.
+    facts : Mapping[str, str]
+        What is trained: party, configuration, data, versions. A state of something else is refused.
+    keep : int
+        How many states are kept, at least 2: the newest may be one that other parties do not have.
+    """
+
+    COMMITTED = "committed.json"
+
+    def __init__(self, folder: Path, facts: Mapping[str, str], *, keep: int = 2) -> None:
+        self._folder, self._facts, self._keep = folder, dict(facts), max(2, keep)
+
+    def save(self, step: int, state: Any) -> None:
+        """Keep the state after `step` steps; states of later steps belong to a future that was given up."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.chmod(0o700)
+        save_state(self._path(step), {"facts": self._facts, "step": step, "state": state})
+        earlier = sorted(known for known in self.steps if known < step)
+        for known in set(self.steps) - {step, *earlier[1 - self._keep :]}:
+            self._path(known).unlink(missing_ok=True)
+
+    def load(self, step: int) -> Any:
+        """Return the state after `step` steps.
+
+        Raises
+        ------
+        DataError
+            When it is not there, cannot be read, or belongs to something else.
+        """
+        path = self._path(step)
+        if not path.is_file():
+            there = ", ".join(map(str, self.steps)) or "none"
+            raise DataError(f"{self._folder} has no checkpoint of step {step}; it has: {there}")
+        kept = load_state(path)
+        if not isinstance(kept, dict) or kept.keys() != {"facts", "step", "state"} or kept["step"] != step:
+            raise DataError(f"{path} is no checkpoint of step {step}")
+        for name, value in self._facts.items():
+            found = kept["facts"].get(name) if isinstance(kept["facts"], dict) else None
+            if found != value:
+                raise DataError(f"{path} belongs to something else: its {name} is {found!r}, here it is {value!r}")
+        return kept["state"]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of which there is a state, ascending."""
+        names = (re.fullmatch(r"step-(\d{9,})\.safetensors", path.name) for path in self._folder.glob("step-*"))
+        return sorted(int(name[1]) for name in names if name)
+
+    def commit(self, step: int) -> None:
+        """Write down that every party has its state of this step."""
+        write_json_atomic(self._folder / self.COMMITTED, {"step": step, "facts": self._facts})
+
+    @property
+    def committed(self) -> int | None:
+        """The last step of which every party has its state; None before the first."""
+        found = read_committed(self._folder)
+        return None if found is None else found[0]
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:09d}.safetensors"
+
+
+def read_committed(folder: Path) -> tuple[int, dict[str, str]] | None:
+    """Return the last step that all parties have, and what was trained; None before the first.
+
+    Raises
+    ------
+    DataError
+        When the file is there and cannot be read.
+    """
+    path = folder / Checkpoints.COMMITTED
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf8"))
+        step, facts = found["step"], found["facts"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if type(step) is not int or step < 0 or not isinstance(facts, dict):
+        raise DataError(f"{path} names no step: {step!r}")
+    return step, facts

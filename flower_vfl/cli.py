@@ -61,19 +61,25 @@ def run(
     engine: Annotated[Engine, typer.Option(help="In this process, or in Flower's simulation runtime.")] = Engine.local,
     out: Annotated[Path | None, typer.Option(help="Folder of the results [default: runs/<preset>-<time>].")] = None,
     alone: Annotated[bool, typer.Option("--alone", help="Also train on each party's columns alone.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run that was interrupted in --out; begin it if none was.")
+    ] = False,
 ) -> None:
     """Train, attack and measure one configuration."""
     from flower_vfl.config import load_config
+    from flower_vfl.errors import ConfigError
     from flower_vfl.parsing import parse_assignments
     from flower_vfl.simulations.flower_engine import run_flower
     from flower_vfl.simulations.running import run_here
 
     config = load_config(source, parse_assignments(set_ or []))
+    if resume and out is None:
+        raise ConfigError("--resume goes on in a folder: name it with --out")
     folder = out or default_folder(source)
     if engine is Engine.flower:
-        summary = run_flower(config, folder)
+        summary = run_flower(config, folder, resume=resume)
     else:
-        summary = run_here(config, folder, title=Path(source).stem, alone=alone)
+        summary = run_here(config, folder, title=Path(source).stem, alone=alone, resume=resume)
     _finish([summary], folder)
 
 

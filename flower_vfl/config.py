@@ -283,6 +283,13 @@ class AlignConfig(_Section):
     timeout: float = Field(default=3600.0, gt=0.0, description="seconds to wait for one answer of a party")
 
 
+class CheckpointConfig(_Section):
+    """What every party keeps on its own disk, so that a run can go on after an interruption."""
+
+    every: int = Field(default=0, ge=-1, description="steps between two checkpoints; 0: each epoch; -1: off")
+    keep: int = Field(default=2, ge=2, description="how many checkpoints each party keeps")
+
+
 class Config(_Section):
     """Everything a run needs to know; it reaches every party, so nothing in it is secret."""
 
@@ -298,6 +305,7 @@ class Config(_Section):
     attack: AttackConfig = Field(default_factory=AttackConfig)
     transport: TransportConfig = Field(default_factory=TransportConfig)
     align: AlignConfig = Field(default_factory=AlignConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     defenses: list[dict[str, Any]] = Field(default_factory=list, description='outermost first, e.g. "iso(t=1.0)"')
 
     @field_validator("device")
@@ -503,6 +511,6 @@ def from_run_config(run_config: Mapping[str, Value]) -> Config:
     """
     values = {key: value for key, value in run_config.items() if value != ""}
     preset = str(values.pop("preset", ""))
-    for key in [key for key in values if key in ("out", "job") or key.startswith("predict-")]:
+    for key in [key for key in values if key in ("out", "job", "resume") or key.startswith("predict-")]:
         del values[key]
     return load_config(preset, values) if preset else build_config({}, values)

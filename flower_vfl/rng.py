@@ -69,29 +69,36 @@ class Secret:
         return cls(simulation_secret(seed, party), "simulation seed")
 
     @classmethod
-    def of_this_host(cls) -> Secret:
-        """Read the secret from the file named by FLOWER_VFL_SECRET_FILE, or draw a fresh one.
+    def of_this_host(cls, kept: Path | None = None) -> Secret:
+        """Read the secret from the file named by FLOWER_VFL_SECRET_FILE, else from `kept`, or draw a fresh one.
+
+        Parameters
+        ----------
+        kept : Path, optional
+            Where `keep` put it when the training began that goes on now.
 
         Raises
         ------
         ConfigError
-            When the file is missing or too short.
+            When a file cannot be read or is too short.
         """
-        path = os.environ.get(SECRET_FILE_VARIABLE)
-        if not path:
-            return cls(secrets.token_bytes(_SECRET_BYTES), "operating system")
-        try:
-            value = Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(
-                f"{SECRET_FILE_VARIABLE} names {path!r}, which cannot be read: {error.strerror}"
-            ) from None
-        if len(value) < _SECRET_BYTES // 2:
-            raise ConfigError(
-                f"{SECRET_FILE_VARIABLE} names {path!r}, which has {len(value)} bytes; a secret needs at least 16, "
-                "from /dev/urandom for instance"
-            )
-        return cls(value, "file")
+        named = os.environ.get(SECRET_FILE_VARIABLE)
+        if named:
+            return cls(_read_secret(Path(named), SECRET_FILE_VARIABLE), "file")
+        if kept is not None and kept.is_file():
+            return cls(_read_secret(kept, "the training that goes on"), "kept since the training began")
+        return cls(secrets.token_bytes(_SECRET_BYTES), "operating system")
+
+    def keep(self, path: Path) -> None:
+        """Write a secret that was drawn for this training to this party's own disk, for its owner alone to read."""
+        if self.origin != "operating system":
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(self._value)
+            file.flush()
+            os.fsync(file.fileno())
 
     def seed(self, *purpose: str | int) -> int:
         """Return the seed of 63 bits for one purpose."""
@@ -108,3 +115,16 @@ class Secret:
 
     def __reduce__(self) -> str:
         raise TypeError("a Secret is not serialised: it never leaves its party")
+
+
+def _read_secret(path: Path, who: str) -> bytes:
+    try:
+        value = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{who} names {str(path)!r}, which cannot be read: {error.strerror}") from None
+    if len(value) < _SECRET_BYTES // 2:
+        raise ConfigError(
+            f"{who} names {str(path)!r}, which has {len(value)} bytes; a secret needs at least 16, from /dev/urandom "
+            "for instance"
+        )
+    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from flower_vfl.apps.alignment.client import RESULT
 from flower_vfl.apps.alignment.place import remove_empty
 from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.build import open_data, party_names
-from flower_vfl.apps.folder import check_free
+from flower_vfl.apps.folder import RESULT, check_folder, read_result
 from flower_vfl.apps.prediction import NO_PREDICTION
 from flower_vfl.apps.result import package_version
 from flower_vfl.config import Config, to_run_config
@@ -39,8 +38,10 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 
 
-def run_flower(config: Config, out: Path) -> dict[str, Any]:
+def run_flower(config: Config, out: Path, *, resume: bool = False) -> dict[str, Any]:
     """Run a configuration with `flwr run` and return its `result.json`.
+
+    With `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is.
 
     Raises
     ------
@@ -48,15 +49,14 @@ def run_flower(config: Config, out: Path) -> dict[str, Any]:
         When Flower could not be started, or the run failed; the message ends with the run's own words.
     """
     out = out.expanduser().absolute()
-    check_free(out)
     config = in_processes(config)
+    if not check_folder(out, config, resume=resume):
+        return read_result(out)
     parties = len(party_names(config, open_data(config)))
-    code = flwr_run({**to_run_config(config), "out": str(out)}, parties)
-    result = out / "result.json"
-    if not result.is_file():
+    code = flwr_run({**to_run_config(config), "out": str(out), "resume": resume}, parties)
+    if not (out / RESULT).is_file():
         raise SessionError(f"the Flower run left no result (flwr run ended with {code}); its log is above")
-    summary: dict[str, Any] = json.loads(result.read_text(encoding="utf8"))
-    return summary
+    return read_result(out)
 
 
 def align_flower(config: Config, out: Path) -> dict[str, Path]:
@@ -126,7 +126,8 @@ def write_deployment(folder: Path, config: Config, results: Path | None) -> None
     config : Config
         What to run; it reaches every party.
     results : Path, optional
-        Folder of the results on the label party's host; `--run-config "out='/FOLDER'"` names another for each run.
+        Folder of the results on the label party's host; `--run-config "out='/FOLDER'"` names another for each run, and
+        `--run-config resume=true` goes on with an interrupted one.
 
     Raises
     ------
@@ -141,7 +142,7 @@ def write_deployment(folder: Path, config: Config, results: Path | None) -> None
             "a SuperNode in --node-config, the label party in FLOWER_VFL_DATA"
         )
     with new_folder(folder) as temporary:
-        run_config = {**to_run_config(in_processes(config)), **NO_PREDICTION, "out": str(results or "")}
+        run_config = {**to_run_config(in_processes(config)), **NO_PREDICTION, "out": str(results or ""), "resume": False}
         write_app(temporary, run_config)
 
 

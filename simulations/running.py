@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from flower_vfl.apps.build import open_data, party_names
-from flower_vfl.apps.folder import check_free
+from flower_vfl.apps.folder import check_folder, check_free, read_result
 from flower_vfl.apps.local import run, run_alone
 from flower_vfl.apps.progress import LiveProgress
 from flower_vfl.config import Config, build_config, load_config
@@ -31,16 +30,18 @@ DEMO_DEFENSES = {
 """The demo's runs: no defense, those of gradients at a few of the strengths that the papers use, one of embeddings."""
 
 
-def run_here(config: Config, out: Path, *, title: str, alone: bool = False) -> dict[str, Any]:
+def run_here(config: Config, out: Path, *, title: str, alone: bool = False, resume: bool = False) -> dict[str, Any]:
     """Run a configuration in this process, write its report and return its `result.json`.
 
-    With `alone`, each party's columns are trained by themselves too, and the test AUCs go into the result.
+    With `alone`, each party's columns are trained by themselves too, and the test AUCs go into the result. With
+    `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is.
     """
     out = out.expanduser().absolute()
-    check_free(out)
+    if not check_folder(out, config, resume=resume):
+        return read_result(out)
     try:
         with LiveProgress(title, console()) as progress:
-            run(config, out=out, observers=(progress,))
+            run(config, out=out, resume=resume, observers=(progress,))
         if alone:
             write_alone(out, alone_aucs(config))
     finally:  # whatever ended it: a report shows what was measured
@@ -87,9 +88,3 @@ def run_demo(out: Path, overrides: dict[str, str]) -> list[dict[str, Any]]:
         if summaries:  # an interrupted demo compares what it has
             render([out / summary["run"] for summary in summaries], out / "report.html")
     return summaries
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """Read the `result.json` of a run that has just been written."""
-    summary: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf8"))
-    return summary

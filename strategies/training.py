@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ _logger = logging.getLogger(__name__)
 EVALUATIONS_UNDER_WAY = 4
 """Batches that are asked for before the answer of the first is waited for."""
 
+_MEASURED = ("epochs", "steps", "seconds", "seconds_compute", "seconds_wait", "bytes_up", "bytes_down", "logged")
 Epoch = dict[str, float]
 
 
@@ -141,32 +142,82 @@ class Training:
         self.sample = np.zeros(0, dtype=np.int64) if sample is None else sample
         self.sampled: dict[str, Tensor] = {}
         """The same of the sample, (n, ...)."""
+        self._losses: list[float] = []
+        self._before, self._started = Outcome(), time.perf_counter()
 
-    def run(self, after_epoch: Callable[[int], None]) -> None:
-        """Train epoch by epoch until the schedule, early stopping or the leak limit ends it."""
+    def run(self, after_epoch: Callable[[int], None], save: Callable[[int], None] | None = None) -> None:
+        """Train until the schedule, early stopping or the leak limit ends it; go on where `restore` left off.
+
+        Parameters
+        ----------
+        after_epoch : Callable[[int], None]
+            Called with the number of each epoch that is done and evaluated.
+        save : Callable[[int], None], optional
+            Called with the number of steps done whenever everybody's state is to be kept.
+        """
         self._observer.on_start(self._schedule.steps, self._schedule.epochs, tuple(self._links))
-        started = time.perf_counter()
+        self._started = time.perf_counter()
         try:
-            for epoch in range(1, self._schedule.epochs + 1):
-                loss = self._train_epoch(epoch)
-                self.outcome.epochs.append(self._evaluate(epoch, loss))
-                after_epoch(epoch)
-                self.outcome.stopped = self._reason_to_stop(epoch)
-                if self.outcome.stopped:
+            if self._stopped() and self._schedule.batches("test"):
+                self._predict("test")  # what is read from the last evaluation is no part of a checkpoint
+            for epoch, steps in self._legs():
+                if self._stopped():
                     return
-            self.outcome.stopped = "finished"
+                self._train(epoch, steps)
+                if steps.stop == self._schedule.steps_of(epoch).stop:
+                    self.outcome.epochs.append(self._evaluate(epoch))
+                    after_epoch(epoch)
+                if save is not None:
+                    save(self.outcome.steps)
+            self._stopped()
         finally:
-            self.outcome.seconds = time.perf_counter() - started
-            self.outcome.bytes_up = sum(link.bytes_up for link in self._links.values())
-            self.outcome.bytes_down = sum(link.bytes_down for link in self._links.values())
+            self._count()
 
-    def _train_epoch(self, epoch: int) -> float:
-        """Do the steps of one epoch; the pipeline fills at its start and drains at its end."""
-        steps = self._schedule.steps_of(epoch)
+    def _legs(self) -> Iterator[tuple[int, range]]:
+        """Yield the steps still to do, an epoch or less at a time, each leg with its epoch; at its end all rests."""
+        every = self._config.checkpoint.every
+        for epoch in range(1, self._schedule.epochs + 1):
+            steps = self._schedule.steps_of(epoch)
+            low = max(steps.start, self.outcome.steps)
+            while low < steps.stop:
+                high = min(steps.stop, (low // every + 1) * every) if every > 0 else steps.stop
+                yield epoch, range(low, high)
+                low = high
+
+    def _stopped(self) -> bool:
+        """Say whether the last epoch was the last one, and why."""
+        epoch = len(self.outcome.epochs)
+        if epoch and self.outcome.steps == self._schedule.steps_of(epoch).stop:
+            last = epoch == self._schedule.epochs
+            self.outcome.stopped = self._reason_to_stop(epoch) or ("finished" if last else "")
+        return bool(self.outcome.stopped)
+
+    def _count(self) -> None:
+        """Bring the outcome's time and bytes up to date."""
+        links = self._links.values()
+        self.outcome.seconds = self._before.seconds + time.perf_counter() - self._started
+        self.outcome.bytes_up = self._before.bytes_up + sum(link.bytes_up for link in links)
+        self.outcome.bytes_down = self._before.bytes_down + sum(link.bytes_down for link in links)
+
+    def state(self) -> dict[str, Any]:
+        """Return what was measured so far, as plain values."""
+        self._count()
+        return {"losses": list(self._losses), "outcome": {name: getattr(self.outcome, name) for name in _MEASURED}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._losses = list(state["losses"])
+        for name in _MEASURED:
+            setattr(self.outcome, name, state["outcome"][name])
+        self._before = replace(self.outcome)
+
+    def _train(self, epoch: int, steps: range) -> None:
+        """Do some steps of an epoch; the pipeline fills at their start and drains at their end."""
         ahead = self._config.transport.in_flight
         for step in steps[:ahead]:
             self._send_all(Frame(Kind.STEP, step, {"gradient_of": -1}))
-        losses = []
+        if steps.start == self._schedule.steps_of(epoch).start:
+            self._losses = []
         for step in steps:
             embeddings = self._receive_all(step, self._schedule.batch_rows(step))
             started = time.perf_counter()
@@ -177,9 +228,8 @@ class Training:
             for party, link in self._links.items():
                 link.send(self._answer(party, step, request, done, references))
             self._record(step, epoch, done, embeddings, references)
-            losses.append(done.loss)
+            self._losses.append(done.loss)
             self._loss, self.outcome.steps = done.loss, step + 1
-        return float(np.mean(losses))
 
     def _answer(self, party: str, step: int, request: int, done: Step, references: Mapping[str, Reference]) -> Frame:
         """Return the frame with the gradient of one step; an audited party's tells its scorer a clean gradient too."""
@@ -248,9 +298,9 @@ class Training:
         loss = f", after a loss of {self._loss:.6g}" if self.outcome.steps else ""
         return f"{loss}; {remedy(self.outcome.logged)}"
 
-    def _evaluate(self, epoch: int, train_loss: float) -> Epoch:
+    def _evaluate(self, epoch: int) -> Epoch:
         """Evaluate on the validation part and on the test table."""
-        metrics: Epoch = {"epoch": epoch, "train_loss": train_loss}
+        metrics: Epoch = {"epoch": epoch, "train_loss": float(np.mean(self._losses))}
         for part in ("validation", "test"):
             if self._schedule.batches(part) == 0:
                 continue

@@ -17,7 +17,7 @@ from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn import bind_dropout, network_of, seeded_initialisation
 from flower_vfl.parties.attacker import Attacker
-from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.parties.feature import FeatureParty, Store
 from flower_vfl.parties.inference import FreshModels
 from flower_vfl.parties.scoring import Recorder
 from flower_vfl.rng import Secret
@@ -84,6 +84,7 @@ def build_feature_party(
     optimizer: OptimizerFactory | None = None,
     simulation: bool,
     recorder: Recorder | None = None,
+    store: Store | None = None,
 ) -> FeatureParty:
     """Build a feature party, or an attacker where the configuration says so; `top` is what an attacker rebuilds."""
     table = dataset.party(name)
@@ -97,6 +98,7 @@ def build_feature_party(
         "in_flight": config.transport.in_flight,
         "dropout": dropout,
         "device": config.device,
+        "store": store,
     }
     optimizers = optimizers_of(config, model, schedule, optimizer)
     attackers = config.parties.attackers or party_names(config, dataset)

@@ -26,6 +26,7 @@ from flower_vfl.apps.build import (
     party_names,
     torch_threads,
 )
+from flower_vfl.apps.keeping import Keeping, checked_training
 from flower_vfl.apps.model import ModelCard, make_card, save_model
 from flower_vfl.apps.node import Node
 from flower_vfl.checkpoint import load_state, save_state
@@ -40,13 +41,13 @@ from flower_vfl.transport import stream
 from flower_vfl.transport.base import Machine
 from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.messages import answer, bundle
-from flower_vfl.transport.sessions import FINISHED, OFFER, OPEN, REPLY, SPARE
+from flower_vfl.transport.sessions import FINISHED, OFFER, OPEN, REPLY, SPARE, TRAINING
 
 _log = logging.getLogger(__name__)
 
 STATE_FOLDER_VARIABLE = "FLOWER_VFL_STATE"
 _STATE = "flower-vfl"
-_KEPT = ("session", "simulation", "wire-dtype", "out")
+_KEPT = ("session", "simulation", "wire-dtype", "out", TRAINING)
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,13 @@ class _Session:
     @property
     def id(self) -> str:
         return str(self.offer["session"])
+
+    @property
+    def keeping(self) -> Keeping | None:
+        """Where the party keeps its states; None for a simulation that leaves nothing on disk."""
+        if TRAINING not in self.offer:
+            return None
+        return Keeping.of_feature_party(self.folder, self.party, self.offer[TRAINING])
 
 
 class _Client:
@@ -143,7 +151,13 @@ class _Client:
     def _build(
         self, session: _Session, context: Context, config: Config, dataset: VerticalData
     ) -> tuple[FeatureParty, StepLog | None]:
-        secret = Secret.for_simulation(config.seed, session.party) if session.simulation else Secret.of_this_host()
+        keeping = session.keeping
+        if session.simulation:
+            secret = Secret.for_simulation(config.seed, session.party)
+        else:
+            secret = Secret.of_this_host(None if keeping is None else keeping.secret)
+        if keeping is not None:
+            secret.keep(keeping.secret)
         journal = StepLog(session.folder, name=session.party) if session.offer.get("out") else None
         machine = build_feature_party(
             session.party,
@@ -155,6 +169,7 @@ class _Client:
             optimizer=self._optimizer,
             simulation=session.simulation,
             recorder=journal,
+            store=None if keeping is None else keeping.store(config, dataset.alignment.digest),
         )
         _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
         return machine, journal
@@ -191,9 +206,7 @@ class _Client:
         if journal is not None:
             journal.flush()
         save_state(state_path, machine.state())
-        kept = {
-            key: value for key, value in session.offer.items() if key in ("session", "simulation", "wire-dtype", "out")
-        }
+        kept = {key: value for key, value in session.offer.items() if key in _KEPT}
         context.state[_STATE] = ConfigRecord({**kept, "count": count, "path": str(state_path)})
         self._live[session.id, session.party] = (count, machine, journal)
 
@@ -258,7 +271,8 @@ def _folder(context: Context, offer: Mapping[str, object], party: str, simulatio
     if simulation and offer.get("out"):
         return Path(str(offer["out"]))
     own = Node.of(context.node_config).out
-    return Path(own) if own else _state_folder() / f"run-{context.run_id}-{party}"
+    training = checked_training(offer[TRAINING]) if TRAINING in offer else f"run-{context.run_id}"
+    return Path(own) if own else _state_folder() / f"{training}-{party}"
 
 
 def _reply(message: Message, status: str, why: str = "") -> Message:

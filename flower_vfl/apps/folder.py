@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.config import Config, to_toml
-from flower_vfl.errors import OutputExistsError
+from flower_vfl.apps.keeping import differences
+from flower_vfl.config import Config, load_config, to_toml
+from flower_vfl.errors import ConfigError, OutputExistsError
 from flower_vfl.files import write_json_atomic, write_text_atomic
 from flower_vfl.tracking import merge_steps
+
+CONFIG, RESULT = "config.toml", "result.json"
+ENDED = ("finished", "early stopping", "leak limit")
+"""How a run ends by itself; one that failed or was interrupted can go on."""
 
 
 class RunFolder:
@@ -19,28 +26,39 @@ class RunFolder:
     Parameters
     ----------
     path : Path
-        Must not exist, or be empty.
+        Must not exist, or be empty, unless an interrupted run goes on in it.
+    config : Config
+        What is run.
+    resume : bool
+        Whether a run that was begun here goes on; where none was, it begins.
 
     Raises
     ------
     OutputExistsError
         When something is there already; nothing is overwritten.
+    ConfigError
+        When the run that was begun here has another configuration.
     """
 
-    def __init__(self, path: Path, config: Config) -> None:
+    def __init__(self, path: Path, config: Config, *, resume: bool = False) -> None:
         self.path = path.expanduser().absolute()
+        self.resumed = resume and (self.path / CONFIG).is_file()
+        if self.resumed:
+            check_same(self.path, config)
+            return
         check_free(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(self.path / "config.toml", to_toml(config))
+        write_text_atomic(self.path / CONFIG, to_toml(config))
 
     def discard(self) -> None:
-        """Remove the folder: bad input leaves nothing behind."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the folder: bad input leaves nothing behind, but for what an earlier part of the run has left."""
+        if not self.resumed:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def write_result(self, summary: Mapping[str, Any]) -> None:
         """Merge the journals into `steps.parquet` and write `result.json`."""
         merge_steps(self.path)
-        write_json_atomic(self.path / "result.json", dict(summary))
+        write_json_atomic(self.path / RESULT, dict(summary))
 
 
 def check_free(path: Path) -> None:
@@ -53,3 +71,48 @@ def check_free(path: Path) -> None:
     """
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise OutputExistsError(f"{path} exists and is not empty; name another folder with --out, or remove it")
+
+
+def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
+    """Say whether there is something to do in a folder: False where the run that was begun in it has ended by itself.
+
+    Raises
+    ------
+    OutputExistsError
+        When something is there that may not go on.
+    ConfigError
+        When the run that was begun there has another configuration.
+    """
+    if not (resume and (path / CONFIG).is_file()):
+        check_free(path)
+        return True
+    check_same(path, config)
+    try:
+        status = json.loads((path / RESULT).read_text(encoding="utf8"))["status"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return True  # it was killed before it could write one
+    return status not in ENDED
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Read the `result.json` of a run that has been written."""
+    summary: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf8"))
+    return summary
+
+
+def check_same(path: Path, config: Config) -> None:
+    """Refuse to go on in a folder with another configuration than the run in it was begun with.
+
+    Raises
+    ------
+    ConfigError
+        Naming what differs.
+    """
+    begun = load_config(str(path / CONFIG))
+    different = differences(begun, config)
+    if different:
+        words = [f"{key} was {attrgetter(key)(begun)!r} and is {attrgetter(key)(config)!r}" for key in different]
+        raise ConfigError(
+            f"the run in {path} was begun with another configuration: {'; '.join(words)}. Go on with "
+            f"{path / CONFIG}, or name another folder"
+        )

@@ -36,6 +36,7 @@ def run(
     config: Config,
     *,
     out: Path | str | None = None,
+    resume: bool = False,
     top: TopFactory = default_top,
     bottom: BottomFactory = default_bottom,
     data: DataFactory = open_data,
@@ -50,6 +51,8 @@ def run(
         What to run; see `flower_vfl.load_config`.
     out : Path, optional
         Folder of the results; without one nothing is written.
+    resume : bool
+        Whether a run that was interrupted in that folder goes on; where none was begun, it begins.
     top, bottom, data, optimizer
         As for `make_server_app` and `make_client_app`.
     observers : tuple of Observer
@@ -78,6 +81,7 @@ def run(
         optimizer=optimizer,
         config=config,
         out=Path(out) if out is not None else None,
+        resume=resume,
         observers=observers,
         on_result=results.append,
     )

@@ -29,6 +29,7 @@ from flower_vfl.apps.build import (
 )
 from flower_vfl.apps.flower_log import log_as_flower_does
 from flower_vfl.apps.folder import RunFolder
+from flower_vfl.apps.keeping import Keeping
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import LABEL, ModelCard, class_names, make_card, save_model
 from flower_vfl.apps.node import with_data_of_this_host
@@ -45,6 +46,7 @@ from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome, VerticalStrategy
 from flower_vfl.strategies.vertical import OptimizerFactory, is_simulation
 from flower_vfl.tracking import StepLog, add_snapshot, make_sink, write_embeddings
+from flower_vfl.transport.sessions import TRAINING
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,10 @@ class _Journal(Observer):
     def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
         if self.log is not None:
             self.log.add(step=step, epoch=epoch, party=party, layer=layer, attack=attack, metric=metric, value=value)
+
+    def flush(self) -> None:
+        if self.log is not None:
+            self.log.flush()
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
         for other in self._others:
@@ -86,8 +92,7 @@ class _Journal(Observer):
             other.on_embeddings(samples)
 
     def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
-        if self.log is not None:
-            self.log.flush()
+        self.flush()
         for other in self._others:
             other.on_epoch(step, epoch, metrics)
 
@@ -159,6 +164,7 @@ def make_server_app(
     optimizer: OptimizerFactory | None = None,
     config: Config | None = None,
     out: Path | None = None,
+    resume: bool = False,
     observers: tuple[Observer, ...] = (),
     on_result: ResultCallback | None = None,
     on_error: Callable[[str], None] | None = None,
@@ -179,6 +185,8 @@ def make_server_app(
         Instead of Flower's run config.
     out : Path, optional
         Folder of the results; in Flower's run config: `out`.
+    resume : bool
+        Whether a run that was interrupted in that folder goes on; in Flower's run config: `resume`.
     observers : tuple of Observer
         Are told how training goes.
     on_result : Callable[[RunResult], None], optional
@@ -221,7 +229,10 @@ def make_server_app(
         simulation = is_simulation(grid)
         dataset = data(settings if simulation else with_data_of_this_host(settings))
         labels = dataset.labels()
-        secret = Secret.for_simulation(settings.seed, "label") if simulation else Secret.of_this_host()
+        goes_on = resume or context.run_config.get("resume") is True
+        keeping = None if given is None else Keeping.of_label_party(given, resume=goes_on)
+        kept = None if keeping is None else keeping.secret
+        secret = Secret.for_simulation(settings.seed, LABEL) if simulation else Secret.of_this_host(kept)
         journal = _Journal((_EpochLog(), *observers))
         strategy = build_strategy(
             settings,
@@ -234,10 +245,13 @@ def make_server_app(
             observer=journal,
             outcome=Outcome(),
         )
-        folder = RunFolder(given, settings) if given is not None else None
-        if folder is not None:
+        folder = RunFolder(given, settings, resume=goes_on) if given is not None else None
+        if folder is not None and keeping is not None:
             journal.log = _open_journal(folder, settings)
-            strategy.base.offer = {"out": str(folder.path)} if simulation else {}
+            secret.keep(keeping.secret)
+            base = strategy.base
+            base.ledger, base.resume = keeping.store(settings, dataset.alignment.digest), keeping.begun
+            base.offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
             _log.info("results go to %s", folder.path)
         if simulation and not isinstance(grid, LocalGrid):
             wait_for_ray()

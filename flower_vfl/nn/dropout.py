@@ -101,6 +101,12 @@ def bind_dropout(module: nn.Module, generator: torch.Generator) -> nn.Module:
     return _bound(module, generator, fresh)
 
 
+def bound_generators(module: nn.Module) -> list[torch.Generator]:
+    """Return the generators that the dropouts in `module` draw from, each once, in the order of its parts."""
+    drawn = [part.generator for part in module.modules() if isinstance(part, Dropout)]
+    return list({id(generator): generator for generator in drawn}.values())
+
+
 def _bound(part: nn.Module, generator: torch.Generator, fresh: dict[nn.Module, nn.Module]) -> nn.Module:
     """Return the replacement of one dropout, the same for the same; other modules are returned as they are."""
     if isinstance(part, Dropout):

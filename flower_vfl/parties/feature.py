@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,16 @@ class _Pending:
     rows: Rows
     output: Tensor | None
     dropout: Tensor | None
+
+
+class Store(Protocol):
+    """Where a party keeps its states, on its own disk."""
+
+    def save(self, step: int, state: Any) -> None:
+        """Keep the state after so many steps."""
+
+    def load(self, step: int) -> Any:
+        """Return the state after so many steps; `DataError` where it is not there or belongs to something else."""
 
 
 class FeatureParty:
@@ -59,6 +69,8 @@ class FeatureParty:
         What the bottom model's dropout draws from.
     device : str
         Where the bottom model is.
+    store : Store, optional
+        Where its states are kept when the label party says so.
     """
 
     def __init__(
@@ -73,6 +85,7 @@ class FeatureParty:
         in_flight: int = 1,
         dropout: torch.Generator | None = None,
         device: str = "cpu",
+        store: Store | None = None,
     ) -> None:
         self.name = name
         self.finished = False
@@ -83,6 +96,7 @@ class FeatureParty:
         self._in_flight, self._dropout, self._device = in_flight, dropout, device
         self._pending: deque[_Pending] = deque()
         self._next_step = 0
+        self._store = store
         self._shape, self._dtype = self._probe()
 
     def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -128,6 +142,8 @@ class FeatureParty:
                 return self._evaluate(frame)
             if frame.kind is Kind.FINISH:
                 return self._finish()
+            if frame.kind in (Kind.SAVE, Kind.RESTORE):
+                return self._keep(frame)
             return self._other(frame)
         finally:
             self.seconds_compute += time.perf_counter() - started
@@ -194,6 +210,21 @@ class FeatureParty:
         rows = self._schedule.eval_batch(chosen, frame.step)
         source = self._table.test if chosen == "test" else self._table.train
         return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": embed(self.bottom, source, rows, self._device)})
+
+    def _keep(self, frame: Frame) -> Frame:
+        """Keep the state after so many steps, or go back to it."""
+        if self._store is None:
+            raise ProtocolError(f"party {self.name!r} keeps no checkpoints")
+        if self._pending:
+            raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
+        if frame.kind is Kind.RESTORE:
+            self.restore(self._store.load(frame.step))
+            return Frame(Kind.RESTORED, frame.step)
+        if frame.step != self._next_step:
+            raise ProtocolError(f"a state after {frame.step} steps was asked for, {self._next_step} are done")
+        self.settle()
+        self._store.save(frame.step, self.state())
+        return Frame(Kind.SAVED, frame.step)
 
     def _gather(self, table: str, rows: Rows) -> list[Tensor]:
         source = self._table.test if table == "test" else self._table.train

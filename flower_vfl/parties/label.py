@@ -16,6 +16,7 @@ from flower_vfl.data.dataset import PartyTable
 from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import TrainingError, UnprotectedBatchError
 from flower_vfl.nn.digest import weights_digest
+from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.fusion import fuse
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.parties.feature import set_mode
@@ -293,6 +294,21 @@ class LabelParty(LabelModel):
     def predict(self, part: Part, index: int, embeddings: Mapping[str, Tensor]) -> Tensor:
         """Return the logits of one evaluation batch."""
         return self.logits(embeddings, self._source(part), self._schedule.eval_batch(part, index))
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that changes while training, as plain values and tensors."""
+        return {
+            "modules": dict(self.module.state_dict()),
+            "optimizers": self.optimizers.state_dict(),
+            "dropout": [generator.get_state() for generator in bound_generators(self.module)],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self.module.load_state_dict(state["modules"])
+        self.optimizers.load_state_dict(state["optimizers"])
+        for generator, bits in zip(bound_generators(self.module), state["dropout"], strict=True):
+            generator.set_state(bits)
 
 
 def remedy(log: Iterable[str]) -> str:

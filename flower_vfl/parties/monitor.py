@@ -203,6 +203,15 @@ class LeakageMonitor:
                 draws = (TrainedView(z, classes, seed(attack.label, draw)) for draw in range(attack.draws))
                 self._trained_entries.append(scorer.entry(attack, "cut", draws))
 
+    def state(self) -> list[dict[str, Any]]:
+        """Return what was measured so far, as plain values."""
+        return [view.scorer.state() for view in (*self._sent, *self._unsent)]
+
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from what `state` returned."""
+        for view, entry in zip((*self._sent, *self._unsent), state, strict=True):
+            view.scorer.restore(entry)
+
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry a party and attack for `result.json`."""
         views = (*self._sent, *self._unsent)

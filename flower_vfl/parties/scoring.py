@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -405,26 +407,40 @@ class Scorer:
             for attack, summary in self._summaries
         ]
 
-    def state(self) -> list[dict[str, Any]]:
+    def state(self) -> dict[str, Any]:
         """Return what was measured so far, as plain values."""
         self.settle()
-        return [
-            {
-                "values": list(summary.values),
-                "errors": list(summary.errors),
-                "one_class_steps": summary.one_class_steps,
-                "class_counts": [[n, p, times] for (n, p), times in summary.class_counts.items()],
-            }
-            for _, summary in self._summaries
-        ]
+        return {
+            "epoch": list(self._epoch),
+            "latest": self.latest,
+            "summaries": [_summary_state(summary) for _, summary in self._summaries],
+        }
 
-    def restore(self, state: Sequence[dict[str, Any]]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        for (_, summary), entry in zip(self._summaries, state, strict=True):
-            summary.values.extend(entry["values"])
-            summary.errors.extend(entry["errors"])
-            summary.one_class_steps = entry["one_class_steps"]
-            summary.class_counts.update({(n, p): times for n, p, times in entry["class_counts"]})
+        self._waiting = []
+        epoch, seen = state["epoch"]
+        self._epoch, self.latest = (epoch, [list(values) for values in seen]), state["latest"]
+        for (_, summary), entry in zip(self._summaries, state["summaries"], strict=True):
+            _restore_summary(summary, entry)
+
+
+def _summary_state(summary: LeakSummary) -> dict[str, Any]:
+    """Return what a summary has collected; a value a step is too much for JSON."""
+    counts = [[n, p, times] for (n, p), times in summary.class_counts.items()]
+    return {
+        "values": torch.from_numpy(np.array(summary.values)),
+        "errors": torch.from_numpy(np.array(summary.errors)),
+        "one_class_steps": summary.one_class_steps,
+        "class_counts": torch.tensor(counts, dtype=torch.int64).reshape(-1, 3),
+    }
+
+
+def _restore_summary(summary: LeakSummary, state: Mapping[str, Any]) -> None:
+    summary.values = array("d", state["values"].tolist())
+    summary.errors = array("d", state["errors"].tolist())
+    summary.one_class_steps = state["one_class_steps"]
+    summary.class_counts = Counter({(n, p): times for n, p, times in state["class_counts"].tolist()})
 
 
 def _measure(scores: NDArray[Any], left_out: NDArray[np.int64], labels: NDArray[np.bool_]) -> tuple[float, float]:

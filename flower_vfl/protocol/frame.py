@@ -1,8 +1,9 @@
 """One message across the cut, and its form as a Flower `RecordDict`.
 
 Down (label party to feature party) go `STEP` (the gradient of one step and the request for another, fused to one round
-trip), `EVALUATE`, `AUDIT` (simulations only) and `FINISH`; of a finished training `PREDICT`. Up go `HELLO`,
-`EMBEDDING`, `REPORT` and `ERROR`. `ALIGN` goes both ways, before any training.
+trip), `EVALUATE`, `SAVE` and `RESTORE` (keep your state of this step, go back to it), `AUDIT` (simulations only) and
+`FINISH`; of a finished training `PREDICT`. Up go `HELLO`, `EMBEDDING`, `SAVED`, `RESTORED`, `REPORT` and `ERROR`.
+`ALIGN` goes both ways, before any training.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class Kind(StrEnum):
     EVALUATE = "evaluate"
     PREDICT = "predict"
     EMBEDDING = "embedding"
+    SAVE = "save"
+    SAVED = "saved"
+    RESTORE = "restore"
+    RESTORED = "restored"
     AUDIT = "audit"
     FINISH = "finish"
     REPORT = "report"

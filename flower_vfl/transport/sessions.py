@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 OFFER, REPLY = "offer", "reply"
 """Names of the config records in the Flower message that opens a session and in its answer."""
 
+TRAINING = "training"
+"""In an offer: what the label party calls the training, the same after an interruption."""
+
 SPARE, OPEN, FINISHED = "spare", "open", "finished"
 """What a node answers: it is not needed, its session goes on in further messages, training is finished."""
 

@@ -1,0 +1,119 @@
+"""Where one party keeps its states of one training, so that the training can go on after an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Self
+
+from flower_vfl.apps.model import LABEL
+from flower_vfl.apps.result import package_version
+from flower_vfl.checkpoint import Checkpoints, read_committed
+from flower_vfl.config import Config, leaf_paths
+from flower_vfl.errors import ProtocolError
+
+CHECKPOINTS = "checkpoints"
+_ADDRESSES = ("host", "advertise", "port", "connect_timeout", "step_timeout")
+MAY_CHANGE = ("sinks", "checkpoint.keep", *(f"transport.{name}" for name in _ADDRESSES))
+"""What an interrupted run may go on with another value of: nothing of it changes what is computed."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """One party's place on its own disk for one training.
+
+    Attributes
+    ----------
+    folder : Path
+        The party's own; made when the first state is kept.
+    party : str
+        Whose it is.
+    training : str
+        What the label party calls the training: 32 hexadecimal digits, drawn at its beginning and known to every party.
+    begun : bool
+        At the label party: whether there is a state to go on from.
+    """
+
+    folder: Path
+    party: str
+    training: str
+    begun: bool = False
+
+    @classmethod
+    def of_label_party(cls, out: Path, *, resume: bool) -> Self:
+        """Go on with the training in a run's folder, or begin a new one.
+
+        Raises
+        ------
+        DataError
+            When it cannot be read what was begun.
+        """
+        folder = out.expanduser().absolute() / CHECKPOINTS / LABEL
+        committed = read_committed(folder) if resume else None
+        if committed is None:
+            return cls(folder, LABEL, secrets.token_hex(16))
+        return cls(folder, LABEL, checked_training(committed[1].get("training")), begun=True)
+
+    @classmethod
+    def of_feature_party(cls, out: Path, party: str, training: object) -> Self:
+        """Take part in the training that an offer names.
+
+        Raises
+        ------
+        ProtocolError
+            When the name is none.
+        """
+        return cls(out / CHECKPOINTS / party, party, checked_training(training))
+
+    @property
+    def secret(self) -> Path:
+        """Where the party keeps a secret that it drew for this training."""
+        return self.folder / f"secret-{self.training}"
+
+    def store(self, config: Config, alignment: str) -> Checkpoints:
+        """Return the party's checkpoints of this training, and of no other."""
+        facts = {
+            "party": self.party,
+            "training": self.training,
+            "config": config_digest(config),
+            "alignment": alignment,
+            "flower_vfl": package_version("flower-vfl"),
+            "torch": package_version("torch"),
+        }
+        return Checkpoints(self.folder, facts, keep=config.checkpoint.keep)
+
+
+def checked_training(training: object) -> str:
+    """Return what a training is called, 32 hexadecimal digits: it becomes part of a path.
+
+    Raises
+    ------
+    ProtocolError
+        When it is something else.
+    """
+    if not isinstance(training, str) or not re.fullmatch(r"[0-9a-f]{32}", training):
+        raise ProtocolError(f"a training is called by 32 hexadecimal digits, given {training!r:.60}")
+    return training
+
+
+def differences(config: Config, other: Config) -> list[str]:
+    """Return the leaves in which two configurations compute something else.
+
+    Examples
+    --------
+    >>> differences(Config(seed=1, sinks=["wandb"]), Config(seed=2))
+    ['seed']
+    """
+    pairs = [(path, *(attrgetter(path)(side) for side in (config, other))) for path in leaf_paths()]
+    return [path for path, one, another in pairs if path not in MAY_CHANGE and one != another]
+
+
+def config_digest(config: Config) -> str:
+    """Return the SHA-256 of everything in a configuration that changes what is computed."""
+    facts = {path: attrgetter(path)(config) for path in leaf_paths() if path not in MAY_CHANGE}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,112 @@
+"""What the label party asks of a party that has arrived, and what it tells and is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from flower_vfl.config import Config
+from flower_vfl.data.dataset import Labels
+from flower_vfl.errors import ConfigError, PartyError, ProtocolError
+from flower_vfl.parties.feature import batch_limit
+from flower_vfl.parties.scoring import AuditLabels
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.transport.base import Link
+from flower_vfl.version import VERSION
+
+
+def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str) -> None:
+    """Refuse a party that does not fit, and settle the shape of its embeddings.
+
+    Raises
+    ------
+    PartyError
+        When its rows, IDs or configuration are others.
+    ProtocolError, ConfigError
+        As in `negotiate`.
+    """
+    hello = link.hello
+    expected: dict[str, str | int] = {
+        "version": VERSION,
+        "rows": schedule.rows,
+        "test_rows": schedule.test_rows,
+        "alignment": alignment,
+        "schedule": schedule.digest,
+        "in_flight": config.transport.in_flight,
+    }
+    other_ids = "its IDs differ or are in another order: prepare or align the data again at both parties"
+    cures = {
+        "version": "install the same version of flower-vfl on both hosts, then start the party's SuperNode again",
+        **dict.fromkeys(("rows", "test_rows", "alignment"), other_ids),
+        "schedule": "it runs with another configuration",
+    }
+    for name, value in expected.items():
+        if hello.fields.get(name) != value:
+            raise PartyError(
+                f"party {link.party!r} does not fit: its {name} is {hello.fields.get(name)!r}, here it is {value!r}; "
+                f"{cures.get(name, 'give both the same data and configuration')}"
+            )
+    negotiate(link, config, max(schedule.batch_size, schedule.eval_batch_size))
+
+
+def negotiate(link: Link, config: Config, rows: int) -> None:
+    """Settle the shape and the number format of a party's embeddings, of which `rows` travel at once.
+
+    Raises
+    ------
+    ProtocolError
+        When the party says something impossible.
+    ConfigError
+        When its messages would be larger than the transport takes.
+    """
+    hello = link.hello
+    try:
+        shape = tuple(json.loads(hello.text("shape")))
+    except (ValueError, TypeError, RecursionError):
+        shape = ()
+    if not 0 < len(shape) < 7 or not all(type(size) is int and 0 < size <= 2**24 for size in shape):
+        raise ProtocolError(f"party {link.party!r} says its embeddings have the shape {hello.fields.get('shape')!r}")
+    dtypes = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if hello.text("dtype") not in dtypes:
+        raise ProtocolError(f"party {link.party!r} says its embeddings are {hello.text('dtype')!r}")
+    link.shape, link.dtype = shape, dtypes[hello.text("dtype")]
+    link.frame_limit = batch_limit(rows, shape)
+    largest = config.transport.max_frame_mib * 2**20
+    if config.transport.kind == "stream" and link.frame_limit > largest:
+        raise ConfigError(
+            f"embeddings {shape} of party {link.party!r} need messages of {link.frame_limit / 2**20:.0f} MiB; set "
+            "transport.max_frame_mib to that or more, or training.eval_batch_size and training.batch_size lower"
+        )
+
+
+def send_audit(links: Mapping[str, Link], labels: Labels, *, test: bool) -> None:
+    """In a simulation, give true labels to the scorers that sit beside the attackers."""
+    tables = {"train": labels.train, **({"test": labels.test} if test else {})}
+    for link in links.values():
+        for table, numbers in tables.items():
+            for offset in range(0, len(numbers), AuditLabels.PIECE):
+                piece = torch.from_numpy(numbers[offset : offset + AuditLabels.PIECE].astype(np.uint8))
+                fields: dict[str, str | int] = {"table": table, "offset": offset, "classes": labels.classes}
+                link.send(Frame(Kind.AUDIT, fields=fields, tensors={"labels": piece}))
+
+
+def read_report(party: str, frame: Frame) -> dict[str, Any]:
+    """Return what a party reports at the end.
+
+    Raises
+    ------
+    ProtocolError
+        When it cannot be read.
+    """
+    try:
+        report = json.loads(frame.text("report"))
+    except (ValueError, RecursionError):
+        report = None
+    if not isinstance(report, dict) or not isinstance(report.get("leakage", []), list):
+        raise ProtocolError(f"party {party!r} sent a report that cannot be read")
+    return report

@@ -1,0 +1,96 @@
+"""All parties keep their state after the same step, and go back to it together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from flower_vfl.parties.feature import Store
+from flower_vfl.parties.scoring import Recorder
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.transport.base import Link, expect
+
+_log = logging.getLogger(__name__)
+
+
+class Ledger(Store, Protocol):
+    """The label party's own store, in which it also writes down what all parties have."""
+
+    def commit(self, step: int) -> None:
+        """Write down that every party has its state after so many steps."""
+
+    @property
+    def committed(self) -> int | None:
+        """The last step of which every party has its state; None before the first."""
+
+
+class Stateful(Protocol):
+    """A part of the label party that changes while training goes on."""
+
+    def state(self) -> Any:
+        """Return what a resumed run needs, as plain values and tensors."""
+
+    def restore(self, state: Any) -> None:
+        """Go on from what `state` returned."""
+
+
+class Checkpointing:
+    """Makes all parties keep their state, and brings them back to it.
+
+    A step counts as kept once every party has written its own part to its own disk; what is written down then is the
+    step alone. A kill at any moment before leaves the last such step in force, of which every party still has its part.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        The label party's store.
+    links : Mapping[str, Link]
+        One a feature party.
+    parts : Mapping[str, Stateful]
+        What the label party keeps, by name.
+    recorder : Recorder
+        The label party's; what it was told until then has to be on disk, because nobody will tell it again.
+    timeout : float
+        Seconds to wait for one answer.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        links: Mapping[str, Link],
+        parts: Mapping[str, Stateful],
+        *,
+        recorder: Recorder,
+        timeout: float,
+    ) -> None:
+        self._ledger, self._links, self._parts = ledger, links, dict(parts)
+        self._recorder, self._timeout = recorder, timeout
+
+    def save(self, step: int) -> None:
+        """Keep everybody's state after so many steps; no step may be under way."""
+        self._ask(Kind.SAVE, Kind.SAVED, step)
+        state = {name: part.state() for name, part in self._parts.items()}
+        self._recorder.flush()
+        self._ledger.save(step, state)
+        self._ledger.commit(step)
+
+    def resume(self) -> int:
+        """Go back to the last step that everybody has, and return it; 0 where there is none."""
+        step = self._ledger.committed
+        if step is None:
+            return 0
+        state = self._ledger.load(step)
+        for name, part in self._parts.items():
+            part.restore(state[name])
+        self._ask(Kind.RESTORE, Kind.RESTORED, step)
+        _log.info("all parties go on after step %d", step)
+        return step
+
+    def _ask(self, request: Kind, answer: Kind, step: int) -> None:
+        for link in self._links.values():
+            link.send(Frame(request, step))
+        for link in self._links.values():
+            link.flush()
+        for party, link in self._links.items():
+            expect(link.receive(self._timeout), answer, step, party)
