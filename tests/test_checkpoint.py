@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from flower_vfl.checkpoint import load_state, save_state
+from flower_vfl.checkpoint import Checkpoints, load_state, read_committed, save_state
 from flower_vfl.errors import DataError
 
 DTYPES = [
@@ -249,3 +249,72 @@ def test_a_kill_in_the_middle_of_writing_leaves_the_old_state(path):
     assert torch.equal(found["x"], torch.zeros(1000))
     save_state(path, {"n": 3})
     assert load_state(path) == {"n": 3}
+
+
+FACTS = {"party": "a", "training": "0" * 32}
+
+
+def test_the_last_few_states_are_kept_and_come_back(tmp_path):
+    kept = Checkpoints(tmp_path / "a", FACTS, keep=3)
+    for step in (0, 10, 20, 30, 40):
+        kept.save(step, {"step": step, "weights": torch.full((2,), float(step))})
+    assert kept.steps == [20, 30, 40]
+    assert kept.load(30)["weights"].tolist() == [30.0, 30.0]
+
+
+def test_going_back_gives_up_the_states_of_later_steps(tmp_path):
+    kept = Checkpoints(tmp_path, FACTS, keep=2)
+    for step in (10, 20, 30):
+        kept.save(step, step)
+    kept.save(21, 21)
+    assert kept.steps == [20, 21]
+
+
+def test_a_state_can_be_read_by_its_owner_alone(tmp_path):
+    Checkpoints(tmp_path / "a", FACTS).save(1, {})
+    assert (tmp_path / "a").stat().st_mode & 0o077 == 0
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+    kept = Checkpoints(tmp_path, FACTS)
+    with pytest.raises(DataError, match="no checkpoint of step 5; it has: none"):
+        kept.load(5)
+    kept.save(7, {})
+    with pytest.raises(DataError, match="it has: 7"):
+        kept.load(5)
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_the_state_of_something_else_is_refused_by_name(tmp_path, name):
+    Checkpoints(tmp_path, FACTS).save(7, {})
+    with pytest.raises(DataError, match=f"belongs to something else: its {name} is"):
+        Checkpoints(tmp_path, {**FACTS, name: "other"}).load(7)
+
+
+@pytest.mark.parametrize(
+    "content", [[], {"facts": FACTS, "step": 8, "state": 1}, {"facts": 3, "step": 7, "state": 1}, 7]
+)
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, content):
+    kept = Checkpoints(tmp_path, FACTS)
+    save_state(tmp_path / "step-000000007.safetensors", content)
+    with pytest.raises(DataError):
+        kept.load(7)
+
+
+def test_what_all_have_is_written_down_and_read(tmp_path):
+    kept = Checkpoints(tmp_path, FACTS)
+    assert kept.committed is None
+    kept.save(10, {})
+    assert kept.committed is None
+    kept.commit(10)
+    assert kept.committed == 10
+    assert read_committed(tmp_path) == (10, FACTS)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "{}", '{"step": -1, "facts": {}}', '{"step": true, "facts": {}}', "[" * 9999]
+)
+def test_a_note_that_cannot_be_read_is_refused(tmp_path, text):
+    (tmp_path / Checkpoints.COMMITTED).write_text(text)
+    with pytest.raises(DataError, match=r"committed\.json"):
+        read_committed(tmp_path)

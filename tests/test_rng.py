@@ -157,4 +157,24 @@ def test_deriving_touches_no_global_generator():
 
 
 def test_nothing_in_a_deployment_takes_a_seed_of_the_run():
-    assert list(inspect.signature(Secret.of_this_host).parameters) == []
+    assert list(inspect.signature(Secret.of_this_host).parameters) == ["kept"]  # a file of this host
+
+
+def test_a_secret_drawn_for_a_training_is_kept_for_its_owner_alone_and_comes_back(tmp_path, monkeypatch):
+    monkeypatch.delenv(SECRET_FILE_VARIABLE, raising=False)
+    kept = tmp_path / "new" / "secret"
+    first = Secret.of_this_host(kept)
+    assert not kept.exists()
+    first.keep(kept)
+    assert kept.stat().st_mode & 0o777 == 0o600
+    again = Secret.of_this_host(kept)
+    assert again.seed("noise") == first.seed("noise") != Secret.of_this_host().seed("noise")
+    again.keep(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_secret_that_others_gave_is_not_copied(tmp_path, secret_file):
+    secret_file.write_bytes(VALUE)
+    Secret.of_this_host().keep(tmp_path / "copy")
+    Secret.for_simulation(1, "a").keep(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()

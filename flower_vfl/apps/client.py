@@ -169,7 +169,7 @@ class _Client:
             optimizer=self._optimizer,
             simulation=session.simulation,
             recorder=journal,
-            store=None if keeping is None else keeping.store(config, dataset.alignment.digest),
+            store=None if keeping is None else keeping.store(config, dataset.alignment),
         )
         _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
         return machine, journal

@@ -15,6 +15,7 @@ from flower_vfl.apps.model import LABEL
 from flower_vfl.apps.result import package_version
 from flower_vfl.checkpoint import Checkpoints, read_committed
 from flower_vfl.config import Config, leaf_paths
+from flower_vfl.data.dataset import Alignment
 from flower_vfl.errors import ProtocolError
 
 CHECKPOINTS = "checkpoints"
@@ -75,13 +76,13 @@ class Keeping:
         """Where the party keeps a secret that it drew for this training."""
         return self.folder / f"secret-{self.training}"
 
-    def store(self, config: Config, alignment: str) -> Checkpoints:
+    def store(self, config: Config, alignment: Alignment) -> Checkpoints:
         """Return the party's checkpoints of this training, and of no other."""
         facts = {
             "party": self.party,
             "training": self.training,
             "config": config_digest(config),
-            "alignment": alignment,
+            "alignment": f"{alignment.rows} + {alignment.test_rows} rows {alignment.digest}",
             "flower_vfl": package_version("flower-vfl"),
             "torch": package_version("torch"),
         }

@@ -250,7 +250,7 @@ def make_server_app(
             journal.log = _open_journal(folder, settings)
             secret.keep(keeping.secret)
             base = strategy.base
-            base.ledger, base.resume = keeping.store(settings, dataset.alignment.digest), keeping.begun
+            base.ledger, base.resume = keeping.store(settings, dataset.alignment), keeping.begun
             base.offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
             _log.info("results go to %s", folder.path)
         if simulation and not isinstance(grid, LocalGrid):

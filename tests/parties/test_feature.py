@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -206,3 +207,53 @@ def test_the_state_of_an_attacker_keeps_what_it_measured():
     again = make_attacker(simulation=True)
     again.restore(attacker.state())
     assert again.report()["leakage"] == attacker.report()["leakage"]
+
+
+class Shelf:
+    """Keeps states in memory."""
+
+    def __init__(self):
+        self.states = {}
+
+    def save(self, step, state):
+        self.states[step] = copy.deepcopy(state)
+
+    def load(self, step):
+        return copy.deepcopy(self.states[step])
+
+
+def test_a_party_keeps_its_state_when_told_and_goes_back_to_it():
+    shelf = Shelf()
+    party = make_party(store=shelf)
+    party.handle(ask(0))
+    party.handle(ask(-1, 0, gradient_for(0)))
+    assert party.handle(Frame(Kind.SAVE, 1)) == Frame(Kind.SAVED, 1)
+    kept = weights_digest(party.bottom)
+    for last in range(2):
+        party.handle(ask(1))
+        party.handle(ask(-1, 1, gradient_for(1)))
+        later = weights_digest(party.bottom)
+        assert later != kept
+        if not last:
+            first_time = later
+            assert party.handle(Frame(Kind.RESTORE, 1)) == Frame(Kind.RESTORED, 1)
+            assert weights_digest(party.bottom) == kept
+    assert later == first_time
+
+
+@pytest.mark.parametrize(
+    ("frames", "store", "reason"),
+    [
+        ([Frame(Kind.SAVE, 0)], None, "keeps no checkpoints"),
+        ([Frame(Kind.RESTORE, 0)], None, "keeps no checkpoints"),
+        ([ask(0), Frame(Kind.SAVE, 0)], Shelf(), "1 steps wait"),
+        ([ask(0), Frame(Kind.RESTORE, 0)], Shelf(), "1 steps wait"),
+        ([Frame(Kind.SAVE, 3)], Shelf(), "after 3 steps was asked for, 0 are done"),
+    ],
+)
+def test_a_state_that_cannot_be_kept_is_refused(frames, store, reason):
+    party = make_party(store=store)
+    for frame in frames[:-1]:
+        party.handle(frame)
+    with pytest.raises(ProtocolError, match=reason):
+        party.handle(frames[-1])

@@ -1,0 +1,118 @@
+"""Going on in a run's folder: with the same configuration, from the last step that all parties have, or not at all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flower_vfl import build_config, run
+from flower_vfl.apps.keeping import MAY_CHANGE, Keeping, config_digest, differences
+from flower_vfl.checkpoint import read_committed
+from flower_vfl.config import Config, leaf_paths
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError
+from flower_vfl.simulations.running import run_here
+from flower_vfl.strategies import Observer
+from tests.toys import toy_config, toy_data
+
+
+class Interrupt(Observer):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, step, epoch, loss, leak):
+        if step == self.step:
+            raise KeyboardInterrupt
+
+
+def interrupted(folder, **sections):
+    config = toy_config(checkpoint={"every": 3}, **sections)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=folder, data=lambda _: toy_data(), observers=(Interrupt(7),))
+    return config
+
+
+def test_without_resume_a_folder_is_not_touched_again(tmp_path):
+    config = interrupted(tmp_path / "run")
+    with pytest.raises(OutputExistsError):
+        run(config, out=tmp_path / "run", data=lambda _: toy_data())
+
+
+def test_another_configuration_is_refused_with_what_differs(tmp_path):
+    interrupted(tmp_path / "run")
+    other = toy_config(checkpoint={"every": 3}, seed=5)
+    with pytest.raises(ConfigError, match=r"seed was 0 and is 5"):
+        run(other, out=tmp_path / "run", resume=True, data=lambda _: toy_data())
+    assert read_committed(tmp_path / "run" / "checkpoints" / "label")[0] == 6
+
+
+def test_other_rows_are_refused(tmp_path):
+    config = interrupted(tmp_path / "run")
+    with pytest.raises((DataError, PartyError), match=r"belongs to something else: its alignment"):
+        run(config, out=tmp_path / "run", resume=True, data=lambda _: toy_data(rows=590))
+
+
+def test_a_party_that_has_lost_its_state_is_named(tmp_path):
+    config = interrupted(tmp_path / "run")
+    for file in (tmp_path / "run" / "checkpoints" / "a").glob("step-*"):
+        file.unlink()
+    with pytest.raises(PartyError, match=r"'a' .*no checkpoint of step 6; it has: none"):
+        run(config, out=tmp_path / "run", resume=True, data=lambda _: toy_data())
+
+
+def test_where_nothing_was_begun_a_run_begins(tmp_path):
+    result = run(toy_config(), out=tmp_path / "run", resume=True, data=lambda _: toy_data())
+    assert result.status == "finished"
+
+
+def test_a_run_that_has_ended_is_left_as_it_is(tmp_path):
+    config = build_config({"data": {"name": "breast-cancer"}, "training": {"epochs": 1}})
+    first = run_here(config, tmp_path / "run", title="x")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    assert run_here(config, tmp_path / "run", title="x", resume=True) == first
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_checkpoints_can_be_switched_off(tmp_path):
+    run(toy_config(checkpoint={"every": -1}), out=tmp_path / "run", data=lambda _: toy_data())
+    assert not list((tmp_path / "run").rglob("step-*"))
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path))
+    run(toy_config(), data=lambda _: toy_data())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("every", [0, 1, 5])
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_how_often_states_are_kept_changes_no_weight_where_one_step_is_under_way(tmp_path, every, in_flight):
+    def weights(every, out):
+        config = toy_config(checkpoint={"every": every}, transport={"in_flight": in_flight})
+        return run(config, out=out, data=lambda _: toy_data()).summary["weights"]
+
+    same = weights(every, tmp_path / "run") == weights(-1, None)
+    assert same == (in_flight == 1 or every == 0)
+
+
+def test_of_the_configuration_only_addresses_and_the_like_may_change():
+    assert differences(Config(), build_config({"transport": {"port": 5}, "sinks": ["wandb"]})) == []
+    assert config_digest(Config()) == config_digest(build_config({"transport": {"port": 5}, "checkpoint": {"keep": 9}}))
+    assert config_digest(Config()) != config_digest(build_config({"training": {"epochs": 7}}))
+    assert set(MAY_CHANGE) < set(leaf_paths())
+
+
+@pytest.mark.parametrize("name", ["", "../../etc", "A" * 32, "0" * 31, "0" * 33, 7, None, "0" * 31 + "/"])
+def test_a_training_is_called_by_digits_because_they_become_a_path(tmp_path, name):
+    with pytest.raises(ProtocolError, match="32 hexadecimal digits"):
+        Keeping.of_feature_party(tmp_path, "a", name)
+
+
+def test_a_run_without_a_state_of_all_parties_begins_anew(tmp_path):
+    config = toy_config(checkpoint={"every": 0})
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", data=lambda _: toy_data(), observers=(Interrupt(2),))
+    result = run(config, out=tmp_path / "run", resume=True, data=lambda _: toy_data())
+    alone = run(config, out=tmp_path / "alone", data=lambda _: toy_data())
+    assert result.summary["weights"] == alone.summary["weights"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
