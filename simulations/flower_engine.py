@@ -142,8 +142,8 @@ def write_deployment(folder: Path, config: Config, results: Path | None) -> None
             "a SuperNode in --node-config, the label party in FLOWER_VFL_DATA"
         )
     with new_folder(folder) as temporary:
-        run_config = {**to_run_config(in_processes(config)), **NO_PREDICTION, "out": str(results or ""), "resume": False}
-        write_app(temporary, run_config)
+        own: dict[str, Value] = {"out": str(results or ""), "resume": False}
+        write_app(temporary, {**to_run_config(in_processes(config)), **NO_PREDICTION, **own})
 
 
 def _raise_again(file: Path) -> None:

@@ -16,9 +16,10 @@ from flower_vfl.errors import PartyError
 from flower_vfl.parties.label import LabelModel
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
+from flower_vfl.strategies.arrivals import negotiate
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.training import EVALUATIONS_UNDER_WAY
-from flower_vfl.strategies.vertical import build_models, is_simulation, negotiate
+from flower_vfl.strategies.vertical import build_models, is_simulation
 from flower_vfl.transport.base import Link, expect
 from flower_vfl.transport.sessions import Sessions
 
