@@ -18,11 +18,11 @@ import httpx
 import tomli_w
 
 from flower_vfl import errors
-from flower_vfl.apps.alignment.client import RESULT
+from flower_vfl.apps.alignment.client import RESULT as ALIGNED
 from flower_vfl.apps.alignment.place import remove_empty
 from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.build import open_data, party_names
-from flower_vfl.apps.folder import RESULT, check_folder, read_result
+from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
 from flower_vfl.apps.prediction import NO_PREDICTION
 from flower_vfl.apps.result import package_version
 from flower_vfl.config import Config, to_run_config
@@ -74,7 +74,7 @@ def align_flower(config: Config, out: Path) -> dict[str, Path]:
         code = flwr_run({**to_run_config(config), "out": str(out), "job": "align"}, len(sources) - 1)
     finally:
         remove_empty(out)
-    found = {party: out / party / RESULT for party in sources}
+    found = {party: out / party / ALIGNED for party in sources}
     if not all(path.is_file() for path in found.values()):
         raise SessionError(f"the Flower run left no alignment (flwr run ended with {code}); its log is above")
     return found

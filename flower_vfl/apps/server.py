@@ -216,20 +216,19 @@ def make_server_app(
             if job == "align":
                 align_as_label(grid, settings, given)
             else:
-                train(grid, settings, given)
+                train(grid, settings, given, goes_on=resume or context.run_config.get("resume") is True)
         except Exception as error:
             if on_error is not None:
                 on_error(f"{type(error).__name__}: {error}")
             raise
 
-    def train(grid: Grid, settings: Config, given: Path | None) -> None:
+    def train(grid: Grid, settings: Config, given: Path | None, *, goes_on: bool) -> None:
         check_device(settings)
         if settings.sinks and given is None:
             raise ConfigError("sinks need a folder: set `out`")
         simulation = is_simulation(grid)
         dataset = data(settings if simulation else with_data_of_this_host(settings))
         labels = dataset.labels()
-        goes_on = resume or context.run_config.get("resume") is True
         keeping = None if given is None else Keeping.of_label_party(given, resume=goes_on)
         kept = None if keeping is None else keeping.secret
         secret = Secret.for_simulation(settings.seed, LABEL) if simulation else Secret.of_this_host(kept)
