@@ -135,7 +135,7 @@ def test_scores_do_not_depend_on_which_others_are_asked_for(finished, tmp_path):
     ("text", "words"),
     [
         ("9\nghost\nspectre\nspook\nwraith\n", r"4 of 5 IDs are not in the data: 'ghost', 'spectre', 'spook', \.\.\."),
-        ("9\n42\n9\n", "occur more than once: '9'"),
+        ("9\n42\n9\n", "occur more than once, in rows 1, 3"),
         ("\n\n", "names no ID"),
         ("9\n\n42\n", "row 2 has no ID"),
     ],
