@@ -240,7 +240,12 @@ class TransportConfig(_Section):
     """How messages cross the cut."""
 
     kind: Literal["inproc", "stream", "messages"] = Field(default="inproc", description="carrier of the records")
-    in_flight: int = Field(default=1, ge=1, le=64, description="steps under way at once; 1 is exact")
+    in_flight: int = Field(
+        default=1,
+        ge=0,
+        le=64,
+        description="steps under way at once; 1 is exact, 0: as many as the link is found to need",
+    )
     wire_dtype: Literal["exact", "float16", "bfloat16"] = Field(
         default="exact", description="number format on the wire"
     )

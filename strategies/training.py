@@ -31,7 +31,17 @@ _logger = logging.getLogger(__name__)
 EVALUATIONS_UNDER_WAY = 4
 """Batches that are asked for before the answer of the first is waited for."""
 
-_MEASURED = ("epochs", "steps", "seconds", "seconds_compute", "seconds_wait", "bytes_up", "bytes_down", "logged")
+_MEASURED = (
+    "epochs",
+    "steps",
+    "in_flight",
+    "seconds",
+    "seconds_compute",
+    "seconds_wait",
+    "bytes_up",
+    "bytes_down",
+    "logged",
+)
 Epoch = dict[str, float]
 
 
@@ -45,6 +55,8 @@ class Outcome:
         Metrics of each finished epoch; the key "epoch" counts from 1.
     steps : int
         Steps that were done.
+    in_flight : int
+        Steps that were under way at once.
     seconds, seconds_compute, seconds_wait : float
         Time in all, computing at the label party, and waiting for answers.
     bytes_up, bytes_down : int
@@ -63,6 +75,7 @@ class Outcome:
 
     epochs: list[Epoch] = field(default_factory=list)
     steps: int = 0
+    in_flight: int = 1
     seconds: float = 0.0
     seconds_compute: float = 0.0
     seconds_wait: float = 0.0
@@ -213,7 +226,7 @@ class Training:
 
     def _train(self, epoch: int, steps: range) -> None:
         """Do some steps of an epoch; the pipeline fills at their start and drains at their end."""
-        ahead = self._config.transport.in_flight
+        ahead = self.outcome.in_flight
         for step in steps[:ahead]:
             self._send_all(Frame(Kind.STEP, step, {"gradient_of": -1}))
         if steps.start == self._schedule.steps_of(epoch).start:
@@ -319,8 +332,9 @@ class Training:
         count = self._schedule.batches(part)
         kept = part == "test" and self._monitor is not None and self._monitor.reads_trained_models
         logits, received, sampled = [], list[dict[str, Tensor]](), list[dict[str, Tensor]]()
-        for index in range(-EVALUATIONS_UNDER_WAY, count):
-            ahead = index + EVALUATIONS_UNDER_WAY
+        under_way = max(EVALUATIONS_UNDER_WAY, self.outcome.in_flight)
+        for index in range(-under_way, count):
+            ahead = index + under_way
             if ahead < count:
                 self._send_all(Frame(Kind.EVALUATE, ahead, {"part": part}))
             if index >= 0:

@@ -37,6 +37,7 @@ from flower_vfl.strategies.arrivals import check_fit, read_report, send_audit
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.checkpointing import Checkpointing, Ledger, Stateful
 from flower_vfl.strategies.observer import Observer
+from flower_vfl.strategies.pace import agree
 from flower_vfl.strategies.training import Outcome, Training
 from flower_vfl.transport.base import Link
 from flower_vfl.transport.sessions import Sessions
@@ -298,12 +299,15 @@ def run_training(
         for metric, value in log.items():
             base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
         checkpointing = _build_checkpointing(strategy, links, {"label": label, "training": training}, monitor)
-        if checkpointing is not None and base.resume and checkpointing.resume():
+        resumed = checkpointing.resume() if checkpointing is not None and base.resume else 0
+        if resumed:
             for done in outcome.epochs:
                 result.evaluate_metrics_serverapp[int(done["epoch"])] = MetricRecord(dict(done))
         elif audited:
             test = any(isinstance(attack, InferenceAttack) for attack in base.attacks)
             send_audit({party: links[party] for party in audited}, base.labels, test=test)
+        known = outcome.in_flight if resumed else 0
+        outcome.in_flight = agree(label, links, schedule.batch_rows(0), config.transport, known=known)
         try:
             training.run(after_epoch, None if checkpointing is None else checkpointing.save)
             if monitor is not None and training.test_embeddings:

@@ -181,6 +181,7 @@ BAD = [
     ("attack.on_leak", "shout", "'stop' or 'warn'"),
     ("transport.kind", "pigeon", "'inproc', 'stream' or 'messages'"),
     ("transport.in_flight", 65, "less than or equal to 64"),
+    ("transport.in_flight", -1, "greater than or equal to 0"),
     ("transport.port", 65536, "less than or equal to 65535"),
     ("transport.host", "", "at least 1 character"),
 ]

@@ -128,6 +128,7 @@ def summarise(
         "rebuild": rebuild(outcome.leakage, last, classes=data["classes"], share=config.attack.rebuilt),
         "cost": {
             "steps": outcome.steps,
+            "in_flight": outcome.in_flight,
             "seconds": outcome.seconds,
             "bytes_up": outcome.bytes_up,
             "bytes_down": outcome.bytes_down,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections import deque
@@ -22,6 +23,9 @@ from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
 from flower_vfl.version import VERSION
+
+MOST_IN_FLIGHT = 64
+"""Steps that may be under way at once."""
 
 
 @dataclass(slots=True)
@@ -64,7 +68,7 @@ class FeatureParty:
     in_flight : int
         Steps that may be under way at once. The gradient of step t is applied before the embedding of step
         t + in_flight is computed. With more than 1, weights change between a forward pass and its backward pass, so the
-        forward pass is done again with the weights of the moment.
+        forward pass is done again with the weights of the moment. With 0 the label party says how many.
     dropout : torch.Generator, optional
         What the bottom model's dropout draws from.
     device : str
@@ -93,7 +97,7 @@ class FeatureParty:
         self.optimizers = optimizers
         self.seconds_compute = 0.0
         self._table, self._schedule, self._alignment = table, schedule, alignment
-        self._in_flight, self._dropout, self._device = in_flight, dropout, device
+        self._configured, self._in_flight, self._dropout, self._device = in_flight, in_flight or 1, dropout, device
         self._pending: deque[_Pending] = deque()
         self._next_step = 0
         self._store = store
@@ -122,7 +126,7 @@ class FeatureParty:
                 "version": VERSION,
                 "alignment": self._alignment,
                 "schedule": self._schedule.digest,
-                "in_flight": self._in_flight,
+                "in_flight": self._configured,
             },
         )
 
@@ -144,6 +148,8 @@ class FeatureParty:
                 return self._finish()
             if frame.kind in (Kind.SAVE, Kind.RESTORE):
                 return self._keep(frame)
+            if frame.kind in (Kind.REHEARSE, Kind.IN_FLIGHT):
+                return self._settle_pace(frame)
             return self._other(frame)
         finally:
             self.seconds_compute += time.perf_counter() - started
@@ -225,6 +231,33 @@ class FeatureParty:
         self.settle()
         self._store.save(frame.step, self.state())
         return Frame(Kind.SAVED, frame.step)
+
+    def _settle_pace(self, frame: Frame) -> Frame | None:
+        """Show the label party what a step takes here, or hear how many steps may be under way."""
+        if self._configured:
+            raise ProtocolError(f"a {frame.kind} frame came, but here transport.in_flight is {self._configured}")
+        if self._pending:
+            raise ProtocolError(f"a {frame.kind} frame comes before the first step, not between steps")
+        if frame.kind is Kind.REHEARSE:
+            return self._try_step(frame) if frame.tensors else Frame(Kind.REHEARSED)
+        agreed = frame.integer("in_flight")
+        if not 1 <= agreed <= MOST_IN_FLIGHT:
+            raise ProtocolError(f"{agreed} steps in flight were asked for; 1 to {MOST_IN_FLIGHT} are possible")
+        self._in_flight = agreed
+        return None
+
+    def _try_step(self, frame: Frame) -> Frame:
+        """Do the work of the next step on a copy of the model: a pass ahead, the pass again, the pass back."""
+        started = time.perf_counter()
+        rows = self._schedule.train_batch(self._next_step)
+        gradient = frame.tensor("gradient", shape=(len(rows), *self._shape), dtype=self._dtype).to(self._device)
+        model = copy.deepcopy(self.bottom)  # with it, the generator of its dropout
+        set_mode(model, train=True)
+        with torch.no_grad():
+            embedding: Tensor = model(*self._gather("train", rows))
+        torch.autograd.backward(model(*self._gather("train", rows)), gradient)
+        fields = {"seconds": time.perf_counter() - started}
+        return Frame(Kind.REHEARSED, fields=fields, tensors={"embedding": embedding})
 
     def _gather(self, table: str, rows: Rows) -> list[Tensor]:
         source = self._table.test if table == "test" else self._table.train

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -250,6 +251,14 @@ class LabelParty(LabelModel):
             self.optimizers.clip_grad(self._clip_norm)
         self.optimizers.step()
         return Step(rows, value, gradients, {**log, **more, **protection}, clean, inside)
+
+    def rehearse(self, embeddings: Mapping[str, Tensor]) -> None:
+        """Do the network's part of the first step on copies of the models, to see what it takes; nothing changes."""
+        rows, other = self._schedule.train_batch(0), copy.copy(self)
+        other.top, other.bottom = copy.deepcopy((self.top, self.bottom))
+        set_mode(other.top, train=True)
+        received = [embeddings[party].to(self._device).requires_grad_() for party in self._parties]
+        torch.autograd.backward(other._join([*received, *other._own(self._source("train"), rows, train=True)]).sum())
 
     def _batch_labels(self, rows: Rows) -> Tensor:
         return torch.from_numpy(self._labels.take(rows).astype(np.int64, copy=False)).to(self._device)

@@ -3,7 +3,8 @@
 Down (label party to feature party) go `STEP` (the gradient of one step and the request for another, fused to one round
 trip), `EVALUATE`, `SAVE` and `RESTORE` (keep your state of this step, go back to it), `AUDIT` (simulations only) and
 `FINISH`; of a finished training `PREDICT`. Up go `HELLO`, `EMBEDDING`, `SAVED`, `RESTORED`, `REPORT` and `ERROR`.
-`ALIGN` goes both ways, before any training.
+Where the steps in flight are to be chosen, `REHEARSE` asks what a step takes (or, without tensors, what a round trip
+takes), `REHEARSED` answers and `IN_FLIGHT` tells the choice. `ALIGN` goes both ways, before any training.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class Kind(StrEnum):
     SAVED = "saved"
     RESTORE = "restore"
     RESTORED = "restored"
+    REHEARSE = "rehearse"
+    REHEARSED = "rehearsed"
+    IN_FLIGHT = "in_flight"
     AUDIT = "audit"
     FINISH = "finish"
     REPORT = "report"

@@ -34,8 +34,9 @@ _HELLO_SECONDS = 10.0
 _GREETINGS = 2  # of one node at a time: a stream that hangs must not block its successor, nor other parties
 _KEEPALIVE: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    # A ping waits behind the frames that are under way: five of 512 KiB take 20 s at 1 Mbit/s.
+    ("grpc.keepalive_timeout_ms", 30_000),
+    ("grpc.http2.ping_timeout_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 4_000),

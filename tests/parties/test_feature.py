@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from flower_vfl.attacks import NormAttack
-from flower_vfl.errors import ProtocolError, TrainingError
+from flower_vfl.errors import NotFiniteError, ProtocolError, TrainingError
 from flower_vfl.nn import Optimizers, bind_dropout, seeded_initialisation, weights_digest
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import FeatureParty
@@ -101,6 +101,53 @@ def test_no_more_steps_are_under_way_than_agreed():
     fill(party, 2)
     with pytest.raises(ProtocolError, match="while 2 steps wait"):
         party.handle(ask(2))
+
+
+def rehearse(value=0.0, rows=16):
+    return Frame(Kind.REHEARSE, tensors={"gradient": torch.full((rows, 4), value)})
+
+
+def test_a_rehearsal_shows_the_first_embedding_and_changes_nothing():
+    party, other = make_party(in_flight=0), make_party(in_flight=1)
+    for _ in range(2):
+        shown = party.handle(rehearse(1.0))
+        assert shown.kind is Kind.REHEARSED
+        assert shown.fields["seconds"] > 0
+    assert party.handle(Frame(Kind.REHEARSE)) == Frame(Kind.REHEARSED)
+    assert all(weight.grad is None for weight in party.bottom.parameters())
+    party.handle(Frame(Kind.IN_FLIGHT, fields={"in_flight": 1}))
+    first = other.handle(ask(0)).tensors["embedding"]
+    assert torch.equal(shown.tensors["embedding"], first)
+    assert torch.equal(party.handle(ask(0)).tensors["embedding"], first)
+    for one in (party, other):
+        drive(one, 0, 8, 1)
+    assert weights_digest(party.bottom) == weights_digest(other.bottom)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "frame", "words"),
+    [
+        (1, rehearse(), "here transport.in_flight is 1"),
+        (2, Frame(Kind.IN_FLIGHT, fields={"in_flight": 2}), "transport.in_flight is 2"),
+        (0, Frame(Kind.IN_FLIGHT, fields={"in_flight": 0}), "1 to 64 are possible"),
+        (0, Frame(Kind.IN_FLIGHT, fields={"in_flight": 65}), "1 to 64 are possible"),
+        (0, Frame(Kind.IN_FLIGHT), "integer field 'in_flight'"),
+        (0, rehearse(float("nan")), "not finite"),
+        (0, rehearse(rows=5), "must be float32"),
+    ],
+)
+def test_the_label_party_chooses_the_steps_in_flight_only_where_that_was_agreed_and_within_bounds(
+    in_flight, frame, words
+):
+    with pytest.raises((ProtocolError, NotFiniteError), match=words):
+        make_party(in_flight=in_flight).handle(frame)
+
+
+def test_the_steps_in_flight_are_settled_before_the_first_step_is_under_way():
+    party = make_party(in_flight=0)
+    party.handle(ask(0))
+    with pytest.raises(ProtocolError, match="before the first step"):
+        party.handle(Frame(Kind.IN_FLIGHT, fields={"in_flight": 2}))
 
 
 def test_training_cannot_be_finished_while_a_gradient_is_missing():
