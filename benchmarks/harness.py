@@ -46,10 +46,17 @@ class Gate:
     ----------
     connection : Connection
         To the benchmark.
+
+    Attributes
+    ----------
+    settle : int
+        Steps at the beginning of a block that do not count: of those that were under way while others had their turn.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.settle = 0
+        self._unsettled = 0
         self._left = 0
         self._steps = 0
         self._started: Clock | None = None
@@ -63,6 +70,9 @@ class Gate:
         now = (time.perf_counter(), time.process_time())
         self.values.append(value)
         if self._steps:
+            if self._unsettled:
+                self._unsettled -= 1
+                return
             if self._started is None:
                 self._started, self._left = now, self._steps
                 return
@@ -74,6 +84,7 @@ class Gate:
             )
         try:
             self._steps, self._started = self._connection.recv(), None
+            self._unsettled = self.settle
         except (EOFError, ConnectionError):  # the benchmark itself has died
             self._steps = 0
         if not self._steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import tempfile
@@ -10,18 +11,21 @@ from typing import Any
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from harness import Enough, Gate
+from slow_link import ADDRESS, free_port, slow_link
 from torch import Tensor, nn
 
 from flower_vfl.apps import run
 from flower_vfl.apps.build import build_feature_party, default_bottom, default_top, open_data, party_names
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.result import RunResult
 from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import Config, build_config, load_config, to_run_config
 from flower_vfl.nn import bind_dropout, fuse, seeded_initialisation
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Observer
+from flower_vfl.strategies.pace import LIMIT
 from flower_vfl.strategies.vertical import schedule_of
 from flower_vfl.transport import stream
 from flower_vfl.transport.sessions import OFFER
@@ -94,9 +98,28 @@ def _attend(config: Config, party: str, offer: dict[str, Any]) -> None:
 def split_processes(gate: Gate, config: Config) -> None:
     """Train over `stream`, each feature party in a process of its own."""
     logging.disable(logging.WARNING)
+    _train(config, gate, {})
+
+
+def over_a_link(gate: Gate, config: Config, round_trip: float, megabits: float) -> dict[str, Any]:
+    """Do the same over a link of that round trip, in seconds, and that rate; return what it cost."""
+    logging.disable(logging.WARNING)
+    transport = config.transport.model_copy(update={"port": free_port(), "advertise": ADDRESS})
+    gate.settle = 2 * (transport.in_flight or LIMIT)  # they go on while other lanes have their turn
+    cost: dict[str, Any] = {}
+    with slow_link(transport.port, round_trip=round_trip, megabits=megabits), contextlib.suppress(Enough):
+        _train(config.model_copy(update={"transport": transport}), gate, cost)
+    return cost
+
+
+def _train(config: Config, gate: Gate, cost: dict[str, Any]) -> None:
     grid = _ProcessGrid(config, party_names(config, open_data(config)))
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=to_run_config(config))
-    make_server_app(config=config, observers=(_Ticks(gate),))(grid, context)
+
+    def note(result: RunResult) -> None:
+        cost.update(result.summary["cost"])
+
+    make_server_app(config=config, observers=(_Ticks(gate),), on_result=note)(grid, context)
 
 
 def joined(gate: Gate, config: Config) -> None:

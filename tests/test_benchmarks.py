@@ -26,7 +26,7 @@ def last_line(name):
     "name",
     [
         *("inproc.py", "stream.py", "watching.py", "table_size.py", "vocabulary.py"),
-        *("methods.py", "optimal_noise.py", "regularisers.py", "alignment.py"),
+        *("methods.py", "optimal_noise.py", "regularisers.py", "alignment.py", "links.py"),
     ],
 )
 def test_a_benchmark_prints_what_it_measured_beside_its_target(name):
@@ -34,6 +34,13 @@ def test_a_benchmark_prints_what_it_measured_beside_its_target(name):
     assert line["benchmark"] == name.removesuffix(".py")
     assert line["quick"] is True
     assert {"target", "met", "machine", "versions"} <= set(line)
+
+
+@pytest.mark.slow
+def test_over_a_slow_link_more_than_one_step_is_in_flight():
+    line = last_line("links.py")
+    for link in line["links"].values():
+        assert min(link["in_flight"]) > 1
 
 
 @pytest.mark.slow
