@@ -258,7 +258,10 @@ def _who(context: Context, config: Config, dataset: VerticalData, offered_simula
     node = Node.of(context.node_config)
     if node.deployed:
         if node.party not in names:
-            raise ConfigError(f"this node says it is party {node.party!r}; the run has {', '.join(names)}")
+            raise ConfigError(
+                f"this node says it is party {node.party!r}; the run has {', '.join(names)}. Correct `party` in "
+                "--node-config here or parties.features of the run, or stop this SuperNode while others train"
+            )
         return node.party, False
     if not offered_simulation or "partition-id" not in context.node_config:
         raise ConfigError("this node has no party: start its SuperNode with --node-config \"party='NAME'\"")

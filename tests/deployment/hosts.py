@@ -76,6 +76,10 @@ class Hosts:
         process.terminate()
         process.wait(20)
 
+    def exit_code(self, name: str, seconds: float = 60.0) -> int:
+        """Wait until a process has ended by itself."""
+        return self._processes.pop(name).wait(seconds)
+
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
@@ -134,8 +138,10 @@ class Hosts:
         )
         assert done.returncode == 0, done.stdout
 
-    def start_node(self, host: str, *, party: str = "", data: Path | None = None) -> None:
-        """Start the SuperNode of a host; what it is and has can be another's."""
+    def start_node(
+        self, host: str, *, party: str = "", data: Path | None = None, name: str = "", authority: Path | None = None
+    ) -> None:
+        """Start the SuperNode of a host; what it is, has and trusts can be another's, and it can be one too many."""
         keys, port = self.keys / host, free_port()
         environment = self.environment(host, **self._secret(host))
         config = f"party='{party or host}' data-path='{data or self.parties[party or host]}' "
@@ -150,7 +156,7 @@ class Hosts:
         command += ["--node-config", config, "--isolation", self.isolation]
         if self.isolation == "process":
             command += ["--superexec-auth-secret-file", str(keys / "superexec.secret")]
-        self.start(host, command, environment)
+        self.start(name or host, command, environment)
         if self.isolation == "process":
             self.wait_for(host, "startup complete")
             self._start_superexec(host, port, environment, tls=False)

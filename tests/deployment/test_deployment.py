@@ -12,12 +12,15 @@ import pytest
 from flower_vfl.apps import run
 from flower_vfl.config import build_config
 from flower_vfl.simulations.host import Host, findings
+from flower_vfl.simulations.keys import write_keys
 from tests.deployment.conftest import write_parts
-from tests.deployment.hosts import deployed
+from tests.deployment.hosts import ROOT, deployed
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(590)]
 
 SEED = 3
+EXPLAINED = "Exit Code: 305"
+assert "exit code 305" in (ROOT / "docs" / "deployment" / "README.md").read_text()
 
 
 def config(path="", kind="stream", batch_size=64, **transport):
@@ -155,3 +158,30 @@ def test_a_missing_party_is_named_and_the_other_host_hears_it(hosts):
     assert "1 nodes are connected, the run has 2 feature parties (shop, club)" in done.stdout
     assert "flower-vfl doctor --dial" in done.stdout
     assert "these parties have not arrived: club" in hosts.log("shop")
+
+
+def test_a_second_supernode_with_the_same_key_ends_with_the_code_that_the_pages_explain(hosts):
+    hosts.wait_for("club", "SuperNode ID")
+    hosts.start_node("club", name="club-again")
+    assert hosts.exit_code("club-again") != 0
+    assert EXPLAINED in hosts.log("club-again")
+
+
+def test_a_key_that_nobody_registered_ends_with_the_code_that_the_pages_explain(hosts, tmp_path):
+    write_keys(tmp_path / "keys", ["127.0.0.1"], ["club"], days=1)
+    shutil.copytree(hosts.keys / "club", hosts.keys / "stranger")
+    shutil.copyfile(tmp_path / "keys" / "club" / "club.key", hosts.keys / "stranger" / "stranger.key")
+    hosts.start_node("stranger", party="club")
+    assert hosts.exit_code("stranger") != 0
+    assert EXPLAINED in hosts.log("stranger")
+
+
+def test_a_wrong_authority_is_no_connection_for_flower_and_doctor_says_why(hosts, tmp_path):
+    write_keys(tmp_path / "keys", ["127.0.0.1"], ["club"], days=1)
+    wrong = tmp_path / "keys" / "club" / "ca.crt"
+    hosts.start_node("club", name="club-misled", authority=wrong)
+    hosts.wait_for("club-misled", "Connection attempt failed")
+    hosts.stop("club-misled")
+    asked = Host(superlink=f"127.0.0.1:{hosts.port}", authority=wrong)
+    (words,) = [text for what, state, text in findings(asked) if what.startswith("SuperLink") and state == "wrong"]
+    assert "ask the label party for the ca.crt" in words

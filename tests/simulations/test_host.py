@@ -214,6 +214,22 @@ def test_a_clock_a_minute_behind_is_forgiven_as_flower_does(keys):
         assert found("clock", superlink=address, authority=keys / "a" / "ca.crt")[0] == "ok"
 
 
+def test_what_is_forgiven_is_what_flower_forgives():
+    from flwr.common import constant
+
+    assert (checks._AHEAD, checks._BEHIND) == (constant.SYSTEM_TIME_TOLERANCE, constant.TIMESTAMP_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("host", "status", "state"), [("127.0.0.2", 0, None), ("10.0.0.9", 405, "wrong"), ("10.0.0.9", 403, "ok")]
+)
+def test_a_control_api_that_other_hosts_reach_is_told(monkeypatch, host, status, state):
+    answer = checks.httpx.Response(status or 200)
+    monkeypatch.setattr(checks.httpx, "get", lambda url, **more: answer)
+    told = list(checks._control(f"{host}:9092", ssl.create_default_context()))
+    assert [finding[1] for finding in told] == ([] if state is None else [state])
+
+
 def test_a_superlink_of_another_authority_is_told(keys, tmp_path):
     write_keys(tmp_path / "other", ["localhost"], ["a"], days=1)
     with superlink(keys) as address:
