@@ -149,7 +149,7 @@ class Hosts:
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.dialled}", "--port", str(port)]
         command += [
             "--root-certificates",
-            str(keys / "ca.crt"),
+            str(authority or keys / "ca.crt"),
             "--auth-supernode-private-key",
             str(keys / f"{host}.key"),
         ]
