@@ -91,7 +91,7 @@ def test_a_node_that_names_no_data_opens_none(folders, monkeypatch, tmp_path):
 
 def test_a_node_of_a_party_that_the_run_does_not_have_is_told_on_both_hosts(folders, monkeypatch, tmp_path):
     nodes = [*nodes_of(folders), {**nodes_of(folders)[0], "party": "x"}]
-    with pytest.raises(PartyError, match="this node says it is party 'x'; the run has .* or stop this SuperNode"):
+    with pytest.raises(PartyError, match=r"this node says it is party 'x'; the run has .* or stop this SuperNode"):
         deploy(nodes, folders[0] / folders[1].label_party, monkeypatch, tmp_path)
 
 
