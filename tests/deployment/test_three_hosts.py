@@ -58,9 +58,9 @@ def test_three_hosts_train_together_and_each_keeps_what_is_its_own(trained):
     assert result["status"] == "finished"
     assert set(result["weights"]) == {"label", "left", "right"}
     for party in ("left", "right"):
-        assert [path.stem for path in (folder / party / "weights").rglob("*.safetensors")] == [party]
+        assert [path.stem for path in (folder / party / "weights" / "weights").iterdir()] == [party]
         assert not (folder / party / "data" / "labels").exists()
-    assert [path.stem for path in (folder / "label").rglob("*.safetensors")] == ["label"]
+    assert [path.stem for path in (folder / "label" / "run" / "weights").iterdir()] == ["label"]
 
 
 def test_each_party_found_its_host_ready_and_the_control_api_closed(trained):
