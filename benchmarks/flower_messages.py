@@ -57,7 +57,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from echo import Echo
-from flower_vfl.transport import stream
+from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.sessions import FINISHED, OFFER, REPLY
 
 app = ClientApp()
@@ -68,7 +68,7 @@ def train(message, context):
     offer = message.content.config_records.get(OFFER)
     if offer is None:
         return Message(message.content, reply_to=message)
-    stream.attend(offer, str(offer["session"]), Echo("p" + str(context.node_config["partition-id"])), timeout=30)
+    attend(offer, str(offer["session"]), Echo("p" + str(context.node_config["partition-id"])), timeout=30)
     return Message(RecordDict({REPLY: ConfigRecord({"status": FINISHED})}), reply_to=message)
 """
 

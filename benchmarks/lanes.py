@@ -27,7 +27,7 @@ from flower_vfl.rng import Secret
 from flower_vfl.strategies import Observer
 from flower_vfl.strategies.pace import LIMIT
 from flower_vfl.strategies.vertical import schedule_of
-from flower_vfl.transport import stream
+from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.sessions import OFFER
 
 _spawn = multiprocessing.get_context("spawn")
@@ -90,7 +90,7 @@ def _attend(config: Config, party: str, offer: dict[str, Any]) -> None:
     secret = Secret.for_simulation(config.seed, party)
     machine = build_feature_party(party, config, open_data(config), secret, simulation=True)
     try:
-        stream.attend(ConfigRecord(offer), str(offer["session"]), machine, timeout=60.0)
+        attend(ConfigRecord(offer), str(offer["session"]), machine, timeout=60.0)
     except Exception as error:  # noqa: BLE001 - the benchmark ends its sessions in the middle of training
         logging.getLogger(__name__).info("%s", error)
 

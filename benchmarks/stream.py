@@ -23,7 +23,7 @@ from flower_vfl.config import Config
 from flower_vfl.protocol.codec import encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
 from flower_vfl.transport.authority import SERVER_NAME, Authority, Identity
-from flower_vfl.transport.stream import _options
+from flower_vfl.transport.wire import options
 
 TARGET = 1.5
 _METHOD = "/echo/Echo"
@@ -47,7 +47,7 @@ def echo(gate: Gate, size: int) -> None:
         except Exception as error:  # noqa: BLE001 - raised again in the main thread
             over.put(error)
 
-    server = grpc.server(ThreadPoolExecutor(2), options=_options(limit))
+    server = grpc.server(ThreadPoolExecutor(2), options=options(limit))
     handler = grpc.stream_stream_rpc_method_handler(exchange)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", {"Echo": handler}),))
     identity = authority.server()
@@ -74,8 +74,8 @@ def _peer(port: int, authority: bytes, identity: Identity, size: int, limit: int
     outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     outgoing.put(b"hello")
     credentials = grpc.ssl_channel_credentials(authority, identity.key, identity.certificate)
-    options = [*_options(limit), ("grpc.ssl_target_name_override", SERVER_NAME)]
-    with grpc.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
+    settings = [*options(limit), ("grpc.ssl_target_name_override", SERVER_NAME)]
+    with grpc.secure_channel(f"127.0.0.1:{port}", credentials, settings) as channel:
         try:
             for _ in channel.stream_stream(_METHOD)(iter(outgoing.get, None)):
                 outgoing.put(payload)

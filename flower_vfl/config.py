@@ -265,6 +265,9 @@ class TransportConfig(_Section):
         default=64, ge=1, le=1024, description="largest message that the session endpoint takes, MiB"
     )
     step_timeout: float = Field(default=600.0, gt=0.0, description="seconds to wait for one answer")
+    reconnect_timeout: float = Field(
+        default=30.0, ge=0.0, description="seconds for a broken stream to come back and go on where it was"
+    )
 
     @model_validator(mode="after")
     def _dialled(self) -> Self:

@@ -51,6 +51,10 @@ class PartyError(SessionError):
     """A party died, refused or reported an error; the message names the party and the reason."""
 
 
+class PartyLostError(PartyError):
+    """A party died or lost its connection, and said nothing; it may come back."""
+
+
 class UnprotectedBatchError(FlowerVflError):
     """A defense could not protect a batch; the batch must not be sent as it is."""
 

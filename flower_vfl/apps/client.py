@@ -37,8 +37,8 @@ from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.vertical import OptimizerFactory
 from flower_vfl.tracking import StepLog
-from flower_vfl.transport import stream
 from flower_vfl.transport.base import Machine
+from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.messages import answer, bundle
 from flower_vfl.transport.sessions import FINISHED, OFFER, OPEN, REPLY, SPARE, TRAINING
@@ -217,7 +217,8 @@ def _attend(offer: ConfigRecord, machine: Machine, config: Config) -> None:
     if offer["kind"] == "inproc":
         InprocEndpoint.attend(session, machine)
     else:  # half the time, so that the label party still hears why it failed
-        stream.attend(offer, session, machine, timeout=config.transport.connect_timeout / 2)
+        wait = config.transport.connect_timeout / 2
+        attend(offer, session, machine, timeout=wait, reconnect=config.transport.reconnect_timeout)
 
 
 def _leave(session: _Session, machine: FeatureParty, journal: StepLog | None, card: ModelCard) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -47,6 +48,8 @@ class Link(ABC):
         What was negotiated: one row's embedding, and the most bytes of a frame.
     bytes_up, bytes_down : int
         Bytes of frames handed to the transport; with `inproc`, bytes of the tensors.
+    watch : Callable[[], None]
+        Called now and then while a link waits for a party that may come back; raises PartyLostError when it will not.
     """
 
     def __init__(self, party: str, hello: Frame, node: str = "") -> None:
@@ -58,6 +61,7 @@ class Link(ABC):
         self.frame_limit = OVERHEAD
         self.bytes_up = 0
         self.bytes_down = 0
+        self.watch: Callable[[], None] = lambda: None
 
     @abstractmethod
     def send(self, frame: Frame) -> None:

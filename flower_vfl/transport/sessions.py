@@ -126,6 +126,7 @@ class Sessions:
             parties=len(self._parties),
             wire_dtype=config.wire_dtype,
             limit=config.max_frame_mib * 2**20,
+            reconnect=config.reconnect_timeout,
         )
 
     def __enter__(self) -> Self:

@@ -24,7 +24,6 @@ from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.parts import write_part
 from flower_vfl.errors import ConfigError, DataError, PartyError, PermissionDeniedError, UnreachableError
 from flower_vfl.metrics import leak_auc
-from flower_vfl.transport import stream
 from tests.toys import toy_config
 
 
@@ -123,7 +122,7 @@ def test_behind_a_firewall_it_answers_through_flowers_messages_if_the_run_config
     def firewall(*given, **more):
         raise UnreachableError("the endpoint could not be reached")
 
-    monkeypatch.setattr(stream, "attend", firewall)
+    monkeypatch.setattr("flower_vfl.apps.client.attend", firewall)
     with pytest.raises(PartyError, match="could not be reached"):
         host.predict(tmp_path / "no.csv", node=ALLOWED)
     host.predict(tmp_path / "scores.csv", node=ALLOWED, fallback="messages")

@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.transport import stream
+from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.messages import answer, bundle
 from flower_vfl.transport.sessions import FINISHED, OFFER, OPEN, REPLY, SPARE
@@ -74,7 +74,7 @@ def client_app(parties, *, timeout=5.0):
             if offer["kind"] == "inproc":
                 InprocEndpoint.attend(offer["session"], party)
             else:
-                stream.attend(offer, offer["session"], party, timeout=timeout)
+                attend(offer, offer["session"], party, timeout=timeout)
             content = RecordDict({REPLY: ConfigRecord({"status": FINISHED})})
         return Message(content, reply_to=message)
 

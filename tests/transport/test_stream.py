@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord
 from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupError, UnreachableError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.transport import stream
+from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.stream import StreamEndpoint
 from tests.transport.fakes import FakeParty, converse, fit
 
@@ -50,7 +50,7 @@ def attending(endpoint, party, *, timeout=10.0, **changes):
 
     def run():
         try:
-            stream.attend(offer, SESSION, party, timeout=timeout)
+            attend(offer, SESSION, party, timeout=timeout)
         except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
             errors.append(error)
 
@@ -93,11 +93,11 @@ def test_a_label_party_that_sends_everything_before_it_reads_anything_does_not_b
 DIALLER = """
 import json, sys
 from flwr.app import ConfigRecord
-from flower_vfl.transport import stream
+from flower_vfl.transport.dialling import attend
 from tests.transport.fakes import FakeParty
 offer = {key: bytes.fromhex(value[4:]) if str(value).startswith("hex:") else value
          for key, value in json.loads(sys.stdin.readline()).items()}
-stream.attend(ConfigRecord(offer), sys.argv[1], FakeParty(), timeout=20)
+attend(ConfigRecord(offer), sys.argv[1], FakeParty(), timeout=20)
 """
 
 
@@ -140,7 +140,7 @@ def test_a_party_whose_clock_is_days_off_says_so_before_it_dials(monkeypatch):
     def wrong(certificate):
         raise SessionError("the clocks of the two hosts differ")
 
-    monkeypatch.setattr(stream, "check_clock", wrong)
+    monkeypatch.setattr("flower_vfl.transport.dialling.check_clock", wrong)
     with listening() as endpoint, attending(endpoint, FakeParty(), timeout=0.5) as errors:
         while not errors:
             time.sleep(0.01)
@@ -207,7 +207,7 @@ def test_garbage_from_an_admitted_party_is_an_error_that_names_it():
 def test_a_party_that_gets_garbage_reports_it_and_gives_up():
     with listening() as endpoint, attending(endpoint, FakeParty()) as errors:
         link = arrived(endpoint)
-        link.outgoing.put(b"garbage" * 10)
+        link._connection.outgoing.put(link._traffic.pack(b"garbage" * 10))
         with pytest.raises(PartyError, match="party 'a' reported: ProtocolError: these bytes are no frame"):
             link.receive(10)
     assert type(errors[0]) is ProtocolError

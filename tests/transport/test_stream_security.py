@@ -17,8 +17,8 @@ from flower_vfl.config import build_config, to_run_config
 from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol.codec import encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
-from flower_vfl.transport import stream
 from flower_vfl.transport.authority import SERVER_NAME, Authority
+from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.sessions import Sessions
 from tests.transport.fakes import FakeParty, client_app, converse, fit
 from tests.transport.test_stream import SESSION, arrived, attending, listening
@@ -354,7 +354,7 @@ def test_streams_that_never_greet_leave_room_for_the_parties(endpoint):
 
 
 def test_streams_that_never_greet_are_ended_and_free_their_threads(monkeypatch):
-    monkeypatch.setattr(stream, "_HELLO_SECONDS", 0.4)
+    monkeypatch.setattr("flower_vfl.transport.stream._HELLO_SECONDS", 0.4)
     with listening(parties=1) as endpoint:
         channel, calls = open_silently(endpoint, 12)
         for call in calls:
@@ -381,6 +381,9 @@ class FakeContext:
     def auth_context(self):
         return {"x509_common_name": [b"2"], **({"ssl_tls_version": [self.version]} if self.version else {})}
 
+    def send_initial_metadata(self, metadata):
+        self.metadata = dict(metadata)
+
     def cancel(self):
         raise AssertionError("nothing to cancel")
 
@@ -390,14 +393,14 @@ def test_a_session_below_tls_1_3_is_refused_before_its_token_is_looked_at(endpoi
     offer = endpoint.offer("2")
     with pytest.raises(ProtocolError, match=r"sessions need TLS 1\.3"):
         endpoint._admit(iter([greeting(offer["token"])]), FakeContext(version))
-    link = endpoint._admit(iter([greeting(offer["token"])]), FakeContext(b"TLSv1.3"))
+    link, _ = endpoint._admit(iter([greeting(offer["token"])]), FakeContext(b"TLSv1.3"))
     assert link.party == "a"
 
 
 def test_an_offer_without_a_certificate_is_refused_by_the_party(endpoint):
     offer = {**endpoint.offer("2"), "key": "not bytes"}
     with pytest.raises(ProtocolError, match="the offer has no 'key'"):
-        stream.attend(ConfigRecord(offer), SESSION, FakeParty(), timeout=1)
+        attend(ConfigRecord(offer), SESSION, FakeParty(), timeout=1)
 
 
 def test_every_offer_has_a_token_and_a_key_of_its_own(endpoint):

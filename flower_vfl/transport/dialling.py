@@ -1,0 +1,197 @@
+"""A feature party's end of a stream: it dials the label party, answers its frames, and dials again after a break."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from typing import Any
+
+import grpc
+from flwr.app import ConfigRecord
+
+from flower_vfl.errors import ProtocolError, SessionError, UnreachableError
+from flower_vfl.protocol.codec import encode
+from flower_vfl.protocol.frame import Frame, Kind, to_records
+from flower_vfl.transport.authority import SERVER_NAME, check_clock
+from flower_vfl.transport.base import Machine, check_refusal, error_frame
+from flower_vfl.transport.wire import METHOD, NONCE, SERVICE, Traffic, Wire, key_of, options, proof
+
+_log = logging.getLogger(__name__)
+
+_END = None
+_BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+"""How a stream ends when its line breaks; whoever is refused hears another code."""
+_PAUSES = (0.05, 1.0)
+Outgoing = queue.SimpleQueue[bytes | None]
+
+
+def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: float, reconnect: float = 0.0) -> None:
+    """Dial the label party and answer its frames until training is finished (called by the party's handler).
+
+    Parameters
+    ----------
+    offer : ConfigRecord
+        What the label party's endpoint offered to this node.
+    session : str
+        Id of the session.
+    machine : Machine
+        Answers the frames.
+    timeout : float
+        Seconds to reach the endpoint for the first time.
+    reconnect : float
+        Seconds to reach it again after a stream broke; it goes on with the next frame. With 0 a break is the end.
+
+    Raises
+    ------
+    UnreachableError
+        When the endpoint does not answer within `timeout` seconds.
+    SessionError
+        When it refuses or breaks off, or the clocks differ by a day or more.
+    """
+    check_clock(_pem(offer, "certificate"))
+    dialler = _Dialler(offer, session, machine)
+    wait, pause, since = timeout, _PAUSES[0], math.inf
+    while True:
+        heard = dialler.heard
+        dialler.converse(wait)
+        if machine.finished or dialler.broken is None:
+            break
+        if dialler.heard > heard:
+            pause, since = _PAUSES[0], time.monotonic()
+        since = min(since, time.monotonic())
+        if time.monotonic() >= since + reconnect:
+            raise dialler.broken
+        _log.warning("%s; dialling again", dialler.broken)
+        time.sleep(pause)
+        wait, pause = reconnect, min(2 * pause, _PAUSES[1])
+    if not machine.finished:
+        raise SessionError("the label party ended the session before it was finished")
+
+
+class _Dialler:
+    """One session of a party, over all its connections.
+
+    Attributes
+    ----------
+    broken : SessionError or None
+        Why the last connection ended; None where the label party closed it.
+    heard : int
+        Messages that came.
+    """
+
+    def __init__(self, offer: ConfigRecord, session: str, machine: Machine) -> None:
+        self.broken: SessionError | None = None
+        self.heard = 0
+        self._wire = Wire(session, str(offer["wire-dtype"]))
+        self._machine, self._hello, self._traffic = machine, machine.hello(), Traffic()
+        self._address, self._token = str(offer["address"]), str(offer["token"])
+        self._options = [
+            *options(int(str(offer["limit"]))),
+            ("grpc.ssl_target_name_override", SERVER_NAME),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        self._credentials = grpc.ssl_channel_credentials(
+            _pem(offer, "authority"), _pem(offer, "key"), _pem(offer, "certificate")
+        )
+        self._dialled = False
+
+    def converse(self, timeout: float) -> None:
+        """Dial, and answer frames until the stream ends; `broken` says how it did.
+
+        Raises
+        ------
+        UnreachableError
+            When the endpoint has never answered.
+        SessionError
+            When it refuses.
+        """
+        self.broken = None
+        outgoing: Outgoing = queue.SimpleQueue()
+        with grpc.secure_channel(self._address, self._credentials, self._options) as channel:
+            try:
+                grpc.channel_ready_future(channel).result(timeout=timeout)
+            except grpc.FutureTimeoutError:
+                error = UnreachableError(_unreachable(self._address, timeout))
+                if not self._dialled:
+                    raise error from None
+                self.broken = error
+                return
+            answers = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, _END))
+            try:
+                self._greet(answers, outgoing)
+                self._answer(answers, outgoing)
+            except grpc.RpcError as error:
+                broken = SessionError(f"the session with {self._address} broke: {error.code().name} {error.details()}")
+                if error.code() not in _BROKEN:
+                    raise broken from None
+                self.broken = broken
+            finally:
+                outgoing.put(_END)
+
+    def _greet(self, answers: Any, outgoing: Outgoing) -> None:
+        """Show the token the first time; later sign what the label party asks to be signed."""
+        fields = dict(self._hello.fields)
+        if self._dialled:
+            nonce = str(dict(answers.initial_metadata()).get(NONCE, ""))
+            taken = self._traffic.taken
+            fields |= {"taken": taken, "proof": proof(key_of(self._token), nonce, self._wire.session, taken)}
+        else:
+            fields["token"] = self._token
+        self._dialled = True
+        outgoing.put(encode(to_records(Frame(Kind.HELLO, fields=fields), self._wire.session)))
+
+    def _answer(self, answers: Any, outgoing: Outgoing) -> None:
+        welcomed = False
+        for message in answers:
+            self.heard += 1
+            try:
+                data = self._traffic.take(message)
+                if not welcomed:  # the first message says what the label party has taken
+                    welcomed = True
+                    for missed in self._traffic.missed():
+                        outgoing.put(missed)
+                if not data:
+                    continue
+                frame = self._wire.unpack(data, self._machine.frame_limit)
+                reply = self._machine.handle(frame) if frame.kind is not Kind.ERROR else None
+            except grpc.RpcError:
+                raise
+            except Exception as error:
+                self._report(error, answers, outgoing)
+                raise
+            check_refusal(frame)
+            if reply is not None:
+                outgoing.put(self._traffic.pack(self._wire.pack(reply)))
+            elif self._traffic.owes_confirmation:
+                outgoing.put(self._traffic.confirmation())
+
+    def _report(self, error: Exception, answers: Any, outgoing: Outgoing) -> None:
+        """Tell the label party what went wrong, and wait until it has read it and closed."""
+        outgoing.put(self._traffic.pack(self._wire.pack(error_frame(error))))
+        outgoing.put(_END)
+        for _ in answers:
+            continue
+
+
+def _unreachable(address: str, timeout: float) -> str:
+    """Say what to look at when the endpoint does not answer this host."""
+    host = address.rpartition(":")[0].strip("[]")
+    words = f"the label party's session endpoint {address} could not be reached within {timeout:g} s"
+    if host in ("localhost", "::1") or host.startswith("127."):
+        return (
+            f"{words}: that is an address of this host itself; if the label party has another host, its configuration "
+            "must name one that parties can dial, in transport.host (and transport.advertise)"
+        )
+    return (
+        f"{words}: is the address right, does this host resolve its name, and do firewalls on both sides let it "
+        f"through? On this host try: flower-vfl doctor --dial {address}"
+    )
+
+
+def _pem(offer: ConfigRecord, name: str) -> bytes:
+    value = offer[name]
+    if not isinstance(value, bytes):
+        raise ProtocolError(f"the offer has no {name!r}")
+    return value

@@ -1,0 +1,62 @@
+"""A run with everything that has a state of its own, and what two of them must have in common."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from safetensors.torch import load_file
+
+SETUP = {
+    "data": {"name": "synthetic", "options": {"rows": 600, "test_rows": 120, "parties": 2}},
+    "training": {"epochs": 3, "batch_size": 64, "patience": 2},
+    "model": {"bottom": [8], "cut": 4, "top": [8], "dropout": 0.1},
+    "attack": {
+        "names": ["norm", "cosine", "hint(k=2)", "direction_count", "spectral", "model_completion(k=1,draws=1)"],
+        "layers": ["cut"],
+        "snapshots": [3, 12],
+        "max_leak": 0.99,
+        "on_leak": "warn",
+    },
+    "checkpoint": {"every": 4},
+    "defenses": [
+        {"name": "marvell", "s": 1.0},
+        {"name": "iso", "t": 0.1},
+        {"name": "label_dp", "flip": 0.05},
+        {"name": "potential_energy", "alpha": 0.5},
+    ],
+}
+"""Everything that has a state of its own: generators, running estimates, scorers, dropout, early stopping."""
+
+STEPS = 27
+"""Of which a checkpoint follows each fourth and the last of each epoch."""
+
+TRANSPORTS = {"inproc": {}, "stream": {"kind": "stream", "in_flight": 3}, "messages": {"kind": "messages"}}
+
+
+def setup(transport="inproc"):
+    return {**SETUP, "transport": TRANSPORTS[transport]}
+
+
+def outcome(folder):
+    """What a run found, without times and bytes."""
+    result = json.loads((folder / "result.json").read_text())
+    for name in ("seconds", "seconds_compute", "seconds_wait", "bytes_up", "bytes_down"):
+        del result["cost"][name]
+    return result
+
+
+def assert_same(folder, other):
+    assert outcome(folder) == outcome(other)
+    for file in ("steps.parquet", "snapshots.parquet"):
+        one, two = (pq.read_table(place / file) for place in (folder, other))
+        assert one.drop(["value"]).equals(two.drop(["value"])), file
+        np.testing.assert_array_equal(one["value"].to_numpy(), two["value"].to_numpy(), err_msg=file)
+    names = sorted(path.name for path in (folder / "weights").iterdir())
+    assert names == sorted(path.name for path in (other / "weights").iterdir())
+    for name in names:
+        one, two = (load_file(place / "weights" / name) for place in (folder, other))
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[key], two[key]) for key in one)

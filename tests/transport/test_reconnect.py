@@ -1,0 +1,276 @@
+"""A stream that breaks is taken up again by the same party at the next frame, and by nobody else."""
+
+import queue
+import random
+import threading
+import time
+
+import grpc
+import pytest
+from flwr.app import ConfigRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_vfl.errors import PartyError, PartyLostError, ProtocolError, SessionError
+from flower_vfl.protocol.codec import encode
+from flower_vfl.protocol.frame import Frame, Kind, to_records
+from flower_vfl.transport.authority import SERVER_NAME
+from flower_vfl.transport.dialling import attend
+from flower_vfl.transport.wire import KEPT, METHOD, NONCE, SERVICE, Traffic, key_of, proof
+from tests.transport.fakes import FakeParty, converse, fit
+from tests.transport.proxies import Line
+from tests.transport.test_stream import SESSION, arrived, listening
+
+
+class Session:
+    """A party that reaches the endpoint over a line, and what went wrong there."""
+
+    def __init__(self, endpoint, party, reconnect):
+        self.line = Line(endpoint.address)
+        self.offer = ConfigRecord({**endpoint.offer("2"), "address": self.line.address})
+        self.errors = []
+        self.thread = threading.Thread(target=self._run, args=(party, reconnect), daemon=True)
+        self.thread.start()
+
+    def _run(self, party, reconnect):
+        try:
+            attend(self.offer, SESSION, party, timeout=10, reconnect=reconnect)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
+            self.errors.append(error)
+
+    def end(self):
+        self.thread.join(15)
+        self.line.close()
+        assert not self.thread.is_alive()
+
+
+def told(steps, ahead, disturb=lambda step, line: None, *, rows=3, width=4):
+    """Let a party take part over a line that `disturb` may spoil before each step; return answers and frames seen."""
+    party = FakeParty(rows=rows, width=width)
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, party, 20.0)
+        link = arrived(endpoint)
+        fit(link, rows=rows, width=width)
+        party.at = {step: lambda step=step: disturb(step, session.line) for step in range(steps)}
+        answers = converse({"a": link}, steps, ahead=ahead, timeout=60)
+        link.send(Frame(Kind.FINISH))
+        assert link.receive(30).kind is Kind.REPORT
+        endpoint.close()
+        session.end()
+    assert session.errors == []
+    return [answer["a"].tolist() for answer in answers], party.seen, session.line.connections
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_line_that_is_cut_again_and_again_loses_no_frame_and_repeats_none(ahead):
+    dice = random.Random(ahead)
+    alone = told(40, ahead)
+
+    def cut(step, line):
+        if dice.random() < 0.3:
+            threading.Timer(dice.random() * 0.01, line.cut).start()
+
+    answers, seen, connections = told(40, ahead, cut)
+    assert connections > 3
+    assert seen == alone[1]
+    assert answers == alone[0]
+
+
+def test_large_frames_that_are_cut_half_way_come_whole():
+    alone = told(6, 2, rows=512, width=1024)
+    answers, seen, connections = told(
+        6, 2, lambda step, line: threading.Timer(0.004, line.cut).start(), rows=512, width=1024
+    )
+    assert connections > 1
+    assert seen == alone[1]
+    assert answers == alone[0]
+
+
+@pytest.mark.slow
+def test_a_line_that_falls_silent_is_noticed_and_dialled_anew():
+    def silence(step, line):
+        if step == 5:
+            line.held.set()
+            threading.Timer(1.0, line.held.clear).start()
+
+    answers, seen, connections = told(10, 1, silence)
+    assert connections == 2
+    assert [step for kind, step in seen if kind is Kind.STEP and step >= 0] == list(range(10))
+    assert answers == told(10, 1)[0]
+
+
+def test_a_line_that_stays_down_ends_both_sides_in_the_time_that_was_given():
+    with listening(reconnect=0.5) as endpoint:
+        session = Session(endpoint, FakeParty(), 0.5)
+        link = arrived(endpoint)
+        fit(link)
+        converse({"a": link}, 2)
+        session.line.close()
+        with pytest.raises(PartyLostError, match="party 'a' broke: it died or lost its connection"):
+            link.receive(60)
+        session.end()
+    assert type(session.errors[0]) is SessionError or "could not be reached" in str(session.errors[0])
+
+
+def test_while_a_line_is_down_the_label_party_asks_whether_the_party_has_gone():
+    with listening(reconnect=60.0) as endpoint:
+        session = Session(endpoint, FakeParty(), 1.0)
+        link = arrived(endpoint)
+        fit(link)
+
+        def gone():
+            raise PartyLostError("node 2 said that it has gone")
+
+        link.watch = gone
+        session.line.close()
+        with pytest.raises(PartyLostError, match="node 2 said that it has gone"):
+            link.receive(60)
+        session.end()
+
+
+def test_a_session_that_the_label_party_ends_is_not_dialled_again():
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, FakeParty(), 20.0)
+        link = arrived(endpoint)
+        link.close()
+        session.end()
+        assert session.line.connections == 1
+    assert "ended the session before it was finished" in str(session.errors[0])
+
+
+def greeted(offer, *fields_of):
+    """Greet with what each function makes of the nonce, one stream after the other; return the codes that come."""
+    codes = []
+    credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
+    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    for fields in fields_of:
+        with grpc.secure_channel(offer["address"], credentials, options) as channel:
+            outgoing = queue.SimpleQueue()
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, None), timeout=10)
+            nonce = dict(call.initial_metadata())[NONCE]
+            frame = Frame(Kind.HELLO, fields={"party": "a", **fields(nonce)})
+            outgoing.put(encode(to_records(frame, SESSION)))
+            try:
+                next(call)
+                codes.append(None)
+            except grpc.RpcError as error:
+                codes.append(error.code())
+            outgoing.put(None)
+    return codes
+
+
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_a_party_comes_again_by_its_signature_and_a_listener_cannot():
+    with listening(reconnect=20.0) as endpoint:
+        offer = endpoint.offer("2")
+        token, key = offer["token"], key_of(offer["token"])
+        old = {}
+
+        def signed(nonce):
+            old["proof"] = proof(key, nonce, SESSION, 0)
+            return {"taken": 0, **old}
+
+        right = greeted(offer, lambda nonce: {"token": token}, signed)
+        wrong = greeted(
+            offer,
+            lambda nonce: {"token": token},  # the token opens one session once
+            lambda nonce: {"taken": 0, **old},  # a signature of another nonce
+            lambda nonce: {"taken": 0, "proof": proof(key, nonce, "another", 0)},
+            lambda nonce: {"taken": 1, "proof": proof(key, nonce, SESSION, 0)},
+            lambda nonce: {"taken": 0, "proof": proof(key_of("f" * 64), nonce, SESSION, 0)},
+            lambda nonce: {"taken": 99, "proof": proof(key, nonce, SESSION, 99)},  # so many were never sent
+            lambda nonce: {"taken": -1, "proof": proof(key, nonce, SESSION, -1)},
+            lambda nonce: {},
+        )
+        assert right == [None, None]
+        assert set(wrong) == {DENIED}
+        assert greeted(offer, signed) == [None]
+        other = endpoint.offer("3")
+        assert greeted(other, signed) == [DENIED]  # the signature of one party with the certificate of another
+
+
+def test_a_party_that_is_invited_anew_is_known_by_its_new_token_only():
+    with listening(reconnect=20.0) as endpoint:
+        offer = endpoint.offer("2")
+        assert greeted(offer, lambda nonce: {"token": offer["token"]}) == [None]
+        first = arrived(endpoint)
+        again = endpoint.offer("2")
+
+        def by_old(nonce):
+            return {"taken": 0, "proof": proof(key_of(offer["token"]), nonce, SESSION, 0)}
+
+        assert greeted(offer, by_old) == [DENIED]
+        assert greeted(again, lambda nonce: {"token": again["token"]}) == [None]
+        assert arrived(endpoint) is not first
+
+
+def test_a_party_that_confirms_nothing_does_not_fill_the_memory():
+    with listening(reconnect=20.0) as endpoint:
+        offer = endpoint.offer("2")
+        assert greeted(offer, lambda nonce: {"token": offer["token"]}) == [None]
+        link = arrived(endpoint)
+        for _ in range(KEPT):
+            link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+        with pytest.raises(PartyError, match="party 'a': of the last 256 messages the other side has confirmed none"):
+            link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+
+
+def test_many_frames_without_an_answer_are_confirmed_all_the_same():
+    party = FakeParty()
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, party, 20.0)
+        link = arrived(endpoint)
+        for index in range(4 * KEPT):
+            link.send(Frame(Kind.AUDIT, 0, {"offset": index}))
+            while len(party.seen) < index - KEPT // 2:
+                time.sleep(0.001)
+        link.send(Frame(Kind.FINISH))
+        assert link.receive(30).kind is Kind.REPORT
+        endpoint.close()
+        session.end()
+
+
+@given(st.lists(st.sampled_from(["a sends", "b sends", "a takes", "b takes", "break"]), max_size=200))
+def test_whatever_breaks_whenever_each_end_takes_what_the_other_sent_once_and_in_order(events):
+    ends = {"a": Traffic(), "b": Traffic()}
+    lines = {"a": [], "b": []}  # messages on their way to each end
+    sent, taken = {"a": [], "b": []}, {"a": [], "b": []}
+    other = {"a": "b", "b": "a"}
+
+    def take(end):
+        if lines[end]:
+            data = ends[end].take(lines[end].pop(0))
+            taken[end] += [data] if data else []
+
+    def resume():
+        for end in "ab":
+            lines[end].clear()
+        for end in "ab":
+            ends[end].confirm(ends[other[end]].taken)
+            lines[other[end]].extend(ends[end].missed())
+
+    for event in events:
+        if event == "break":
+            resume()
+        elif event.endswith("sends"):
+            data = f"{event[0]}{len(sent[event[0]])}".encode()
+            sent[event[0]].append(data)
+            lines[other[event[0]]].append(ends[event[0]].pack(data))
+        else:
+            take(event[0])
+    resume()
+    for end in "ab":
+        while lines[end]:
+            take(end)
+    assert taken == {"a": sent["b"], "b": sent["a"]}
+
+
+@pytest.mark.parametrize("message", [b"", b"1234567", (5).to_bytes(8, "big"), (2**64 - 1).to_bytes(8, "big") + b"x"])
+def test_a_message_that_is_too_short_or_confirms_what_was_never_sent_is_refused(message):
+    traffic = Traffic()
+    traffic.pack(b"one")
+    with pytest.raises(ProtocolError):
+        traffic.take(message)
+    assert traffic.taken == 0
