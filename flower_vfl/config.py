@@ -268,6 +268,11 @@ class TransportConfig(_Section):
     reconnect_timeout: float = Field(
         default=30.0, ge=0.0, description="seconds for a broken stream to come back and go on where it was"
     )
+    rejoin_timeout: float = Field(
+        default=300.0,
+        ge=0.0,
+        description="seconds for a party that died to come back; all go on from their last checkpoint",
+    )
 
     @model_validator(mode="after")
     def _dialled(self) -> Self:

@@ -52,7 +52,17 @@ class PartyError(SessionError):
 
 
 class PartyLostError(PartyError):
-    """A party died or lost its connection, and said nothing; it may come back."""
+    """A party died or lost its connection, and did not say why; it may come back.
+
+    Attributes
+    ----------
+    party : str
+        Which one.
+    """
+
+    def __init__(self, message: str, party: str = "") -> None:
+        super().__init__(message)
+        self.party = party
 
 
 class UnprotectedBatchError(FlowerVflError):

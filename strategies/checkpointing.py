@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from flower_vfl.parties.feature import Store
@@ -12,6 +12,9 @@ from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.transport.base import Link, expect
 
 _log = logging.getLogger(__name__)
+
+_VOID = 128
+"""Most answers to older requests that may come before a party says that it has gone back."""
 
 
 class Ledger(Store, Protocol):
@@ -66,31 +69,53 @@ class Checkpointing:
     ) -> None:
         self._ledger, self._links, self._parts = ledger, links, dict(parts)
         self._recorder, self._timeout = recorder, timeout
+        self._returns = 0
 
     def save(self, step: int) -> None:
         """Keep everybody's state after so many steps; no step may be under way."""
-        self._ask(Kind.SAVE, Kind.SAVED, step)
+        for party, link in self._send(Frame(Kind.SAVE, step), self._links).items():
+            expect(link.receive(self._timeout), Kind.SAVED, step, party)
         state = {name: part.state() for name, part in self._parts.items()}
         self._recorder.flush()
         self._ledger.save(step, state)
         self._ledger.commit(step)
 
-    def resume(self) -> int:
-        """Go back to the last step that everybody has, and return it; 0 where there is none."""
-        step = self._ledger.committed
+    @property
+    def committed(self) -> int | None:
+        """The last step of which everybody has its state; None before the first."""
+        return self._ledger.committed
+
+    def resume(self) -> bool:
+        """Go back to the last step that everybody has; say whether there is one."""
+        step = self.committed
         if step is None:
-            return 0
+            return False
         state = self._ledger.load(step)
         for name, part in self._parts.items():
             part.restore(state[name])
-        self._ask(Kind.RESTORE, Kind.RESTORED, step)
+        self.restore(self._links)
         _log.info("all parties go on after step %d", step)
-        return step
+        return True
 
-    def _ask(self, request: Kind, answer: Kind, step: int) -> None:
-        for link in self._links.values():
-            link.send(Frame(request, step))
-        for link in self._links.values():
+    def restore(self, parties: Iterable[str]) -> None:
+        """Bring some parties back to the last step that everybody has; what they still had to answer is void."""
+        step = self.committed
+        if step is None:
+            return
+        self._returns += 1
+        links = self._send(Frame(Kind.RESTORE, step, {"count": self._returns}), parties)
+        for party, link in links.items():
+            for _ in range(_VOID):
+                frame = link.receive(self._timeout)
+                if frame.kind is Kind.RESTORED and frame.integer("count") == self._returns:
+                    break
+            expect(frame, Kind.RESTORED, step, party)
+
+    def _send(self, frame: Frame, parties: Iterable[str]) -> dict[str, Link]:
+        """Send a frame to some parties, and return their links."""
+        links = {party: self._links[party] for party in parties}
+        for link in links.values():
+            link.send(frame)
+        for link in links.values():
             link.flush()
-        for party, link in self._links.items():
-            expect(link.receive(self._timeout), answer, step, party)
+        return links

@@ -92,9 +92,15 @@ def agree(label: LabelParty, links: Mapping[str, Link], rows: int, config: Trans
             "a step takes %.1f ms, the link %.1f ms of them: %d in flight (transport.in_flight = 0)",
             *(1000 * pace.step, 1000 * pace.link, chosen),
         )
-    for link in links.values():
-        link.send(Frame(Kind.IN_FLIGHT, fields={"in_flight": chosen}))
+    tell(links, chosen, config)
     return chosen
+
+
+def tell(links: Mapping[str, Link], chosen: int, config: TransportConfig) -> None:
+    """Tell every party how many steps are in flight, where the configuration does not."""
+    if not config.in_flight:
+        for link in links.values():
+            link.send(Frame(Kind.IN_FLIGHT, fields={"in_flight": chosen}))
 
 
 def measure(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: float) -> Pace:

@@ -207,10 +207,14 @@ class Training:
 
     def _count(self) -> None:
         """Bring the outcome's time and bytes up to date."""
-        links = self._links.values()
+        sent, taken = self._bytes()
         self.outcome.seconds = self._before.seconds + time.perf_counter() - self._started
-        self.outcome.bytes_up = self._before.bytes_up + sum(link.bytes_up for link in links)
-        self.outcome.bytes_down = self._before.bytes_down + sum(link.bytes_down for link in links)
+        self.outcome.bytes_down, self.outcome.bytes_up = self._before.bytes_down + sent, self._before.bytes_up + taken
+
+    def _bytes(self) -> tuple[int, int]:
+        """Return the bytes that the links in use have carried, down and up."""
+        links = self._links.values()
+        return sum(link.bytes_down for link in links), sum(link.bytes_up for link in links)
 
     def state(self) -> dict[str, Any]:
         """Return what was measured so far, as plain values."""
@@ -222,7 +226,10 @@ class Training:
         self._losses = list(state["losses"])
         for name in _MEASURED:
             setattr(self.outcome, name, state["outcome"][name])
-        self._before = replace(self.outcome)
+        sent, taken = self._bytes()
+        self._before = replace(
+            self.outcome, bytes_down=self.outcome.bytes_down - sent, bytes_up=self.outcome.bytes_up - taken
+        )
 
     def _train(self, epoch: int, steps: range) -> None:
         """Do some steps of an epoch; the pipeline fills at their start and drains at their end."""

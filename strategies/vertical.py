@@ -37,7 +37,8 @@ from flower_vfl.strategies.arrivals import check_fit, read_report, send_audit
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.checkpointing import Checkpointing, Ledger, Stateful
 from flower_vfl.strategies.observer import Observer
-from flower_vfl.strategies.pace import agree
+from flower_vfl.strategies.pace import agree, tell
+from flower_vfl.strategies.rejoining import Rejoining
 from flower_vfl.strategies.training import Outcome, Training
 from flower_vfl.transport.base import Link
 from flower_vfl.transport.sessions import Sessions
@@ -220,6 +221,11 @@ def is_simulation(grid: Grid) -> bool:
     return getattr(grid, "simulation", False) or type(grid).__name__ == "InMemoryGrid"
 
 
+def replaces_nodes(grid: Grid) -> bool:
+    """Say whether a node that died can come back: Flower's simulation runtime does not replace its process."""
+    return getattr(grid, "simulation", False) or not is_simulation(grid)
+
+
 def schedule_of(config: Config, rows: int, test_rows: int, epochs: int = 0) -> Schedule:
     """Return the schedule that a configuration means for tables of these lengths."""
     training = config.training
@@ -299,7 +305,7 @@ def run_training(
         for metric, value in log.items():
             base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
         checkpointing = _build_checkpointing(strategy, links, {"label": label, "training": training}, monitor)
-        resumed = checkpointing.resume() if checkpointing is not None and base.resume else 0
+        resumed = checkpointing is not None and base.resume and checkpointing.resume()
         if resumed:
             for done in outcome.epochs:
                 result.evaluate_metrics_serverapp[int(done["epoch"])] = MetricRecord(dict(done))
@@ -308,8 +314,14 @@ def run_training(
             send_audit({party: links[party] for party in audited}, base.labels, test=test)
         known = outcome.in_flight if resumed else 0
         outcome.in_flight = agree(label, links, schedule.batch_rows(0), config.transport, known=known)
+        if checkpointing is not None and not resumed:
+            checkpointing.save(0)
+        rejoining = Rejoining(sessions, checkpointing if replaces_nodes(grid) else None)
         try:
-            training.run(after_epoch, None if checkpointing is None else checkpointing.save)
+            rejoining.train(
+                lambda: training.run(after_epoch, None if checkpointing is None else checkpointing.save),
+                lambda: tell(links, outcome.in_flight, config.transport),
+            )
             if monitor is not None and training.test_embeddings:
                 seed = partial(base.secret.seed, "attacks")
                 monitor.read_trained(
@@ -325,8 +337,9 @@ def run_training(
             outcome.weights = label.weights
             if training.sampled:
                 base.observer.on_embeddings(_labelled(strategy, training))
-        for party, frame in sessions.finish(timeout).items():
-            outcome.reports[party] = read_report(party, frame)
+        rejoining.finish(timeout)
+        for party in links:
+            outcome.reports[party] = read_report(party, sessions.reports[party])
             outcome.leakage = [*outcome.reports[party].get("leakage", []), *outcome.leakage]
     result.arrays = ArrayRecord(dict(label.top.state_dict()))
     return result

@@ -19,7 +19,7 @@ from flower_vfl.data.dataset import Alignment
 from flower_vfl.errors import ProtocolError
 
 CHECKPOINTS = "checkpoints"
-_PLACES = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout")
+_PLACES = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")
 MAY_CHANGE = ("sinks", "checkpoint.keep", *(f"transport.{name}" for name in _PLACES))
 """What an interrupted run may go on with another value of: nothing of it changes what is computed."""
 

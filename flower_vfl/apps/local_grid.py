@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity  # `Message(...)` reads it; Flower's runtimes set it the same way
 
 _RUN_ID = 1
 _SERVER_NODE = 1
-_UNKNOWN_ERROR = 0
 
 
 class LocalGrid(Grid):
@@ -87,7 +87,9 @@ class LocalGrid(Grid):
             reply = self._client_app(message, self._contexts[message.metadata.dst_node_id])
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its error reply, as in Flower
             self.failures.append(error)
-            reply = Message(Error(_UNKNOWN_ERROR, f"{type(error).__name__}: {error}"), reply_to=message)
+            reply = Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message
+            )
         self._replies[message.metadata.message_id] = reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -287,7 +287,7 @@ class Attacker(FeatureParty):
         self._scorer.restore(state["scores"])
         self._classes = state["classes"]
         for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):
-            if state[name] is not None:
+            if state[name] is not None and not audit.complete:
                 audit.fill(0, state[name])
 
 

@@ -221,11 +221,12 @@ class FeatureParty:
         """Keep the state after so many steps, or go back to it."""
         if self._store is None:
             raise ProtocolError(f"party {self.name!r} keeps no checkpoints")
+        if frame.kind is Kind.RESTORE:
+            count = frame.integer("count")  # which of several returns to one step it is
+            self.restore(self._store.load(frame.step))
+            return Frame(Kind.RESTORED, frame.step, {"count": count})
         if self._pending:
             raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
-        if frame.kind is Kind.RESTORE:
-            self.restore(self._store.load(frame.step))
-            return Frame(Kind.RESTORED, frame.step)
         if frame.step != self._next_step:
             raise ProtocolError(f"a state after {frame.step} steps was asked for, {self._next_step} are done")
         self.settle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from flower_vfl.errors import SessionError
@@ -46,6 +47,11 @@ class Mailbox:
     def busy(self) -> set[int]:
         """Nodes whose reply is still to come or to be taken."""
         return set(self._pending.values()) | set(self._replies)
+
+
+def raised(reply: Message) -> bool:
+    """Say whether a node's handler ended with an error of its own; else the node or its process has gone."""
+    return reply.error.code in (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
 
 def reason(reply: Message) -> str:

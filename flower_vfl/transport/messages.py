@@ -8,11 +8,11 @@ from collections import deque
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from flower_vfl.errors import PartyError, ProtocolError
+from flower_vfl.errors import PartyError, PartyLostError, ProtocolError
 from flower_vfl.protocol.frame import Frame, from_records, to_records
 from flower_vfl.protocol.numbers import compress, expand
 from flower_vfl.transport.base import Link, Machine, check_refusal
-from flower_vfl.transport.mailbox import Mailbox, reason
+from flower_vfl.transport.mailbox import Mailbox, raised, reason
 
 FRAMES = "frames"
 """Action of the Flower messages that carry frames: their type is "train.frames" or "query.frames"."""
@@ -103,7 +103,8 @@ class MessagesLink(Link):
 
     def _open(self, reply: Message) -> None:
         if reply.has_error():
-            raise PartyError(f"party {self.party!r} failed: {reason(reply)}")
+            words = f"party {self.party!r} failed: {reason(reply)}"
+            raise PartyError(words) if raised(reply) else PartyLostError(words, self.party)
         self.bytes_up += _size(reply.content)
         try:
             self._frames.extend(unbundle(reply.content, self._session, self._wire_dtype, limit=self.frame_limit))

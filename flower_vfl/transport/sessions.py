@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_vfl.config import TransportConfig
-from flower_vfl.errors import PartyError, ProtocolError, SetupError
+from flower_vfl.errors import PartyError, PartyLostError, ProtocolError, SetupError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.transport.base import Endpoint, Link
@@ -98,6 +99,10 @@ class Sessions:
         self._purpose = purpose
         self.session = secrets.token_hex(16)
         self.links: dict[str, Link] = {}
+        self.reports: dict[str, Frame] = {}
+        """What the parties that have finished reported."""
+        self._told: set[Link] = set()
+        self._check: Callable[[Link], None] = lambda _: None
         self._parties, self._config = tuple(parties), config
         self._mailbox = Mailbox(grid)
         self._invited: dict[int, str] = {}
@@ -169,6 +174,7 @@ class Sessions:
         PartyError
             When a node fails or refuses.
         """
+        self._check = check
         newest, asked = time.monotonic(), -math.inf
         while len(self.links) < len(self._parties):
             now = time.monotonic()
@@ -185,8 +191,65 @@ class Sessions:
                 raise self._give_up()
             time.sleep(0.002 if self._config.kind == "inproc" else 0.02)
         _log.info("all %d parties have arrived: %s", len(self.links), ", ".join(self.links))
-        self.links = {party: self.links[party] for party in self._parties}
+        self._in_order()
         return self.links
+
+    def drop(self, party: str) -> None:
+        """Let go of a party that was lost; `rejoin` takes it back."""
+        link = self.links.pop(party, None)
+        if link is not None:
+            link.close()
+            if int(link.node) not in self._mailbox.busy:  # else Flower has still to say that its handler has ended
+                self._invited.pop(int(link.node), None)
+
+    def rejoin(self) -> None:
+        """Ask the nodes of parties that are missing again, also those that connect anew, until all are here.
+
+        Raises
+        ------
+        PartyError
+            When they are not back within `rejoin_timeout` seconds, or one that is does not fit.
+        """
+        deadline, asked = time.monotonic() + self._config.rejoin_timeout, -math.inf
+        while missing := [party for party in self._parties if party not in self.links]:
+            now = time.monotonic()
+            if now > deadline:
+                raise PartyError(
+                    f"these parties did not come back within {self._config.rejoin_timeout:g} s "
+                    f"(transport.rejoin_timeout): {', '.join(missing)}; start their SuperNodes "
+                    "again, then this run with resume"
+                )
+            here = {int(link.node) for link in self.links.values()}
+            for node in self._mailbox.busy - here:
+                reply = self._mailbox.take(node)
+                if reply is not None and reply.has_error():
+                    _log.warning("node %d is asked again; it failed before: %s", node, reason(reply))
+                    self._invited.pop(node, None)
+                elif reply is not None:
+                    self._opening_reply(node, reply)
+            if now > asked + _INVITE_SECONDS:
+                asked = now
+                self._invite()
+            for endpoint in {self._endpoint, self._messages}:
+                while (link := endpoint.accept()) is not None:
+                    self._admit(link, self._check)
+            time.sleep(0.02)
+        self._in_order()
+
+    def _in_order(self) -> None:
+        """Put the links into the order of the parties, in the mapping that others hold."""
+        links = {party: self.links[party] for party in self._parties}
+        self.links.clear()
+        self.links.update(links)
+
+    def _watch(self, link: Link) -> None:
+        """Raise when the node of a broken link has ended its handler: it will not come back by itself."""
+        reply = self._mailbox.take(int(link.node))
+        if reply is not None:
+            words = reason(reply) if reply.has_error() else "it ended before it was finished"
+            raise PartyLostError(
+                f"the session with party {link.party!r} broke: it died or lost its connection ({words})", link.party
+            )
 
     def _invite(self) -> bool:
         """Offer a session to every node that is connected and has no offer yet; say whether there was one."""
@@ -229,6 +292,8 @@ class Sessions:
         except BaseException as error:
             link.refuse(str(error))  # it is in no list yet, and its party would wait for ever
             raise
+        if link.node:
+            link.watch = partial(self._watch, link)
         self.links[link.party] = link
 
     def _check_name(self, link: Link) -> None:
@@ -272,15 +337,21 @@ class Sessions:
             f"after {self._config.connect_timeout:g} s these parties have not arrived: {missing}; {self._setting()}"
         )
 
+    @property
+    def unfinished(self) -> list[str]:
+        """The parties that were not told yet that training is finished."""
+        return [party for party, link in self.links.items() if link not in self._told]
+
     def finish(self, timeout: float) -> dict[str, Frame]:
-        """Tell every party that training is finished and return their reports."""
-        for link in self.links.values():
+        """Tell every party that training is finished, each once, and return what they report."""
+        for link in [self.links[party] for party in self.unfinished]:
+            self._told.add(link)
             link.send(Frame(Kind.FINISH))
             link.flush()
-        reports: dict[str, Frame] = {}
         for party, link in self.links.items():
-            report = link.receive(timeout)
-            if report.kind is not Kind.REPORT:
-                raise ProtocolError(f"party {party!r} should have reported, it sent {report.kind}")
-            reports[party] = report
-        return reports
+            if party not in self.reports:
+                report = link.receive(timeout)
+                if report.kind is not Kind.REPORT:
+                    raise ProtocolError(f"party {party!r} should have reported, it sent {report.kind}")
+                self.reports[party] = report
+        return self.reports

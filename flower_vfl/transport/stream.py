@@ -105,7 +105,7 @@ class StreamLink(Link):
             self.watch()
             return
         self.incoming.put(_END)  # whoever asks again is told the same
-        raise PartyLostError(f"the session with party {self.party!r} broke: it died or lost its connection")
+        raise PartyLostError(f"the session with party {self.party!r} broke: it died or lost its connection", self.party)
 
     def _opened(self, item: bytes | ProtocolError) -> Frame:
         try:

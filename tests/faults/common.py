@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 SETUP = {
-    "data": {"name": "synthetic", "options": {"rows": 600, "test_rows": 120, "parties": 2}},
+    "data": {"name": "synthetic", "options": {"rows": 600, "test_rows": 120, "parties": 3}},
     "training": {"epochs": 3, "batch_size": 64, "patience": 2},
     "model": {"bottom": [8], "cut": 4, "top": [8], "dropout": 0.1},
     "attack": {

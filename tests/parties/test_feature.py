@@ -283,7 +283,8 @@ def test_a_party_keeps_its_state_when_told_and_goes_back_to_it():
         assert later != kept
         if not last:
             first_time = later
-            assert party.handle(Frame(Kind.RESTORE, 1)) == Frame(Kind.RESTORED, 1)
+            answer = party.handle(Frame(Kind.RESTORE, 1, {"count": 3}))
+            assert answer == Frame(Kind.RESTORED, 1, {"count": 3})
             assert weights_digest(party.bottom) == kept
     assert later == first_time
 
@@ -294,7 +295,7 @@ def test_a_party_keeps_its_state_when_told_and_goes_back_to_it():
         ([Frame(Kind.SAVE, 0)], None, "keeps no checkpoints"),
         ([Frame(Kind.RESTORE, 0)], None, "keeps no checkpoints"),
         ([ask(0), Frame(Kind.SAVE, 0)], Shelf(), "1 steps wait"),
-        ([ask(0), Frame(Kind.RESTORE, 0)], Shelf(), "1 steps wait"),
+        ([Frame(Kind.RESTORE, 0)], Shelf(), "integer field 'count'"),
         ([Frame(Kind.SAVE, 3)], Shelf(), "after 3 steps was asked for, 0 are done"),
     ],
 )

@@ -1,0 +1,81 @@
+"""A party that died comes back, and all go on from the last step that everybody has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flower_vfl.errors import PartyLostError
+from flower_vfl.strategies.checkpointing import Checkpointing
+from flower_vfl.transport.sessions import Sessions
+
+_log = logging.getLogger(__name__)
+
+TRIES = 3
+"""How often a run goes back to the same checkpoint: what kills a party there again and again will not stop doing so."""
+
+
+class Rejoining:
+    """Takes parties back that were lost.
+
+    Parameters
+    ----------
+    sessions : Sessions
+        The run's; it asks the nodes of lost parties again.
+    checkpointing : Checkpointing, optional
+        Brings everybody back to one step; without it a lost party ends the run.
+    """
+
+    def __init__(self, sessions: Sessions, checkpointing: Checkpointing | None) -> None:
+        self._sessions, self._checkpointing = sessions, checkpointing
+        self._step, self._tries = -1, 0
+
+    def train(self, work: Callable[[], None], again: Callable[[], None]) -> None:
+        """Do `work`; when a party is lost, take it back, bring everybody back, call `again` and do it once more.
+
+        Raises
+        ------
+        PartyLostError
+            When there is no checkpoint to go back to, or parties are lost at the same one again and again.
+        PartyError
+            When a party does not come back in time.
+        """
+
+        def come_back(checkpointing: Checkpointing) -> None:
+            checkpointing.resume()
+            again()
+
+        self._until_done(work, come_back)
+
+    def finish(self, timeout: float) -> None:
+        """Let every party finish; one that is lost meanwhile goes back to its last state alone, the others are done."""
+        self._until_done(
+            lambda: self._sessions.finish(timeout),
+            lambda checkpointing: checkpointing.restore(self._sessions.unfinished),
+        )
+
+    def _until_done(self, work: Callable[[], object], come_back: Callable[[Checkpointing], None]) -> None:
+        complete = True
+        while True:
+            try:
+                if not complete and self._checkpointing is not None:
+                    self._sessions.rejoin()
+                    come_back(self._checkpointing)
+                work()
+            except PartyLostError as error:
+                self._count(error)
+                self._sessions.drop(error.party)
+                complete = False
+            else:
+                return
+
+    def _count(self, error: PartyLostError) -> None:
+        """Give up where going back does not help."""
+        step = None if self._checkpointing is None else self._checkpointing.committed
+        if step is None or not error.party:
+            raise error
+        self._tries = self._tries + 1 if step == self._step else 1
+        self._step = step
+        if self._tries > TRIES:
+            raise error
+        _log.warning("%s; it is asked again, and all go on after step %d", error, step)

@@ -1,0 +1,123 @@
+"""A party dies in the middle of a run and comes back; all go on from the last checkpoint, to the same result."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import pytest
+
+from flower_vfl import build_config, run
+from flower_vfl.errors import PartyError, PartyLostError
+from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.protocol.frame import Kind
+from flower_vfl.transport.sessions import Sessions
+from tests.faults.common import assert_same, outcome, setup
+
+
+class Death(grpc.RpcError):
+    """What ends a party without a word to the label party, as a kill does."""
+
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "the party died"
+
+
+@pytest.fixture
+def dies(monkeypatch):
+    """Let parties die when it is time, by the frames that came to all of them together; returns what was counted."""
+    handle, counts = FeatureParty.handle, {"frames": 0, "deaths": 0}
+
+    def at(is_time):
+        def counted(party, frame):
+            counts["frames"] += 1
+            counts[frame.kind] = counts.get(frame.kind, 0) + 1
+            if is_time(frame.kind):
+                counts["deaths"] += 1
+                raise Death
+            return handle(party, frame)
+
+        monkeypatch.setattr(FeatureParty, "handle", counted)
+        monkeypatch.setattr("flower_vfl.transport.messages.raised", lambda reply: False)
+        return counts
+
+    return at
+
+
+def dying(transport, **changes):
+    """The usual run; a party whose line breaks does not dial again."""
+    values = setup(transport)
+    return build_config({**values, "transport": {**values["transport"], "reconnect_timeout": 0.0, **changes}})
+
+
+@pytest.mark.parametrize("transport", ["stream", "messages"])
+@pytest.mark.parametrize("seed", range(2))
+def test_parties_that_die_at_any_frame_come_back_to_the_same_result(
+    tmp_path, left_alone, dies, transport, seed, monkeypatch
+):
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
+    frames = random.Random(seed).sample(range(12, 90), 4)
+    counts = dies(lambda kind: counts["frames"] in frames)
+    run(dying(transport), out=tmp_path / "run")
+    assert counts["deaths"] == 4
+    assert_same(tmp_path / "run", left_alone(transport))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", [Kind.STEP, Kind.SAVE, Kind.EVALUATE, Kind.FINISH])
+def test_a_party_that_dies_in_any_phase_comes_back(tmp_path, left_alone, dies, kind, count):
+    number = count + 2 * (kind is Kind.SAVE)  # the first state of both is there when training begins
+    counts = dies(lambda now: now is kind and counts[kind] == number)
+    run(dying("stream"), out=tmp_path / "run")
+    assert counts["deaths"] == 1
+    assert_same(tmp_path / "run", left_alone("stream"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_party_that_dies_while_all_go_back_comes_back(tmp_path, left_alone, dies, count):
+    counts = dies(lambda kind: counts["frames"] == 40 or (kind is Kind.RESTORE and counts[kind] == count))
+    run(dying("stream"), out=tmp_path / "run")
+    assert counts["deaths"] == 1 + (count < 3)
+    assert_same(tmp_path / "run", left_alone("stream"))
+
+
+def test_a_party_that_dies_at_the_same_step_each_time_ends_the_run_which_can_be_resumed(tmp_path, left_alone, dies):
+    counts = dies(lambda kind: kind is Kind.EVALUATE)
+    with pytest.raises(PartyLostError):
+        run(dying("stream"), out=tmp_path / "run")
+    assert counts["deaths"] == 4
+    dies(lambda kind: False)
+    run(dying("stream"), out=tmp_path / "run", resume=True)
+    assert_same(tmp_path / "run", left_alone("stream"))
+
+
+def test_the_steps_in_flight_that_were_chosen_by_a_measurement_stay(tmp_path, left_alone, dies, monkeypatch):
+    monkeypatch.setattr("flower_vfl.strategies.pace.Pace.in_flight", 3)
+    counts = dies(lambda kind: counts["frames"] in (70, 110))
+    run(dying("stream", in_flight=0), out=tmp_path / "run")
+    assert counts["deaths"] == 2
+    result = outcome(tmp_path / "run")
+    assert result["cost"]["in_flight"] == 3
+    assert result["weights"] == outcome(left_alone("stream"))["weights"]
+
+
+@pytest.mark.parametrize("out", [None, "run"])
+def test_before_there_is_a_checkpoint_a_party_that_dies_ends_the_run(tmp_path, dies, out):
+    dies(lambda kind: kind is (Kind.STEP if out is None else Kind.SAVE))
+    with pytest.raises(PartyError, match="the party died"):
+        run(dying("stream"), out=tmp_path / out if out else None)
+
+
+def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, dies, monkeypatch):
+    invite, done = Sessions._invite, []
+
+    def once(sessions):
+        done.append(True)
+        return invite(sessions) if len(done) == 1 else False
+
+    counts = dies(lambda kind: counts["frames"] == 30)
+    monkeypatch.setattr(Sessions, "_invite", once)
+    with pytest.raises(PartyError, match=r"did not come back within 1 s \(transport\.rejoin_timeout\): [ab]; start"):
+        run(dying("stream", rejoin_timeout=1.0), out=tmp_path / "run")
