@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,11 +78,28 @@ def run(
     if resume and out is None:
         raise ConfigError("--resume goes on in a folder: name it with --out")
     folder = out or default_folder(source)
-    if engine is Engine.flower:
-        summary = run_flower(config, folder, resume=resume)
-    else:
-        summary = run_here(config, folder, title=Path(source).stem, alone=alone, resume=resume)
+    with _way_on(folder, engine):
+        if engine is Engine.flower:
+            summary = run_flower(config, folder, resume=resume)
+        else:
+            summary = run_here(config, folder, title=Path(source).stem, alone=alone, resume=resume)
     _finish([summary], folder)
+
+
+@contextmanager
+def _way_on(folder: Path, engine: Engine) -> Iterator[None]:
+    """Say how a run that was interrupted goes on, where it has left something to go on from."""
+    from flower_vfl.apps.keeping import CHECKPOINTS
+    from flower_vfl.errors import SessionError
+
+    try:
+        yield
+    except (KeyboardInterrupt, SessionError):
+        if (folder / CHECKPOINTS).is_dir():
+            words = ["flower-vfl", "run", str(folder / "config.toml"), "--out", str(folder), "--resume"]
+            words += ["--engine", engine.value] if engine is Engine.flower else []
+            typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
+        raise
 
 
 @app.command()

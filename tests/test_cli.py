@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -275,6 +276,9 @@ def test_ctrl_c_ends_with_130_and_a_report_of_what_was_measured(transport, prese
     assert result["status"] == "interrupted"
     assert result["cost"]["steps"] > 0
     assert (out / "report.html").is_file()
+    command = errors.split("it goes on with: flower-vfl ")[1].splitlines()[0]
+    assert flower_vfl(*shlex.split(command), "--set", "training.epochs=1").returncode == 2  # another configuration
+    assert command == f"run {out / 'config.toml'} --out {out} --resume"
 
 
 def test_doctor_finds_this_machine_usable():
