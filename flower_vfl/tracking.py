@@ -379,9 +379,11 @@ def _collect(folder: Path, journals: list[Path]) -> pa.Table:
 
 def _read_parquet(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     try:
-        return pq.read_table(path, columns=schema.names).select(schema.names).cast(schema)
+        table = pq.read_table(path, columns=schema.names).select(schema.names).cast(schema)
+        table.validate(full=True)  # texts that are no UTF-8 would fail only where they are used
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise InputError(f"{path} cannot be read as a log of {', '.join(schema.names)}: {error}") from error
+    return table
 
 
 def _frame(rows: list[Row], names: list[Series]) -> bytes:

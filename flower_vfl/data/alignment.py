@@ -87,13 +87,13 @@ class AlignmentFile:
             column = table.column("id")
             if column.type != pa.string() or column.null_count:
                 raise ValueError
+            ids = tuple(column.to_pylist())
         except FileNotFoundError:
             raise DataError(f"there is no alignment {path}; `flower-vfl align --help` says how to make one") from None
         except (OSError, KeyError, ValueError, RecursionError, pa.ArrowException):
             raise DataError(f"{path} is no alignment that `flower-vfl align` wrote") from None
         if not isinstance(facts, dict) or facts.get("schema") != _SCHEMA:
             raise DataError(f"{path} is no alignment of this version; align again")
-        ids = tuple(column.to_pylist())
         parties = layout.entry(path, facts, "parties", list)
         found = cls(
             ids, tuple(map(check_party_name, parties)), check_party_name(layout.entry(path, facts, "label_party", str))

@@ -1,0 +1,207 @@
+"""Mutated frames and files through the entry points that outsiders reach: what is not exactly right is refused.
+
+``python -m tests.faults.fuzzing --frames 1000000 --files 100000`` runs the whole of it and prints one line of JSON. The
+same seed mutates the same way. What breaks a rule is written to `tests/faults/corpus/`, which the tests feed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import resource
+import struct
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+import torch
+
+from flower_vfl import build_config, run
+from flower_vfl.apps.model import load_model
+from flower_vfl.checkpoint import load_state, read_committed
+from flower_vfl.config import load_config
+from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.errors import InputError
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.reports.run import load_run
+from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
+from flower_vfl.transport.base import expect
+from flower_vfl.transport.wire import Traffic, Wire
+from tests.faults.common import SETUP
+from tests.parties.test_feature import ask, gradient_for, make_party
+
+CORPUS = Path(__file__).parent / "corpus"
+SECONDS = 1.0
+"""No input may take longer."""
+
+WIRE = Wire("5e55", "exact")
+EMBEDDING = torch.linspace(-1, 1, 64).view(16, 4)
+DOWN = [
+    ask(0),
+    ask(1, 0, gradient_for(0)),
+    Frame(Kind.EVALUATE, 0, {"part": "test"}),
+    Frame(Kind.FINISH),
+    Frame(Kind.RESTORE, 4, {"count": 1}),
+    Frame(Kind.IN_FLIGHT, fields={"in_flight": 2}),
+]
+"""Frames that a party may get."""
+
+UP = Frame(Kind.EMBEDDING, 3, tensors={"embedding": EMBEDDING})
+"""The frame that the label party waits for."""
+
+
+def mutate(data: bytes, dice: random.Random) -> bytes:
+    """Change a few bytes, cut, repeat or splice; the checksum of a frame is made right again every other time."""
+    out = bytearray(data)
+    for _ in range(dice.choice((1, 1, 2, 4, 16))):
+        at = dice.randrange(len(out)) if out else 0
+        kind = dice.randrange(6)
+        if kind == 0 and out:
+            out[at] ^= 1 << dice.randrange(8)
+        elif kind == 1 and out:
+            out[at] = dice.choice((0, 1, 9, 34, 44, 45, 48, 57, 91, 93, 123, 125, 127, 128, 255))
+        elif kind == 2:
+            del out[at : at + dice.choice((1, 2, 8, 64))]
+        elif kind == 3:
+            out[at:at] = bytes(dice.randrange(256) for _ in range(dice.choice((1, 4, 16))))
+        elif kind == 4:
+            other = dice.randrange(len(out)) if out else 0
+            out[at:at] = out[other : other + dice.choice((4, 32, 256))]
+        else:
+            del out[at:]
+    if data[:4] == b"FVFL" and len(out) > 14 and dice.random() < 0.5:
+        out[10:14] = struct.pack("<I", zlib.crc32(out[14:]))
+    return bytes(out)
+
+
+class Frames:
+    """Frames at a party and at the label party."""
+
+    def __init__(self) -> None:
+        self._down, self._up = [WIRE.pack(frame) for frame in DOWN], WIRE.pack(UP)
+        self._renew()
+
+    def _renew(self) -> None:
+        self._party = make_party()
+        self._party.handle(ask(0))
+
+    def seed(self, dice: random.Random) -> bytes:
+        """Return a right frame."""
+        return self._up if dice.random() < 0.3 else dice.choice(self._down)
+
+    def feed(self, data: bytes, original: bytes) -> bool:
+        """Give it to both ends; say whether one of them took it."""
+        taken = False
+        try:
+            frame = expect(WIRE.unpack(Traffic().take(bytes(8) + data), 2**20), Kind.EMBEDDING, 3, "a")
+            z = frame.tensor("embedding", shape=(16, 4), dtype=torch.float32)
+            assert (z.shape, z.dtype) == ((16, 4), torch.float32)
+            assert bool(z.isfinite().all())
+            assert _checksum_changed(data, original) or torch.equal(z, EMBEDDING)
+            taken = True
+        except InputError:
+            pass
+        try:
+            self._party.handle(WIRE.unpack(data, self._party.frame_limit))
+            assert _checksum_changed(data, original) or data == original
+            taken = True
+        except InputError:
+            pass
+        if taken:
+            self._renew()
+        return taken
+
+
+def _checksum_changed(data: bytes, original: bytes) -> bool:
+    """Whether somebody who can compute a checksum made this: then it is another frame, and it may be a right one."""
+    return data[10:14] != original[10:14]
+
+
+class Files:
+    """Every file that a command reads from somebody else's hands or from a disk that may be damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        out = folder / "run"
+        run(build_config(SETUP), out=out)
+        AlignmentFile(tuple(f"id{row}" for row in range(50)), ("a", "b"), "c").write(folder / "a.parquet")
+        state = next((out / "checkpoints" / "a").glob("*.safetensors"))
+        self._scratch = folder / "scratch"
+        self._readers = {
+            out / "config.toml": lambda path: load_config(str(path)),
+            out / "result.json": lambda path: load_run(path.parent),
+            out / "steps.parquet": lambda path: read_steps(path.parent),
+            out / "snapshots.parquet": lambda path: read_snapshots(path.parent),
+            out / "embeddings.parquet": lambda path: read_embeddings(path.parent),
+            out / "weights" / "a.safetensors": load_model,
+            state: load_state,
+            next((out / "checkpoints" / "label").glob("*.json")): lambda path: read_committed(path.parent),
+            folder / "a.parquet": AlignmentFile.read,
+        }
+        self.known = list(self._readers)
+        self._bytes = {path: path.read_bytes() for path in self._readers if path.is_file()}
+
+    def seed(self, dice: random.Random) -> tuple[Path, bytes]:
+        """Return a right file."""
+        path = dice.choice(sorted(self._bytes))
+        return path, self._bytes[path]
+
+    def feed(self, path: Path, data: bytes) -> bool:
+        """Let it be read; say whether it was taken."""
+        self._scratch.mkdir(exist_ok=True)
+        for old in self._scratch.iterdir():
+            old.unlink()
+        target = self._scratch / path.name
+        target.write_bytes(data)
+        try:
+            self._readers[path](target)
+        except InputError:
+            return False
+        return True
+
+
+def check(frames: int, files: int, seed: int) -> dict[str, object]:
+    """Mutate and feed; return what came of it, and keep what broke a rule."""
+    found: dict[str, object] = {"seed": seed, "frames": frames, "files": files, "broken": []}
+    broken: list[str] = found["broken"]  # type: ignore[assignment]
+    dice = random.Random(seed)
+    slowest, taken, memory = 0.0, 0, 0
+    with tempfile.TemporaryDirectory(prefix="flower-vfl-fuzz-") as folder:
+        ends, disk = Frames(), Files(Path(folder))
+        for count in range(frames + files):
+            if count == min(1000, frames // 2):
+                memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            started = time.perf_counter()
+            if count < frames:
+                original = ends.seed(dice)
+                data, name = mutate(original, dice), "frame"
+            else:
+                path, original = disk.seed(dice)
+                data, name = mutate(original, dice), path.name
+            try:
+                taken += ends.feed(data, original) if count < frames else disk.feed(path, data)
+            except Exception as error:  # noqa: BLE001 - this is what is looked for
+                broken.append(f"{name} {count}: {type(error).__name__}: {error}"[:300])
+                CORPUS.mkdir(exist_ok=True)
+                (CORPUS / f"{zlib.crc32(data):08x}-{name}").write_bytes(data)
+            seconds = time.perf_counter() - started
+            if seconds > max(SECONDS, slowest):
+                broken.append(f"{name} {count}: {seconds:.1f} s")
+            slowest = max(slowest, seconds)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
+    return {**found, "taken": taken, "slowest_seconds": round(slowest, 3), "grown_mib": round(grown / 1024, 1)}
+
+
+def main() -> None:
+    """Fuzz as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("frames", 10_000), ("files", 1_000), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    logging.disable(logging.WARNING)
+    print(json.dumps(check(**vars(parser.parse_args()))))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

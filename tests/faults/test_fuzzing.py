@@ -1,0 +1,42 @@
+"""Bytes that were changed on their way are refused, quickly, and nothing else happens."""
+
+import os
+
+import pytest
+
+from flower_vfl.errors import InputError
+from tests.faults import fuzzing
+
+
+def test_changed_frames_and_files_are_refused_without_a_crash_a_hang_or_growing_memory():
+    seed = int(os.environ.get("FLOWER_VFL_FUZZ_SEED", "0"))
+    found = fuzzing.check(frames=4_000, files=600, seed=seed)
+    assert found["broken"] == []
+    assert found["grown_mib"] < 64
+    assert 0 < found["taken"] < 1_000  # nearly all that was changed is noticed
+
+
+@pytest.mark.parametrize("path", sorted(fuzzing.CORPUS.glob("*")), ids=lambda path: path.name)
+def test_what_once_broke_a_rule_is_refused(path, tmp_path):
+    data = path.read_bytes()
+    if path.name.endswith("-frame"):
+        fuzzing.Frames().feed(data, data)
+        return
+    (tmp_path / "files").mkdir()
+    files = fuzzing.Files(tmp_path / "files")
+    name = path.name.partition("-")[2]
+    files.feed(next(known for known in files.known if known.name == name), data)
+
+
+def test_a_check_that_is_left_out_is_found(monkeypatch, tmp_path):
+    """The fuzzer sees what it is there to see: a reader that lets an exception of its own through."""
+
+    def careless(path):
+        if len(path.read_bytes()) % 2:
+            raise ValueError
+        raise InputError
+
+    monkeypatch.setattr(fuzzing, "load_config", lambda path: careless(fuzzing.Path(path)))
+    monkeypatch.setattr(fuzzing, "CORPUS", tmp_path / "corpus")
+    assert any("config.toml" in line for line in fuzzing.check(frames=0, files=100, seed=0)["broken"])
+    assert list((tmp_path / "corpus").iterdir())
