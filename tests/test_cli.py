@@ -269,7 +269,10 @@ def test_ctrl_c_ends_with_130_and_a_report_of_what_was_measured(transport, prese
             time.sleep(0.05)
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        try:
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()  # where SIGINT is ignored, as in a shell's background jobs
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     result = json.loads((out / "result.json").read_text())
