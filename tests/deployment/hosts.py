@@ -71,6 +71,21 @@ class Hosts:
                 [tool(command[0]), *command[1:]], env=environment, stdout=log, stderr=log, cwd=self.folder
             )
 
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        return self._processes[name]
+
+    def start_again(self, host: str, seconds: float = 120.0) -> None:
+        """Start a SuperNode that died; the SuperLink refuses it for as long as it believes the old one alive."""
+        deadline = time.monotonic() + seconds
+        self._processes.pop(host).wait()
+        while True:
+            self.start_node(host)
+            time.sleep(6)
+            if self._processes[host].poll() is None:
+                return
+            if time.monotonic() > deadline:
+                raise AssertionError(self.log(host)[-3000:])
+
     def stop(self, name: str) -> None:
         process = self._processes.pop(name)
         process.terminate()
