@@ -53,7 +53,8 @@ def closure(todo):
 def test_flwr_run_can_override_every_configuration_leaf():
     keys = set(PROJECT["tool"]["flwr"]["app"]["config"])
     predictions = {f"predict-{name}" for name in ("run", "out", "ids", "data", "overwrite")}
-    assert keys == {"preset", "job", "out"} | predictions | {re.sub(r"[._]", "-", path) for path in leaf_paths()}
+    others = {"preset", "job", "out", "resume"} | predictions
+    assert keys == others | {re.sub(r"[._]", "-", path) for path in leaf_paths()}
 
 
 def test_flwr_run_without_overrides_runs_the_preset_over_sessions():
