@@ -70,9 +70,9 @@ def test_mypy_follows_the_package_from_a_foreign_folder(installed):
     script = installed.elsewhere / "script.py"
     script.write_text(
         "from flower_vfl.strategies import Iso\n"
-        "from flower_vfl.simulations.running import read_result\n"
+        "from flower_vfl.simulations.running import alone_aucs\n"
         "reveal_type(Iso.name)\n"
-        "number: int = read_result\n"
+        "number: int = alone_aucs\n"
     )
     done = installed.run("mypy", "--strict", "--cache-dir", "mypy_cache", script, cwd=installed.elsewhere)
     assert "script.py:3: note: Revealed type is" in done.stdout
