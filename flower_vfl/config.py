@@ -4,306 +4,34 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.parsing import Value, parse_calls, parse_defenses, read_json, read_list, scalar, typed
+from flower_vfl.parsing import Value, parse_defenses, read_json, read_list, scalar, typed
 from flower_vfl.registry import suggestion
-
-ALL = "all"
-_EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
-
-
-def _require_plain(value: Any) -> None:
-    """Refuse what TOML and JSON do not both hold."""
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("keys must be text")
-        value = list(value.values())
-    if isinstance(value, list):
-        for entry in value:
-            _require_plain(entry)
-    elif not isinstance(value, Value) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"{value!r} is neither text nor a finite number, true, false, a list or a table")
+from flower_vfl.sections import (
+    AlignConfig,
+    AttackConfig,
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    PartiesConfig,
+    Section,
+    TrainingConfig,
+    TransportConfig,
+    require_plain,
+)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
-
-
-class DataConfig(_Section):
-    """Which data, and from where."""
-
-    name: str = Field(default="census-income", min_length=1, description="data set; `flower-vfl data list` shows them")
-    path: str = Field(
-        default="",
-        description="folder or file of the raw or prepared data; empty: where the data set's package puts it",
-    )
-    options: dict[str, Any] = Field(default_factory=dict, description="options of the data set's loader")
-
-    @field_validator("options")
-    @classmethod
-    def _plain_options(cls, options: dict[str, Any]) -> dict[str, Any]:
-        _require_plain(options)
-        return options
-
-
-class PartiesConfig(_Section):
-    """Who takes part."""
-
-    features: list[str] = Field(
-        default_factory=list, description="feature parties, 1 to 32; empty: all but the label party"
-    )
-    label_features: bool = Field(default=True, description="the label party's own columns are used, if it has any")
-    attackers: list[str] = Field(default_factory=list, description="feature parties that also look; empty: all of them")
-    colluding: list[str] = Field(
-        default_factory=lambda: [ALL],
-        description='groups that put together what they see, e.g. "a+b", attacked by the monitor; "all": all attackers',
-    )
-
-    @field_validator("features", "attackers")
-    @classmethod
-    def _names(cls, names: list[str]) -> list[str]:
-        for name in names:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
-                raise ValueError(f"{name!r} is no party name: letters, digits, '-' and '_', 63 at most")
-        if len(set(names)) != len(names):
-            raise ValueError("a party is named twice")
-        return names
-
-    @field_validator("colluding")
-    @classmethod
-    def _groups(cls, groups: list[str]) -> list[str]:
-        for group in groups:
-            if group != ALL and len(cls._names(group.split("+"))) < 2:
-                raise ValueError(f'{group!r} is no group of parties: join two or more names with "+", as in "a+b"')
-        if len({frozenset(group.split("+")) for group in groups}) != len(groups):
-            raise ValueError("a group is named twice")
-        return groups
-
-    @property
-    def named(self) -> dict[str, list[str]]:
-        """The feature parties that `attackers` and `colluding` speak of, by the key that names them."""
-        groups = [group for group in self.colluding if group != ALL]
-        return {
-            "parties.attackers": self.attackers,
-            "parties.colluding": [name for group in groups for name in group.split("+")],
-        }
-
-    def coalitions(self, features: Sequence[str]) -> list[str]:
-        """Return the groups of two and more that collude, in a run with these feature parties.
-
-        Examples
-        --------
-        >>> PartiesConfig().coalitions(["a", "b", "c"])
-        ['a+b+c']
-        """
-        everybody = self.attackers or list(features)
-        found = ["+".join(everybody) if group == ALL else group for group in self.colluding]
-        return list(dict.fromkeys(group for group in found if "+" in group))
-
-
-class ModelConfig(_Section):
-    """The shape of the network."""
-
-    network: str = Field(
-        default="auto",
-        min_length=1,
-        description="architecture: a perceptron for tables and convolutions for images, or that of a paper",
-    )
-    split: str = Field(
-        default="", description="stage of the paper's network behind which it is cut; empty: the paper's choice"
-    )
-    cut: int = Field(
-        default=0,
-        ge=0,
-        le=65536,
-        description="width of each party's embedding at the cut layer, of feature maps: channels; 0: the network's own",
-    )
-    embedding_width: int = Field(
-        default=8, ge=1, le=4096, description="width of the embedding of one category, or of one word"
-    )
-    bottom: list[int] = Field(default_factory=lambda: [128], description="hidden layers of a bottom model, for tables")
-    channels: list[int] = Field(
-        default_factory=lambda: [16],
-        min_length=1,
-        description="for images: convolutions of a bottom model before its last",
-    )
-    pools: int = Field(
-        default=1, ge=0, description="for images: convolutions, from the first, with a pooling behind them"
-    )
-    top_channels: list[int] = Field(
-        default_factory=list, description="for images: convolutions of the top model before its hidden layers"
-    )
-    top: list[int] = Field(default_factory=lambda: [64], description="hidden layers of the top model")
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout in bottom models")
-    fusion: Literal["concat", "sum", "mean"] = Field(
-        default="concat", description="how the parties' embeddings are joined"
-    )
-
-    @field_validator("bottom", "channels", "top_channels", "top")
-    @classmethod
-    def _widths(cls, widths: list[int]) -> list[int]:
-        if any(width < 1 for width in widths):
-            raise ValueError(f"layer widths must be at least 1, given {widths}")
-        return widths
-
-
-class TrainingConfig(_Section):
-    """How the network is trained."""
-
-    epochs: int = Field(default=6, ge=1, description="passes over the training rows")
-    batch_size: int = Field(default=1024, ge=1, description="rows of one step")
-    eval_batch_size: int = Field(default=8192, ge=1, description="rows of one evaluation message")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="optimizer of every party")
-    learning_rate: float = Field(default=1e-3, gt=0.0, description="learning rate")
-    schedule: Literal["constant", "cosine", "step", "linear"] = Field(
-        default="constant", description="learning-rate schedule"
-    )
-    weight_decay: float = Field(default=0.0, ge=0.0, description="weight decay of dense weights")
-    class_weights: Literal["none", "balanced"] = Field(default="none", description="weights of the classes in the loss")
-    clip_norm: float = Field(
-        default=0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off"
-    )
-    validation: float = Field(default=0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
-    patience: int = Field(default=0, ge=0, description="stop after so many epochs without a better validation; 0: off")
-
-
-class AttackConfig(_Section):
-    """What is attacked while training, and where it is logged."""
-
-    names: list[str] = Field(
-        default_factory=lambda: ["norm"],
-        description='attacks that attackers and the monitor run, e.g. "norm" or "hint(k=5,measure=inner)"',
-    )
-    layers: list[str] = Field(
-        default_factory=list,
-        description="layers of their own models that attackers look at; empty: the cut and what the model watches",
-    )
-    every: int = Field(default=1, ge=1, description="log each so many steps")
-    monitor: bool = Field(default=True, description="the label party attacks its own outgoing messages")
-    audit: bool = Field(default=True, description="in a simulation, true labels go to the attackers' scorers")
-    max_leak: float = Field(
-        default=1.0,
-        gt=0.5,
-        le=1.0,
-        description="limit of the monitor's q95 leak AUC of an epoch, oracle attacks included; 1: off",
-    )
-    on_leak: Literal["stop", "warn"] = Field(default="stop", description="what happens when the limit is passed")
-    snapshots: list[int] = Field(
-        default_factory=lambda: [100, 200, 300, 400, 500],
-        description="after so many steps the label party keeps, for its own report, what the gradients are made of",
-    )
-
-    embeddings: int = Field(
-        default=500,
-        ge=0,
-        le=5000,
-        description="embeddings of test rows that the label party keeps with their labels, for its own report; 0: none",
-    )
-    rebuilt: float = Field(
-        default=0.8,
-        gt=0.0,
-        le=1.0,
-        description="a completed model counts as the federation's at this share of the way from chance to its utility",
-    )
-
-    @field_validator("snapshots")
-    @classmethod
-    def _steps(cls, steps: list[int]) -> list[int]:
-        if any(step < 0 for step in steps):
-            raise ValueError(f"steps are at least 0, given {steps}; [] keeps no snapshot")
-        return steps
-
-    @property
-    def calls(self) -> list[dict[str, Any]]:
-        """The attacks, each as its name and its parameters.
-
-        Raises
-        ------
-        ConfigError
-            When a name is not understood.
-        """
-        return [call for name in self.names for call in parse_calls(name, "attack.names", 'e.g. "hint(k=5)"')]
-
-
-class TransportConfig(_Section):
-    """How messages cross the cut."""
-
-    kind: Literal["inproc", "stream", "messages"] = Field(default="inproc", description="carrier of the records")
-    in_flight: int = Field(
-        default=1,
-        ge=0,
-        le=64,
-        description="steps under way at once; 1 is exact, 0: as many as the link is found to need",
-    )
-    wire_dtype: Literal["exact", "float16", "bfloat16"] = Field(
-        default="exact", description="number format on the wire"
-    )
-    fallback: Literal["none", "messages"] = Field(
-        default="none",
-        description="carrier for a party that cannot reach the session endpoint of 'stream'",
-    )
-    host: str = Field(
-        default="127.0.0.1", min_length=1, description="address at which the label party's session endpoint listens"
-    )
-    advertise: str = Field(default="", description="address that feature parties dial; empty: `host`")
-    port: int = Field(default=0, ge=0, le=65535, description="port of the session endpoint; 0: a free one")
-    connect_timeout: float = Field(
-        default=60.0, gt=0.0, description="seconds for parties to arrive, from when the last node connected"
-    )
-    max_frame_mib: int = Field(
-        default=64, ge=1, le=1024, description="largest message that the session endpoint takes, MiB"
-    )
-    step_timeout: float = Field(default=600.0, gt=0.0, description="seconds to wait for one answer")
-    reconnect_timeout: float = Field(
-        default=30.0, ge=0.0, description="seconds for a broken stream to come back and go on where it was"
-    )
-    rejoin_timeout: float = Field(
-        default=300.0,
-        ge=0.0,
-        description="seconds for a party that died to come back; all go on from their last checkpoint",
-    )
-
-    @model_validator(mode="after")
-    def _dialled(self) -> Self:
-        if self.host in _EVERY_ADDRESS and not self.advertise:
-            raise ValueError(
-                f"transport.host {self.host!r} listens on every address of the host, and no party can dial that: name "
-                "one address in transport.host, or in transport.advertise what parties dial"
-            )
-        return self
-
-
-class AlignConfig(_Section):
-    """How IDs are aligned before training: `flower-vfl align`."""
-
-    method: Literal["psi", "hash"] = Field(
-        default="psi", description='"psi": private; "hash": salted hashes, which the label party can try IDs against'
-    )
-    max_ids: int = Field(default=10_000_000, ge=1, description="most IDs that a feature party may have")
-    message_mib: int = Field(default=32, ge=1, le=512, description="largest Flower message of an alignment, MiB")
-    processes: int = Field(default=0, ge=0, description="processes of a party for curve arithmetic; 0: one a core")
-    timeout: float = Field(default=3600.0, gt=0.0, description="seconds to wait for one answer of a party")
-
-
-class CheckpointConfig(_Section):
-    """What every party keeps on its own disk, so that a run can go on after an interruption."""
-
-    every: int = Field(default=0, ge=-1, description="steps between two checkpoints; 0: each epoch; -1: off")
-    keep: int = Field(default=2, ge=2, description="how many checkpoints each party keeps")
-
-
-class Config(_Section):
+class Config(Section):
     """Everything a run needs to know; it reaches every party, so nothing in it is secret."""
 
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of a simulation's secrets")
@@ -334,7 +62,7 @@ class Config(_Section):
         for entry in defenses:
             if not isinstance(entry.get("name"), str):
                 raise ValueError(f"each defense needs a name, given {entry}")
-        _require_plain(defenses)
+        require_plain(defenses)
         return defenses
 
     @model_validator(mode="after")

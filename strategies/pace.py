@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from flower_vfl.config import TransportConfig
 from flower_vfl.errors import PartyError
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.sections import TransportConfig
 from flower_vfl.transport.base import Link, expect
 
 _log = logging.getLogger(__name__)

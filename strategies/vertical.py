@@ -323,15 +323,7 @@ def run_training(
                 lambda: tell(links, outcome.in_flight, config.transport),
             )
             if monitor is not None and training.test_embeddings:
-                seed = partial(base.secret.seed, "attacks")
-                monitor.read_trained(
-                    training.test_embeddings,
-                    base.labels.test,
-                    base.labels.classes,
-                    seed,
-                    step=outcome.steps,
-                    epoch=len(outcome.epochs),
-                )
+                _read_trained(base, monitor, training)
         finally:
             outcome.leakage = monitor.entries() if monitor is not None else []
             outcome.weights = label.weights
@@ -414,6 +406,19 @@ def _build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:
         defended=bool(strategy.chain()),
         recorder=base.observer,
         every=attack.every,
+    )
+
+
+def _read_trained(base: VerticalStrategy, monitor: LeakageMonitor, training: Training) -> None:
+    """Let the monitor read labels from what the trained bottom models gave for the test rows."""
+    outcome = training.outcome
+    monitor.read_trained(
+        training.test_embeddings,
+        base.labels.test,
+        base.labels.classes,
+        partial(base.secret.seed, "attacks"),
+        step=outcome.steps,
+        epoch=len(outcome.epochs),
     )
 
 

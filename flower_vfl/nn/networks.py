@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from torch import nn
 
-from flower_vfl.config import ModelConfig
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.images import ConvBottom, ConvTop
 from flower_vfl.nn.network import Network
@@ -16,6 +15,7 @@ from flower_vfl.nn.papers import FASHION, MNIST, RESNET20
 from flower_vfl.nn.tabular import FeatureShape, TabularBottom, Top
 from flower_vfl.nn.text import TextCnn
 from flower_vfl.registry import lookup
+from flower_vfl.sections import ModelConfig
 
 _CUT = 32
 

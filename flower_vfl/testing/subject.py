@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flower_vfl.config import AttackConfig, Config
+from flower_vfl.config import Config
 from flower_vfl.rng import Secret
+from flower_vfl.sections import AttackConfig
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
 from flower_vfl.strategies.vertical import VerticalStrategy
 from flower_vfl.testing.common import gradients

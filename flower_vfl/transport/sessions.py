@@ -14,10 +14,10 @@ from typing import Self
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flower_vfl.config import TransportConfig
 from flower_vfl.errors import PartyError, PartyLostError, ProtocolError, SetupError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.sections import TransportConfig
 from flower_vfl.transport.base import Endpoint, Link
 from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.mailbox import Mailbox, reason
@@ -103,6 +103,7 @@ class Sessions:
         """What the parties that have finished reported."""
         self._told: set[Link] = set()
         self._check: Callable[[Link], None] = lambda _: None
+        self._asked = -math.inf
         self._parties, self._config = tuple(parties), config
         self._mailbox = Mailbox(grid)
         self._invited: dict[int, str] = {}
@@ -175,21 +176,16 @@ class Sessions:
             When a node fails or refuses.
         """
         self._check = check
-        newest, asked = time.monotonic(), -math.inf
+        newest = time.monotonic()
         while len(self.links) < len(self._parties):
-            now = time.monotonic()
-            if now > asked + _INVITE_SECONDS:
-                asked, newest = now, now if self._invite() else newest
+            newest = time.monotonic() if self._invite() else newest
             for node in self._mailbox.busy & set(self._invited):
                 reply = self._mailbox.take(node)
                 if reply is not None:
                     self._opening_reply(node, reply)
-            for endpoint in {self._endpoint, self._messages}:
-                while (link := endpoint.accept()) is not None:
-                    self._admit(link, check)
-            if now > newest + self._config.connect_timeout:
+            self._admit_arrivals()
+            if time.monotonic() > newest + self._config.connect_timeout:
                 raise self._give_up()
-            time.sleep(0.002 if self._config.kind == "inproc" else 0.02)
         _log.info("all %d parties have arrived: %s", len(self.links), ", ".join(self.links))
         self._in_order()
         return self.links
@@ -210,10 +206,9 @@ class Sessions:
         PartyError
             When they are not back within `rejoin_timeout` seconds, or one that is does not fit.
         """
-        deadline, asked = time.monotonic() + self._config.rejoin_timeout, -math.inf
+        deadline = time.monotonic() + self._config.rejoin_timeout
         while missing := [party for party in self._parties if party not in self.links]:
-            now = time.monotonic()
-            if now > deadline:
+            if time.monotonic() > deadline:
                 raise PartyError(
                     f"these parties did not come back within {self._config.rejoin_timeout:g} s "
                     f"(transport.rejoin_timeout): {', '.join(missing)}; start their SuperNodes "
@@ -227,13 +222,8 @@ class Sessions:
                     self._invited.pop(node, None)
                 elif reply is not None:
                     self._opening_reply(node, reply)
-            if now > asked + _INVITE_SECONDS:
-                asked = now
-                self._invite()
-            for endpoint in {self._endpoint, self._messages}:
-                while (link := endpoint.accept()) is not None:
-                    self._admit(link, self._check)
-            time.sleep(0.02)
+            self._invite()
+            self._admit_arrivals()
         self._in_order()
 
     def _in_order(self) -> None:
@@ -252,7 +242,14 @@ class Sessions:
             )
 
     def _invite(self) -> bool:
-        """Offer a session to every node that is connected and has no offer yet; say whether there was one."""
+        """Offer a session to every node that is connected and has no offer yet; say whether there was one.
+
+        Flower is asked now and then only, however often this is called.
+        """
+        now = time.monotonic()
+        if now < self._asked + _INVITE_SECONDS:
+            return False
+        self._asked = now
         newcomers = {node: name for node, name in self._mailbox.nodes().items() if node not in self._invited}
         for node, name in newcomers.items():
             offer = ConfigRecord({**self._offer, **self._endpoint.offer(str(node))})
@@ -278,7 +275,14 @@ class Sessions:
         else:
             raise ProtocolError(f"node {node} answered its offer with {status!r}")
 
-    def _admit(self, link: Link, check: Callable[[Link], None]) -> None:
+    def _admit_arrivals(self) -> None:
+        """Take in the parties that have dialled or greeted since, and wait a moment for more."""
+        for endpoint in {self._endpoint, self._messages}:
+            while (link := endpoint.accept()) is not None:
+                self._admit(link)
+        time.sleep(0.002 if self._config.kind == "inproc" else 0.02)
+
+    def _admit(self, link: Link) -> None:
         try:
             if link.hello.kind is not Kind.HELLO or link.party not in self._parties:
                 raise PartyError(f"a party {link.party!r} arrived; this run has {', '.join(self._parties)}")
@@ -288,7 +292,7 @@ class Sessions:
                     f"two nodes claim to be party {link.party!r}; give each its own `party` in --node-config, and "
                     "start one SuperNode a party only"
                 )
-            check(link)
+            self._check(link)
         except BaseException as error:
             link.refuse(str(error))  # it is in no list yet, and its party would wait for ever
             raise

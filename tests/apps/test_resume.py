@@ -12,17 +12,8 @@ from flower_vfl.checkpoint import read_committed
 from flower_vfl.config import Config, leaf_paths
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError
 from flower_vfl.simulations.running import run_here
-from flower_vfl.strategies import Observer
+from tests.faults.common import Interrupt
 from tests.toys import toy_config, toy_data
-
-
-class Interrupt(Observer):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step(self, step, epoch, loss, leak):
-        if step == self.step:
-            raise KeyboardInterrupt
 
 
 def interrupted(folder, **sections):

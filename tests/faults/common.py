@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file
 
+from flower_vfl.strategies import Observer
+
 SETUP = {
     "data": {"name": "synthetic", "options": {"rows": 600, "test_rows": 120, "parties": 3}},
     "training": {"epochs": 3, "batch_size": 64, "patience": 2},
@@ -60,3 +62,14 @@ def assert_same(folder, other):
         one, two = (load_file(place / "weights" / name) for place in (folder, other))
         assert one.keys() == two.keys()
         assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+class Interrupt(Observer):
+    """Ends a run after a step as Ctrl-C does."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, step, epoch, loss, leak):
+        if step == self.step:
+            raise KeyboardInterrupt

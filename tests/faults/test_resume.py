@@ -12,8 +12,7 @@ import sys
 import pytest
 
 from flower_vfl import build_config, run
-from flower_vfl.strategies import Observer
-from tests.faults.common import STEPS, TRANSPORTS, assert_same, outcome, setup
+from tests.faults.common import STEPS, TRANSPORTS, Interrupt, assert_same, outcome, setup
 
 KILLS = [
     *({"step": 0}, {"step": 6}, {"epoch": 3}),
@@ -28,15 +27,6 @@ def start(folder, kill, transport="inproc"):
         [sys.executable, "-m", "tests.faults.killed", *words],
         capture_output=True, text=True, check=False, timeout=240, env=environment,
     )  # fmt: skip
-
-
-class Interrupt(Observer):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step(self, step, epoch, loss, leak):
-        if step == self.step:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

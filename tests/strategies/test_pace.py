@@ -6,9 +6,9 @@ from collections import deque
 import pytest
 
 from flower_vfl.apps import run
-from flower_vfl.config import TransportConfig
 from flower_vfl.errors import PartyError
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.sections import TransportConfig
 from flower_vfl.strategies import Observer, pace
 from flower_vfl.strategies.pace import LIMIT, Pace, agree
 from flower_vfl.transport.base import Link

@@ -10,9 +10,9 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.config import TransportConfig
 from flower_vfl.errors import InputError, PartyError, ProtocolError, SessionError, SetupError
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.sections import TransportConfig
 from flower_vfl.transport.messages import bundle
 from flower_vfl.transport.sessions import OFFER, OPEN, REPLY, Sessions
 from tests.transport.fakes import FakeParty, client_app, converse, fit
