@@ -41,7 +41,8 @@ def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: floa
     timeout : float
         Seconds to reach the endpoint for the first time.
     reconnect : float
-        Seconds to reach it again after a stream broke; it goes on with the next frame. With 0 a break is the end.
+        Seconds to reach it again after a stream broke; it goes on with the next frame. With 0 a break is the end. Of a
+        party that has finished only its report may be missing then, which is logged.
 
     Raises
     ------
@@ -56,13 +57,16 @@ def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: floa
     while True:
         heard = dialler.heard
         dialler.converse(wait)
-        if machine.finished or dialler.broken is None:
+        if dialler.broken is None:
             break
         if dialler.heard > heard:
             pause, since = _PAUSES[0], time.monotonic()
         since = min(since, time.monotonic())
         if time.monotonic() >= since + reconnect:
-            raise dialler.broken
+            if not machine.finished:
+                raise dialler.broken
+            _log.warning("%s when training was finished: the label party may not have its report", dialler.broken)
+            return
         _log.warning("%s; dialling again", dialler.broken)
         time.sleep(pause)
         wait, pause = reconnect, min(2 * pause, _PAUSES[1])

@@ -17,7 +17,7 @@ from flower_vfl.transport.sessions import FINISHED, OFFER, OPEN, REPLY, SPARE
 class FakeParty:
     """Answers each step with numbers that depend on every gradient so far, so that a lost or swapped frame shows.
 
-    `at` maps a step to something that is called before that step is answered: it may raise, sleep or look.
+    `at` maps a step, or `Kind.FINISH`, to something that is called before the answer: it may raise, sleep or look.
     """
 
     def __init__(self, name="a", *, rows=3, width=4, at=None):
@@ -37,6 +37,7 @@ class FakeParty:
         self.seen.append((frame.kind, frame.step))
         if frame.kind is Kind.FINISH:
             self.finished = True
+            self.at.get(frame.kind, lambda: None)()
             return Frame(Kind.REPORT, fields={"report": f"{self.name} saw {len(self.seen)} frames"})
         if frame.kind is not Kind.STEP:
             return None

@@ -76,6 +76,33 @@ def test_a_line_that_is_cut_again_and_again_loses_no_frame_and_repeats_none(ahea
     assert answers == alone[0]
 
 
+def test_a_report_that_is_lost_with_its_line_is_told_again():
+    party = FakeParty()
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, party, 20.0)
+        link = arrived(endpoint)
+        party.at = {Kind.FINISH: session.line.cut}
+        link.send(Frame(Kind.FINISH))
+        assert link.receive(30).kind is Kind.REPORT
+        link.close()
+        session.end()
+    assert session.errors == []
+    assert party.seen == [(Kind.FINISH, -1)]
+    assert session.line.connections == 2
+
+
+def test_a_party_whose_report_nobody_takes_any_more_has_finished_all_the_same(caplog):
+    party = FakeParty()
+    with listening(reconnect=0.5) as endpoint:
+        session = Session(endpoint, party, 0.5)
+        link = arrived(endpoint)
+        party.at = {Kind.FINISH: session.line.close}
+        link.send(Frame(Kind.FINISH))
+        session.end()
+    assert session.errors == []
+    assert "the label party may not have its report" in caplog.text
+
+
 def test_large_frames_that_are_cut_half_way_come_whole():
     alone = told(6, 2, rows=512, width=1024)
     answers, seen, connections = told(
