@@ -420,3 +420,17 @@ def test_a_file_that_holds_no_embeddings_is_named(tmp_path):
     (tmp_path / "embeddings.parquet").write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"embeddings.parquet cannot be read as a log of party, view"):
         read_embeddings(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["party", "metric"])
+def test_texts_that_are_no_utf_8_are_refused_by_their_file(tmp_path, name):
+    offsets, letters = pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")
+    columns = [
+        pa.Array.from_buffers(field.type, 1, [None, offsets, letters])
+        if field.name == name
+        else pa.array(["a"] if pa.types.is_string(field.type) else [0]).cast(field.type)
+        for field in SCHEMA
+    ]
+    pq.write_table(pa.table(columns, schema=SCHEMA), tmp_path / STEPS)
+    with pytest.raises(InputError, match=r"steps.parquet cannot be read"):
+        read_steps(tmp_path)

@@ -75,6 +75,13 @@ def test_a_party_that_dies_in_any_phase_comes_back(tmp_path, left_alone, dies, k
     assert_same(tmp_path / "run", left_alone("stream"))
 
 
+def test_a_party_that_has_finished_is_left_alone_when_another_one_dies(tmp_path, dies):
+    counts = dies(lambda kind: kind is Kind.FINISH and counts[kind] == 1)
+    run(dying("stream"), out=tmp_path / "run")
+    assert counts["deaths"] == 1
+    assert (counts[Kind.FINISH], counts[Kind.RESTORE]) == (3, 1)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_party_that_dies_while_all_go_back_comes_back(tmp_path, left_alone, dies, count):
     counts = dies(lambda kind: counts["frames"] == 40 or (kind is Kind.RESTORE and counts[kind] == count))
