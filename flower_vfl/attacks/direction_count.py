@@ -22,10 +22,6 @@ MINORITIES: tuple[Minority, ...] = ("positive", "negative")
 TILE = 128
 EXACT = 1 << 23
 """Batches with at most so many products are counted in float64: there it costs less than a tenth of a millisecond."""
-NARROW = 4
-"""Rows are looked at in a subspace where it has so many times fewer dimensions than they have columns."""
-ROUNDING = 2.0**-20
-"""What a row in its own units may lie outside the subspace; float32 rounds the products by as much."""
 
 
 def score(g: Tensor, *, minority: Minority = "positive") -> Tensor:
@@ -69,27 +65,8 @@ def score(g: Tensor, *, minority: Minority = "positive") -> Tensor:
     rows = as_rows(g)
     wide = rows.dtype == torch.float64 or rows.shape[1] * len(rows) ** 2 <= EXACT
     x, _ = in_own_units(rows.to(torch.promote_types(rows.dtype, torch.float64 if wide else torch.float32)))
-    on_own_side = (x != 0).any(dim=1).float()  # all but rows of zeros
-    counts = _same_side(x if wide else _without_idle_columns(x)) - on_own_side
+    counts = (_same_side(x) - 1.0).clamp_(min=0.0)  # a row of zeros is not even on its own side
     return 0.0 - counts if minority == "positive" else counts
-
-
-def _without_idle_columns(x: Tensor) -> Tensor:
-    """Return rows (B, D) with the same inner products in a quarter of the columns, where such a subspace holds them.
-
-    It does where gradients came to the layer through a narrower one: they are those of the narrower one times a matrix,
-    and a sample of rows spans all of them. Where one row has more outside than its rounding error, all stay as they
-    are.
-    """
-    sample = x[:: max(1, NARROW * len(x) // x.shape[1])][: x.shape[1] // NARROW]
-    if len(x) < x.shape[1] or not len(sample) or not sample.isfinite().all():
-        return x
-    basis: Tensor = torch.linalg.qr(sample.T.double()).Q.to(x.dtype)
-    for rows in (x[1 : 1 + len(sample)], x):  # most layers that do not fit show it in a few rows
-        inside: Tensor = rows @ basis
-        if not torch.addmm(rows, inside, basis.T, alpha=-1).abs_().amax() <= ROUNDING:
-            return x
-    return inside
 
 
 def _same_side(x: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 from scipy.stats import norm
 
 from flower_vfl.attacks import DirectionCountAttack, direction_count
-from flower_vfl.attacks.rows import in_own_units
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import leak_auc
 from tests.attacks.common import DTYPES, SCALES, auc_error, gradients, transcript_of
@@ -58,35 +57,6 @@ def test_tiles_and_number_formats_change_no_count(rows, width):
     assert (wrong <= (doubtful.sum(axis=1) > 1)).all()  # the diagonal is always doubtful
     assert wrong.sum() <= 4
     assert (-direction_count.score(g.double()).numpy() == (products > 0).sum(axis=1)).all()
-
-
-def behind_a_narrow_layer(rows=1024, inner=20, width=256):
-    return gradients(1, (rows, inner)) @ gradients(2, (inner, width)) * torch.logspace(-20, 15, rows)[:, None]
-
-
-def test_rows_behind_a_narrower_layer_are_counted_in_fewer_columns_and_the_counts_stay():
-    g = behind_a_narrow_layer()
-    units = g.double().numpy() / np.linalg.norm(g.double().numpy(), axis=1, keepdims=True)
-    products = units @ units.T
-    np.fill_diagonal(products, 0.0)
-    doubtful = (np.abs(products) < 1e-5).sum(axis=1) - 1  # the diagonal is no pair
-    off = np.abs(-direction_count.score(g).numpy() - (products > 0).sum(axis=1))
-    assert (off <= doubtful).all()
-    x, _ = in_own_units(g)
-    assert direction_count._without_idle_columns(x).shape == (1024, 64)
-
-
-@pytest.mark.parametrize("row", [1, 700, 1023])
-def test_one_row_that_points_elsewhere_is_not_cut_off(row):
-    x, _ = in_own_units(behind_a_narrow_layer())
-    x[row, 9] += 1e-4
-    assert direction_count._without_idle_columns(x) is x
-
-
-@pytest.mark.parametrize("shape", [(1024, 256), (1024, 3), (255, 256), (1, 256), (0, 256)])
-def test_rows_that_point_everywhere_or_are_few_stay_as_they_are(shape):
-    x, _ = in_own_units(gradients(shape=shape))
-    assert direction_count._without_idle_columns(x) is x
 
 
 def test_in_a_large_batch_right_angles_are_right_angles():
