@@ -231,12 +231,8 @@ def _asked(offer: ConfigRecord, context: Context) -> _Asked | None:
     node = Node.of(context.node_config)
     if not node.deployed:
         names = str(offer.get("parties")).split(",")
-        if not offer.get("simulation") or "partition-id" not in context.node_config:
-            raise ConfigError("this node has no party: start its SuperNode with --node-config \"party='NAME'\"")
-        index = int(str(context.node_config["partition-id"]))
-        if index >= len(names):
-            return None
-        return _Asked(names[index], offer, Path(str(offer.get("run"))), str(offer.get("data")))
+        party = node.simulated_as(names, offered=bool(offer.get("simulation")))
+        return _Asked(party, offer, Path(str(offer.get("run"))), str(offer.get("data"))) if party else None
     quota = Quota.of(context.node_config, node.party)
     data = str(context.node_config.get(NEW_DATA) or "") if offer.get("data") else ""
     if offer.get("data") and not data:

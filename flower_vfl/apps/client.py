@@ -264,10 +264,7 @@ def _who(context: Context, config: Config, dataset: VerticalData, offered_simula
                 "--node-config here or parties.features of the run, or stop this SuperNode while others train"
             )
         return node.party, False
-    if not offered_simulation or "partition-id" not in context.node_config:
-        raise ConfigError("this node has no party: start its SuperNode with --node-config \"party='NAME'\"")
-    index = int(str(context.node_config["partition-id"]))
-    return (names[index] if index < len(names) else ""), True
+    return node.simulated_as(names, offered=offered_simulation), True
 
 
 def _folder(context: Context, offer: Mapping[str, object], party: str, simulation: bool) -> Path:

@@ -14,6 +14,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity  # `Message(...)` reads it; Flower's runtimes set it the same way
 
+from flower_vfl.apps.node import STEPPED
+
 _RUN_ID = 1
 _SERVER_NODE = 1
 
@@ -83,6 +85,7 @@ class LocalGrid(Grid):
         return ids
 
     def _handle(self, message: Message) -> None:
+        STEPPED.set(self.simulation)  # in this thread alone
         try:
             reply = self._client_app(message, self._contexts[message.metadata.dst_node_id])
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its error reply, as in Flower

@@ -7,7 +7,9 @@ config names, and its role is its own to choose.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,21 @@ DATA_VARIABLE = "FLOWER_VFL_DATA"
 
 ROLES = ("feature", "attacker")
 """A feature party learns; an attacker learns and also reads labels from what it sees."""
+
+STEPPED: ContextVar[bool] = ContextVar("STEPPED", default=False)
+"""Whether the handler that runs here was called by a simulation within this process (`LocalGrid`)."""
+
+
+def in_simulation() -> bool:
+    """Say whether this process simulates its node: as a Ray actor of Flower's runtime, or with all parties in it.
+
+    Neither an offer nor a node config decides that: an offer is the label party's, and Flower's own examples start real
+    SuperNodes with a `partition-id`.
+    """
+    if STEPPED.get():
+        return True
+    ray = sys.modules.get("ray")  # Flower's runtime has imported it; a SuperNode has not
+    return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
 
 
 @dataclass(frozen=True)
@@ -36,12 +53,15 @@ class Node:
         Folder with the party's part of the prepared data.
     out : str
         Where the party keeps its weights and, as an attacker, what it measured; empty: its state folder.
+    partition : int
+        Which of a simulation's nodes it is; -1 for a deployed node.
     """
 
     party: str = ""
     role: str = ROLES[0]
     data_path: str = ""
     out: str = ""
+    partition: int = -1
 
     @classmethod
     def of(cls, node_config: Mapping[str, object]) -> Node:
@@ -50,18 +70,36 @@ class Node:
         Raises
         ------
         ConfigError
-            When there is no such role.
+            When there is no such role, or the node is not simulated and names no party.
         """
         given = {key: str(node_config.get(key, "")) for key in ("party", "role", "data-path", "out")}
         role = given["role"] or ROLES[0]
         if role not in ROLES:
             raise ConfigError(f"this node's role is {role!r}; --node-config allows role='feature' or role='attacker'")
-        return cls(given["party"], role, given["data-path"], given["out"])
+        if not given["party"] and not in_simulation():
+            raise ConfigError(
+                "this node has no party: start its SuperNode with --node-config \"party='NAME' data-path='/FOLDER'\"; "
+                "without a party its owner has not said what may be read here, and the run config does not decide that"
+            )
+        partition = -1 if given["party"] else int(str(node_config.get("partition-id", -1)))
+        return cls(given["party"], role, given["data-path"], given["out"], partition)
 
     @property
     def deployed(self) -> bool:
-        """Whether it stands on a host of its own: its owner named a party, and nothing else decides that."""
+        """Whether its owner named a party: then it stands on a host of its own, whatever the label party says."""
         return bool(self.party)
+
+    def simulated_as(self, names: Sequence[str], *, offered: bool) -> str:
+        """Return the party that a simulated node is, "" for a spare one.
+
+        Raises
+        ------
+        ConfigError
+            When the label party offers no simulation: it is deployed, this node is not.
+        """
+        if not offered or self.partition < 0:
+            raise ConfigError("this node is simulated, and the label party is not: start both by the same `flwr run`")
+        return names[self.partition] if self.partition < len(names) else ""
 
     def view(self, config: Config) -> Config:
         """Return what of a run's configuration holds at this node.

@@ -171,6 +171,8 @@ def test_a_simulation_that_a_label_party_claims_opens_no_door(host, tmp_path, mo
     monkeypatch.setattr(prediction, "_offer", lambda *given, **more: {**genuine(*given, **more), **lie})
     with pytest.raises(PartyError, match="allows no predictions"):
         host.predict(tmp_path / "scores.csv")
+    with pytest.raises(PartyError, match="this node has no party"):
+        host.predict(tmp_path / "scores.csv", node={"party": "", "partition-id": 0})
 
 
 def test_a_node_that_names_no_party_is_told_what_to_set(host, tmp_path):

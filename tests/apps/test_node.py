@@ -1,5 +1,7 @@
 """On a host of its own a party does what its owner says, whatever the run config names."""
 
+from typing import ClassVar
+
 import pytest
 from flwr.app import Context, RecordDict
 
@@ -7,7 +9,7 @@ from flower_vfl.apps import run
 from flower_vfl.apps.build import build_feature_party
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.apps.node import DATA_VARIABLE, Node, with_data_of_this_host
+from flower_vfl.apps.node import DATA_VARIABLE, STEPPED, Node, with_data_of_this_host
 from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import to_run_config
 from flower_vfl.data.catalog import prepare
@@ -43,14 +45,14 @@ class DeployedGrid(LocalGrid):
             context.node_config = node
 
 
-def deploy(nodes, label_folder, monkeypatch, tmp_path, config=CONFIG, **changed):
+def deploy(nodes, label_folder, monkeypatch, tmp_path, config=CONFIG, grid=DeployedGrid, **changed):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
     monkeypatch.setenv(DATA_VARIABLE, str(label_folder))
     run_config = {**to_run_config(config), **changed}
     results = []
     server = make_server_app(on_result=results.append)
     server(
-        DeployedGrid(nodes, run_config),
+        grid(nodes, run_config),
         Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config),
     )
     return results[0]
@@ -117,7 +119,49 @@ def test_only_an_attacker_attacks_and_its_owner_decides_that():
     assert Node.of({"party": "a"}).view(CONFIG).attack.names == []
     assert Node.of({"party": "a", "role": "feature"}).view(CONFIG).attack.names == []
     assert Node.of({"party": "a", "role": "attacker"}).view(CONFIG).attack.names == CONFIG.attack.names
+
+
+@pytest.fixture
+def stepped():
+    token = STEPPED.set(True)
+    yield
+    STEPPED.reset(token)
+
+
+def test_a_simulated_node_does_what_the_run_config_says(stepped):
     assert Node.of({"partition-id": 0}).view(CONFIG) == CONFIG
+
+
+class Claiming(DeployedGrid):
+    """The grid of a label party that tells every node that all of this is a simulation."""
+
+    opened: ClassVar[list[str]] = []
+
+    def __init__(self, nodes, run_config):
+        super().__init__(nodes, run_config)
+        self._client_app = make_client_app(data=lambda config: self.opened.append(config.data.path))
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        for message in messages:
+            message.content.config_records["offer"]["simulation"] = True
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize("node", [{}, {"partition-id": 0, "num-partitions": 2}])
+def test_a_node_whose_owner_named_no_party_opens_nothing_whatever_the_label_party_claims(
+    node, folders, monkeypatch, tmp_path
+):
+    nodes = [node for _ in nodes_of(folders)]
+    with pytest.raises(PartyError, match="this node has no party: start its SuperNode with --node-config"):
+        deploy(nodes, folders[0] / folders[1].label_party, monkeypatch, tmp_path, grid=Claiming)
+    assert Claiming.opened == []
+
+
+def test_a_simulated_node_takes_no_part_in_a_deployment(stepped):
+    with pytest.raises(ConfigError, match="this node is simulated, and the label party is not"):
+        Node.of({"partition-id": 0}).simulated_as(("a", "b"), offered=False)
+    assert [Node.of({"partition-id": i}).simulated_as(("a", "b"), offered=True) for i in range(3)] == ["a", "b", ""]
 
 
 def test_an_unknown_role_is_refused_with_the_known_ones():

@@ -154,13 +154,21 @@ class Hosts:
         assert done.returncode == 0, done.stdout
 
     def start_node(
-        self, host: str, *, party: str = "", data: Path | None = None, name: str = "", authority: Path | None = None
+        self,
+        host: str,
+        *,
+        party: str = "",
+        data: Path | None = None,
+        name: str = "",
+        authority: Path | None = None,
+        config: str = "",
     ) -> None:
         """Start the SuperNode of a host; what it is, has and trusts can be another's, and it can be one too many."""
         keys, port = self.keys / host, free_port()
         environment = self.environment(host, **self._secret(host))
-        config = f"party='{party or host}' data-path='{data or self.parties[party or host]}' "
-        config += f"out='{self.folder / host / 'out'}'"
+        if not config:
+            config = f"party='{party or host}' data-path='{data or self.parties[party or host]}' "
+            config += f"out='{self.folder / host / 'out'}'"
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.dialled}", "--port", str(port)]
         command += [
             "--root-certificates",

@@ -150,6 +150,14 @@ def test_a_node_whose_key_was_registered_for_another_party_is_refused_on_both_ho
         assert "the node that is registered as 'club' says that it is party 'shop'" in log
 
 
+def test_a_node_whose_owner_named_no_party_takes_no_part_and_both_hosts_say_what_to_do(hosts):
+    hosts.restart("club", config="partition-id=0 num-partitions=2")  # as in Flower's own examples
+    done = hosts.run(config(), "nameless")
+    hosts.restart("club")
+    for log in (done.stdout, hosts.log("club")):
+        assert "this node has no party: start its SuperNode with --node-config" in log
+
+
 def test_a_missing_party_is_named_and_the_other_host_hears_it(hosts):
     hosts.stop("club")
     done = hosts.run(config(connect_timeout=20), "missing")

@@ -84,10 +84,7 @@ def _party(request: Frame, context: Context) -> str:
     names, node = _names(request), Node.of(context.node_config)
     if node.deployed:
         return node.party if node.party in names else ""
-    if request.fields.get("simulation") is not True or "partition-id" not in context.node_config:
-        raise ConfigError("this node has no party: start its SuperNode with --node-config \"party='NAME' ...\"")
-    index = int(str(context.node_config["partition-id"]))
-    return names[index] if index < len(names) else ""
+    return node.simulated_as(names, offered=request.fields.get("simulation") is True)
 
 
 def _names(request: Frame) -> tuple[str, ...]:

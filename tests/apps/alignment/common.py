@@ -75,6 +75,7 @@ class WatchedGrid(LocalGrid):
 
     def name_nodes(self, configs):
         """Deploy: give each node what its owner would write into --node-config."""
+        self.simulation = False
         for context, config in zip(self._contexts.values(), configs, strict=True):
             context.node_config = dict(config)
 
