@@ -5,11 +5,11 @@
 set -euo pipefail
 pages=$(cd "$(dirname "$0")" && pwd)
 work=$(realpath -m "${1:-$(mktemp -d)}")
-net=10.213.77 tag=vfl$$ pids=()
+net=10.213.77 tag=vfl$$
 declare -A address=([label]=$net.1 [left]=$net.2 [right]=$net.3)
 
 clean() {
-    for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done
+    for host in label left right; do ip netns pids "$tag-$host" 2>/dev/null | xargs -r kill || true; done
     wait
     for host in label left right switch; do ip netns del "$tag-$host" 2>/dev/null || true; done
 }
@@ -59,8 +59,8 @@ END
 sed -e "s|192.0.2.10|${address[label]}|; s|/etc/flower-vfl|$work/label/keys|; s|/run/flower-vfl|$work/label|" \
     "$pages/nginx.conf" > label/nginx.conf
 on label flower-superlink --host 127.0.0.1 --port 9091 --enable-supernode-auth --ssl-ca-certfile label/keys/ca.crt \
-    --ssl-certfile label/keys/server.crt --ssl-keyfile label/keys/server.key > label/superlink.log 2>&1 & pids+=($!)
-on label nginx -e stderr -c "$work/label/nginx.conf" -g "daemon off;" > label/nginx.log 2>&1 & pids+=($!)
+    --ssl-certfile label/keys/server.crt --ssl-keyfile label/keys/server.key > label/superlink.log 2>&1 &
+on label nginx -e stderr -c "$work/label/nginx.conf" -g "daemon off;" > label/nginx.log 2>&1 &
 for party in left right; do
     until on label flwr supernode register "label/keys/$party.pub" three --name "$party"; do sleep 2; done
 done
@@ -72,7 +72,7 @@ for party in left right; do
     on "$party" env -u FLOWER_VFL_DATA flower-supernode --superlink "${address[label]}:9092" --port 9094 \
         --root-certificates "$party/keys/ca.crt" --auth-supernode-private-key "$party/keys/$party.key" \
         --node-config "party='$party' data-path='$work/$party/data' out='$work/$party/weights'" \
-        > "$party/supernode.log" 2>&1 & pids+=($!)
+        > "$party/supernode.log" 2>&1 &
 done
 
 # --- the run

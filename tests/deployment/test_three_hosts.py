@@ -78,6 +78,8 @@ def test_other_hosts_compute_what_one_process_would_but_for_their_own_secrets(tr
     assert result["weights"] != local["weights"]  # initial weights come from each host's operating system
 
 
-def test_nothing_of_the_network_is_left(trained):
+def test_no_process_and_nothing_of_the_network_is_left(trained):
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert [command for command in commands if str(trained[0]).encode() in command] == []
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert "vfl" not in left
