@@ -94,7 +94,8 @@ class Checkpoints:
     facts : Mapping[str, str]
         What is trained: party, configuration, data, versions. A state of something else is refused.
     keep : int
-        How many states are kept, at least 2: the newest may be one that other parties do not have.
+        How many states are kept, at least 2: the newest may be one that other parties do not have. One more is held
+        where `save` says so.
     """
 
     COMMITTED = "committed.json"
@@ -102,13 +103,16 @@ class Checkpoints:
     def __init__(self, folder: Path, facts: Mapping[str, str], *, keep: int = 2) -> None:
         self._folder, self._facts, self._keep = folder, dict(facts), max(2, keep)
 
-    def save(self, step: int, state: Any) -> None:
-        """Keep the state after `step` steps; states of later steps belong to a future that was given up."""
+    def save(self, step: int, state: Any, *, hold: int | None = None) -> None:
+        """Keep the state after `step` steps; states of later steps belong to a future that was given up.
+
+        That after `hold` steps is not removed, however many came since.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._folder.chmod(0o700)
         save_state(self._path(step), {"facts": self._facts, "step": step, "state": state})
         earlier = sorted(known for known in self.steps if known < step)
-        for known in set(self.steps) - {step, *earlier[1 - self._keep :]}:
+        for known in set(self.steps) - {step, hold, *earlier[1 - self._keep :]}:
             self._path(known).unlink(missing_ok=True)
 
     def load(self, step: int) -> Any:

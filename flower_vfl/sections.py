@@ -192,7 +192,10 @@ class AttackConfig(Section):
         le=1.0,
         description="limit of the monitor's q95 leak AUC of an epoch, oracle attacks included; 1: off",
     )
-    on_leak: Literal["stop", "warn"] = Field(default="stop", description="what happens when the limit is passed")
+    on_leak: Literal["stop", "warn"] = Field(
+        default="stop",
+        description="when the limit is passed: training stops and the model from before stays, or it goes on",
+    )
     snapshots: list[int] = Field(
         default_factory=lambda: [100, 200, 300, 400, 500],
         description="after so many steps the label party keeps, for its own report, what the gradients are made of",

@@ -65,6 +65,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of runs, what rebuilds the model and what each party reaches alone."""
     from flower_vfl.reports.rebuilt import answers
+    from flower_vfl.reports.words import kept_model
 
     Console().print(results_table(summaries))
     answer = next((found[0] for summary in summaries if (found := answers(summary))), None)
@@ -74,6 +75,8 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
             f"{answer.share:.0%} of the way from guessing to the federation's test {answer.measure}. From scratch, "
             f"without what it learned in training: {answer.labels(answer.alone_k)}."
         )
+        Console().print(text, highlight=False)
+    for text in filter(None, map(kept_model, summaries)):
         Console().print(text, highlight=False)
     alone = next((summary["alone"] for summary in summaries if summary.get("alone")), None)
     if alone:

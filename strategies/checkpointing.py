@@ -9,9 +9,13 @@ from typing import Any, Protocol
 from flower_vfl.parties.feature import Store
 from flower_vfl.parties.scoring import Recorder
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.transport.base import Link, expect
 
 _log = logging.getLogger(__name__)
+
+MODEL = "label"
+"""What the label party's model is called among its parts."""
 
 _VOID = 128
 """Most answers to older requests that may come before a party says that it has gone back."""
@@ -51,7 +55,9 @@ class Checkpointing:
     links : Mapping[str, Link]
         One a feature party.
     parts : Mapping[str, Stateful]
-        What the label party keeps, by name.
+        What the label party keeps, by name; its model is called "label".
+    schedule : Schedule
+        Says at which step an epoch began; the state of that step is held until the next one has ended.
     recorder : Recorder
         The label party's; what it was told until then has to be on disk, because nobody will tell it again.
     timeout : float
@@ -64,20 +70,21 @@ class Checkpointing:
         links: Mapping[str, Link],
         parts: Mapping[str, Stateful],
         *,
+        schedule: Schedule,
         recorder: Recorder,
         timeout: float,
     ) -> None:
-        self._ledger, self._links, self._parts = ledger, links, dict(parts)
+        self._ledger, self._links, self._parts, self._schedule = ledger, links, dict(parts), schedule
         self._recorder, self._timeout = recorder, timeout
         self._returns = 0
 
     def save(self, step: int) -> None:
         """Keep everybody's state after so many steps; no step may be under way."""
-        for party, link in self._send(Frame(Kind.SAVE, step), self._links).items():
+        for party, link in send_to(self._links, Frame(Kind.SAVE, step)).items():
             expect(link.receive(self._timeout), Kind.SAVED, step, party)
         state = {name: part.state() for name, part in self._parts.items()}
         self._recorder.flush()
-        self._ledger.save(step, state)
+        self._ledger.save(step, state, hold=self._schedule.epoch_start(step))
         self._ledger.commit(step)
 
     @property
@@ -103,7 +110,8 @@ class Checkpointing:
         if step is None:
             return
         self._returns += 1
-        links = self._send(Frame(Kind.RESTORE, step, {"count": self._returns}), parties)
+        lost = {party: self._links[party] for party in parties}
+        links = send_to(lost, Frame(Kind.RESTORE, step, {"count": self._returns}))
         for party, link in links.items():
             for _ in range(_VOID):
                 frame = link.receive(self._timeout)
@@ -111,11 +119,15 @@ class Checkpointing:
                     break
             expect(frame, Kind.RESTORED, step, party)
 
-    def _send(self, frame: Frame, parties: Iterable[str]) -> dict[str, Link]:
-        """Send a frame to some parties, and return their links."""
-        links = {party: self._links[party] for party in parties}
-        for link in links.values():
-            link.send(frame)
-        for link in links.values():
-            link.flush()
-        return links
+    def take_model(self, step: int) -> None:
+        """Let the label party go on with the model of an earlier step; all else stays as it is."""
+        self._parts[MODEL].restore(self._ledger.load(step)[MODEL])
+
+
+def send_to(links: Mapping[str, Link], frame: Frame) -> Mapping[str, Link]:
+    """Send a frame to some parties, and return their links."""
+    for link in links.values():
+        link.send(frame)
+    for link in links.values():
+        link.flush()
+    return links

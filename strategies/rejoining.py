@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from flower_vfl.errors import PartyLostError
 from flower_vfl.strategies.checkpointing import Checkpointing
+from flower_vfl.transport.base import Link
 from flower_vfl.transport.sessions import Sessions
 
 _log = logging.getLogger(__name__)
@@ -47,12 +48,18 @@ class Rejoining:
 
         self._until_done(work, come_back)
 
-    def finish(self, timeout: float) -> None:
-        """Let every party finish; one that is lost meanwhile goes back to its last state alone, the others are done."""
-        self._until_done(
-            lambda: self._sessions.finish(timeout),
-            lambda checkpointing: checkpointing.restore(self._sessions.unfinished),
-        )
+    def finish(self, timeout: float, again: Callable[[Mapping[str, Link]], None]) -> None:
+        """Let every party finish; one that is lost meanwhile goes back to its last state alone, the others are done.
+
+        `again` is called with the parties that went back.
+        """
+
+        def come_back(checkpointing: Checkpointing) -> None:
+            unfinished = {party: self._sessions.links[party] for party in self._sessions.unfinished}
+            checkpointing.restore(unfinished)
+            again(unfinished)
+
+        self._until_done(lambda: self._sessions.finish(timeout), come_back)
 
     def _until_done(self, work: Callable[[], object], come_back: Callable[[Checkpointing], None]) -> None:
         complete = True

@@ -31,6 +31,9 @@ _logger = logging.getLogger(__name__)
 EVALUATIONS_UNDER_WAY = 4
 """Batches that are asked for before the answer of the first is waited for."""
 
+LEAK_LIMIT = "leak limit"
+"""How a training is said to have ended that `attack.max_leak` stopped."""
+
 _MEASURED = (
     "epochs",
     "steps",
@@ -65,6 +68,8 @@ class Outcome:
         What the defenses' hooks logged, such as "marvell.fallback", summed over the steps.
     stopped : str
         Why training ended: "finished", "early stopping" or "leak limit".
+    kept : int or None
+        After the leak limit: of which step the model is that everybody keeps; None for none.
     leakage : list[dict[str, Any]]
         Entries of `result.json`.
     reports : dict[str, dict[str, Any]]
@@ -83,14 +88,27 @@ class Outcome:
     bytes_down: int = 0
     logged: dict[str, float] = field(default_factory=dict)
     stopped: str = ""
+    kept: int | None = None
     leakage: list[dict[str, Any]] = field(default_factory=list)
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights: str = ""
 
     @property
+    def model_step(self) -> int | None:
+        """Of which step the model is that stays; None for none."""
+        return self.kept if self.stopped == LEAK_LIMIT else self.steps
+
+    @property
+    def model_epochs(self) -> list[Epoch]:
+        """The finished epochs that made the model that stays."""
+        if self.stopped != LEAK_LIMIT:
+            return self.epochs
+        return [] if self.kept is None else self.epochs[:-1]
+
+    @property
     def best(self) -> Epoch:
-        """The epoch with the best validation; the last one where there is no validation part."""
-        return max(self.epochs, key=_validation_score) if self.epochs else {}
+        """The epoch of that model with the best validation; the last one where there is no validation part."""
+        return max(self.model_epochs, key=_validation_score, default={})
 
 
 def _validation_score(epoch: Epoch) -> float:
@@ -171,8 +189,8 @@ class Training:
         self._observer.on_start(self._schedule.steps, self._schedule.epochs, tuple(self._links))
         self._started = time.perf_counter()
         try:
-            if self._stopped() and self._schedule.batches("test"):
-                self._predict("test")  # what is read from the last evaluation is no part of a checkpoint
+            if self._stopped():
+                self.look_again()  # what is read from the last evaluation is no part of a checkpoint
             for epoch, steps in self._legs():
                 if self._stopped():
                     return
@@ -185,6 +203,15 @@ class Training:
             self._stopped()
         finally:
             self._count()
+
+    def look_again(self) -> None:
+        """Evaluate on the test table for what is kept of it: the model is not the one of the last evaluation."""
+        if self._schedule.batches("test"):
+            self._predict("test")
+
+    def discard_model(self) -> None:
+        """Forget what is kept of the last evaluation, as no model stays."""
+        self.test_embeddings, self.sampled = {}, {}
 
     def _legs(self) -> Iterator[tuple[int, range]]:
         """Yield the steps still to do, an epoch or less at a time, each leg with its epoch; at its end all rests."""
@@ -224,6 +251,7 @@ class Training:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._losses = list(state["losses"])
+        self.outcome.stopped, self.outcome.kept = "", None
         for name in _MEASURED:
             setattr(self.outcome, name, state["outcome"][name])
         sent, taken = self._bytes()
@@ -372,7 +400,7 @@ class Training:
             )
             _logger.warning("%s", message)
             if attack.on_leak == "stop":
-                return "leak limit"
+                return LEAK_LIMIT
         if patience and epoch - self.outcome.best["epoch"] >= patience:
             return "early stopping"
         return ""

@@ -31,11 +31,13 @@ from flower_vfl.parties.inference import check_trained_attacks
 from flower_vfl.parties.label import LabelParty, Log
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import AuditLabels, Oracle, check_side_information
+from flower_vfl.protocol.frame import Frame
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.arrivals import check_fit, read_report, send_audit
 from flower_vfl.strategies.base import Defense, HookedStrategy
-from flower_vfl.strategies.checkpointing import Checkpointing, Ledger, Stateful
+from flower_vfl.strategies.checkpointing import MODEL, Checkpointing, Ledger, Stateful
+from flower_vfl.strategies.limit import LeakLimit
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.strategies.pace import agree, tell
 from flower_vfl.strategies.rejoining import Rejoining
@@ -302,9 +304,8 @@ def run_training(
             audited=audited,
             sample=_sample(base),
         )
-        for metric, value in log.items():
-            base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
-        checkpointing = _build_checkpointing(strategy, links, {"label": label, "training": training}, monitor)
+        _log_preparation(base, log)
+        checkpointing = _build_checkpointing(strategy, schedule, links, {MODEL: label, "training": training}, monitor)
         resumed = checkpointing is not None and base.resume and checkpointing.resume()
         if resumed:
             for done in outcome.epochs:
@@ -317,24 +318,34 @@ def run_training(
         if checkpointing is not None and not resumed:
             checkpointing.save(0)
         rejoining = Rejoining(sessions, checkpointing if replaces_nodes(grid) else None)
+        limit = LeakLimit(training, schedule, links, checkpointing, timeout=config.transport.step_timeout)
         try:
             rejoining.train(
-                lambda: training.run(after_epoch, None if checkpointing is None else checkpointing.save),
+                lambda: limit.train(after_epoch, None if checkpointing is None else checkpointing.save),
                 lambda: tell(links, outcome.in_flight, config.transport),
             )
             if monitor is not None and training.test_embeddings:
                 _read_trained(base, monitor, training)
         finally:
             outcome.leakage = monitor.entries() if monitor is not None else []
-            outcome.weights = label.weights
+            outcome.weights = "" if outcome.model_step is None else label.weights
             if training.sampled:
                 base.observer.on_embeddings(_labelled(strategy, training))
-        rejoining.finish(timeout)
+        rejoining.finish(timeout, limit.tell)
         for party in links:
-            outcome.reports[party] = read_report(party, sessions.reports[party])
-            outcome.leakage = [*outcome.reports[party].get("leakage", []), *outcome.leakage]
-    result.arrays = ArrayRecord(dict(label.top.state_dict()))
+            _add_report(outcome, party, sessions.reports[party])
+    result.arrays = ArrayRecord() if outcome.model_step is None else ArrayRecord(dict(label.top.state_dict()))
     return result
+
+
+def _add_report(outcome: Outcome, party: str, report: Frame) -> None:
+    outcome.reports[party] = read_report(party, report)
+    outcome.leakage = [*outcome.reports[party].get("leakage", []), *outcome.leakage]
+
+
+def _log_preparation(base: VerticalStrategy, log: Log) -> None:
+    for metric, value in log.items():
+        base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
 
 
 def _build_label_party(
@@ -423,7 +434,11 @@ def _read_trained(base: VerticalStrategy, monitor: LeakageMonitor, training: Tra
 
 
 def _build_checkpointing(
-    strategy: HookedStrategy, links: dict[str, Link], parts: dict[str, Stateful], monitor: LeakageMonitor | None
+    strategy: HookedStrategy,
+    schedule: Schedule,
+    links: dict[str, Link],
+    parts: dict[str, Stateful],
+    monitor: LeakageMonitor | None,
 ) -> Checkpointing | None:
     base = strategy.base
     if base.ledger is None or base.config.checkpoint.every < 0:
@@ -431,7 +446,7 @@ def _build_checkpointing(
     parts |= {f"defense {position}": defense for position, defense in enumerate(strategy.chain())}
     parts |= {} if monitor is None else {"monitor": monitor}
     timeout = base.config.transport.step_timeout
-    return Checkpointing(base.ledger, links, parts, recorder=base.observer, timeout=timeout)
+    return Checkpointing(base.ledger, links, parts, schedule=schedule, recorder=base.observer, timeout=timeout)
 
 
 def _sample(base: VerticalStrategy) -> Rows:

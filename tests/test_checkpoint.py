@@ -262,6 +262,15 @@ def test_the_last_few_states_are_kept_and_come_back(tmp_path):
     assert kept.load(30)["weights"].tolist() == [30.0, 30.0]
 
 
+def test_a_state_that_is_held_outlives_the_last_few(tmp_path):
+    kept = Checkpoints(tmp_path, FACTS, keep=2)
+    for step in (10, 20, 30, 40):
+        kept.save(step, step, hold=10)
+    assert kept.steps == [10, 30, 40]
+    kept.save(50, 50, hold=40)
+    assert kept.steps == [40, 50]
+
+
 def test_going_back_gives_up_the_states_of_later_steps(tmp_path):
     kept = Checkpoints(tmp_path, FACTS, keep=2)
     for step in (10, 20, 30):

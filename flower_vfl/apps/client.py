@@ -222,11 +222,11 @@ def _attend(offer: ConfigRecord, machine: Machine, config: Config) -> None:
 
 
 def _leave(session: _Session, machine: FeatureParty, journal: StepLog | None, card: ModelCard) -> None:
-    """Keep what belongs to the party: its journal and, when training is finished, its weights."""
+    """Keep what belongs to the party: its journal and, when training is finished, the weights that stay."""
     machine.settle()
     if journal is not None:
         journal.close()
-    if machine.finished and (session.offer.get("out") or not session.simulation):
+    if machine.finished and not machine.discarded and (session.offer.get("out") or not session.simulation):
         save_model(session.folder, card, machine.bottom)
 
 

@@ -156,11 +156,16 @@ def _read_result(folder: Path) -> dict[str, Any]:
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf8"))
         status, reason = str(result["status"]), str(result["error"])
-        weights = result["weights"]
+        weights, model = result["weights"], result.get("model")
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise DataError(f"the run in {folder} is not finished: it has no result.json that can be read") from None
     if status not in _ENDED or not isinstance(weights, dict):
         raise DataError(f"the run in {folder} is not finished, it is {status!r}{f': {reason}' if reason else ''}")
+    if isinstance(model, dict) and model.get("step", 0) is None:
+        raise DataError(
+            f"the run in {folder} kept no model: its leak passed attack.max_leak before there was a checkpoint with a "
+            "leak within it"
+        )
     return dict(result)
 
 

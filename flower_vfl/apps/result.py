@@ -103,7 +103,7 @@ def summarise(
         {"name": defense.name, "params": defense.params, **from_elsewhere(type(defense))}
         for defense in strategy.chain()
     ]
-    last = outcome.epochs[-1] if outcome.epochs else {}
+    last = outcome.model_epochs[-1] if outcome.model_epochs else {}
     parties = {party: report.get("weights", "") for party, report in outcome.reports.items()}
     return {
         "schema": 1,
@@ -123,6 +123,7 @@ def summarise(
             }
             for attack in strategy.base.attacks
         ],
+        "model": {"step": outcome.model_step, "epoch": len(outcome.model_epochs)},
         "utility": {"last": _utility(last), "best": _utility(outcome.best)},
         "leakage": outcome.leakage,
         "rebuild": rebuild(outcome.leakage, last, classes=data["classes"], share=config.attack.rebuilt),

@@ -31,7 +31,7 @@ from flower_vfl.apps.flower_log import log_as_flower_does
 from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.keeping import Keeping
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.apps.model import LABEL, ModelCard, class_names, make_card, save_model
+from flower_vfl.apps.model import LABEL, ModelCard, class_names, make_card, model_path, save_model
 from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.result import RunResult, describe_data, summarise
 from flower_vfl.config import Config, from_run_config
@@ -338,7 +338,9 @@ def _train(
                 folder.discard()
             else:
                 folder.write_result(summary)
-                if base.label_party is not None:
+                if outcome.model_step is None:
+                    model_path(folder.path, LABEL).unlink(missing_ok=True)
+                elif base.label_party is not None:
                     save_model(folder.path, replace(card, session=base.session), base.label_party.module)
         if on_result is not None:
             on_result(RunResult(status, summary, outcome, folder.path if folder is not None else None))

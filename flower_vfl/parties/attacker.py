@@ -256,7 +256,7 @@ class Attacker(FeatureParty):
     def _read_trained_model(self) -> list[dict[str, Any]]:
         """Run the attacks on the trained model where true labels of the test rows are at hand to score them."""
         labels = self._test_audit.numbers
-        if not (self._trained_attacks and self._fresh and self._test_audit.complete and len(labels)):
+        if self.discarded or not (self._trained_attacks and self._fresh and self._test_audit.complete and len(labels)):
             return []
         scorer = TrainedScorer(
             labels,

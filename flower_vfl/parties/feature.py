@@ -41,8 +41,8 @@ class _Pending:
 class Store(Protocol):
     """Where a party keeps its states, on its own disk."""
 
-    def save(self, step: int, state: Any) -> None:
-        """Keep the state after so many steps."""
+    def save(self, step: int, state: Any, *, hold: int) -> None:
+        """Keep the state after so many steps, and that after `hold` steps as long."""
 
     def load(self, step: int) -> Any:
         """Return the state after so many steps; `DataError` where it is not there or belongs to something else."""
@@ -92,7 +92,7 @@ class FeatureParty:
         store: Store | None = None,
     ) -> None:
         self.name = name
-        self.finished = False
+        self.finished, self.discarded = False, False
         self.bottom = bottom
         self.optimizers = optimizers
         self.seconds_compute = 0.0
@@ -146,7 +146,7 @@ class FeatureParty:
                 return self._evaluate(frame)
             if frame.kind is Kind.FINISH:
                 return self._finish()
-            if frame.kind in (Kind.SAVE, Kind.RESTORE):
+            if frame.kind in (Kind.SAVE, Kind.RESTORE, Kind.KEEP):
                 return self._keep(frame)
             if frame.kind in (Kind.REHEARSE, Kind.IN_FLIGHT):
                 return self._settle_pace(frame)
@@ -218,7 +218,9 @@ class FeatureParty:
         return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": embed(self.bottom, source, rows, self._device)})
 
     def _keep(self, frame: Frame) -> Frame:
-        """Keep the state after so many steps, or go back to it."""
+        """Keep the state after so many steps, or go back to it or to its model alone."""
+        if frame.kind is Kind.KEEP:
+            return self._choose_model(frame)
         if self._store is None:
             raise ProtocolError(f"party {self.name!r} keeps no checkpoints")
         if frame.kind is Kind.RESTORE:
@@ -230,8 +232,19 @@ class FeatureParty:
         if frame.step != self._next_step:
             raise ProtocolError(f"a state after {frame.step} steps was asked for, {self._next_step} are done")
         self.settle()
-        self._store.save(frame.step, self.state())
+        self._store.save(frame.step, self.state(), hold=self._schedule.epoch_start(frame.step))
         return Frame(Kind.SAVED, frame.step)
+
+    def _choose_model(self, frame: Frame) -> Frame:
+        """Take the model of an earlier step as the one that stays, or none; what was measured stays as it is."""
+        if self._pending:
+            raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
+        if frame.step >= 0 and self._store is None:
+            raise ProtocolError(f"party {self.name!r} keeps no checkpoints")
+        if frame.step >= 0 and self._store is not None:
+            self.bottom.load_state_dict(self._store.load(frame.step)["bottom"])
+        self.discarded = frame.step < 0
+        return Frame(Kind.KEPT, frame.step)
 
     def _settle_pace(self, frame: Frame) -> Frame | None:
         """Show the label party what a step takes here, or hear how many steps may be under way."""
@@ -268,8 +281,9 @@ class FeatureParty:
         """Write down what is still to be written down; an honest feature party has nothing."""
 
     def report(self) -> dict[str, Any]:
-        """Return what the party says at the end: the digest of its weights and its computing time."""
-        return {"weights": weights_digest(self.bottom), "seconds_compute": self.seconds_compute}
+        """Return what the party says at the end: the digest of the weights that stay and its computing time."""
+        weights = "" if self.discarded else weights_digest(self.bottom)
+        return {"weights": weights, "seconds_compute": self.seconds_compute}
 
     def _finish(self) -> Frame:
         if self._pending:
@@ -287,6 +301,7 @@ class FeatureParty:
             "dropout": None if self._dropout is None else self._dropout.get_state(),
             "seconds_compute": self.seconds_compute,
             "finished": self.finished,
+            "discarded": self.discarded,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -294,6 +309,7 @@ class FeatureParty:
         self.bottom.load_state_dict(state["bottom"])
         self.optimizers.load_state_dict(state["optimizers"])
         self._next_step, self.finished = state["next_step"], state["finished"]
+        self.discarded = state["discarded"]
         self.seconds_compute = state["seconds_compute"]
         self._pending.clear()
         for entry in state["pending"]:

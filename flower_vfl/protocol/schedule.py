@@ -81,6 +81,10 @@ class Schedule:
         """Return the steps of an epoch (from 1)."""
         return range((epoch - 1) * self.steps_per_epoch, epoch * self.steps_per_epoch)
 
+    def epoch_start(self, steps: int) -> int:
+        """Return how many steps were done when the epoch of the last of so many steps began."""
+        return max(steps - 1, 0) // self.steps_per_epoch * self.steps_per_epoch
+
     def train_batch(self, step: int) -> Rows:
         """Return the positions (B,) in the training table that make `step`."""
         epoch, index = divmod(step, self.steps_per_epoch)

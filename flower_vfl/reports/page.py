@@ -105,6 +105,7 @@ def _of_one(run: Run) -> dict[str, Any]:
         "title": run.name,
         "leak": words.worst_leak(run),
         "oracle": words.worst_leak(run, oracle=True),
+        "kept": words.kept_model(result),
         "certificates": certificates(run),
         "leaks": [(e, told(result, e)[0]) for e in result["leakage"] if e.get("phase") != "inference"],
         "gaps": words.not_tested(run),

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from flower_vfl.metrics import Embeddings, Values
 
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
-OPTIONAL = {"weights": dict, "environment": dict, "alone": dict, "parties": dict, "attacks": list, "rebuild": list}
+OPTIONAL = {
+    **dict.fromkeys(("weights", "environment", "alone", "parties", "model"), dict),
+    **dict.fromkeys(("attacks", "rebuild"), list),
+}
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,23 @@ def number(value: Any, digits: int = 3) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
 
 
+def kept_model(result: Mapping[str, Any]) -> str:
+    """Say which model a run kept that its leak limit ended; empty for every other run."""
+    model = result.get("model")
+    if result.get("status") != "leak limit" or not isinstance(model, dict):
+        return ""
+    if model.get("step") is None:
+        return (
+            "The leak passed its limit (attack.max_leak) before there was a checkpoint with a leak within it: no party "
+            "kept a model."
+        )
+    return (
+        "The leak passed its limit (attack.max_leak). The model that all parties kept is the last one from before: of "
+        f"step {number(model['step'])}, the end of epoch {number(model.get('epoch'))}. The leaks that are shown are of "
+        "everything that was sent, also afterwards."
+    )
+
+
 def size(value: Any) -> str:
     """Return a number of bytes in the unit that suits it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

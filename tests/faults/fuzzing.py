@@ -45,6 +45,7 @@ DOWN = [
     Frame(Kind.EVALUATE, 0, {"part": "test"}),
     Frame(Kind.FINISH),
     Frame(Kind.RESTORE, 4, {"count": 1}),
+    Frame(Kind.KEEP, -1),
     Frame(Kind.IN_FLIGHT, fields={"in_flight": 2}),
 ]
 """Frames that a party may get."""

@@ -262,7 +262,8 @@ class Shelf:
     def __init__(self):
         self.states = {}
 
-    def save(self, step, state):
+    def save(self, step, state, *, hold):
+        self.held = hold
         self.states[step] = copy.deepcopy(state)
 
     def load(self, step):
@@ -289,9 +290,47 @@ def test_a_party_keeps_its_state_when_told_and_goes_back_to_it():
     assert later == first_time
 
 
+def test_a_party_takes_an_earlier_model_as_the_one_that_stays_and_keeps_what_it_measured():
+    party = make_party(store=Shelf())
+    party.handle(Frame(Kind.SAVE, 0))
+    first = weights_digest(party.bottom)
+    party.handle(ask(0))
+    party.handle(ask(-1, 0, gradient_for(0)))
+    assert party.handle(Frame(Kind.KEEP, 0)) == Frame(Kind.KEPT, 0)
+    assert party.report()["weights"] == first
+    assert party.state()["next_step"] == 1
+    assert not party.discarded
+
+
+def test_a_party_that_is_to_keep_no_model_names_none_until_it_goes_back():
+    party = make_party(store=Shelf())
+    party.handle(Frame(Kind.SAVE, 0))
+    assert party.handle(Frame(Kind.KEEP, -1)) == Frame(Kind.KEPT, -1)
+    assert party.discarded
+    assert party.report()["weights"] == ""
+    again = make_party()
+    again.restore(party.state())
+    assert again.discarded
+    party.handle(Frame(Kind.RESTORE, 0, {"count": 1}))
+    assert not party.discarded
+
+
+def test_the_state_with_which_an_epoch_began_is_held_until_the_next_one_has_ended():
+    shelf = Shelf()
+    party = make_party(store=shelf)
+    per_epoch = party._schedule.steps_per_epoch
+    for step in range(per_epoch + 1):
+        party.handle(ask(step))
+        party.handle(ask(-1, step, gradient_for(step)))
+        party.handle(Frame(Kind.SAVE, step + 1))
+        assert shelf.held == (0 if step + 1 <= per_epoch else per_epoch)
+
+
 @pytest.mark.parametrize(
     ("frames", "store", "reason"),
     [
+        ([Frame(Kind.KEEP, 0)], None, "keeps no checkpoints"),
+        ([ask(0), Frame(Kind.KEEP, -1)], None, "1 steps wait"),
         ([Frame(Kind.SAVE, 0)], None, "keeps no checkpoints"),
         ([Frame(Kind.RESTORE, 0)], None, "keeps no checkpoints"),
         ([ask(0), Frame(Kind.SAVE, 0)], Shelf(), "1 steps wait"),

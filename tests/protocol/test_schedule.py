@@ -69,6 +69,8 @@ def test_the_steps_of_the_epochs_follow_each_other_without_a_gap(schedule):
     steps = [(step, epoch) for epoch in range(1, schedule.epochs + 1) for step in schedule.steps_of(epoch)]
     assert [step for step, _ in steps] == list(range(schedule.steps))
     assert all(schedule.epoch_of(step) == epoch for step, epoch in steps)
+    assert all(schedule.epoch_start(step + 1) == schedule.steps_of(epoch).start for step, epoch in steps)
+    assert schedule.epoch_start(0) == 0
 
 
 @given(SCHEDULES)
