@@ -35,7 +35,7 @@ from tests.parties.test_feature import ask, gradient_for, make_party
 
 CORPUS = Path(__file__).parent / "corpus"
 SECONDS = 1.0
-"""No input may take longer."""
+"""Of computing; no input may take longer. The clock on the wall would blame what else the machine does."""
 
 WIRE = Wire("5e55", "exact")
 EMBEDDING = torch.linspace(-1, 1, 64).view(16, 4)
@@ -174,7 +174,7 @@ def check(frames: int, files: int, seed: int) -> dict[str, object]:
         for count in range(frames + files):
             if count == min(1000, frames // 2):
                 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            started = time.perf_counter()
+            started = time.process_time()
             if count < frames:
                 original = ends.seed(dice)
                 data, name = mutate(original, dice), "frame"
@@ -187,8 +187,8 @@ def check(frames: int, files: int, seed: int) -> dict[str, object]:
                 broken.append(f"{name} {count}: {type(error).__name__}: {error}"[:300])
                 CORPUS.mkdir(exist_ok=True)
                 (CORPUS / f"{zlib.crc32(data):08x}-{name}").write_bytes(data)
-            seconds = time.perf_counter() - started
-            if seconds > max(SECONDS, slowest):
+            seconds = time.process_time() - started
+            if seconds > SECONDS:
                 broken.append(f"{name} {count}: {seconds:.1f} s")
             slowest = max(slowest, seconds)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory

@@ -1,6 +1,7 @@
 """Bytes that were changed on their way are refused, quickly, and nothing else happens."""
 
 import os
+import time
 
 import pytest
 
@@ -40,3 +41,16 @@ def test_a_check_that_is_left_out_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(fuzzing, "CORPUS", tmp_path / "corpus")
     assert any("config.toml" in line for line in fuzzing.check(frames=0, files=100, seed=0)["broken"])
     assert list((tmp_path / "corpus").iterdir())
+
+
+def test_an_input_that_takes_long_is_found(monkeypatch, tmp_path):
+    def slow(path):
+        end = time.process_time() + 0.06
+        while time.process_time() < end:
+            pass
+        raise InputError
+
+    monkeypatch.setattr(fuzzing, "load_config", slow)
+    monkeypatch.setattr(fuzzing, "SECONDS", 0.05)
+    broken = fuzzing.check(frames=0, files=100, seed=0)["broken"]
+    assert any(line.startswith("config.toml") and line.endswith(" s") for line in broken)
