@@ -21,7 +21,7 @@ from flower_vfl import errors
 from flower_vfl.apps.alignment.client import RESULT as ALIGNED
 from flower_vfl.apps.alignment.place import remove_empty
 from flower_vfl.apps.alignment.start import sources_of
-from flower_vfl.apps.build import open_data, party_names
+from flower_vfl.apps.build import open_data, parties_here
 from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
 from flower_vfl.apps.prediction import NO_PREDICTION
 from flower_vfl.apps.result import package_version
@@ -52,7 +52,7 @@ def run_flower(config: Config, out: Path, *, resume: bool = False) -> dict[str, 
     config = in_processes(config)
     if not check_folder(out, config, resume=resume):
         return read_result(out)
-    parties = len(party_names(config, open_data(config)))
+    parties = len(parties_here(config, open_data(config)))
     code = flwr_run({**to_run_config(config), "out": str(out), "resume": resume}, parties)
     if not (out / RESULT).is_file():
         raise SessionError(f"the Flower run left no result (flwr run ended with {code}); its log is above")

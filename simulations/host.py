@@ -255,6 +255,9 @@ def _superlink(address: str, authority: Path | None) -> Iterator[Finding]:
     except httpx.HTTPError as error:
         yield title, "wrong", _refused(address, error)
     else:
+        if answer.status_code == httpx.codes.BAD_GATEWAY:
+            yield title, "wrong", "the proxy answers, and the SuperLink behind it does not: its host must start it"
+            return
         if not answer.is_success:
             yield title, "wrong", f"what answers there is no SuperLink ({answer.status_code}): is the port right?"
             return

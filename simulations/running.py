@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.apps.build import open_data, party_names
+from flower_vfl.apps.build import open_data, parties_here
 from flower_vfl.apps.folder import check_folder, check_free, read_result
 from flower_vfl.apps.local import run, run_alone
 from flower_vfl.apps.progress import LiveProgress
@@ -53,7 +53,7 @@ def run_here(config: Config, out: Path, *, title: str, alone: bool = False, resu
 def alone_aucs(config: Config) -> dict[str, float]:
     """Return the test AUC that each party's columns reach by themselves, with the same architecture."""
     dataset = open_data(config)
-    parties = list(party_names(config, dataset))
+    parties = list(parties_here(config, dataset))
     if config.parties.label_features and dataset.label_party in dataset.parties and dataset.label_party not in parties:
         parties.append(dataset.label_party)
     found = {}

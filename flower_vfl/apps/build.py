@@ -52,24 +52,38 @@ def default_top(shape: tuple[int, ...], classes: int, config: Config) -> nn.Modu
     return network_of(config.model).top(shape, classes, config.model)
 
 
-def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
-    """Return the feature parties of a run.
+def parties_here(config: Config, dataset: VerticalData) -> tuple[str, ...]:
+    """Return the feature parties of a run whose data is all on this host.
 
     Raises
     ------
     ConfigError
-        When the configuration names parties that the data does not have, none or more than four.
+        When the configuration names parties that the data does not have, or as `party_names`.
     """
-    names = tuple(config.parties.features) or tuple(name for name in dataset.parties if name != dataset.label_party)
+    names = party_names(config, dataset)
     for name in names:
         if name not in dataset.parties:
             raise ConfigError(f"there is no party {name!r} in {dataset.name}; it has {', '.join(dataset.parties)}")
+    return names
+
+
+def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
+    """Return the feature parties of a run; on a host of its own a party's data says nothing of the others.
+
+    Raises
+    ------
+    ConfigError
+        When there are none or too many, or settings are for a party that takes no part.
+    """
+    names = tuple(config.parties.features) or tuple(name for name in dataset.parties if name != dataset.label_party)
     for key, named in config.parties.named.items():
         for name in named:
             if name not in names:
                 raise ConfigError(f"{key} names {name!r}, which is no feature party of this run: {', '.join(names)}")
     if not 1 <= len(names) <= 32:
-        raise ConfigError(f"a run has 1 to 32 feature parties, given {len(names)}")
+        raise ConfigError(
+            f"a run has 1 to 32 feature parties, given {len(names)}: neither parties.features nor the data names others"
+        )
     return names
 
 

@@ -17,7 +17,7 @@ from flower_vfl.apps.build import (
     default_bottom,
     default_top,
     open_data,
-    party_names,
+    parties_here,
 )
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.folder import check_free
@@ -87,7 +87,7 @@ def run(
     )
     client = make_client_app(bottom=bottom, top=top, data=same_data, optimizer=optimizer, config=config)
     run_config = to_run_config(config)
-    parties = party_names(config, opened)
+    parties = parties_here(config, opened)
     for party in parties:
         opened.party(party)  # bad data is found before anything is started
     grid = LocalGrid(client, len(parties), run_config)

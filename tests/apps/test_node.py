@@ -2,6 +2,9 @@
 
 from typing import ClassVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pytest
 from flwr.app import Context, RecordDict
 
@@ -76,6 +79,25 @@ def test_hosts_that_hold_only_their_own_parts_train_to_the_weights_of_the_local_
     local = run(CONFIG.model_copy(update={"data": CONFIG.data.model_copy(update={"path": str(root / "whole")})}))
     assert deployed.summary["weights"] == local.summary["weights"]
     assert deployed.summary["utility"] == local.summary["utility"]
+
+
+def test_parties_that_prepared_their_own_files_alone_train_together(monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    ids, label = [f"p{row}" for row in range(240)], rng.integers(0, 2, 240)
+    columns = {"shop": ["age"], "club": ["wage"], "bank": ["savings"]}
+    for party, names in columns.items():
+        table = {"id": ids, **{name: rng.normal(size=240) + label for name in names}}
+        table |= {"paid": label} if party == "bank" else {}
+        pa_csv.write_csv(pa.table(table), tmp_path / f"{party}.csv")
+        own = {f"files.{party}": str(tmp_path / f"{party}.csv"), "label": "paid" if party == "bank" else ""}
+        assert prepare("files", out=tmp_path / party, options=own).parties == (party,)
+    config = toy_config(
+        data={"name": "files"}, parties={"features": ["shop", "club"]}, training={"epochs": 1}, attack={"names": []}
+    )
+    nodes = [{"party": party, "data-path": str(tmp_path / party)} for party in ("shop", "club")]
+    done = deploy(nodes, tmp_path / "bank", monkeypatch, tmp_path, config)
+    assert set(done.summary["weights"]) == {"label", "shop", "club"}
+    assert done.summary["status"] == "finished"
 
 
 def test_the_data_of_a_node_is_its_owners_whatever_the_run_config_names():

@@ -260,7 +260,11 @@ def test_a_certificate_for_other_names_is_told(keys):
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [({"tls": False}, "does not speak TLS there"), ({"status": 404}, "what answers there is no SuperLink (404)")],
+    [
+        ({"tls": False}, "does not speak TLS there"),
+        ({"status": 404}, "what answers there is no SuperLink (404)"),
+        ({"status": 502}, "the proxy answers, and the SuperLink behind it does not"),
+    ],
 )
 def test_what_is_no_superlink_is_told(keys, how, words):
     with superlink(keys, **how) as address:
