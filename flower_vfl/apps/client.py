@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -99,11 +100,10 @@ class _Client:
         session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
         with torch_threads(config.threads):
             machine, journal = self._build(session, context, config, dataset)
-            card = self._card(session, config, dataset)
             if offer["kind"] == "messages":
                 return self._open(message, context, session, machine, journal)
             with ExitStack() as leaving:
-                leaving.callback(_leave, session, machine, journal, card)
+                leaving.callback(_leave, machine, journal)
                 try:
                     _attend(offer, machine, config)
                 except UnreachableError as error:
@@ -130,7 +130,6 @@ class _Client:
                 machine.restore(load_state(state_path))
             content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
             if machine.finished:
-                _leave(session, machine, journal, self._card(session, config, dataset))
                 shutil.rmtree(state_path.parent, ignore_errors=True)
             else:
                 self._store(context, session, machine, journal, count + 1, state_path)
@@ -171,12 +170,10 @@ class _Client:
             recorder=journal,
             store=None if keeping is None else keeping.store(config, dataset.alignment),
         )
+        card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)
+        machine.on_finish = partial(_keep_results, session, machine, journal, card)
         _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
         return machine, journal
-
-    def _card(self, session: _Session, config: Config, dataset: VerticalData) -> ModelCard:
-        factories = {"bottom": self._bottom}
-        return make_card(session.party, session.id, config, dataset, factories, table=session.party)
 
     def _open(
         self,
@@ -221,12 +218,17 @@ def _attend(offer: ConfigRecord, machine: Machine, config: Config) -> None:
         attend(offer, session, machine, timeout=wait, reconnect=config.transport.reconnect_timeout)
 
 
-def _leave(session: _Session, machine: FeatureParty, journal: StepLog | None, card: ModelCard) -> None:
-    """Keep what belongs to the party: its journal and, when training is finished, the weights that stay."""
+def _leave(machine: FeatureParty, journal: StepLog | None) -> None:
+    """Keep what the party has measured until now."""
     machine.settle()
     if journal is not None:
         journal.close()
-    if machine.finished and not machine.discarded and (session.offer.get("out") or not session.simulation):
+
+
+def _keep_results(session: _Session, machine: FeatureParty, journal: StepLog | None, card: ModelCard) -> None:
+    """Keep what belongs to the party of a finished training: its journal and the weights that stay."""
+    _leave(machine, journal)
+    if not machine.discarded and (session.offer.get("out") or not session.simulation):
         save_model(session.folder, card, machine.bottom)
 
 

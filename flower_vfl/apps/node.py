@@ -109,8 +109,9 @@ class Node:
         if not self.deployed:
             return config
         data = config.data.model_copy(update={"path": self.data_path, "options": {}})
-        names = config.attack.names if self.role == "attacker" else []
-        attack = config.attack.model_copy(update={"names": names})
+        attack = config.attack
+        if self.role != "attacker":  # a limit of the leak without an attack is no configuration
+            attack = attack.model_copy(update={"names": [], "max_leak": 1.0})
         return config.model_copy(update={"data": data, "attack": attack})
 
     def require_data(self) -> None:

@@ -337,10 +337,10 @@ def _train(
             if isinstance(failure, InputError) and outcome.steps == 0:
                 folder.discard()
             else:
-                folder.write_result(summary)
                 if outcome.model_step is None:
                     model_path(folder.path, LABEL).unlink(missing_ok=True)
                 elif base.label_party is not None:
                     save_model(folder.path, replace(card, session=base.session), base.label_party.module)
+                folder.write_result(summary)  # at last: what says that a run has ended must find all else in its place
         if on_result is not None:
             on_result(RunResult(status, summary, outcome, folder.path if folder is not None else None))

@@ -133,11 +133,22 @@ class Labels:
         Class of each row, 0 to `classes` - 1; 1 is the positive class of two.
     classes : int
         Number of classes.
+
+    Raises
+    ------
+    DataError
+        When a label is none of these classes.
     """
 
     train: NDArray[np.int64]
     test: NDArray[np.int64]
     classes: int
+
+    def __post_init__(self) -> None:
+        for values in (self.train, self.test):
+            low, high = int(values.min(initial=0)), int(values.max(initial=0))
+            if low < 0 or high >= self.classes:
+                raise DataError(f"labels of {self.classes} classes are 0 to {self.classes - 1}, given {low} to {high}")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import copy
 import json
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,6 +75,12 @@ class FeatureParty:
         Where the bottom model is.
     store : Store, optional
         Where its states are kept when the label party says so.
+
+    Attributes
+    ----------
+    on_finish : Callable[[], None]
+        Called when training is finished, before the party reports: what it has found has to be on its disk by then,
+        because nobody asks again for what was reported.
     """
 
     def __init__(
@@ -101,6 +107,7 @@ class FeatureParty:
         self._pending: deque[_Pending] = deque()
         self._next_step = 0
         self._store = store
+        self.on_finish: Callable[[], None] = lambda: None
         self._shape, self._dtype = self._probe()
 
     def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -289,7 +296,9 @@ class FeatureParty:
         if self._pending:
             raise ProtocolError(f"training was finished while {len(self._pending)} steps wait for their gradient")
         self.finished = True
-        return Frame(Kind.REPORT, fields={"report": json.dumps(self.report())})
+        report = Frame(Kind.REPORT, fields={"report": json.dumps(self.report())})
+        self.on_finish()
+        return report
 
     def state(self) -> dict[str, Any]:
         """Return everything that changes while training, as plain values and tensors."""

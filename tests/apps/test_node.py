@@ -14,7 +14,7 @@ from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.node import DATA_VARIABLE, STEPPED, Node, with_data_of_this_host
 from flower_vfl.apps.server import make_server_app
-from flower_vfl.config import to_run_config
+from flower_vfl.config import build_config, to_run_config
 from flower_vfl.data.catalog import prepare
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.parts import write_part
@@ -189,3 +189,10 @@ def test_a_simulated_node_takes_no_part_in_a_deployment(stepped):
 def test_an_unknown_role_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"role is 'label'; --node-config allows role='feature' or role='attacker'"):
         Node.of({"party": "a", "role": "label"})
+
+
+def test_a_party_that_does_not_attack_keeps_a_configuration_that_can_be_read_again(tmp_path):
+    limited = build_config({**CONFIG.model_dump(), "attack": {"names": ["norm"], "max_leak": 0.9}})
+    seen = Node.of({"party": "a", "data-path": "/data"}).view(limited)
+    assert build_config(seen.model_dump()) == seen
+    assert Node.of({"party": "a", "role": "attacker"}).view(limited).attack.max_leak == 0.9

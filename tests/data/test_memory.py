@@ -39,3 +39,9 @@ def test_an_unknown_party_is_named_with_those_there_are():
     data = MemoryData("x", {"a": table}, "label", Labels(Y, Y[:2], 2))
     with pytest.raises(DataError, match="no party 'b'; it has a"):
         data.party("b")
+
+
+@pytest.mark.parametrize("wrong", [2, -1])
+def test_labels_that_are_none_of_the_classes_are_refused(wrong):
+    with pytest.raises(DataError, match="labels of 2 classes are 0 to 1, given"):
+        Labels(np.array([0, 1, wrong]), np.array([1]), 2)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 
+import pyarrow.compute as pc
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from flower_vfl import build_config, run
-from tests.faults.common import STEPS, TRANSPORTS, Interrupt, assert_same, outcome, setup
+from flower_vfl.apps.folder import RunFolder
+from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.protocol.frame import Kind
+from flower_vfl.tracking import read_steps
+from tests.faults.common import TRANSPORTS, Interrupt, assert_same, outcome, setup
 
 KILLS = [
     *({"step": 0}, {"step": 6}, {"epoch": 3}),
@@ -51,20 +57,35 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path, left_alone, kill):
     assert_same(tmp_path / "run", left_alone("inproc"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(int(os.environ.get("FLOWER_VFL_KILLS", "2"))))
-def test_a_run_that_is_killed_again_and_again_goes_on_to_the_same_result(tmp_path, left_alone, seed):
-    """A sample; FLOWER_VFL_KILLS=70 makes a campaign of more than 200 kills, the same ones each time."""
-    dice = random.Random(seed)
-    transport = dice.choice(list(TRANSPORTS))
-    kills = 0
-    while kills < 3:
-        kill = dice.choice(
-            [{"step": dice.randrange(STEPS)}, {"replacing": dice.randrange(1, 60), "before": dice.random() < 0.5}]
-        )
-        ended = start(tmp_path / "run", kill, transport)
-        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
-        kills += 1
-    finished = start(tmp_path / "run", {}, transport)
-    assert finished.returncode == 0, finished.stderr
-    assert_same(tmp_path / "run", left_alone(transport))
+def test_a_party_has_all_that_it_found_on_its_disk_when_it_reports(tmp_path, left_alone, monkeypatch):
+    """It may be killed, or be slow to leave, the moment after: nobody asks it again."""
+    handle, found = FeatureParty.handle, {}
+
+    def watched(party, frame):
+        answer = handle(party, frame)
+        if frame.kind is Kind.FINISH:
+            found[party.name] = load_file(tmp_path / "run" / "weights" / f"{party.name}.safetensors")
+            rows = read_steps(tmp_path / "run").filter(pc.field("party") == party.name)
+            rows = rows.filter(pc.field("attack") == "model_completion(draws=1)")
+            assert "inference_auc" in rows["metric"].to_pylist()
+        return answer
+
+    monkeypatch.setattr(FeatureParty, "handle", watched)
+    run(build_config(setup("stream")), out=tmp_path / "run")
+    for party, weights in found.items():
+        kept = load_file(left_alone("stream") / "weights" / f"{party}.safetensors")
+        assert all(torch.equal(weights[name], kept[name]) for name in kept)
+    assert sorted(found) == ["a", "b"]
+
+
+def test_the_result_that_says_that_a_run_has_ended_comes_last(tmp_path, monkeypatch):
+    """Whoever is killed before can go on; whoever is killed after has everything."""
+    write, found = RunFolder.write_result, []
+
+    def watched(folder, summary):
+        found.extend(path.name for path in (folder.path / "weights").iterdir())
+        write(folder, summary)
+
+    monkeypatch.setattr(RunFolder, "write_result", watched)
+    run(build_config(setup()), out=tmp_path / "run")
+    assert sorted(found) == ["a.safetensors", "b.safetensors", "label.safetensors"]

@@ -1,0 +1,240 @@
+"""Parties are killed, disks fill, lines break and fall silent: every run must end as one that nobody disturbed.
+
+``python -m tests.faults.campaign --kills 200 --seed 1`` disturbs one run after another until so many parties were
+killed (SIGKILL), and prints one line of JSON: what was done, what broke, and how long it took until training went on.
+The same seed disturbs in the same way. A run that did not end as it should is kept, with the words of its processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+
+from flower_vfl.apps.build import open_data
+from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.folder import check_folder
+from flower_vfl.apps.local import run
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.server import make_server_app
+from flower_vfl.config import build_config, to_run_config
+from flower_vfl.data.memory import VerticalData
+from flower_vfl.strategies import Observer
+from flower_vfl.transport.stream import StreamEndpoint
+from tests.faults.common import STEPS, TRANSPORTS, assert_same, setup
+from tests.faults.processes import Case, ProcessGrid, fork, start_nursery
+from tests.faults.striking import CUT, EVENTS, FULL, HOLD, KILL, LABEL, WRITE, Fault, arm, tell
+from tests.transport.proxies import Line
+
+PHASES = {"hello": 1, "step": 6, "save": 4, "evaluate": 3, "restore": 3, "finish": 2, WRITE: 6}
+"""Moments, and how often each is chosen."""
+
+LIVES = 60
+"""How often the label party is started in one run; more would be a run that does not come to its end."""
+
+
+class Progress(Observer):
+    """Writes down when a step is done."""
+
+    def __init__(self, plan: Path) -> None:
+        self._plan = plan
+
+    def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
+        tell(self._plan, LABEL, "step", step=step)
+
+    def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        tell(self._plan, LABEL, "epoch", step=step)
+
+
+def draw(dice: random.Random) -> tuple[str, list[Fault], float]:
+    """Draw a transport, what happens in a run, and the seconds that its lines take each way."""
+    transport = dice.choices(list(TRANSPORTS), (2, 5, 3))[0]
+    faults = []
+    for _ in range(dice.randrange(8, 17)):
+        phase = dice.choices(list(PHASES), list(PHASES.values()))[0]
+        party = dice.choices((LABEL, "a", "b"), (4, 3, 3))[0]
+        step = dice.randrange(STEPS) if phase in ("step", "save", "evaluate", WRITE) else 0
+        do = dice.choices((KILL, FULL), (12, 1))[0]
+        if phase == "hello":
+            party = dice.choice("ab")
+        faults.append(Fault(party, phase, step, dice.random() < 0.5, do, dice.choice((0, 100, 4000))))
+    delay = 0.0
+    if transport == "stream":
+        delay = dice.choice((0.0, 0.0, 0.005))
+        for _ in range(dice.randrange(4)):
+            do = dice.choices((CUT, HOLD), (9, 1))[0]
+            faults.append(Fault(LABEL, "step", dice.randrange(STEPS), dice.random() < 0.5, do))
+    return transport, sorted(faults, key=lambda fault: fault.step), delay
+
+
+def be_label_party(case: Case, nursery: str, data: VerticalData, delay: float) -> None:
+    """Be the label party's process; with ``inproc`` all parties are in it."""
+    lines: list[Line] = []
+    offer = StreamEndpoint.offer
+
+    def over_a_line(endpoint: StreamEndpoint, node: str) -> dict[str, str | bytes | int]:
+        lines.append(Line(endpoint.address, delay=delay))
+        return {**offer(endpoint, node), "address": lines[-1].address}
+
+    StreamEndpoint.offer = over_a_line
+    config, run_config = case.config, to_run_config(case.config)
+    alone = config.transport.kind == "inproc"
+    arm(case.plan, (LABEL, *case.parties) if alone else (LABEL,), lines)
+    if not check_folder(case.out, config, resume=True):
+        return
+    server = make_server_app(
+        config=config, data=lambda _: data, out=case.out, resume=True, observers=(Progress(case.plan),)
+    )
+    if alone:
+        client = make_client_app(config=config, data=lambda _: data)
+        grid = LocalGrid(client, len(case.parties), run_config)
+    else:
+        grid = ProcessGrid(case, nursery, run_config)
+    server(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config))
+
+
+def live(case: Case, nursery: str, data: VerticalData, delay: float) -> str:
+    """Start a run again and again until it has ended; return what is wrong with that, or nothing."""
+    log = case.plan / "label.log"
+    for _ in range(LIVES):
+        struck = len(events(case.plan))
+        child = fork(log, lambda: be_label_party(case, nursery, data, delay))
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0:
+            return ""
+        if not any(event["what"] in (KILL, FULL) for event in events(case.plan)[struck:]):
+            return f"it ended with {code}, and nothing had been done to it"
+        if code not in (-signal.SIGKILL, 1):
+            return f"it ended with {code}"
+    return f"it did not end within {LIVES} lives"
+
+
+def events(plan: Path) -> list[dict[str, Any]]:
+    """Return what happened in a run so far."""
+    path = plan / EVENTS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def recoveries(found: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Return who was killed and the seconds until the next step, or the next evaluation, was done."""
+    seconds = []
+    for index, event in enumerate(found):
+        if event["what"] == KILL:
+            later = [after["at"] for after in found[index + 1 :] if after["what"] in ("step", "epoch")]
+            if later and not any(after["what"] == KILL and after["at"] < later[0] for after in found[index + 1 :]):
+                seconds.append((event["who"], later[0] - event["at"]))
+    return seconds
+
+
+class Campaign:
+    """One run after another, each disturbed, each compared with one that was not."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self._root, self._seed = root, seed
+        self.data = open_data(build_config(setup()))
+        run(build_config(setup()))  # imports what is imported at first use, before there are hundreds of processes
+        self._nursery = str(root / "nursery")
+        self._nursery_id = start_nursery(self._nursery, self.data, root / "nursery.log")
+        self.struck: Counter[str] = Counter()
+        self.seconds: list[tuple[str, float]] = []
+        self.broken: list[str] = []
+        self._left_alone = {transport: self._undisturbed(transport) for transport in TRANSPORTS}
+
+    def close(self) -> None:
+        """End the nursery."""
+        os.kill(self._nursery_id, signal.SIGKILL)
+        os.waitpid(self._nursery_id, 0)
+
+    def _case(self, name: str, transport: str) -> Case:
+        values = setup(transport)
+        values["transport"] = {**values["transport"], "reconnect_timeout": 10.0, "rejoin_timeout": 60.0}
+        plan = self._root / name / "plan"
+        plan.mkdir(parents=True)
+        return Case(build_config(values), plan, self._root / name / "run")
+
+    def _undisturbed(self, transport: str) -> Path:
+        case = self._case(f"alone-{transport}", transport)
+        wrong = live(case, self._nursery, self.data, 0.0)
+        if wrong:
+            raise RuntimeError(f"{transport}: {wrong}; see {case.plan}")
+        return case.out
+
+    def disturb(self, number: int) -> None:
+        """Disturb one run, and see how it ends."""
+        transport, faults, delay = draw(random.Random(f"{self._seed}-{number}"))
+        case = self._case(f"run-{number}", transport)
+        for position, fault in enumerate(faults):
+            fault.write(case.plan, position)
+        wrong = live(case, self._nursery, self.data, delay)
+        if not wrong:
+            try:
+                assert_same(case.out, self._left_alone[transport])
+            except Exception as error:  # noqa: BLE001 - this is what is looked for
+                wrong = f"{type(error).__name__}: {error}"[:1000]
+        found = events(case.plan)
+        self.seconds += [
+            (LABEL if who == LABEL or transport == "inproc" else "party", took) for who, took in recoveries(found)
+        ]
+        for event in found:
+            if "phase" in event:
+                who = "label" if event["who"] == LABEL else "party"
+                self.struck.update([event["what"], f"{event['what']} {transport} {who} {event['phase']}"])
+        if wrong:
+            self.broken.append(f"run {number} ({transport}), kept in {case.out.parent}: {wrong}")
+        else:
+            shutil.rmtree(case.out.parent, ignore_errors=True)  # a party that lost its label party may still be there
+
+    def summary(self) -> dict[str, object]:
+        """Return what was done, what broke and how long recoveries took."""
+        times = {who: sorted(took for one, took in self.seconds if one == who) for who in (LABEL, "party")}
+        return {
+            "seed": self._seed,
+            "struck": dict(sorted(self.struck.items())),
+            "recovery_seconds": {
+                who: {"median": round(statistics.median(values), 2), "worst": round(values[-1], 2), "of": len(values)}
+                for who, values in times.items()
+                if values
+            },
+            "broken": self.broken,
+        }
+
+
+def check(kills: int, seed: int, runs: int = 10_000) -> dict[str, object]:
+    """Disturb runs until so many parties were killed."""
+    root = Path(tempfile.mkdtemp(prefix="flower-vfl-faults-"))
+    campaign = Campaign(root, seed)
+    started, done = time.monotonic(), 0
+    try:
+        while campaign.struck[KILL] < kills and done < runs:
+            campaign.disturb(done)
+            done += 1
+    finally:
+        campaign.close()
+    if not campaign.broken:
+        shutil.rmtree(root, ignore_errors=True)
+    return {"runs": done, "minutes": round((time.monotonic() - started) / 60, 1), **campaign.summary()}
+
+
+def main() -> None:
+    """Disturb as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    print(json.dumps(check(**vars(parser.parse_args()))))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

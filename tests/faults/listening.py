@@ -1,0 +1,299 @@
+"""What leaves the label party: everything that its feature parties are handed, say, write and fail with, in one run.
+
+The run is a deployment in one process: nodes whose owners named their party and their folders, no audit channel,
+secrets from a file. What is random and says nothing (sessions, tokens, certificates) is the same in each run or left
+out.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.clientapp import ClientApp
+from safetensors import safe_open
+
+from flower_vfl.apps import make_client_app, make_server_app
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.config import Config, to_run_config
+from flower_vfl.data.memory import MemoryData
+from flower_vfl.parsing import Value
+from flower_vfl.transport.inproc import InprocLink
+from flower_vfl.transport.stream import StreamEndpoint
+
+_RANDOM = ("address", "token", "authority", "certificate", "key")
+"""Of an offer: drawn by the operating system before anything is read."""
+
+_CHANGING = re.compile(r'"seconds_compute", [0-9.e+-]+|"seconds_compute": [0-9.e+-]+|127\.0\.0\.1:\d+')
+"""Times and ports, which no two runs share."""
+
+
+def fix_randomness(monkeypatch: Any, folder: Path) -> None:
+    """Let what is drawn anew for each run be the same in every run."""
+    secret = folder / "secret"
+    secret.write_bytes(b"as secret as can be in this test")
+    monkeypatch.setenv("FLOWER_VFL_SECRET_FILE", str(secret))
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(folder / "state"))
+    for module in ("flower_vfl.transport.sessions", "flower_vfl.apps.keeping", "flower_vfl.apps.alignment.label"):
+        monkeypatch.setattr(f"{module}.secrets", _Same)
+
+
+class _Same:
+    """The module `secrets`, without a secret."""
+
+    randbelow = staticmethod(secrets.randbelow)
+
+    @staticmethod
+    def token_hex(count: int) -> str:
+        return "5e" * count
+
+    @staticmethod
+    def token_bytes(count: int) -> bytes:
+        return b"\x5e" * count
+
+
+@dataclass
+class Heard:
+    """What came out of one run.
+
+    Attributes
+    ----------
+    parties : dict[str, list[object]]
+        What each feature party was handed, in its order: messages, frames, ends of streams.
+    said : dict[str, list[str]]
+        What its own log says, and what it failed with.
+    kept : dict[str, object]
+        What lies on its disk, by path.
+    error : str
+        What ended the run at the label party; it stays there.
+    """
+
+    parties: dict[str, list[object]] = field(default_factory=lambda: defaultdict(list))
+    said: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    kept: dict[str, object] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def kinds(self) -> dict[str, list[str]]:
+        """What each party was handed, by its kinds alone; with ``inproc``."""
+        return {party: [entry[0] for entry in entries] for party, entries in self.parties.items()}
+
+
+def differences(one: Heard, other: Heard) -> list[str]:
+    """Return in which place of which party's view two runs differ first."""
+    found = []
+    for name in ("parties", "said"):
+        left, right = getattr(one, name), getattr(other, name)
+        for party in sorted(left.keys() | right.keys()):
+            for index, (mine, yours) in enumerate(zip(left[party], right[party], strict=False)):
+                if mine != yours:
+                    found.append(f"{party} {name} {index}: {mine!r:.300} | {yours!r:.300}")
+                    break
+            else:
+                if len(left[party]) != len(right[party]):
+                    found.append(f"{party} {name}: {len(left[party])} | {len(right[party])} entries")
+    for path in sorted(one.kept.keys() | other.kept.keys()):
+        if one.kept.get(path) != other.kept.get(path):
+            found.append(f"kept {path}")
+    return found
+
+
+class Deployed(LocalGrid):
+    """Nodes on hosts of their own, as far as the apps can tell; it hears what is pushed and what handlers say."""
+
+    simulation = False
+
+    def __init__(self, client: ClientApp, config: Mapping[str, Value], hosts: Mapping[str, Path], heard: Heard) -> None:
+        super().__init__(client, len(hosts), config)
+        self.heard, self._names = heard, dict(zip(self._contexts, hosts, strict=True))
+        self.threads: dict[int, str] = {}
+        for node, (party, host) in zip(self._contexts, hosts.items(), strict=True):
+            self._contexts[node].node_config = {
+                "party": party,
+                "out": str(host / "out"),
+                "predict-rows-per-day": 10_000,
+                "ids": str(host / "people.csv"),
+                "alignment": str(host / "alignment.parquet"),
+                "align-method": str(config.get("align-method", "psi")),
+            }
+
+    def party_of(self, node: str) -> str:
+        """Return whose node it is."""
+        return self._names[int(node)]
+
+    def push_messages(self, messages: Any) -> Any:
+        """Hear a message before it goes."""
+        messages = list(messages)
+        for message in messages:
+            data = message.metadata
+            entry = ("message", data.message_type, data.ttl, data.group_id, _plain(message.content))
+            self.heard.parties[self._names[data.dst_node_id]].append(entry)
+        return super().push_messages(messages)
+
+    def _handle(self, message: Any) -> None:
+        party = self._names[message.metadata.dst_node_id]
+        self.threads[threading.get_ident()] = party
+        failures = len(self.failures)
+        super()._handle(message)
+        mine = self._replies.get(message.metadata.message_id)
+        if len(self.failures) > failures and mine is not None and mine.has_error():
+            self.heard.said[party].append(_still(mine.error.reason))
+        self.threads.pop(threading.get_ident(), None)
+
+
+class _PartyLog(logging.Handler):
+    """Hears what parties' handlers log."""
+
+    def __init__(self, grid: Deployed) -> None:
+        super().__init__(logging.DEBUG)
+        self._grid = grid
+
+    def emit(self, record: logging.LogRecord) -> None:
+        party = self._grid.threads.get(record.thread or 0)
+        if party is not None:
+            self._grid.heard.said[party].append(_still(record.getMessage()))
+
+
+def _still(text: str) -> str:
+    return _CHANGING.sub("...", text)
+
+
+def _plain(content: RecordDict) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            found[name] = [(key, a.dtype, tuple(a.shape), a.stype, bytes(a.data)) for key, a in record.items()]
+        else:
+            found[name] = [(key, "random" if key in _RANDOM else value) for key, value in record.items()]
+    return found
+
+
+def tap(monkeypatch: Any) -> list[Deployed]:
+    """Listen at every transport; the list holds the grid of the run that is under way."""
+    grids: list[Deployed] = []
+    send, end, refuse, serve = InprocLink.send, InprocLink.close, InprocLink.refuse, StreamEndpoint._serve
+
+    def sent(link: InprocLink, frame: Any) -> None:
+        tensors = [(name, str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in frame.tensors.items()]
+        grids[0].heard.parties[link.party].append((str(frame.kind), frame.step, list(frame.fields.items()), tensors))
+        send(link, frame)
+
+    def ended(link: InprocLink) -> None:
+        if not link.closed.is_set():
+            grids[0].heard.parties[link.party].append(("end", link.refusal))
+        end(link)
+
+    def refused(link: InprocLink, reason: str) -> None:
+        grids[0].heard.parties[link.party].append(("refused", reason))
+        refuse(link, reason)
+
+    def served(endpoint: StreamEndpoint, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        party = grids[0].party_of(context.auth_context()["x509_common_name"][0].decode())
+        mine = grids[0].heard.parties[party]
+        abort = context.abort
+
+        def aborted(code: Any, details: str) -> None:
+            mine.append(("aborted", str(code), details))
+            abort(code, details)
+
+        context.abort = aborted
+        for message in serve(endpoint, requests, context):
+            mine.append(("bytes", message[8:]))  # before them, how many of the party's own messages came until now
+            yield message
+        mine.append(("end", ""))
+
+    monkeypatch.setattr(InprocLink, "send", sent)
+    monkeypatch.setattr(InprocLink, "close", ended)
+    monkeypatch.setattr(InprocLink, "refuse", refused)
+    monkeypatch.setattr(StreamEndpoint, "_serve", served)
+    return grids
+
+
+class Listener:
+    """Runs jobs with different labels on the same hosts, and hears each of them.
+
+    Parameters
+    ----------
+    monkeypatch
+        Undoes everything after the test.
+    folder : Path
+        Where the hosts' folders are; each run finds the same, empty ones.
+    """
+
+    def __init__(self, monkeypatch: Any, folder: Path) -> None:
+        fix_randomness(monkeypatch, folder)
+        self._grids, self._folder, self._done = tap(monkeypatch), folder, 0
+
+    @property
+    def hosts(self) -> dict[str, Path]:
+        """Folder of each feature party's host."""
+        return {party: self._folder / "hosts" / party for party in ("a", "b")}
+
+    def begin(self) -> None:
+        """Put the hosts of the last job aside: the next one finds none."""
+        if (self._folder / "hosts").exists():
+            self._done += 1
+            (self._folder / "hosts").rename(self._folder / f"hosts-{self._done}")
+        for host in self.hosts.values():
+            host.mkdir(parents=True)
+
+    def train(self, config: Config, data: MemoryData, blind: MemoryData) -> Heard:
+        """Train from the beginning: the label party with `data`, the others with what holds no labels."""
+        self.begin()
+        return self._do(config, data, blind, to_run_config(config), out=self._folder / "hosts" / "label")
+
+    def predict(self, config: Config, data: MemoryData, blind: MemoryData) -> Heard:
+        """Score the test rows with what the last `train` left."""
+        run = self._folder / "hosts" / "label"
+        request = {"job": "predict", "predict-run": str(run), "predict-out": str(run / "scores.csv")}
+        return self._do(None, data, blind, {**to_run_config(config), **request})
+
+    def align(self, config: Config) -> Heard:
+        """Align the IDs of the hosts."""
+        return self._do(config, None, None, {**to_run_config(config), "job": "align"})
+
+    def _do(
+        self,
+        config: Config | None,
+        data: MemoryData | None,
+        blind: MemoryData | None,
+        run_config: Mapping[str, Value],
+        out: Path | None = None,
+    ) -> Heard:
+        heard = Heard()
+        server = make_server_app(config=config, out=out, data=lambda _: data)
+        client = make_client_app(config=config, data=lambda _: blind)
+        grid = Deployed(client, run_config, self.hosts, heard)
+        self._grids[:] = [grid]
+        ears, root = _PartyLog(grid), logging.getLogger()
+        root.addHandler(ears)
+        try:
+            server(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=dict(run_config)))
+        except Exception as error:  # noqa: BLE001 - what ends a run is a finding, too
+            heard.error = f"{type(error).__name__}: {error}"
+        finally:
+            grid.join(20.0)
+            root.removeHandler(ears)
+        for party, host in self.hosts.items():
+            for path in sorted(host.rglob("*")):
+                heard.kept[f"{party}/{path.relative_to(host)}"] = _content(path)
+        return heard
+
+
+def _content(path: Path) -> object:
+    """Return what a file says, without times."""
+    if path.is_dir():
+        return "folder"
+    if path.suffix != ".safetensors":
+        return path.read_bytes()
+    with safe_open(path, framework="np") as file:
+        tensors = {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118 - not a dictionary
+        return tensors, _still(str(sorted((file.metadata() or {}).items())).replace('\\"', '"'))

@@ -1,0 +1,32 @@
+"""A sample of the campaign: parties that are killed, full disks, broken and silent lines change no result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.campaign import recoveries
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_runs_that_are_disturbed_in_every_way_end_as_one_that_nobody_disturbed():
+    seed = os.environ.get("FLOWER_VFL_FAULT_SEED", "0")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.campaign", "--kills", "20", "--seed", seed],
+        capture_output=True, text=True, check=True, timeout=1700,
+    )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["broken"] == []
+    assert found["struck"]["kill"] >= 20
+
+
+def test_a_recovery_lasts_until_the_next_step_unless_somebody_dies_before():
+    happened = "a step 0, a kill 1, label step 3.5, b kill 4, label kill 5, label epoch 9, a full 9.5, a kill 10"
+    events = [entry.split() for entry in happened.split(", ")]
+    found = [{"who": who, "what": what, "at": float(at)} for who, what, at in events]
+    assert recoveries(found) == [("a", 2.5), ("label", 4.0)]
