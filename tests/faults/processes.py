@@ -24,11 +24,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.node import STEPPED
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
 from tests.faults.striking import arm
 
-SECONDS = 240
+SECONDS = 900
 """A process that takes longer hangs: it writes where it stands and ends."""
 
 _LENGTH = struct.Struct(">Q")
@@ -84,6 +85,7 @@ class _Handler(socketserver.BaseRequestHandler):
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         os.environ["FLOWER_VFL_STATE"] = str(case.plan / "state")
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 0
+        STEPPED.set(True)  # all of it is a simulation
         arm(case.plan, (node,), [])
         try:
             app = make_client_app(config=case.config, data=lambda _: self.server.data)
