@@ -162,10 +162,11 @@ class Hosts:
         name: str = "",
         authority: Path | None = None,
         config: str = "",
+        clock: dict[str, str] | None = None,
     ) -> None:
         """Start the SuperNode of a host; what it is, has and trusts can be another's, and it can be one too many."""
         keys, port = self.keys / host, free_port()
-        environment = self.environment(host, **self._secret(host))
+        environment = self.environment(host, **self._secret(host), **(clock or {}))
         if not config:
             config = f"party='{party or host}' data-path='{data or self.parties[party or host]}' "
             config += f"out='{self.folder / host / 'out'}'"
