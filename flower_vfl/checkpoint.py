@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flower_vfl.errors import DataError
+from flower_vfl.errors import DataError, StorageError
 from flower_vfl.files import replacing, write_json_atomic
 
 _TREE = "tree"
@@ -35,8 +35,22 @@ def save_state(path: Path, state: Any) -> None:
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_strip(state, tensors))
     path.parent.mkdir(parents=True, exist_ok=True)
+    save_tensors(path, tensors, {_TREE: tree})
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file, atomically.
+
+    Raises
+    ------
+    StorageError
+        When it could not be written.
+    """
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={_TREE: tree})
+        try:
+            save_file(tensors, temporary, metadata=metadata)
+        except SafetensorError as error:  # it hides the number of the operating system's error in its words
+            raise StorageError(f"{path} could not be written: {error}; make space and go on") from None
 
 
 def load_state(path: Path) -> Any:

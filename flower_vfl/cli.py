@@ -1,8 +1,12 @@
-"""The command line. Exit codes: 0 success, 1 failure, 2 bad input, 130 interrupted; never a traceback for bad input."""
+"""The command line; never a traceback for bad input.
+
+Exit codes: 0 success, 1 failure, 2 bad input, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+"""
 
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +27,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: which there are, and preparing your own.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+_INTERRUPTED = 130
 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one configuration value; repeatable.")
@@ -90,11 +96,11 @@ def run(
 def _way_on(folder: Path, engine: Engine) -> Iterator[None]:
     """Say how a run that was interrupted goes on, where it has left something to go on from."""
     from flower_vfl.apps.keeping import CHECKPOINTS
-    from flower_vfl.errors import SessionError
+    from flower_vfl.errors import SessionError, StorageError
 
     try:
         yield
-    except (KeyboardInterrupt, SessionError):
+    except (KeyboardInterrupt, MemoryError, SessionError, StorageError):
         if (folder / CHECKPOINTS).is_dir():
             words = ["flower-vfl", "run", str(folder / "config.toml"), "--out", str(folder), "--resume"]
             words += ["--engine", engine.value] if engine is Engine.flower else []
@@ -307,14 +313,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     from flower_vfl.errors import FlowerVflError, InputError
 
+    signals: list[int] = []
+
+    def terminate(number: int, frame: object) -> None:
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         code = app(list(arguments) if arguments is not None else None, standalone_mode=False)
     except InputError as error:
         _fail(str(error), 2)
     except FlowerVflError as error:
         _fail(str(error), 1)
+    except MemoryError:
+        _fail("out of memory; smaller training.batch_size, training.eval_batch_size or attack.names need less", 1)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; what was measured is kept", 130)
+        code = _INTERRUPTED
     except Exception as error:
         import click
 
@@ -322,6 +337,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             error.show()
             sys.exit(error.exit_code)
         raise
+    if code == _INTERRUPTED:  # typer, too, makes this number of a KeyboardInterrupt
+        words, code = ("terminated", 128 + signals[0]) if signals else ("interrupted", code)
+        _fail(f"{words}; what was measured is kept", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

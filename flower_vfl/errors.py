@@ -35,6 +35,10 @@ class PermissionDeniedError(InputError):
     """The owner of a party does not allow what was asked of it."""
 
 
+class StorageError(FlowerVflError, OSError):
+    """A file could not be written: the disk is full or fails. What was there before is whole."""
+
+
 class SessionError(FlowerVflError):
     """A session could not be opened, or it broke."""
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
+import socket
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from flower_vfl.errors import OutputExistsError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
+"""What a disk that is full, fails or takes no writing says."""
 
 
 @contextmanager
@@ -19,6 +27,11 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that takes its place once the block has ended well.
 
     A block that raises leaves ``path`` as it was and no temporary file behind. A ``private`` file is only its owner's.
+
+    Raises
+    ------
+    StorageError
+        When the file could not be written.
 
     Examples
     --------
@@ -30,19 +43,89 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
     'whole'
     """
     target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    with writing_to(target):
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            if not private:
+                temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 would hide results from colleagues
+            _sync(temporary)
+            os.replace(temporary, target)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+            raise
+
+
+@contextmanager
+def writing_to(path: Path | str) -> Iterator[None]:
+    """Name the file, and what to do, when writing fails in the block.
+
+    Raises
+    ------
+    StorageError
+        When the disk is full or fails.
+    """
     try:
-        yield temporary
-        if not private:
-            temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 would hide results from colleagues
-        _sync(temporary)
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+        yield
+    except StorageError:
         raise
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise StorageError(
+            f"{path} could not be written: {os.strerror(error.errno)}. What was written before is whole; make space, "
+            "or see to the disk, and go on"
+        ) from error
+
+
+class FolderLock:
+    """One process at a time works in a folder; the operating system lets go of it however the process ends.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder that exists; a hidden file in it stays.
+
+    Raises
+    ------
+    OutputExistsError
+        When another process, or another run of this one, works there.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> lock = FolderLock(folder)
+    >>> FolderLock(folder)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    flower_vfl.errors.OutputExistsError: ... is in use by process ...
+    >>> lock.release()
+    """
+
+    NAME = ".lock"
+
+    def __init__(self, folder: Path) -> None:
+        with writing_to(folder / self.NAME):
+            self._file: IO[str] = (folder / self.NAME).open("a+", encoding="utf-8")
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.seek(0)
+                owner = self._file.read(200) or "another process"
+                self._file.close()
+                raise OutputExistsError(
+                    f"{folder} is in use by {owner}: wait until that run has ended, or name another folder"
+                ) from None
+            self._file.truncate(0)
+            self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            self._file.flush()
+
+    def release(self) -> None:
+        """Let others work in the folder."""
+        self._file.close()
 
 
 def write_text_atomic(path: Path | str, text: str) -> None:

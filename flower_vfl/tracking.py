@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flower_vfl.errors import ConfigError, InputError
-from flower_vfl.files import replacing
+from flower_vfl.files import replacing, writing_to
 from flower_vfl.metrics import Embeddings
 from flower_vfl.registry import lookup
 
@@ -411,7 +411,7 @@ def _frames(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def _append(path: Path, frame: bytes) -> None:
-    with path.open("ab") as file:
+    with writing_to(path), path.open("ab") as file:
         size = file.tell()
         try:
             file.write(frame)

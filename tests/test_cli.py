@@ -254,8 +254,11 @@ def test_training_that_diverges_is_a_failure_and_keeps_what_was_measured(setting
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-@pytest.mark.parametrize("transport", ["inproc", "stream"])
-def test_ctrl_c_ends_with_130_and_a_report_of_what_was_measured(transport, preset, tmp_path):
+@pytest.mark.parametrize(
+    ("transport", "number", "code"),
+    [("inproc", signal.SIGINT, 130), ("stream", signal.SIGINT, 130), ("stream", signal.SIGTERM, 143)],
+)
+def test_a_signal_ends_a_run_with_its_code_and_a_report_of_what_was_measured(transport, number, code, preset, tmp_path):
     out = tmp_path / "run"
     settings = ["--set", "training.epochs=3000", "--set", f"transport.kind={transport}"]
     with subprocess.Popen(
@@ -268,12 +271,12 @@ def test_ctrl_c_ends_with_130_and_a_report_of_what_was_measured(transport, prese
         while not (out / "label.journal").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         try:
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=120)
         finally:
             process.kill()  # where SIGINT is ignored, as in a shell's background jobs
-    assert process.returncode == 130, errors
+    assert process.returncode == code, errors
     assert "Traceback" not in errors
     result = json.loads((out / "result.json").read_text())
     assert result["status"] == "interrupted"

@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from flower_vfl.apps.keeping import differences
 from flower_vfl.config import Config, load_config, to_toml
 from flower_vfl.errors import ConfigError, OutputExistsError
-from flower_vfl.files import write_json_atomic, write_text_atomic
+from flower_vfl.files import FolderLock, write_json_atomic, write_text_atomic
 from flower_vfl.tracking import merge_steps
 
 CONFIG, RESULT = "config.toml", "result.json"
@@ -21,7 +22,7 @@ ENDED = ("finished", "early stopping", "leak limit")
 
 
 class RunFolder:
-    """`config.toml`, the step journals, `result.json`, weights.
+    """`config.toml`, the step journals, `result.json`, weights; as long as it is open, it is nobody else's.
 
     Parameters
     ----------
@@ -35,7 +36,7 @@ class RunFolder:
     Raises
     ------
     OutputExistsError
-        When something is there already; nothing is overwritten.
+        When something is there already, which is not overwritten, or another process works in it.
     ConfigError
         When the run that was begun here has another configuration.
     """
@@ -45,10 +46,20 @@ class RunFolder:
         self.resumed = resume and (self.path / CONFIG).is_file()
         if self.resumed:
             check_same(self.path, config)
-            return
-        check_free(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(self.path / CONFIG, to_toml(config))
+        else:
+            check_free(self.path)
+            self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self.path)
+        if not self.resumed:
+            write_text_atomic(self.path / CONFIG, to_toml(config))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
 
     def discard(self) -> None:
         """Remove the folder: bad input leaves nothing behind, but for what an earlier part of the run has left."""
@@ -69,7 +80,7 @@ def check_free(path: Path) -> None:
     OutputExistsError
         When `path` is a file or a folder that is not empty.
     """
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+    if path.is_file() or (path.is_dir() and any(entry.name != FolderLock.NAME for entry in path.iterdir())):
         raise OutputExistsError(f"{path} exists and is not empty; name another folder with --out, or remove it")
 
 

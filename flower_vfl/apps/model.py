@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flower_vfl.apps.result import package_version
+from flower_vfl.checkpoint import save_tensors
 from flower_vfl.config import Config, build_config
 from flower_vfl.data.dataset import Alignment, Dataset, FeatureSpec
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.data.scoring import Features, encoding_digest
 from flower_vfl.errors import ConfigError, DataError, InputError
-from flower_vfl.files import replacing
 from flower_vfl.nn.digest import state_digest
 
 LABEL = "label"
@@ -199,8 +198,7 @@ def save_model(folder: Path, card: ModelCard, module: nn.Module) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
     content = {"schema": _SCHEMA, "weights": state_digest(tensors), **_plain(card)}
-    with replacing(target) as temporary:
-        save_file(tensors, temporary, metadata={_CARD: json.dumps(content, allow_nan=False)})
+    save_tensors(target, tensors, {_CARD: json.dumps(content, allow_nan=False)})
 
 
 def load_card(path: Path) -> ModelCard:

@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ from flower_vfl.apps.result import RunResult, describe_data, summarise
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
-from flower_vfl.errors import ConfigError, InputError
+from flower_vfl.errors import ConfigError, InputError, StorageError
 from flower_vfl.metrics import Embeddings, Values
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.networks import network_of
@@ -244,28 +245,28 @@ def make_server_app(
             observer=journal,
             outcome=Outcome(),
         )
-        folder = RunFolder(given, settings, resume=goes_on) if given is not None else None
-        if folder is not None and keeping is not None:
-            journal.log = _open_journal(folder, settings)
-            secret.keep(keeping.secret)
-            base = strategy.base
-            base.ledger, base.resume = keeping.store(settings, dataset.alignment), keeping.begun
-            base.offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
-            _log.info("results go to %s", folder.path)
-        if simulation and not isinstance(grid, LocalGrid):
-            wait_for_ray()
-        with torch_threads(settings.threads):
-            card = make_card(
-                LABEL,
-                "",
-                settings,
-                dataset,
-                {"top": top, "bottom": bottom},
-                table=strategy.base.table.name if strategy.base.table is not None else "",
-                classes=class_names(dataset, labels.classes),
-                features=strategy.base.parties,
-            )
-            _train(grid, strategy, describe_data(dataset, labels), folder, journal, on_result, card)
+        with nullcontext() if given is None else RunFolder(given, settings, resume=goes_on) as folder:
+            if folder is not None and keeping is not None:
+                journal.log = _open_journal(folder, settings)
+                secret.keep(keeping.secret)
+                base = strategy.base
+                base.ledger, base.resume = keeping.store(settings, dataset.alignment), keeping.begun
+                base.offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
+                _log.info("results go to %s", folder.path)
+            if simulation and not isinstance(grid, LocalGrid):
+                wait_for_ray()
+            with torch_threads(settings.threads):
+                card = make_card(
+                    LABEL,
+                    "",
+                    settings,
+                    dataset,
+                    {"top": top, "bottom": bottom},
+                    table=strategy.base.table.name if strategy.base.table is not None else "",
+                    classes=class_names(dataset, labels.classes),
+                    features=strategy.base.parties,
+                )
+                _train(grid, strategy, describe_data(dataset, labels), folder, journal, on_result, card)
 
     return app
 
@@ -322,7 +323,7 @@ def _train(
     try:
         strategy.start(grid)
         status = outcome.stopped
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, SystemExit) as error:  # Flower ends its processes with the latter
         status, failure = "interrupted", error
         raise
     except Exception as error:
@@ -331,16 +332,36 @@ def _train(
     finally:
         words = "" if failure is None else f"{type(failure).__name__}: {failure}"
         summary = summarise(outcome, strategy, base.config, data, status=status, error=words)
-        if journal.log is not None:
-            journal.log.close()
-        if folder is not None:
-            if isinstance(failure, InputError) and outcome.steps == 0:
-                folder.discard()
-            else:
-                if outcome.model_step is None:
-                    model_path(folder.path, LABEL).unlink(missing_ok=True)
-                elif base.label_party is not None:
-                    save_model(folder.path, replace(card, session=base.session), base.label_party.module)
-                folder.write_result(summary)  # at last: what says that a run has ended must find all else in its place
+        try:
+            _write(strategy, summary, folder, journal, card, bad_input=isinstance(failure, InputError))
+        except StorageError as error:
+            if failure is None:
+                raise
+            _log.error("%s", error)  # what ended the run is told; what was measured since the last checkpoint is lost
         if on_result is not None:
             on_result(RunResult(status, summary, outcome, folder.path if folder is not None else None))
+
+
+def _write(
+    strategy: HookedStrategy,
+    summary: dict[str, Any],
+    folder: RunFolder | None,
+    journal: _Journal,
+    card: ModelCard,
+    *,
+    bad_input: bool,
+) -> None:
+    """Write what a run leaves, `result.json` last: a run that has one has all."""
+    base = strategy.base
+    if journal.log is not None:
+        journal.log.close()
+    if folder is None:
+        return
+    if bad_input and base.outcome.steps == 0:
+        folder.discard()
+        return
+    if base.outcome.model_step is None:
+        model_path(folder.path, LABEL).unlink(missing_ok=True)
+    elif base.label_party is not None:
+        save_model(folder.path, replace(card, session=base.session), base.label_party.module)
+    folder.write_result(summary)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import queue
+import threading
 import time
 from typing import Any
 
@@ -114,12 +115,10 @@ class _Dialler:
         self.broken = None
         outgoing: Outgoing = queue.SimpleQueue()
         with grpc.secure_channel(self._address, self._credentials, self._options) as channel:
-            try:
-                grpc.channel_ready_future(channel).result(timeout=timeout)
-            except grpc.FutureTimeoutError:
+            if not _becomes_ready(channel, timeout):
                 error = UnreachableError(_unreachable(self._address, timeout))
                 if not self._dialled:
-                    raise error from None
+                    raise error
                 self.broken = error
                 return
             answers = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, _END))
@@ -177,6 +176,21 @@ class _Dialler:
         outgoing.put(_END)
         for _ in answers:
             continue
+
+
+def _becomes_ready(channel: grpc.Channel, timeout: float) -> bool:
+    """Wait until a channel is connected; gRPC's own `channel_ready_future` waits by a clock that can jump."""
+    ready = threading.Event()
+
+    def changed(state: grpc.ChannelConnectivity) -> None:
+        if state is grpc.ChannelConnectivity.READY:
+            ready.set()
+
+    channel.subscribe(changed, try_to_connect=True)
+    try:
+        return ready.wait(timeout)
+    finally:
+        channel.unsubscribe(changed)
 
 
 def _unreachable(address: str, timeout: float) -> str:
