@@ -155,6 +155,17 @@ def test_strengths_stand_beside_their_points():
     assert {"1", "4", "marvell s", "no defense"} <= set(texts(setting_figure("x", "test AUC", FAMILIES, None)))
 
 
+def test_strengths_of_points_that_lie_together_are_not_printed_over_one_another():
+    def at(*places):
+        return [Point(f"s{i}", leak, x, (leak, leak), (x, x)) for i, (x, leak) in enumerate(places)]
+
+    crowded = {"a": at((0.9, 0.6), (0.9001, 0.6), (0.9, 0.6001)), "b": [Point("t", 0.9, 0.8, (0.9, 0.9), (0.8, 0.8))]}
+    shown = texts(setting_figure("x", "test AUC", crowded, None))
+    assert [text for text in shown if text in ("s0", "s1", "s2", "t")] == ["s2", "t"]
+    apart = {"a": at((0.9, 0.6), (0.8, 0.7), (0.7, 0.8))}
+    assert {"s0", "s1", "s2"} <= set(texts(setting_figure("x", "test AUC", apart, None)))
+
+
 @pytest.mark.parametrize("spread", [1e-9, 0.4, 3.0, 30.0])
 def test_lengths_of_any_spread_have_numbers_on_their_axis(spread):
     values = {("slope_norm", "negative"): np.geomspace(0.3, 0.3 * (1 + spread), 50)}

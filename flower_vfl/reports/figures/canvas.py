@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
 
 # Placeholders that matplotlib carries into the SVG, where they become the page's variables.
 INK, FAINT, BAND, PAPER = "#010101", "#020202", "#030303", "#080808"
@@ -61,10 +62,18 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(title: str, paint: Callable[[Axes], None], *, columns: int = 3, size: tuple[float, float] = (4.6, 3.2)) -> str:
+def draw(
+    title: str,
+    paint: Callable[[Axes], None],
+    *,
+    columns: int = 3,
+    size: tuple[float, float] = (4.6, 3.2),
+    thin: bool = False,
+) -> str:
     """Return one panel as an ``<svg>`` element, the same for the same content; ``paint`` fills its axes.
 
-    Its legend has so many columns at most; its size is in inches.
+    Its legend has so many columns at most; its size is in inches. With ``thin`` texts that would lie over an earlier
+    one are left out.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -73,6 +82,8 @@ def draw(title: str, paint: Callable[[Axes], None], *, columns: int = 3, size: t
         paint(axes)
         if axes.get_legend_handles_labels()[1]:
             _legend(figure, columns)
+        if thin:
+            _thin_out(figure, axes)
         return _svg(figure)
 
 
@@ -110,6 +121,17 @@ def _legend(figure: Figure, most: int) -> None:
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             return
         legend.remove()
+
+
+def _thin_out(figure: Figure, axes: Axes) -> None:
+    figure.draw_without_rendering()  # now everything has its place
+    kept: list[Bbox] = []
+    for text in axes.texts:
+        box = text.get_window_extent()
+        if any(box.overlaps(other) for other in kept):
+            text.set_visible(False)
+        else:
+            kept.append(box)
 
 
 def _svg(figure: Figure) -> str:

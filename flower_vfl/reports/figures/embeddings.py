@@ -80,7 +80,7 @@ def protection_figure(
         axes.margins(x=0.12)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
 
-    return draw(title, paint)
+    return draw(title, paint, thin=True)
 
 
 def rebuild_figure(

@@ -83,15 +83,16 @@ def setting_figure(title: str, utility: str, families: Mapping[str, Sequence[Poi
         axes.margins(x=0.12)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
 
-    return draw(title, paint)
+    return draw(title, paint, thin=True)
 
 
 def draw_families(axes: Axes, families: Mapping[str, Sequence[Point]]) -> None:
-    """Draw a line a family, with whiskers at its points and their strengths beside them."""
+    """Draw a line a family, with whiskers at its points and their strengths beside them, the strongest first."""
     for stroke, (family, points) in zip(strokes(), families.items(), strict=False):
         x, y = [p.utility for p in points], [p.leak for p in points]
         axes.plot(x, y, **stroke, linewidth=1.2, markersize=4.5, label=short(family))
         for p in points:
             axes.plot([p.utility, p.utility], p.leaks, color=stroke["color"], linewidth=1)
             axes.plot(p.utilities, [p.leak, p.leak], color=stroke["color"], linewidth=1)
+        for p in reversed(points):
             axes.annotate(p.name, (p.utility, p.leak), xytext=(4, 4), textcoords="offset points", fontsize=8)
