@@ -52,6 +52,13 @@ def test_regularisers_hold_at_most_three_numbers_a_pair():
 
 
 @pytest.mark.flower
+def test_the_benchmark_of_sessions_says_when_each_run_began():
+    line = last_line("session_up.py")
+    assert line["benchmark"] == "session_up"
+    assert all(seconds > 0 for seconds in line["seconds"])
+
+
+@pytest.mark.flower
 def test_the_benchmark_of_flowers_own_messages_measures_both_runtimes():
     line = last_line("flower_messages.py")
     for runtime in ("simulation", "deployment"):

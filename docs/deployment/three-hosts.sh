@@ -9,7 +9,7 @@ net=10.213.77 tag=vfl$$
 declare -A address=([label]=$net.1 [left]=$net.2 [right]=$net.3)
 
 clean() {
-    for host in label left right; do ip netns pids "$tag-$host" 2>/dev/null | xargs -r kill || true; done
+    for host in label left right; do ip netns pids "$tag-$host" 2>/dev/null | xargs -r kill 2>/dev/null || true; done
     wait
     for host in label left right switch; do ip netns del "$tag-$host" 2>/dev/null || true; done
 }
