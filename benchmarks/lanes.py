@@ -25,8 +25,8 @@ from flower_vfl.nn import bind_dropout, fuse, seeded_initialisation
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Observer
+from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.pace import LIMIT
-from flower_vfl.strategies.vertical import schedule_of
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.sessions import OFFER
 

@@ -18,8 +18,9 @@ from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.arrivals import negotiate
 from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.building import build_models
+from flower_vfl.strategies.grids import is_simulation
 from flower_vfl.strategies.training import EVALUATIONS_UNDER_WAY
-from flower_vfl.strategies.vertical import build_models, is_simulation
 from flower_vfl.transport.base import Link, expect
 from flower_vfl.transport.sessions import Sessions
 

@@ -23,7 +23,7 @@ from flower_vfl.parties.scoring import Recorder
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import DEFENSE_METHODS
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.vertical import OptimizerFactory, optimizers_of, schedule_of
+from flower_vfl.strategies.configured import OptimizerFactory, optimizers_of, schedule_of
 
 BottomFactory = Callable[[FeatureSpec, Config], nn.Module]
 """Makes a party's bottom model for what its columns are."""

@@ -36,7 +36,7 @@ from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError, ProtocolError, UnreachableError
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
-from flower_vfl.strategies.vertical import OptimizerFactory
+from flower_vfl.strategies.configured import OptimizerFactory
 from flower_vfl.tracking import StepLog
 from flower_vfl.transport.base import Machine
 from flower_vfl.transport.dialling import attend

@@ -27,7 +27,7 @@ from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.errors import InputError, PartyError, TrainingError
 from flower_vfl.strategies import Observer
-from flower_vfl.strategies.vertical import OptimizerFactory
+from flower_vfl.strategies.configured import OptimizerFactory
 
 _JOIN_SECONDS = 10.0
 

@@ -41,8 +41,8 @@ from flower_vfl.errors import ConfigError, DataError, InputError, PartyError
 from flower_vfl.parsing import Value
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome
+from flower_vfl.strategies.grids import is_simulation
 from flower_vfl.strategies.prediction import Ask, run_prediction
-from flower_vfl.strategies.vertical import is_simulation
 
 _log = logging.getLogger(__name__)
 

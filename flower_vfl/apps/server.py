@@ -45,7 +45,8 @@ from flower_vfl.nn.networks import network_of
 from flower_vfl.parsing import Value
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome, VerticalStrategy
-from flower_vfl.strategies.vertical import OptimizerFactory, is_simulation
+from flower_vfl.strategies.configured import OptimizerFactory
+from flower_vfl.strategies.grids import is_simulation
 from flower_vfl.tracking import StepLog, add_snapshot, make_sink, write_embeddings
 from flower_vfl.transport.sessions import TRAINING
 

@@ -15,8 +15,8 @@ from flower_vfl.metrics import leak_auc
 from flower_vfl.nn import seeded_initialisation, weights_digest
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, VerticalStrategy
+from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.iso import perturb
-from flower_vfl.strategies.vertical import schedule_of
 from tests.toys import toy_config, toy_data
 
 

@@ -29,9 +29,9 @@ from flower_vfl.strategies import (
     PotentialEnergy,
     VerticalStrategy,
 )
+from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.distance_correlation import distance_correlation
 from flower_vfl.strategies.potential_energy import potential_energy
-from flower_vfl.strategies.vertical import schedule_of
 from tests.strategies.test_vertical import Spy, Values, federation, strategy_for
 from tests.toys import toy_config, toy_data
 

@@ -6,7 +6,7 @@ import torch
 
 from flower_vfl.apps import run
 from flower_vfl.strategies import Observer
-from flower_vfl.strategies.vertical import schedule_of
+from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
 from tests.toys import toy_config, toy_data
 

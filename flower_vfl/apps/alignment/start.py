@@ -14,7 +14,7 @@ from flower_vfl.config import Config
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.files import IdSource, id_sources
 from flower_vfl.errors import ConfigError
-from flower_vfl.strategies.vertical import is_simulation
+from flower_vfl.strategies.grids import is_simulation
 
 
 def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progress | None = None) -> AlignmentFile:

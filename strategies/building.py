@@ -1,0 +1,128 @@
+"""What a training is made of: the label party with its models, the monitor, and who keeps their states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from torch import nn
+
+from flower_vfl.data.source import FeatureSource
+from flower_vfl.errors import ConfigError
+from flower_vfl.nn.fusion import fused_shape
+from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.parties.feature import embed, embedding_shape
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.monitor import LeakageMonitor
+from flower_vfl.parties.scoring import AuditLabels
+from flower_vfl.protocol.schedule import Rows, Schedule
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.checkpointing import MODEL, Checkpointing
+from flower_vfl.strategies.configured import optimizers_of
+from flower_vfl.strategies.training import Training
+from flower_vfl.transport.base import Link
+
+if TYPE_CHECKING:
+    from flower_vfl.strategies.vertical import VerticalStrategy
+
+
+def build_label_party(
+    strategy: HookedStrategy,
+    prepared: NDArray[Any],
+    schedule: Schedule,
+    links: dict[str, Link],
+    initial_arrays: ArrayRecord | None,
+) -> LabelParty:
+    """Build the label party; its labels are those that the defenses have prepared."""
+    base, config = strategy.base, strategy.base.config
+    probe = None if base.table is None else (base.table.train, schedule.train_batch(0)[:2])
+    top, bottom = build_models(base, [link.shape for link in links.values()], probe)
+    if initial_arrays is not None:
+        top.load_state_dict(initial_arrays.to_torch_state_dict())
+    modules = nn.ModuleDict({"top": top, **({} if bottom is None else {"bottom": bottom})})
+    return LabelParty(
+        top,
+        optimizers_of(config, modules, schedule, base.optimizer),
+        prepared,
+        strategy,
+        schedule,
+        base.parties,
+        bottom=bottom,
+        table=base.table,
+        fusion=config.model.fusion,
+        clip_norm=config.training.clip_norm,
+        keep_clean=bool(base.watching),
+        snapshots=config.attack.snapshots,
+        device=config.device,
+    )
+
+
+def build_models(
+    base: VerticalStrategy, shapes: list[tuple[int, ...]], probe: tuple[FeatureSource, Rows] | None
+) -> tuple[nn.Module, nn.Module | None]:
+    """Build the label party's top model and, where it has columns, its bottom model.
+
+    Parameters
+    ----------
+    base : VerticalStrategy
+        What makes them.
+    shapes : list of tuple
+        Of one row of each feature party's embedding.
+    probe : tuple, optional
+        Columns of the label party, and rows of them that tell the shape of its own embedding.
+    """
+    config, bottom = base.config, None
+    if base.bottom is not None and probe is not None:
+        with seeded_initialisation(base.secret.seed("weights", "bottom")):
+            bottom = base.bottom().to(config.device)
+        shapes = [*shapes, embedding_shape(embed(bottom, *probe, config.device), "the label party")]
+    if not shapes:
+        raise ConfigError("nobody has features: name feature parties or let the label party use its own columns")
+    top = base.top
+    if not isinstance(top, nn.Module):
+        with seeded_initialisation(base.secret.seed("weights", "top")):
+            top = top(fused_shape(shapes, config.model.fusion))
+    return top.to(config.device), bottom
+
+
+def build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:
+    """Build what attacks at the label party, with its own labels; None where nothing does."""
+    base, attack = strategy.base, strategy.base.config.attack
+    if not base.attacks or not attack.monitor:
+        return None
+    return LeakageMonitor(
+        [*base.parties, *base.config.parties.coalitions(base.parties)],
+        base.attacks,
+        AuditLabels.of(base.labels.train),
+        defended=bool(strategy.chain()),
+        recorder=base.observer,
+        every=attack.every,
+    )
+
+
+def build_checkpointing(
+    strategy: HookedStrategy,
+    schedule: Schedule,
+    links: dict[str, Link],
+    label: LabelParty,
+    training: Training,
+    monitor: LeakageMonitor | None,
+) -> Checkpointing | None:
+    """Build what keeps everybody's states; None where nobody asked for them."""
+    base = strategy.base
+    if base.ledger is None or base.config.checkpoint.every < 0:
+        return None
+    return Checkpointing(
+        base.ledger,
+        links,
+        {
+            MODEL: label,
+            "training": training,
+            **{f"defense {position}": defense for position, defense in enumerate(strategy.chain())},
+            **({} if monitor is None else {"monitor": monitor}),
+        },
+        schedule=schedule,
+        recorder=base.observer,
+        timeout=base.config.transport.step_timeout,
+    )

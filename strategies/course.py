@@ -1,0 +1,178 @@
+"""One training of a strategy, from the first greeting to the last report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp import Grid
+
+from flower_vfl.attacks import InferenceAttack
+from flower_vfl.metrics import Embeddings, compact, sample_rows
+from flower_vfl.metrics.embeddings import READ, RECEIVED
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.scoring import AuditLabels, Oracle
+from flower_vfl.protocol.schedule import Rows, Schedule
+from flower_vfl.rng import Secret
+from flower_vfl.strategies.arrivals import check_fit, read_report, send_audit
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.building import build_checkpointing, build_label_party, build_monitor
+from flower_vfl.strategies.configured import schedule_of
+from flower_vfl.strategies.grids import is_simulation, replaces_nodes
+from flower_vfl.strategies.limit import LeakLimit
+from flower_vfl.strategies.pace import agree, tell
+from flower_vfl.strategies.rejoining import Rejoining
+from flower_vfl.strategies.training import Training
+from flower_vfl.strategies.vertical import VerticalResult, VerticalStrategy
+from flower_vfl.transport.sessions import Sessions
+
+
+def run_training(
+    strategy: HookedStrategy,
+    grid: Grid,
+    initial_arrays: ArrayRecord | None,
+    epochs: int,
+    timeout: float,
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+) -> VerticalResult:
+    """Open the sessions, train, evaluate, collect the reports; `strategy` is the outermost one and its hooks run."""
+    base, simulation = strategy.base, is_simulation(grid)
+    config = base.config
+    if base._secret is None and simulation:
+        base._secret = Secret.for_simulation(config.seed, "label")
+    schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs)
+    prepared, log = strategy.prepare_labels(torch.from_numpy(base.labels.train))
+    strategy.summary()
+    with Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:
+        base.session = sessions.session
+        links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment))
+        base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
+        label = base.label_party = build_label_party(strategy, prepared.numpy(), schedule, links, initial_arrays)
+        for metric, value in log.items():
+            base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
+
+        def top() -> ArrayRecord:
+            return ArrayRecord(dict(label.top.state_dict()))
+
+        def after_epoch(epoch: int) -> None:
+            if evaluate_fn is not None:
+                evaluate_fn(epoch, top())
+
+        audits = bool(base.attacks) and simulation and config.attack.audit
+        course = _Course(strategy, sessions, label, schedule, audits=audits, replaces=replaces_nodes(grid))
+        course.begin()
+        course.train(after_epoch)
+        course.finish(timeout)
+    outcome = base.outcome
+    return VerticalResult(
+        outcome=outcome,
+        arrays=ArrayRecord() if outcome.model_step is None else top(),
+        evaluate_metrics_serverapp={int(done["epoch"]): MetricRecord(dict(done)) for done in outcome.epochs},
+    )
+
+
+class _Course:
+    """What is done with open sessions: begin or go on, train, let everybody finish."""
+
+    def __init__(
+        self,
+        strategy: HookedStrategy,
+        sessions: Sessions,
+        label: LabelParty,
+        schedule: Schedule,
+        *,
+        audits: bool,
+        replaces: bool,
+    ) -> None:
+        base, links = strategy.base, sessions.links
+        self._strategy, self._sessions, self._label, self._schedule = strategy, sessions, label, schedule
+        self._audited = base.config.parties.attackers or list(links) if audits else []
+        self._monitor = build_monitor(strategy)
+        self._training = Training(
+            label,
+            links,
+            schedule,
+            (base.labels.train, base.labels.test),
+            base.labels.classes,
+            base.config,
+            monitor=self._monitor,
+            observer=base.observer,
+            outcome=base.outcome,
+            oracle=Oracle(base.watching, AuditLabels.of(base.labels.train), base.config.attack.every),
+            audited=self._audited,
+            sample=_sample(base),
+        )
+        self._checkpointing = build_checkpointing(strategy, schedule, links, label, self._training, self._monitor)
+        self._rejoining = Rejoining(sessions, self._checkpointing if replaces else None)
+        timeout = base.config.transport.step_timeout
+        self._limit = LeakLimit(self._training, schedule, links, self._checkpointing, timeout=timeout)
+
+    def begin(self) -> None:
+        """Go back to the last checkpoint, or tell those who audit what they need; agree on the steps in flight."""
+        base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
+        resumed = self._checkpointing is not None and base.resume and self._checkpointing.resume()
+        if not resumed and self._audited:
+            test = any(isinstance(attack, InferenceAttack) for attack in base.attacks)
+            send_audit({party: links[party] for party in self._audited}, base.labels, test=test)
+        known, rows = outcome.in_flight if resumed else 0, self._schedule.batch_rows(0)
+        outcome.in_flight = agree(self._label, links, rows, base.config.transport, known=known)
+        if self._checkpointing is not None and not resumed:
+            self._checkpointing.save(0)
+
+    def train(self, after_epoch: Callable[[int], None]) -> None:
+        """Train, also where parties come and go, and measure what the trained model gives away."""
+        base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
+        save = None if self._checkpointing is None else self._checkpointing.save
+        try:
+            self._rejoining.train(
+                lambda: self._limit.train(after_epoch, save),
+                lambda: tell(links, outcome.in_flight, base.config.transport),
+            )
+            self._read_trained()
+        finally:
+            outcome.leakage = [] if self._monitor is None else self._monitor.entries()
+            outcome.weights = "" if outcome.model_step is None else self._label.weights
+            if self._training.sampled:
+                base.observer.on_embeddings(_labelled(self._strategy, self._training))
+
+    def finish(self, timeout: float) -> None:
+        """Let every party finish, and take in what they report."""
+        outcome = self._strategy.base.outcome
+        self._rejoining.finish(timeout, self._limit.tell)
+        for party in self._sessions.links:
+            report = outcome.reports[party] = read_report(party, self._sessions.reports[party])
+            outcome.leakage = [*report.get("leakage", []), *outcome.leakage]
+
+    def _read_trained(self) -> None:
+        """Let the monitor read labels from what the trained bottom models gave for the test rows."""
+        base, training = self._strategy.base, self._training
+        if self._monitor is not None and training.test_embeddings:
+            self._monitor.read_trained(
+                training.test_embeddings,
+                base.labels.test,
+                base.labels.classes,
+                partial(base.secret.seed, "attacks"),
+                step=base.outcome.steps,
+                epoch=len(base.outcome.epochs),
+            )
+
+
+def _sample(base: VerticalStrategy) -> Rows:
+    """Draw the test rows of which the label party keeps embeddings, for its own report."""
+    generator = np.random.default_rng(base.secret.seed("embeddings"))
+    return sample_rows(base.labels.test, base.config.attack.embeddings, generator=generator)
+
+
+@torch.no_grad()
+def _labelled(strategy: HookedStrategy, training: Training) -> list[Embeddings]:
+    """Return the embeddings that were kept, with their labels; also as read, where a defense changes them before."""
+    rows, labels = training.sample, strategy.base.labels.test[training.sample].astype(np.int64)
+    found = []
+    for party, z in training.sampled.items():
+        read, _ = strategy.embed(z.to(strategy.base.config.device))
+        views = {RECEIVED: z} if torch.equal(read.to(z), z) else {RECEIVED: z, READ: read}
+        found += [Embeddings(party, view, rows, labels, compact(tensor)) for view, tensor in views.items()]
+    return found
