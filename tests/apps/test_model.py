@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from flower_vfl.apps import model, run
+from flower_vfl.apps import run
 from flower_vfl.apps.model import load_card, load_model, model_path, save_model
 from flower_vfl.errors import ConfigError, DataError
 from tests.toys import toy_config, toy_data
@@ -122,7 +122,7 @@ def test_half_a_file_is_never_left(folder, tmp_path, monkeypatch):
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(model, "save_file", broken)
+    monkeypatch.setattr("flower_vfl.checkpoint.save_file", broken)
     with pytest.raises(OSError, match="disk full"):
         save_model(tmp_path, load_card(model_path(folder, "a")), torch.nn.Linear(2, 2))
     assert not any((tmp_path / "weights").iterdir())
