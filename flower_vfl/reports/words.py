@@ -52,8 +52,8 @@ def kept_model(result: Mapping[str, Any]) -> str:
         return ""
     if model.get("step") is None:
         return (
-            "The leak passed its limit (attack.max_leak) before there was a checkpoint with a leak within it: no party "
-            "kept a model."
+            "The leak passed its limit (attack.max_leak), and there is no checkpoint from before: no party kept a "
+            "model."
         )
     return (
         "The leak passed its limit (attack.max_leak). The model that all parties kept is the last one from before: of "
