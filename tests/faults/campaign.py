@@ -70,14 +70,15 @@ def draw(dice: random.Random, transport: str = "") -> tuple[str, list[Fault], fl
         party = dice.choices((LABEL, "a", "b"), (4, 3, 3))[0]
         step = dice.randrange(STEPS) if phase in ("step", "save", "evaluate", WRITE) else 0
         do = dice.choices((KILL, FULL), (12, 1))[0]
+        after = dice.random() < 0.5
         if phase == "hello":
-            party = dice.choice("ab")
-        faults.append(Fault(party, phase, step, dice.random() < 0.5, do, dice.choice((0, 100, 4000))))
+            party, after = dice.choice("ab"), False
+        faults.append(Fault(party, phase, step, after, do, dice.choice((0, 100, 4000))))
     delay = 0.0
     if transport == "stream":
         delay = dice.choice((0.0, 0.0, 0.005))
         for _ in range(dice.randrange(4)):
-            do = dice.choices((CUT, HOLD), (9, 1))[0]
+            do = dice.choices((CUT, HOLD), (3, 1))[0]
             faults.append(Fault(LABEL, "step", dice.randrange(STEPS), dice.random() < 0.5, do))
     return transport, sorted(faults, key=lambda fault: fault.step), delay
 
@@ -153,7 +154,7 @@ class Campaign:
         self._nursery = str(root / "nursery")
         self._nursery_id = start_nursery(self._nursery, self.data, root / "nursery.log")
         self.struck: Counter[str] = Counter()
-        self.seconds: list[tuple[str, float]] = []
+        self.seconds: list[tuple[str, float, str]] = []
         self.broken: list[str] = []
         self._left_alone: dict[str, Path] = {}
 
@@ -193,7 +194,8 @@ class Campaign:
                 wrong = f"{type(error).__name__}: {error}"[:1000]
         found = events(case.plan)
         self.seconds += [
-            (LABEL if who == LABEL or transport == "inproc" else "party", took) for who, took in recoveries(found)
+            (LABEL if who == LABEL or transport == "inproc" else "party", took, f"run {number}")
+            for who, took in recoveries(found)
         ]
         for event in found:
             if "phase" in event:
@@ -206,12 +208,16 @@ class Campaign:
 
     def summary(self) -> dict[str, object]:
         """Return what was done, what broke and how long recoveries took."""
-        times = {who: sorted(took for one, took in self.seconds if one == who) for who in (LABEL, "party")}
+        times = {who: sorted((took, run) for one, took, run in self.seconds if one == who) for who in (LABEL, "party")}
         return {
             "seed": self._seed,
             "struck": dict(sorted(self.struck.items())),
             "recovery_seconds": {
-                who: {"median": round(statistics.median(values), 2), "worst": round(values[-1], 2), "of": len(values)}
+                who: {
+                    "median": round(statistics.median(took for took, _ in values), 2),
+                    "worst": [(round(took, 2), run) for took, run in values[-3:]],
+                    "of": len(values),
+                }
                 for who, values in times.items()
                 if values
             },

@@ -108,7 +108,11 @@ def arm(plan: Path, parties: tuple[str, ...], lines: list[Line]) -> None:
     if LABEL in parties:
         for link in (InprocLink, StreamLink, MessagesLink):
             _around_sending(striker, link)
-    handle = FeatureParty.handle
+    handle, hello = FeatureParty.handle, FeatureParty.hello
+
+    def greeted(party: FeatureParty) -> Frame:
+        striker.reach(party.name, "hello", after=False)
+        return hello(party)
 
     def handled(party: FeatureParty, frame: Frame) -> Frame | None:
         striker.reach(party.name, frame.kind, after=False, step=party._next_step)
@@ -116,7 +120,7 @@ def arm(plan: Path, parties: tuple[str, ...], lines: list[Line]) -> None:
         striker.reach(party.name, frame.kind, after=True, step=party._next_step)
         return answer
 
-    FeatureParty.handle = handled
+    FeatureParty.handle, FeatureParty.hello = handled, greeted
 
 
 def _around_sending(striker: Striker, link: Any) -> None:
