@@ -24,7 +24,6 @@ from flower_vfl.simulations.flower_engine import free_port, tool, write_deployme
 from flower_vfl.simulations.keys import write_keys
 
 TARGET = 10.0
-PARTIES = ("left", "right")
 
 SERVER = """
 import os
@@ -60,15 +59,16 @@ def flwr(environment: dict[str, str], *words: str) -> subprocess.CompletedProces
 
 
 @contextlib.contextmanager
-def deployment(root: Path) -> Iterator[dict[str, str]]:
-    """Run a SuperLink and its SuperNodes and end them by their ids; yield the environment of the label party."""
-    prepare("digits", out=root / "whole")
-    for party in ("label", *PARTIES):
+def deployment(root: Path, data: str) -> Iterator[dict[str, str]]:
+    """Run a SuperLink and a SuperNode a party, end them by their ids; yield the environment of the label party."""
+    dataset = prepare(data, out=root / "whole")
+    parties = [party for party in dataset.parties if party != dataset.label_party]
+    for party in (dataset.label_party, *parties):
         write_part(root / "whole", party, root / party)
     keys, port = root / "keys", free_port()
-    write_keys(keys, ["127.0.0.1"], PARTIES, days=1)
+    write_keys(keys, ["127.0.0.1"], parties, days=1)
     common = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    common |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLOWER_VFL_DATA": str(root / "label")}
+    common |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLOWER_VFL_DATA": str(root / dataset.label_party)}
     environment = {**os.environ, **common, "FLWR_HOME": str(root / "home"), "BEGUN": str(root / "begun")}
     authority = keys / "superlink" / "ca.crt"
     (root / "home").mkdir()
@@ -85,7 +85,7 @@ def deployment(root: Path) -> Iterator[dict[str, str]]:
         link = [tool("flower-superlink"), "--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"]
         link += ["--ssl-ca-certfile", str(authority), "--ssl-certfile", str(keys / "superlink" / "server.crt")]
         start([*link, "--ssl-keyfile", str(keys / "superlink" / "server.key")], root / "home")
-        for party in PARTIES:
+        for party in parties:
             register = ["supernode", "register", str(keys / "superlink" / f"{party}.pub"), "up", "--name", party]
             while flwr(environment, *register).returncode:
                 time.sleep(1.0)
@@ -102,7 +102,7 @@ def main() -> None:
     seconds = []
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as temporary:
         root = Path(temporary)
-        with deployment(root) as environment:
+        with deployment(root, "digits") as environment:
             write_deployment(root / "app", settings(), None)
             (root / "app" / "server_app.py").write_text(SERVER)
             for _ in range(1 if quick else 8):  # the first run waits for the SuperNodes and is not counted

@@ -59,6 +59,13 @@ def test_the_benchmark_of_sessions_says_when_each_run_began():
 
 
 @pytest.mark.flower
+def test_the_benchmark_of_a_deployment_compares_it_with_one_process():
+    line = last_line("deployed.py")
+    speed = line["steps_a_second"]
+    assert 0 < line["ratio"] < 1 < speed["deployed"] < speed["inproc"]
+
+
+@pytest.mark.flower
 def test_the_benchmark_of_flowers_own_messages_measures_both_runtimes():
     line = last_line("flower_messages.py")
     for runtime in ("simulation", "deployment"):
