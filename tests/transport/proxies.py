@@ -51,6 +51,8 @@ class Line:
                 target.sendall(data)
         if not held:
             for end in (source, target):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)  # the other direction still reads there, and would keep it open
                 end.close()
 
     def cut(self):
