@@ -2,8 +2,8 @@
 
 Census preset, batches of 1,024, `inproc`, one torch thread, evaluation excluded. Attacks look at the cut and at the
 first layer, without the label party's monitor; what the monitor adds is reported beside. Targets: all attacks but
-direction count together at most 15 %, direction count at most 30 % more, each defense at most 10 %. Direction count is
-measured alone as well, where it bears by itself what attacks share: keeping the gradients, and the journal.
+direction count together at most 15 %, direction count at most 30 %, read as more than the others or as more than none;
+alone it bears what attacks share, the gradients that are kept and the journal. Each defense at most 10 %.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from harness import arguments, compare, report
 from lanes import preset, split
 
 CHEAP = ["norm", "cosine", "inner_product", "hint(k=5)"]
-TARGETS = {"attacks": 1.15, "attacks_and_direction_count": 1.45, "iso": 1.1, "max_norm": 1.1, "marvell": 1.1}
+TARGETS = {
+    "attacks": 1.15,
+    "attacks_and_direction_count": 1.45,
+    "direction_count": 1.3,
+    "iso": 1.1,
+    "max_norm": 1.1,
+    "marvell": 1.1,
+}
 
 
 def main() -> None:

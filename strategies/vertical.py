@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +25,6 @@ from flower_vfl.strategies.checkpointing import Ledger
 from flower_vfl.strategies.configured import OptimizerFactory
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.strategies.training import Outcome
-
-_log = logging.getLogger(__name__)
 
 TopFactory = Callable[[tuple[int, ...]], nn.Module]
 """Makes the top model for the shape of one row of the fused embedding."""

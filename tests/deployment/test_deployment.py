@@ -180,13 +180,13 @@ def test_a_missing_party_is_named_and_the_other_host_hears_it(hosts):
     hosts.wait_for("shop", "these parties have not arrived: club")
 
 
-def test_a_second_supernode_with_the_same_key_ends_with_the_code_that_the_pages_explain(hosts):
+def test_a_second_supernode_with_the_same_key_ends_as_the_pages_explain(hosts):
     hosts.wait_for("club", "SuperNode ID")
     hosts.start_node("club", name="club-again")
     assert ended_as_explained(hosts, "club-again")
 
 
-def test_a_key_that_nobody_registered_ends_with_the_code_that_the_pages_explain(hosts, tmp_path):
+def test_a_key_that_nobody_registered_ends_as_the_pages_explain(hosts, tmp_path):
     write_keys(tmp_path / "keys", ["127.0.0.1"], ["club"], days=1)
     shutil.copytree(hosts.keys / "club", hosts.keys / "stranger")
     shutil.copyfile(tmp_path / "keys" / "club" / "club.key", hosts.keys / "stranger" / "stranger.key")

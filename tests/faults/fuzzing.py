@@ -15,6 +15,9 @@ import struct
 import tempfile
 import time
 import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,7 +38,7 @@ from tests.parties.test_feature import ask, gradient_for, make_party
 
 CORPUS = Path(__file__).parent / "corpus"
 SECONDS = 1.0
-"""Of computing; no input may take longer. The clock on the wall would blame what else the machine does."""
+"""No input may take longer, each of three times: once may be the fault of what else the machine does."""
 
 WIRE = Wire("5e55", "exact")
 EMBEDDING = torch.linspace(-1, 1, 64).view(16, 4)
@@ -163,6 +166,13 @@ class Files:
         return True
 
 
+def _seconds(feed: Callable[[], bool]) -> float:
+    started = time.perf_counter()
+    with suppress(Exception):  # the first time has told
+        feed()
+    return time.perf_counter() - started
+
+
 def check(frames: int, files: int, seed: int) -> dict[str, object]:
     """Mutate and feed; return what came of it, and keep what broke a rule."""
     found: dict[str, object] = {"seed": seed, "frames": frames, "files": files, "broken": []}
@@ -174,20 +184,24 @@ def check(frames: int, files: int, seed: int) -> dict[str, object]:
         for count in range(frames + files):
             if count == min(1000, frames // 2):
                 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            started = time.process_time()
             if count < frames:
                 original = ends.seed(dice)
                 data, name = mutate(original, dice), "frame"
+                feed = partial(ends.feed, data, original)
             else:
                 path, original = disk.seed(dice)
                 data, name = mutate(original, dice), path.name
+                feed = partial(disk.feed, path, data)
+            started = time.perf_counter()
             try:
-                taken += ends.feed(data, original) if count < frames else disk.feed(path, data)
+                taken += feed()
             except Exception as error:  # noqa: BLE001 - this is what is looked for
                 broken.append(f"{name} {count}: {type(error).__name__}: {error}"[:300])
                 CORPUS.mkdir(exist_ok=True)
                 (CORPUS / f"{zlib.crc32(data):08x}-{name}").write_bytes(data)
-            seconds = time.process_time() - started
+            seconds = time.perf_counter() - started
+            if seconds > SECONDS:
+                seconds = min(seconds, _seconds(feed), _seconds(feed))
             if seconds > SECONDS:
                 broken.append(f"{name} {count}: {seconds:.1f} s")
             slowest = max(slowest, seconds)
