@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+from torch.nn.functional import linear
 
 from flower_vfl.attacks.base import NOTHING, Attack, SideInformation
 from flower_vfl.attacks.rows import as_rows, in_own_units
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 Minority = Literal["positive", "negative"]
 MINORITIES: tuple[Minority, ...] = ("positive", "negative")
-TILE = 128
+TILE = 256
+ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 EXACT = 1 << 23
 """Batches with at most so many products are counted in float64: there it costs less than a tenth of a millisecond."""
 
@@ -76,11 +78,22 @@ def _same_side(x: Tensor) -> Tensor:
     """
     counts = torch.zeros(len(x), dtype=torch.float32, device=x.device)
     for start in range(0, len(x), TILE):
-        products = x[start : start + TILE] @ x[start:].T
+        products = _products(x[start : start + TILE], x[start:])
         positive = torch.gt(products, 0.0, out=products)
         counts[start : start + TILE] += positive.sum(dim=1)
         counts[start + TILE :] += positive[:, TILE:].sum(dim=0)
     return counts
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """Return the inner products (B, C) of rows (B, D) and (C, D).
+
+    On a CPU by oneDNN, whose kernels use the whole vector unit of every maker's processors; the library behind ``@``
+    took 1.8 times as long on an AMD one (1,024 rows of 256 columns, in bands, counting included).
+    """
+    if x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() and ONEDNN:
+        return linear(x.to_mkldnn(), y).to_dense()
+    return x @ y.T
 
 
 class DirectionCountAttack(Attack):

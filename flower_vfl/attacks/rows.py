@@ -68,11 +68,14 @@ def in_own_units(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows / unit[:, None], unit
 
 
-def wide(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Split rows (B, D) into float64 rows whose squares neither overflow nor vanish, and the units (B,) of them."""
+def wide(rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Split rows (B, D) into float64 rows whose squares neither overflow nor vanish, and the units (B,) of them.
+
+    There are no units where there is nothing to split: a float64 has room for the squares of all narrower numbers.
+    """
     if rows.dtype == torch.float64:
         return in_own_units(rows)
-    return rows.double(), torch.ones(1, dtype=torch.float64, device=rows.device)
+    return rows.double(), None
 
 
 def lengths(rows: Tensor) -> Tensor:
@@ -85,8 +88,10 @@ def lengths(rows: Tensor) -> Tensor:
 def inner_products(known: Tensor, rows: Tensor) -> Tensor:
     """Return the inner products (k, B) of known rows (k, D) and rows (B, D), as float64."""
     (h, known_unit), (x, unit) = wide(known), wide(rows)
-    found: Tensor = (h @ x.T) * unit * known_unit[:, None]
-    return found
+    found: Tensor = h @ x.T
+    if unit is not None:
+        found = found * unit
+    return found if known_unit is None else found * known_unit[:, None]
 
 
 def cosines(known: Tensor, rows: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def test_right_angles_and_zero_rows_are_on_nobodys_side(values):
     assert (-direction_count.score(g * 3e-39)).tolist() == brute_force(g)
 
 
-@pytest.mark.parametrize("rows", [127, 128, 129, 300, 1024])
+@pytest.mark.parametrize("rows", [255, 256, 257, 600, 1024])
 @pytest.mark.parametrize("width", [32, 128])
 def test_tiles_and_number_formats_change_no_count(rows, width):
     g = gradients(rows, (rows, width))
