@@ -275,6 +275,11 @@ class Training:
             references = self._oracle.references(step, done.rows, done.clean) if self._oracle is not None else {}
             for party, link in self._links.items():
                 link.send(self._answer(party, step, request, done, references))
+            started = time.perf_counter()
+            self._label.learn()  # this and what follows, while the parties have their turn
+            if step + 1 in steps:
+                self._label.prepare(step + 1)
+            self.outcome.seconds_compute += time.perf_counter() - started
             self._record(step, epoch, done, embeddings, references)
             self._losses.append(done.loss)
             self._loss, self.outcome.steps = done.loss, step + 1

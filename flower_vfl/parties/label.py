@@ -201,12 +201,15 @@ class LabelParty(LabelModel):
         self.optimizers = optimizers
         self._labels, self._schedule, self._table, self._clip_norm = labels, schedule, table, clip_norm
         self._keep_clean, self._snapshots = keep_clean, frozenset(snapshots)
+        self._ahead: dict[int, list[Tensor]] = {}
         for module in (top, bottom):
             if module is not None:
                 module.train()
 
     def train_step(self, step: int, embeddings: Mapping[str, Tensor]) -> Step:
-        """Train on one batch and return the protected cut gradient of each feature party.
+        """Go through one batch and back, and return the protected cut gradient of each feature party.
+
+        The label party's own weights stay as they are until `learn`: they may change while the gradients travel.
 
         Parameters
         ----------
@@ -227,7 +230,8 @@ class LabelParty(LabelModel):
         set_mode(self.top, train=True)
         received = {party: embeddings[party].detach().to(self._device).requires_grad_() for party in self._parties}
         parts, log = self._embed(received)
-        logits = self._join([*parts, *self._own(self._source("train"), rows, train=True)])
+        ahead = self._ahead.pop(step, None)
+        logits = self._join([*parts, *(self._own(self._source("train"), rows, train=True) if ahead is None else ahead)])
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         value = loss.item()
@@ -247,10 +251,18 @@ class LabelParty(LabelModel):
         clean = _split(joint.clone(), received) if self._keep_clean else {}
         protected, protection = self._protect(joint, labels)
         gradients = _split(protected, received)
+        return Step(rows, value, gradients, {**log, **more, **protection}, clean, inside)
+
+    def learn(self) -> None:
+        """Update the label party's own weights by the last `train_step`."""
         if self._clip_norm > 0.0:
             self.optimizers.clip_grad(self._clip_norm)
         self.optimizers.step()
-        return Step(rows, value, gradients, {**log, **more, **protection}, clean, inside)
+
+    def prepare(self, step: int) -> None:
+        """Do what of the next step needs no embeddings: the label party's own bottom model goes ahead."""
+        rows = self._schedule.train_batch(step)
+        self._ahead = {step: self._own(self._source("train"), rows, train=True)}
 
     def rehearse(self, embeddings: Mapping[str, Tensor]) -> None:
         """Do the network's part of the first step on copies of the models, to see what it takes; nothing changes."""
@@ -314,6 +326,7 @@ class LabelParty(LabelModel):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
+        self._ahead = {}
         self.module.load_state_dict(state["modules"])
         self.optimizers.load_state_dict(state["optimizers"])
         for generator, bits in zip(bound_generators(self.module), state["dropout"], strict=True):

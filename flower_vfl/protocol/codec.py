@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from zlib_ng import zlib_ng
 
 from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol import strict_json
@@ -54,7 +54,7 @@ def encode(records: RecordDict) -> bytes:
         raise ProtocolError(f"the header of a frame has {len(text)} bytes; at most {_MAX_INDEX} are allowed")
     checksum = 0
     for chunk in (text, *chunks):
-        checksum = zlib.crc32(chunk, checksum)
+        checksum = zlib_ng.crc32(chunk, checksum)
     return b"".join([_PREFIX.pack(_MAGIC, _FORMAT, len(text), checksum), text, *chunks])
 
 
@@ -95,7 +95,7 @@ def decode(data: bytes, *, limit: int) -> RecordDict:
     view = memoryview(data)
     if length > min(_MAX_INDEX, len(data) - _PREFIX.size):
         raise ProtocolError("the header of a frame is longer than allowed")
-    if zlib.crc32(view[_PREFIX.size :]) != checksum:
+    if zlib_ng.crc32(view[_PREFIX.size :]) != checksum:
         raise ProtocolError("a frame was damaged on its way (checksum)")
     try:
         index = strict_json.loads(view[_PREFIX.size : _PREFIX.size + length])

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
@@ -163,10 +164,10 @@ def _from_array(name: str, array: Array) -> Tensor:
         raise ProtocolError(
             f"{name!r} of shape {shape} needs {elements * dtype.itemsize} bytes, given {len(array.data)}"
         )
-    if elements == 0:
-        return torch.empty(shape, dtype=dtype)
-    # Cloned into memory that torch aligned: some kernels round differently on unaligned input.
-    return torch.frombuffer(bytearray(array.data), dtype=dtype).view(shape).clone()
+    # Copied into memory that torch aligned: some kernels round differently on unaligned input.
+    tensor = torch.empty(elements, dtype=dtype)
+    tensor.view(torch.uint8).numpy()[:] = np.frombuffer(array.data, dtype=np.uint8)
+    return tensor.view(shape)
 
 
 def to_records(frame: Frame, session: str) -> RecordDict:

@@ -1,10 +1,14 @@
-"""What a step of the label party says about its gradients, and that saying it changes nothing."""
+"""What a step of the label party says about its gradients, what changes nothing, and what may be done ahead."""
+
+import copy
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from flower_vfl.data.memory import array_table
+from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.optim import Optimizers
 from flower_vfl.parties.label import LabelParty
@@ -17,10 +21,16 @@ LABELS = np.random.default_rng(0).integers(0, 2, 40)
 MANY = np.random.default_rng(0).integers(0, 3, 40)
 
 
-def party(*, snapshots=(), labels=LABELS, weights="none", defended=False):
+OWN = np.random.default_rng(1).normal(size=(40, 2)).astype(np.float32)
+
+
+def party(*, snapshots=(), labels=LABELS, weights="none", defended=False, own=False):
+    """Return a label party, with columns of its own behind batch normalisation and dropout if that is asked for."""
     schedule = Schedule(0, 40, 0, 16, 16, 1, 0.0)
     with seeded_initialisation(0):
-        top = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1 if labels is LABELS else 3))
+        top = nn.Sequential(nn.Linear(9 if own else 6, 5), nn.Tanh(), nn.Linear(5, 1 if labels is LABELS else 3))
+        bottom = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)) if own else None
+    network = nn.ModuleDict({"top": top, **({"bottom": bind_dropout(bottom, torch.Generator())} if own else {})})
     config = toy_config(training={"class_weights": weights}, attack={"names": []})
     secret = Secret.for_simulation(0, "label")
     hooks = VerticalStrategy(top, labels, parties=("a", "b"), config=config, secret=secret)
@@ -29,12 +39,14 @@ def party(*, snapshots=(), labels=LABELS, weights="none", defended=False):
     hooks.base.widths = {"a": 4, "b": 2}
     return LabelParty(
         top,
-        Optimizers(top, "sgd", learning_rate=0.1, weight_decay=0.0, schedule="constant", steps=3),
+        Optimizers(network, "sgd", learning_rate=0.1, weight_decay=0.0, schedule="constant", steps=3),
         labels,
         hooks,
         schedule,
         ("a", "b"),
         snapshots=snapshots,
+        bottom=bottom,
+        table=array_table("own", OWN, OWN) if own else None,
     )
 
 
@@ -89,4 +101,41 @@ def test_a_snapshot_changes_neither_gradients_nor_weights(defended):
     for step in range(3):
         seen, unseen = (label.train_step(step, embeddings(step)) for label in (watched, plain))
         assert all(torch.equal(seen.gradients[name], unseen.gradients[name]) for name in ("a", "b"))
+        watched.learn()
+        plain.learn()
     assert watched.weights == plain.weights
+
+
+def test_the_own_weights_change_when_it_learns_and_not_before():
+    label = party()
+    before = label.weights
+    label.train_step(0, embeddings(0))
+    assert label.weights == before
+    label.learn()
+    assert label.weights != before
+
+
+def test_what_is_prepared_ahead_of_a_step_changes_no_bit_of_it():
+    ahead, plain = party(own=True), party(own=True)
+    for step in range(3):
+        found, expected = (label.train_step(step, embeddings(step)) for label in (ahead, plain))
+        assert found.loss == expected.loss
+        assert all(torch.equal(found.gradients[name], expected.gradients[name]) for name in ("a", "b"))
+        ahead.learn()
+        plain.learn()
+        if step < 2:
+            ahead.prepare(step + 1)
+        assert ahead.weights != plain.weights or step == 2  # running statistics are ahead too
+    assert ahead.weights == plain.weights
+    assert torch.equal(ahead.state()["dropout"][0], plain.state()["dropout"][0])
+
+
+def test_what_was_prepared_is_forgotten_where_the_party_goes_back():
+    label, plain = party(own=True), party(own=True)
+    kept = copy.deepcopy(label.state())
+    label.prepare(0)
+    label.restore(kept)
+    assert label.train_step(0, embeddings(0)).loss == plain.train_step(0, embeddings(0)).loss
+    label.learn()
+    plain.learn()
+    assert label.weights == plain.weights
