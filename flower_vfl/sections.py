@@ -164,6 +164,11 @@ class TrainingConfig(Section):
         default="constant", description="learning-rate schedule"
     )
     weight_decay: float = Field(default=0.0, ge=0.0, description="weight decay of dense weights")
+    embedding_decay: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="weight decay of embeddings: of the rows that a batch touches, as a part of their gradients",
+    )
     class_weights: Literal["none", "balanced"] = Field(default="none", description="weights of the classes in the loss")
     clip_norm: float = Field(
         default=0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off"

@@ -13,7 +13,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.parties.feature import embed, embedding_shape
-from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.label import LabelParty, adds_to_logits
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.protocol.schedule import Rows, Schedule
@@ -70,13 +70,14 @@ def build_models(
     shapes : list of tuple
         Of one row of each feature party's embedding.
     probe : tuple, optional
-        Columns of the label party, and rows of them that tell the shape of its own embedding.
+        Columns of the label party, and rows of them that tell the shape of its own embedding, if it gives one.
     """
     config, bottom = base.config, None
     if base.bottom is not None and probe is not None:
         with seeded_initialisation(base.secret.seed("weights", "bottom")):
             bottom = base.bottom().to(config.device)
-        shapes = [*shapes, embedding_shape(embed(bottom, *probe, config.device), "the label party")]
+        if not adds_to_logits(bottom):
+            shapes = [*shapes, embedding_shape(embed(bottom, *probe, config.device), "the label party")]
     if not shapes:
         raise ConfigError("nobody has features: name feature parties or let the label party use its own columns")
     top = base.top

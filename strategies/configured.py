@@ -41,6 +41,7 @@ def optimizers_of(
         training.optimizer,
         learning_rate=training.learning_rate,
         weight_decay=training.weight_decay,
+        embedding_decay=training.embedding_decay,
         schedule=training.schedule,
         steps=schedule.steps,
     )

@@ -47,6 +47,11 @@ def default_bottom(spec: FeatureSpec, config: Config) -> nn.Module:
     return network_of(config.model).bottom(spec, config.model)
 
 
+def default_own(spec: FeatureSpec, classes: int, config: Config) -> nn.Module:
+    """Make the label party's model of its own columns, of the network that the configuration names."""
+    return network_of(config.model).own(spec, classes, config.model)
+
+
 def default_top(shape: tuple[int, ...], classes: int, config: Config) -> nn.Module:
     """Make the top model of the network that the configuration names."""
     return network_of(config.model).top(shape, classes, config.model)

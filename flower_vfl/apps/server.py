@@ -22,6 +22,7 @@ from flower_vfl.apps.build import (
     TopFactory,
     check_device,
     default_bottom,
+    default_own,
     default_top,
     defend,
     open_data,
@@ -133,7 +134,8 @@ def build_strategy(
     dropout = secret.generator("dropout", device=config.device)
 
     def make_bottom():  # type: ignore[no-untyped-def] # noqa: ANN202
-        model = bottom(table.spec, config)  # type: ignore[union-attr]
+        spec = table.spec  # type: ignore[union-attr]
+        model = default_own(spec, labels.classes, config) if bottom is default_bottom else bottom(spec, config)
         bind_dropout(model, dropout)
         return model
 

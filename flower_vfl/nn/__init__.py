@@ -12,6 +12,7 @@ from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.staged import Stage, StagedNetwork
 from flower_vfl.nn.tabular import TabularBottom, Top
 from flower_vfl.nn.text import TextBottom
+from flower_vfl.nn.wide_deep import Wide
 
 __all__ = [
     "NETWORKS",
@@ -26,6 +27,7 @@ __all__ = [
     "TabularBottom",
     "TextBottom",
     "Top",
+    "Wide",
     "bind_dropout",
     "fuse",
     "fused_shape",

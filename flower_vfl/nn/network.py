@@ -1,4 +1,4 @@
-"""What a network is that a configuration can name: a bottom model and a top model for one place of the cut."""
+"""What a network is that a configuration can name: its parts at the feature parties and at the label party."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMON = frozenset({"network", "fusion", "cut"})
 
 
 class Network(ABC):
-    """One architecture, cut in two.
+    """One architecture, cut in two: a bottom model and a top model for one place of the cut.
 
     Attributes
     ----------
@@ -58,6 +58,28 @@ class Network(ABC):
         ConfigError
             When the network does not fit the features, or a setting does not fit the network.
         """
+
+    def own(self, spec: FeatureShape, classes: int, model: ModelConfig) -> nn.Module:
+        """Make the label party's model of its own columns, by default one like the feature parties' bottom models.
+
+        One that has the attribute ``adds_to_logits``, set to true, gives logits, which are added to those of the top
+        model; another one gives an embedding, which is joined with the others.
+
+        Parameters
+        ----------
+        spec : FeatureShape
+            What a row of its features looks like.
+        classes : int
+            Number of classes C.
+        model : ModelConfig
+            The shape of the network.
+
+        Raises
+        ------
+        ConfigError
+            As `bottom`.
+        """
+        return self.bottom(spec, model)
 
     @abstractmethod
     def top(self, shape: tuple[int, ...], classes: int, model: ModelConfig) -> nn.Module:

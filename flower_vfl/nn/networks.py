@@ -14,6 +14,7 @@ from flower_vfl.nn.network import Network
 from flower_vfl.nn.papers import FASHION, MNIST, RESNET20
 from flower_vfl.nn.tabular import FeatureShape, TabularBottom, Top
 from flower_vfl.nn.text import TextCnn
+from flower_vfl.nn.wide_deep import WideDeep
 from flower_vfl.registry import lookup
 from flower_vfl.sections import ModelConfig
 
@@ -48,6 +49,7 @@ class Auto(Network):
 NETWORKS: Mapping[str, Network] = {
     "auto": Auto(),
     "textcnn": TextCnn(),
+    "wide-deep": WideDeep(),
     **{network.name: network for network in (MNIST, FASHION, RESNET20)},
 }
 

@@ -37,7 +37,7 @@ _SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 class Optimizers:
-    """The optimizer of one module: sparse embeddings are updated at the rows of the batch only, the rest as usual.
+    r"""The optimizer of one module: sparse embeddings are updated at the rows of the batch only, the rest as usual.
 
     Weights of `torch.nn.Embedding(sparse=True)` get `RowAdam`, which is `torch.optim.SparseAdam` made faster (for adam
     and adamw), or plain SGD; all other weights get the optimizer of that name. A step costs what the distinct values of
@@ -53,6 +53,11 @@ class Optimizers:
         Learning rate at the start.
     weight_decay : float
         Of dense weights only: decay of an embedding would touch its whole table in every step.
+    embedding_decay : float
+        Of sparse embeddings: the row times this is added to the gradient of each row that has one, once, however often
+        the batch holds it. A regulariser :math:`\lambda \|W\|^2` in the loss, as the papers have it, adds
+        :math:`2 \lambda` times *every* row in every step; a row that a share of the batches touches decays so much
+        less here.
     momentum : float
         Of sgd; refused for a module with sparse embeddings, for the same reason.
     schedule : {"constant", "cosine", "step", "linear"}
@@ -74,16 +79,19 @@ class Optimizers:
         *,
         learning_rate: float = 1e-3,
         weight_decay: float = 0.0,
+        embedding_decay: float = 0.0,
         momentum: float = 0.0,
         schedule: str = "constant",
         steps: int = 0,
     ) -> None:
         self._factor = lookup("learning-rate schedule", schedule, _SCHEDULES)
         dense, sparse = split_parameters(module)
-        _check(name, learning_rate, weight_decay, momentum, sparse)
+        _check(
+            name, learning_rate, {"weight_decay": weight_decay, "embedding_decay": embedding_decay}, momentum, sparse
+        )
         if schedule != "constant" and steps < 1:
             raise ConfigError(f"schedule {schedule!r} needs the number of steps, given steps={steps}")
-        self._base = learning_rate
+        self._base, self._embedding_decay, self._tables = learning_rate, embedding_decay, list(sparse.values())
         self._total = steps
         self._taken = 0
         self._parameters = dense | sparse
@@ -133,11 +141,22 @@ class Optimizers:
     def step(self) -> None:
         """Update the weights from their gradients."""
         rate = self.learning_rate
+        if self._embedding_decay:
+            self._decay_rows()
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
         self._taken += 1
+
+    @torch.no_grad()
+    def _decay_rows(self) -> None:
+        """Add to the gradients of embeddings what pulls their rows to zero."""
+        for table in self._tables:
+            if table.grad is not None and table.grad.is_sparse:
+                table.grad = table.grad.coalesce()
+                rows = table.index_select(0, table.grad._indices()[0])
+                table.grad._values().add_(rows, alpha=self._embedding_decay)
 
     def state_dict(self) -> State:
         """Return tensors (not copied) and plain numbers by name: what safetensors and JSON can hold."""
@@ -237,12 +256,15 @@ def split_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[s
     return dense, {name: parameter for name, parameter in named.items() if id(parameter) in tables}
 
 
-def _check(name: str, lr: float, weight_decay: float, momentum: float, sparse: Mapping[str, nn.Parameter]) -> None:
+def _check(
+    name: str, lr: float, decays: Mapping[str, float], momentum: float, sparse: Mapping[str, nn.Parameter]
+) -> None:
     lookup("optimizer", name, _DENSE)
     if not (math.isfinite(lr) and lr > 0.0):
         raise ConfigError(f"the learning rate must be above 0, given {lr}")
-    if not (math.isfinite(weight_decay) and weight_decay >= 0.0):
-        raise ConfigError(f"weight_decay must be at least 0, given {weight_decay}")
+    for key, decay in decays.items():
+        if not (math.isfinite(decay) and decay >= 0.0):
+            raise ConfigError(f"{key} must be at least 0, given {decay}")
     if not 0.0 <= momentum < 1.0:
         raise ConfigError(f"momentum must be at least 0 and below 1, given {momentum}")
     if momentum and name != "sgd":

@@ -92,22 +92,18 @@ class TabularBottom(nn.Module):
         self.cut_shape = (cut,)
         if columns:
             self.embedding = _embedding_table(spec.cardinalities, embedding_width)
-            offsets = torch.tensor([0, *spec.cardinalities[:-1]]).cumsum(0)
-            self.register_buffer("offsets", offsets, persistent=False)
+            self.register_buffer("offsets", column_offsets(spec.cardinalities), persistent=False)
             self.offsets: Tensor
         width = spec.numeric + columns * embedding_width
         self.layers = _perceptron(width, [*hidden, cut], dropout)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Map what a table's source gathers, numeric (B, F) and categorical (B, K), to the embedding (B, D)."""
-        wanted = bool(self.numeric) + bool(self.categorical)
-        if len(inputs) != wanted:
-            raise TrainingError(f"the model takes {wanted} tensors (numeric, categorical), given {len(inputs)}")
+        numbers, ids = gathered(inputs, numeric=self.numeric, categorical=self.categorical)
         parts: list[Tensor] = []
-        if self.numeric:
-            parts.append(inputs[0])
-        if self.categorical:
-            ids = inputs[-1]
+        if numbers is not None:
+            parts.append(numbers)
+        if ids is not None:
             parts.append(self.embedding(ids + self.offsets).flatten(1))
         z: Tensor = self.layers(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
         return z
@@ -151,13 +147,32 @@ class Top(nn.Module):
         return logits.squeeze(1) if self.classes == 2 else logits
 
 
+def column_offsets(cardinalities: Sequence[int]) -> Tensor:
+    """Return where the levels of each categorical column begin in the table that all of them share, (K,)."""
+    return torch.tensor([0, *cardinalities[:-1]]).cumsum(0)
+
+
+def gathered(inputs: Sequence[Tensor], *, numeric: int, categorical: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return the numbers (B, F) and the level numbers (B, K) of what a table's source gathers; None where it has none.
+
+    Raises
+    ------
+    TrainingError
+        When it is not as many tensors.
+    """
+    wanted = bool(numeric) + bool(categorical)
+    if len(inputs) != wanted:
+        raise TrainingError(f"the model takes {wanted} tensors (numeric, categorical), given {len(inputs)}")
+    return inputs[0] if numeric else None, inputs[-1] if categorical else None
+
+
 def _embedding_table(cardinalities: Sequence[int], width: int) -> nn.Embedding:
     """Return one table for all columns; small weights, and zeros for the buckets of unseen values."""
     table = nn.Embedding(sum(cardinalities), width, sparse=True)
     with torch.no_grad():
         table.weight.mul_(EMBEDDING_SCALE)
         # Training may never meet bucket 0: an unseen value should then say nothing rather than something random.
-        table.weight[torch.tensor([0, *cardinalities[:-1]]).cumsum(0)] = 0.0
+        table.weight[column_offsets(cardinalities)] = 0.0
     return table
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flower_vfl.data.dataset import PartyTable
 from flower_vfl.data.source import FeatureSource
-from flower_vfl.errors import TrainingError, UnprotectedBatchError
+from flower_vfl.errors import ConfigError, TrainingError, UnprotectedBatchError
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.fusion import fuse
@@ -77,7 +77,7 @@ class Step:
 
 
 class LabelModel:
-    """The label party's part of the network: its own bottom model, the fusion, the top model.
+    """The label party's part of the network: a model of its own columns, the fusion, the top model.
 
     Parameters
     ----------
@@ -88,7 +88,8 @@ class LabelModel:
     parties : Sequence[str]
         Feature parties, in the order in which their embeddings are joined.
     bottom : nn.Module, optional
-        The label party's own bottom model; its embedding comes last.
+        The model of the label party's own columns. Its embedding comes last; or, where it has the attribute
+        ``adds_to_logits``, it gives logits, which are added to those of the top model.
     fusion : str
         "concat", "sum" or "mean".
     device : str
@@ -123,19 +124,31 @@ class LabelModel:
         """
         set_mode(self.top, train=False)
         parts = [self._hooks.embed(embeddings[party].to(self._device))[0] for party in self._parties]
-        return self._join([*parts, *self._own(own, rows, train=False)])
+        return self._join(parts, self._own(own, rows, train=False))
 
     def _own(self, source: FeatureSource | None, rows: Rows, *, train: bool) -> list[Tensor]:
-        """Return the label party's own embedding, if it has one."""
+        """Return what the model of the label party's own columns gives, if there is one."""
         if self.bottom is None or source is None:
             return []
         set_mode(self.bottom, train=train)
         return [self.bottom(*(tensor.to(self._device) for tensor in source.gather(rows)))]
 
-    def _join(self, parts: list[Tensor]) -> Tensor:
-        """Return the top model's logits; a single column (B, 1) counts as (B,)."""
-        logits: Tensor = self.top(fuse(parts, self._fusion))
-        return logits.squeeze(1) if logits.dim() == 2 and logits.shape[1] == 1 else logits
+    def _join(self, parts: list[Tensor], own: list[Tensor]) -> Tensor:
+        """Return the network's logits; a single column (B, 1) counts as (B,).
+
+        Raises
+        ------
+        ConfigError
+            When the own part gives logits of another shape than the top model.
+        """
+        if self.bottom is None or not adds_to_logits(self.bottom):
+            return _logits(self.top(fuse([*parts, *own], self._fusion)))
+        deep, wide = _logits(self.top(fuse(parts, self._fusion))), [_logits(part) for part in own]
+        if any(part.shape != deep.shape for part in wide):
+            raise ConfigError(
+                f"the label party's own model adds to the logits {tuple(deep.shape)}, but gives {tuple(wide[0].shape)}"
+            )
+        return sum(wide, deep)
 
     @property
     def module(self) -> nn.ModuleDict:
@@ -231,7 +244,7 @@ class LabelParty(LabelModel):
         received = {party: embeddings[party].detach().to(self._device).requires_grad_() for party in self._parties}
         parts, log = self._embed(received)
         ahead = self._ahead.pop(step, None)
-        logits = self._join([*parts, *(self._own(self._source("train"), rows, train=True) if ahead is None else ahead)])
+        logits = self._join(parts, self._own(self._source("train"), rows, train=True) if ahead is None else ahead)
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         value = loss.item()
@@ -270,7 +283,7 @@ class LabelParty(LabelModel):
         other.top, other.bottom = copy.deepcopy((self.top, self.bottom))
         set_mode(other.top, train=True)
         received = [embeddings[party].to(self._device).requires_grad_() for party in self._parties]
-        torch.autograd.backward(other._join([*received, *other._own(self._source("train"), rows, train=True)]).sum())
+        torch.autograd.backward(other._join(received, other._own(self._source("train"), rows, train=True)).sum())
 
     def _batch_labels(self, rows: Rows) -> Tensor:
         return torch.from_numpy(self._labels.take(rows).astype(np.int64, copy=False)).to(self._device)
@@ -331,6 +344,15 @@ class LabelParty(LabelModel):
         self.optimizers.load_state_dict(state["optimizers"])
         for generator, bits in zip(bound_generators(self.module), state["dropout"], strict=True):
             generator.set_state(bits)
+
+
+def adds_to_logits(own: nn.Module) -> bool:
+    """Say whether a model of the label party's own columns gives logits rather than an embedding."""
+    return bool(getattr(own, "adds_to_logits", False))
+
+
+def _logits(found: Tensor) -> Tensor:
+    return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found
 
 
 def remedy(log: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.apps.build import default_bottom, default_top
+from flower_vfl.apps.build import default_bottom, default_own, default_top
 from flower_vfl.nn import bind_dropout, seeded_initialisation
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.rng import Secret
@@ -53,17 +53,22 @@ def train_joined(config, data, parties, own=""):
         purpose = ("weights", "bottom") if party == own else ("weights",)
         tables[party] = data.party(party)
         with seeded_initialisation(secret.seed(*purpose)):
-            bottoms[party] = default_bottom(tables[party].spec, config)
+            spec = tables[party].spec
+            own_part = party == own
+            bottoms[party] = (
+                default_own(spec, data.target.classes, config) if own_part else default_bottom(spec, config)
+            )
         bind_dropout(bottoms[party], secret.generator("dropout"))
+    deep = parties if config.model.network == "wide-deep" else list(bottoms)
     schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
     rows = schedule.train_batch(0)[:2]
     with torch.no_grad():
-        shapes = [tuple(b.eval()(*tables[p].train.gather(rows)).shape[1:]) for p, b in bottoms.items()]
+        shapes = [tuple(bottoms[p].eval()(*tables[p].train.gather(rows)).shape[1:]) for p in deep]
     joined = shapes[0] if config.model.fusion != "concat" else (sum(s[0] for s in shapes), *shapes[0][1:])
     with seeded_initialisation(Secret.for_simulation(config.seed, "label").seed("weights", "top")):
         top = default_top(joined, data.target.classes, config)
     network = nn.ModuleList([*bottoms.values(), top])
-    sparse = [m.weight for m in network.modules() if isinstance(m, nn.Embedding)]
+    sparse = [m.weight for m in network.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     dense = [p for p in network.parameters() if not any(p is s for s in sparse)]
     optimizers = [torch.optim.Adam(dense, lr=config.training.learning_rate)]
     optimizers += [torch.optim.SparseAdam(sparse, lr=config.training.learning_rate)] if sparse else []
@@ -71,7 +76,7 @@ def train_joined(config, data, parties, own=""):
     network.train()
     for step in range(schedule.steps):
         rows = schedule.train_batch(step)
-        z = [bottoms[party](*tables[party].train.gather(rows)) for party in bottoms]
+        z = [bottoms[party](*tables[party].train.gather(rows)) for party in deep]
         if config.transport.wire_dtype != "exact":
             z = [Wire.apply(embedding, config.transport.wire_dtype) for embedding in z]
         if config.model.fusion == "concat":
@@ -80,6 +85,8 @@ def train_joined(config, data, parties, own=""):
             fused = sum(z[1:], start=z[0])
             fused = fused / len(z) if config.model.fusion == "mean" and len(z) > 1 else fused
         logits = top(fused)
+        for party in set(bottoms) - set(deep):
+            logits = logits + bottoms[party](*tables[party].train.gather(rows))
         if data.target.classes == 2:
             loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows].float())
         else:
@@ -171,6 +178,12 @@ def test_running_statistics_count_every_batch_once_over_every_transport(in_fligh
 def test_a_label_party_with_columns_of_its_own_changes_nothing_about_that():
     data = mixed_data()
     config = toy_config()
+    assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, ["a"], own="b")
+
+
+def test_a_wide_part_is_trained_as_in_the_joined_network():
+    data = mixed_data()
+    config = toy_config(model={"network": "wide-deep", "top": [16, 16]})
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, ["a"], own="b")
 
 

@@ -44,6 +44,7 @@ VARIANTS = {
     "mean": (toy_data(parties=2), {"model": {"fusion": "mean"}}),
     "images": (toy_data(rows=200, parties=2, shape=(2, 6, 6)), {}),
     "categories and dropout": (mixed_data(), {"model": {"dropout": 0.3, "bottom": [16, 16]}}),
+    "wide and deep": (mixed_data(), {"model": {"network": "wide-deep"}}),
     "four classes": (toy_data(classes=4), {"attack": {"names": []}}),
     "layer norm": (toy_data(), {"defenses": [{"name": "iso", "t": 1.0}, {"name": "potential_energy", "alpha": 1.0}]}),
     "four classes, layer norm": (

@@ -51,6 +51,31 @@ def test_only_the_rows_of_the_batch_are_updated_in_the_embedding_table(name):
         assert changed <= set((ids + bottom.offsets).flatten().tolist())
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.Adam)]
+)
+def test_where_each_batch_has_every_row_embeddings_decay_as_torch_decays_weights(name, kind):
+    table, dense = nn.Embedding(20, 3, sparse=True), nn.Embedding(20, 3)
+    dense.load_state_dict(table.state_dict())
+    mine = Optimizers(table, name, learning_rate=0.1, embedding_decay=0.3)
+    reference = kind(dense.parameters(), lr=0.1, weight_decay=0.3)
+    for step in range(5):
+        ids = torch.cat([torch.arange(20), torch.arange(step + 2)])  # some rows twice: they decay once
+        for model, optimizer in ((table, mine), (dense, reference)):
+            optimizer.zero_grad()
+            model(ids).sin().sum().backward()
+            optimizer.step()
+    assert torch.allclose(table.weight, dense.weight, atol=1e-5)
+
+
+def test_rows_without_a_gradient_do_not_decay():
+    table = nn.Embedding(6, 2, sparse=True)
+    before, optimizers = table.weight.detach().clone(), Optimizers(table, "sgd", embedding_decay=0.5)
+    table(torch.tensor([1, 4, 4])).sum().backward()
+    optimizers.step()
+    assert (table.weight != before).any(dim=1).nonzero().flatten().tolist() == [1, 4]
+
+
 def test_dense_weights_are_updated_exactly_as_torch_does_it():
     for name, kind in {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}.items():
         ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
