@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.images import ImageFiles, ImageOptions, ImageRecipe, check_labels, in_order
-from flower_vfl.data.jpeg import jpeg_files, open_tree
+from flower_vfl.data.tree import image_files, open_tree
 from flower_vfl.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -33,6 +33,7 @@ _BATCHES: dict[Part, list[str]] = {"train": [f"data_batch_{number}" for number i
 _FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py")
 _ADVICE = "download CIFAR-10 (binary version) from www.cs.toronto.edu/~kriz, unpack it and set data.path to its folder"
 _SHAPE = (3, 32, 32)
+_ENDINGS = (".jpg", ".jpeg")
 _PIXELS = 3 * 32 * 32
 _ITEMS = 10_000
 _LARGEST = 64 * 2**20
@@ -108,11 +109,11 @@ class Cifar10Jpeg(_CifarRecipe):
 
     def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
         """Return the archive, or all files of the folder."""
-        return jpeg_files(self.named(source))
+        return image_files(self.named(source), _ENDINGS)
 
     def files(self, source: Path | None, options: ImageOptions) -> Mapping[Part, ImageFiles]:
         """Find the files of each class."""
-        tree = open_tree(self.named(source), CLASSES, _SHAPE[1:])
+        tree = open_tree(self.named(source), CLASSES, _SHAPE[1:], _ENDINGS)
         return {part: ImageFiles(tree.labels(part), partial(tree.read, part)) for part in PARTS}
 
 

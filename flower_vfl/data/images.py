@@ -147,11 +147,13 @@ class ImageRecipe(Recipe):
         rows = _rows(labels, names, options)
         builder.align({part: [f"{part}-{row}" for row in rows[part]] for part in PARTS})
         spec = FeatureSpec(0, (), self.shape, pixels=True)
-        for step, part in enumerate(PARTS):
+        written, wanted = 0, sum(map(len, rows.values()))
+        for part in PARTS:
             out = builder.create_arrays("image", spec, part)["features.npy"]
             for places, pixels in files[part].read(rows[part]):
                 out[places] = pixels.reshape(len(places), *self.shape)
-            progress(0.3 + 0.3 * (step + 1))
+                written += len(places)
+                progress(0.3 + 0.6 * written / wanted)
         builder.finish_party("image", spec, ("pixels",), PartyEncoding((), ()))
         train, test = (labels[part][rows[part]] for part in PARTS)
         builder.add_labels(EncodedLabels(train, test, len(names), names))

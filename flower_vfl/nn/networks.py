@@ -11,7 +11,7 @@ from torch import nn
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.images import ConvBottom, ConvTop
 from flower_vfl.nn.network import Network
-from flower_vfl.nn.papers import FASHION, MNIST, RESNET20
+from flower_vfl.nn.papers import FASHION, ISIC, MNIST, RESNET20
 from flower_vfl.nn.tabular import FeatureShape, TabularBottom, Top
 from flower_vfl.nn.text import TextCnn
 from flower_vfl.nn.wide_deep import WideDeep
@@ -50,7 +50,7 @@ NETWORKS: Mapping[str, Network] = {
     "auto": Auto(),
     "textcnn": TextCnn(),
     "wide-deep": WideDeep(),
-    **{network.name: network for network in (MNIST, FASHION, RESNET20)},
+    **{network.name: network for network in (MNIST, FASHION, ISIC, RESNET20)},
 }
 
 

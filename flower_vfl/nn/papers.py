@@ -1,6 +1,8 @@
-"""The networks of Zheng et al., *Protecting Split Learning by Potential Energy Loss*, for images.
+"""The papers' networks for images.
 
-What the paper does not print is chosen here: the convolutions of "fashion" have no padding and a ReLU each.
+Those of Zheng et al., *Protecting Split Learning by Potential Energy Loss*, and that of Li et al., *Label Leakage and
+Protection in Two-party Split Learning*, for ISIC 2020. What Zheng et al. do not print is chosen here: the convolutions
+of "fashion" have no padding and a ReLU each.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ def _dense(activation: Callable[[], nn.Module]) -> Layers:
     return make
 
 
-def _pooled(kernel: int) -> Layers:
-    """Return how to make a convolution without padding, with its activation and a pooling of 2 x 2."""
+def _pooled(kernel: int, padding: int = 0) -> Layers:
+    """Return how to make a convolution with its activation and a pooling of 2 x 2."""
 
     def make(shape: Shape, width: int) -> tuple[nn.Module, Shape]:
-        channels, *sizes = _maps(shape, smallest=kernel + 1)
-        layers = nn.Sequential(nn.Conv2d(channels, width, kernel), nn.ReLU(), nn.MaxPool2d(2))
-        return layers, (width, *((size - kernel + 1) // 2 for size in sizes))
+        channels, *sizes = _maps(shape, smallest=kernel + 1 - 2 * padding)
+        layers = nn.Sequential(nn.Conv2d(channels, width, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2))
+        return layers, (width, *((size + 2 * padding - kernel + 1) // 2 for size in sizes))
 
     return make
 
@@ -80,6 +82,16 @@ FASHION = StagedNetwork(
     (Stage("conv1", _pooled(5), 32), Stage("conv2", _pooled(3), 64), Stage("dense", _dense(nn.Tanh), 128)),
     "dense",
 )
+ISIC = StagedNetwork(
+    "isic",
+    (3, 84, 84),
+    (
+        *(Stage(f"conv{number}", _pooled(3, padding=1), 64) for number in range(1, 7)),
+        Stage("dense", _dense(nn.ReLU), 64),
+    ),
+    "conv4",
+)
+"""Of Li et al. for ISIC 2020: six convolutions with a pooling each, cut behind the fourth, 64 x 5 x 5."""
 RESNET20 = StagedNetwork(
     "resnet20",
     (3, 32, 32),

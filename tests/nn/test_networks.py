@@ -84,7 +84,21 @@ def test_resnet_20_has_the_layers_and_as_many_weights_as_published():
     assert caught == {"stem": (16, 32, 32), "group1": (16, 32, 32), "group2": (32, 16, 16)}
 
 
-@pytest.mark.parametrize("name", STAGED)
+def test_the_network_for_isic_is_that_of_the_paper():
+    bottom, top, images = halves("isic", classes=2)
+    assert bottom(images).shape == (6, 64, 5, 5)
+    sizes = [tuple(part.weight.shape) for half in (bottom, top) for part in half.modules() if hasattr(part, "weight")]
+    assert sizes == [(64, 3, 3, 3), *[(64, 64, 3, 3)] * 5, (64, 64), (1, 64)]
+    z = images
+    for layer in [part for half in (bottom, top) for part in half.modules() if isinstance(part, nn.Conv2d)]:
+        z = nn.functional.max_pool2d(torch.conv2d(z, layer.weight, layer.bias, padding=1).clamp(min=0), 2)
+    assert z.shape == (6, 64, 1, 1)
+    dense = [part for part in top.modules() if isinstance(part, nn.Linear)]
+    expected = dense[1](dense[0](z.flatten(1)).clamp(min=0)).squeeze(1)
+    assert torch.allclose(top(bottom(images)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(STAGED.keys() - {"isic"}))
 def test_the_paper_cuts_before_one_linear_layer(name):
     _, top, _ = halves(name)
     weighted = [part for part in top.modules() if any(True for _ in part.parameters(recurse=False))]
@@ -136,7 +150,7 @@ SPEC = {name: FeatureSpec(0, (), network.shape) for name, network in STAGED.item
 @pytest.mark.parametrize(
     ("model", "spec", "text"),
     [
-        ({"network": "resnet"}, SPEC["mnist"], "did you mean 'resnet20'.* auto, fashion, mnist, resnet20"),
+        ({"network": "resnet"}, SPEC["mnist"], "did you mean 'resnet20'.* auto, fashion, isic, mnist, resnet20"),
         ({"network": "mnist", "split": "layer3"}, SPEC["mnist"], r"cut 'mnist' \(model.split\).*: layer1, layer2"),
         ({"network": "resnet20", "split": "head"}, SPEC["resnet20"], "group1, group2, group3, stem"),
         ({"network": "mnist"}, SPEC["resnet20"], r"takes rows of shape \(1, 28, 28\), this data has .*\(3, 32, 32\)"),

@@ -1,4 +1,4 @@
-"""Trees of JPEG files, {train,test}/class/name.jpg, in a folder or in a tar archive that is never unpacked on disk."""
+"""Trees of image files, {train,test}/class/name.jpg, in a folder or in a tar archive that is never unpacked on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flower_vfl.data.images import Rows
 from flower_vfl.errors import DataError
 
 _NAME = re.compile(r"(?:\./)?(train|test)/([^/]+)/[^/]+")
-_ENDINGS = (".jpg", ".jpeg")
+_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 _LARGEST = 2**20
 _COMPRESSED: Mapping[bytes, Callable[[Path], object]] = {
     b"\x1f\x8b": gzip.open,
@@ -34,7 +34,7 @@ _COMPRESSED: Mapping[bytes, Callable[[Path], object]] = {
 _PIECE = 512
 
 
-class JpegTree(ABC):
+class ImageTree(ABC):
     """Images of two parts, in classes, numbered in the order of class and file name.
 
     Parameters
@@ -45,19 +45,21 @@ class JpegTree(ABC):
         Names of the folders of classes, in the order of the classes.
     size : tuple of int
         Height and width that every image must have.
+    endings : tuple of str
+        Of the names of images: ".jpg", ".jpeg", ".png".
     """
 
-    def __init__(self, path: Path, classes: Sequence[str], size: tuple[int, ...]) -> None:
-        self.path = path
+    def __init__(self, path: Path, classes: Sequence[str], size: tuple[int, ...], endings: tuple[str, ...]) -> None:
+        self.path, self._endings = path, endings
         self._size = size
         self._names: dict[Part, list[tuple[int, str]]] = {"train": [], "test": []}
         for name in self.names():
             match = _NAME.fullmatch(name)
-            if not name.endswith(_ENDINGS):
+            if not name.endswith(endings):
                 continue  # somebody's notes, a thumbnail list of a file manager
             if match is None or match[2] not in classes:
                 raise DataError(
-                    f"{path} holds {name!r}; allowed is {{train,test}}/class/name.jpg of the classes "
+                    f"{path} holds {name!r}; allowed is {{train,test}}/class/name{endings[0]} of the classes "
                     f"{', '.join(classes)}"
                 )
             self._names["train" if match[1] == "train" else "test"].append((classes.index(match[2]), name))
@@ -66,7 +68,7 @@ class JpegTree(ABC):
         for part in PARTS:
             self._names[part].sort()
             if not self._names[part]:
-                raise DataError(f"{path} holds no {part} images: {{train,test}}/class/name.jpg is needed")
+                raise DataError(f"{path} holds no {part} images: {{train,test}}/class/name{endings[0]} is needed")
             for (_, name), (_, after) in pairwise(self._names[part]):
                 if name == after:
                     raise DataError(f"{path} holds {name!r} twice")
@@ -82,7 +84,7 @@ class JpegTree(ABC):
         pixels: list[NDArray[np.uint8]] = []
         for name, content in self.contents(wanted):
             places.append(wanted[name])
-            pixels.append(_decoded(content, f"{name} of {self.path}", self._size))
+            pixels.append(decoded(content, self.path / name, self._size))
             if len(places) == _PIECE:
                 yield np.array(places), np.stack(pixels)
                 places, pixels = [], []
@@ -98,9 +100,9 @@ class JpegTree(ABC):
         """Yield names and contents of the files that are wanted, in any order."""
 
 
-class _Folder(JpegTree):
+class _Folder(ImageTree):
     def names(self) -> Iterator[str]:
-        return (path.relative_to(self.path).as_posix() for path in jpeg_files(self.path))
+        return (path.relative_to(self.path).as_posix() for path in image_files(self.path, self._endings))
 
     def contents(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
         for name in wanted:
@@ -111,7 +113,7 @@ class _Folder(JpegTree):
                 raise DataError(f"{self.path / name} cannot be read: {error.strerror}") from None
 
 
-class _Archive(JpegTree):
+class _Archive(ImageTree):
     def names(self) -> Iterator[str]:
         return (member.name for _, member in self._members())
 
@@ -168,14 +170,14 @@ def _unpacked(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def jpeg_files(path: Path) -> list[Path]:
+def image_files(path: Path, endings: tuple[str, ...]) -> list[Path]:
     """Return the files that are read: an archive itself, or all images of a folder."""
     if not path.is_dir():
         return [path]
-    return sorted(file for part in PARTS for file in (path / part).rglob("*") if file.name.endswith(_ENDINGS))
+    return sorted(file for part in PARTS for file in (path / part).rglob("*") if file.name.endswith(endings))
 
 
-def open_tree(path: Path, classes: Sequence[str], size: tuple[int, ...]) -> JpegTree:
+def open_tree(path: Path, classes: Sequence[str], size: tuple[int, ...], endings: tuple[str, ...]) -> ImageTree:
     """Find all images of a folder or of an archive, possibly compressed.
 
     Raises
@@ -183,19 +185,42 @@ def open_tree(path: Path, classes: Sequence[str], size: tuple[int, ...]) -> Jpeg
     DataError
         When it holds something else, an image twice, or no images of a part.
     """
-    return (_Folder if path.is_dir() else _Archive)(path, classes, size)
+    return (_Folder if path.is_dir() else _Archive)(path, classes, size, endings)
 
 
-def _decoded(content: bytes, where: str, size: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return the pixels (3, height, width) of a JPEG file."""
+def decoded(content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool = False) -> NDArray[np.uint8]:
+    """Return the pixels (3, height, width) of an image file.
+
+    Parameters
+    ----------
+    content : bytes
+        Of the file.
+    path : Path
+        Where it lies. What it is follows from the end of its name, and nothing else is tried.
+    size : tuple of int
+        Height and width.
+    shrink : bool
+        Whether an image of another size is scaled to that one, whatever its proportions; else it is refused.
+
+    Raises
+    ------
+    DataError
+        When it cannot be read, or is of another size.
+    """
     from PIL import Image
 
+    kind = _FORMATS[path.suffix]
     try:
-        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-            if image.size != size[::-1]:
+        with Image.open(io.BytesIO(content), formats=[kind]) as image:
+            if image.size != size[::-1] and not shrink:
                 given, needed = (" x ".join(map(str, sizes)) for sizes in (image.size, size[::-1]))
-                raise DataError(f"{where} has {given} pixels, needed are {needed}")
-            pixels: NDArray[Any] = np.asarray(image.convert("RGB"))
+                raise DataError(f"{path} has {given} pixels, needed are {needed}")
+            if shrink:
+                image.draft("RGB", (2 * size[1], 2 * size[0]))  # a JPEG file is unpacked no larger than is needed
+            colours = image.convert("RGB")
+            if colours.size != size[::-1]:
+                colours = colours.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+            pixels: NDArray[Any] = np.asarray(colours)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{where} is no JPEG file that can be read: {error}") from None
+        raise DataError(f"{path} is no {kind} file that can be read: {error}") from None
     return pixels.transpose(2, 0, 1)
