@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flower_vfl.errors import DataError, StorageError
-from flower_vfl.files import replacing, write_json_atomic
+from flower_vfl.files import remove_leftovers, replacing, write_json_atomic
 
 _TREE = "tree"
 _TENSOR = "__tensor__"
@@ -128,6 +128,7 @@ class Checkpoints:
         earlier = sorted(known for known in self.steps if known < step)
         for known in set(self.steps) - {step, hold, *earlier[1 - self._keep :]}:
             self._path(known).unlink(missing_ok=True)
+        remove_leftovers(self._folder)
 
     def load(self, step: int) -> Any:
         """Return the state after `step` steps.

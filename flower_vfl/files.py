@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
 """What a disk that is full, fails or takes no writing says."""
 
+LEFTOVERS = ".*.tmp"
+"""What the temporary files of `replacing` are called."""
+
 
 @contextmanager
 def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
@@ -79,6 +82,12 @@ def writing_to(path: Path | str) -> Iterator[None]:
             f"{path} could not be written: {os.strerror(error.errno)}. What was written before is whole; make space, "
             "or see to the disk, and go on"
         ) from error
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files that a kill in `replacing` has left in a folder, of which nobody else writes any."""
+    for path in folder.glob(LEFTOVERS):
+        path.unlink(missing_ok=True)
 
 
 class FolderLock:

@@ -106,11 +106,15 @@ class _Course:
             sample=_sample(base),
         )
         self._checkpointing = build_checkpointing(strategy, schedule, links, label, self._training, self._monitor)
-        self._rejoining = Rejoining(sessions, self._checkpointing if replaces else None)
+        self._rejoining = Rejoining(sessions, self._checkpointing, replaced=replaces)
         timeout = base.config.transport.step_timeout
         self._limit = LeakLimit(self._training, schedule, links, self._checkpointing, timeout=timeout)
 
     def begin(self) -> None:
+        """Bring everybody to the step at which training goes on, also where parties come and go meanwhile."""
+        self._rejoining.begin(self._begin)
+
+    def _begin(self) -> None:
         """Go back to the last checkpoint, or tell those who audit what they need; agree on the steps in flight."""
         base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
         resumed = self._checkpointing is not None and base.resume and self._checkpointing.resume()

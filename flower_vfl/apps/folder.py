@@ -13,7 +13,7 @@ from typing import Any, Self
 from flower_vfl.apps.keeping import differences
 from flower_vfl.config import Config, load_config, to_toml
 from flower_vfl.errors import ConfigError, OutputExistsError
-from flower_vfl.files import FolderLock, write_json_atomic, write_text_atomic
+from flower_vfl.files import LEFTOVERS, FolderLock, remove_leftovers, write_json_atomic, write_text_atomic
 from flower_vfl.tracking import merge_steps
 
 CONFIG, RESULT = "config.toml", "result.json"
@@ -50,6 +50,7 @@ class RunFolder:
             check_free(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
+        remove_leftovers(self.path)
         if not self.resumed:
             write_text_atomic(self.path / CONFIG, to_toml(config))
 
@@ -78,10 +79,14 @@ def check_free(path: Path) -> None:
     Raises
     ------
     OutputExistsError
-        When `path` is a file or a folder that is not empty.
+        When `path` is a file or a folder that is not empty; what a kill left of a run that had not begun is nothing.
     """
-    if path.is_file() or (path.is_dir() and any(entry.name != FolderLock.NAME for entry in path.iterdir())):
+    if path.is_file() or (path.is_dir() and any(not _is_nothing(entry) for entry in path.iterdir())):
         raise OutputExistsError(f"{path} exists and is not empty; name another folder with --out, or remove it")
+
+
+def _is_nothing(entry: Path) -> bool:
+    return entry.name == FolderLock.NAME or entry.match(LEFTOVERS)
 
 
 def check_folder(path: Path, config: Config, *, resume: bool) -> bool:

@@ -6,6 +6,7 @@ import logging
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -20,7 +21,7 @@ from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.sections import TransportConfig
 from flower_vfl.transport.base import Endpoint, Link
 from flower_vfl.transport.inproc import InprocEndpoint
-from flower_vfl.transport.mailbox import Mailbox, reason
+from flower_vfl.transport.mailbox import Mailbox, raised, reason
 from flower_vfl.transport.messages import MessagesLink, unbundle
 from flower_vfl.transport.stream import StreamEndpoint
 
@@ -37,6 +38,8 @@ SPARE, OPEN, FINISHED = "spare", "open", "finished"
 
 _SETTLE_SECONDS = 5.0
 _INVITE_SECONDS = 0.5
+_DEATHS = 3
+"""How often a node whose process dies while sessions open is asked again."""
 
 
 class _MessagesEndpoint:
@@ -107,6 +110,8 @@ class Sessions:
         self._parties, self._config = tuple(parties), config
         self._mailbox = Mailbox(grid)
         self._invited: dict[int, str] = {}
+        self._given_up: set[int] = set()
+        self._deaths: Counter[int] = Counter()
         self._messages = _MessagesEndpoint(self.session, config.wire_dtype, self._mailbox, purpose)
         self._endpoint = self._make_endpoint()
         self._offer: dict[str, str | bool] = {
@@ -171,20 +176,25 @@ class Sessions:
         Raises
         ------
         SetupError
-            When nodes or parties are missing `connect_timeout` seconds after the last node connected.
+            When nodes or parties are missing `connect_timeout` seconds after the last node connected, or
+            `rejoin_timeout` seconds after one whose process has died.
         PartyError
             When a node fails or refuses.
         """
         self._check = check
-        newest = time.monotonic()
+        until = time.monotonic() + self._config.connect_timeout
         while len(self.links) < len(self._parties):
-            newest = time.monotonic() if self._invite() else newest
+            if self._invite():
+                until = max(until, time.monotonic() + self._config.connect_timeout)
             for node in self._mailbox.busy & set(self._invited):
                 reply = self._mailbox.take(node)
-                if reply is not None:
+                if reply is not None and self._has_died(node, reply):
+                    self._ask_again(node, reply)
+                    until = max(until, time.monotonic() + self._config.rejoin_timeout)
+                elif reply is not None:
                     self._opening_reply(node, reply)
             self._admit_arrivals()
-            if time.monotonic() > newest + self._config.connect_timeout:
+            if time.monotonic() > until:
                 raise self._give_up()
         _log.info("all %d parties have arrived: %s", len(self.links), ", ".join(self.links))
         self._in_order()
@@ -195,8 +205,16 @@ class Sessions:
         link = self.links.pop(party, None)
         if link is not None:
             link.close()
-            if int(link.node) not in self._mailbox.busy:  # else Flower has still to say that its handler has ended
+            if int(link.node) in self._mailbox.busy:  # Flower has still to say that its handler has ended
+                self._given_up.add(int(link.node))
+            else:
                 self._invited.pop(int(link.node), None)
+
+    def drop_all(self, reason: str) -> None:
+        """Let go of all parties, and tell those that listen why; `rejoin` asks all of them again."""
+        for party, link in list(self.links.items()):
+            link.refuse(reason)
+            self.drop(party)
 
     def rejoin(self) -> None:
         """Ask the nodes of parties that are missing again, also those that connect anew, until all are here.
@@ -217,14 +235,29 @@ class Sessions:
             here = {int(link.node) for link in self.links.values()}
             for node in self._mailbox.busy - here:
                 reply = self._mailbox.take(node)
-                if reply is not None and reply.has_error():
-                    _log.warning("node %d is asked again; it failed before: %s", node, reason(reply))
-                    self._invited.pop(node, None)
+                if reply is not None and (reply.has_error() or node in self._given_up):
+                    self._ask_again(node, reply)
                 elif reply is not None:
                     self._opening_reply(node, reply)
             self._invite()
             self._admit_arrivals()
         self._in_order()
+
+    def _has_died(self, node: int, reply: Message) -> bool:
+        """Say whether a node's process died, for the first few times; a simulation does not replace it."""
+        if self._simulation or not reply.has_error() or raised(reply):
+            return False
+        self._deaths[node] += 1
+        return self._deaths[node] <= _DEATHS
+
+    def _ask_again(self, node: int, reply: Message) -> None:
+        """Offer a new session to a node once it is connected; what it had of the old one has gone."""
+        words = reason(reply) if reply.has_error() else "its session was given up"
+        _log.warning("node %d is asked again: %s", node, words)
+        for party in [party for party, link in self.links.items() if link.node == str(node)]:
+            self.links.pop(party).close()
+        self._given_up.discard(node)
+        self._invited.pop(node, None)
 
     def _in_order(self) -> None:
         """Put the links into the order of the parties, in the mapping that others hold."""

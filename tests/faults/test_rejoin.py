@@ -110,11 +110,50 @@ def test_the_steps_in_flight_that_were_chosen_by_a_measurement_stay(tmp_path, le
     assert result["weights"] == outcome(left_alone("stream"))["weights"]
 
 
-@pytest.mark.parametrize("out", [None, "run"])
-def test_before_there_is_a_checkpoint_a_party_that_dies_ends_the_run(tmp_path, dies, out):
-    dies(lambda kind: kind is (Kind.STEP if out is None else Kind.SAVE))
-    with pytest.raises(PartyError, match="the party died"):
-        run(dying("stream"), out=tmp_path / out if out else None)
+@pytest.mark.parametrize(
+    ("transport", "kind", "count"),
+    [
+        *(("stream", kind, count) for kind in (Kind.AUDIT, Kind.SAVE) for count in (1, 2)),
+        *(("messages", kind, 2) for kind in (Kind.AUDIT, Kind.SAVE)),
+    ],
+)
+def test_before_the_first_checkpoint_all_begin_anew_when_a_party_dies(
+    tmp_path, left_alone, dies, transport, kind, count, monkeypatch
+):
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
+    counts = dies(lambda now: now is kind and counts[kind] == count)
+    run(dying(transport), out=tmp_path / "run")
+    assert counts["deaths"] == 1
+    assert Kind.RESTORE not in counts
+    assert_same(tmp_path / "run", left_alone(transport))
+
+
+@pytest.mark.parametrize(("kind", "count"), [(Kind.REHEARSE, 3), (Kind.IN_FLIGHT, 2)])
+def test_all_begin_anew_when_a_party_dies_while_the_pace_is_settled(
+    tmp_path, left_alone, dies, kind, count, monkeypatch
+):
+    monkeypatch.setattr("flower_vfl.strategies.pace.Pace.in_flight", 3)
+    counts = dies(lambda now: now is kind and counts[kind] == count)
+    run(dying("stream", in_flight=0), out=tmp_path / "run")
+    assert counts["deaths"] == 1
+    assert Kind.RESTORE not in counts
+    assert outcome(tmp_path / "run")["weights"] == outcome(left_alone("stream"))["weights"]
+
+
+def test_a_party_that_dies_before_the_first_checkpoint_again_and_again_ends_the_run(tmp_path, left_alone, dies):
+    counts = dies(lambda kind: kind is Kind.SAVE)
+    with pytest.raises(PartyLostError):
+        run(dying("stream"), out=tmp_path / "run")
+    assert counts["deaths"] in range(4, 9)  # each time one dies, or both
+    dies(lambda kind: False)
+    run(dying("stream"), out=tmp_path / "run", resume=True)
+    assert_same(tmp_path / "run", left_alone("stream"))
+
+
+def test_where_no_states_are_kept_a_party_that_dies_in_training_ends_the_run(dies):
+    dies(lambda kind: kind is Kind.STEP)
+    with pytest.raises(PartyLostError, match="the party died"):
+        run(dying("stream"))
 
 
 def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, dies, monkeypatch):

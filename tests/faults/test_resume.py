@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from flower_vfl import build_config, run
 from flower_vfl.apps.folder import RunFolder
+from flower_vfl.files import LEFTOVERS
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.tracking import read_steps
@@ -22,7 +23,7 @@ from tests.faults.common import TRANSPORTS, Interrupt, assert_same, outcome, set
 
 KILLS = [
     *({"step": 0}, {"step": 6}, {"epoch": 3}),
-    *({"replacing": count, "before": before} for count in (9, 24) for before in (True, False)),
+    *({"replacing": count, "before": before} for count in (1, 4, 9, 24) for before in (True, False)),
 ]
 
 
@@ -55,6 +56,7 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path, left_alone, kill):
     finished = start(tmp_path / "run", {})
     assert finished.returncode == 0, finished.stderr
     assert_same(tmp_path / "run", left_alone("inproc"))
+    assert list((tmp_path / "run").rglob(LEFTOVERS)) == []
 
 
 def test_a_party_has_all_that_it_found_on_its_disk_when_it_reports(tmp_path, left_alone, monkeypatch):

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import InputError, PartyError, ProtocolError, SessionError, SetupError
@@ -311,3 +312,48 @@ def test_fit_settles_what_the_links_of_these_tests_take(sessions):
     before = link.frame_limit
     fit(link, rows=100)
     assert link.frame_limit > before
+
+
+def process_dies(party, times):
+    """Let the handler of a node end so often as it does when its process is killed, before it greets."""
+    left = [times]
+
+    def train(message):
+        left[0] -= 1
+        if left[0] >= 0:
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "its process was killed"), reply_to=message)
+        content = bundle([party.hello()], message.content[OFFER]["session"], message.content[OFFER]["wire-dtype"])
+        content[REPLY] = ConfigRecord({"status": OPEN})
+        return Message(content, reply_to=message)
+
+    return train
+
+
+def test_a_node_whose_process_dies_while_sessions_open_is_asked_again(sessions, caplog):
+    parties = [process_dies(FakeParty("a"), 2), FakeParty("b")]
+    links = opening(sessions, "messages", parties, names=["a", "b"], simulation=False).links
+    assert list(links) == ["a", "b"]
+    assert caplog.text.count("node 2 is asked again: its process was killed") == 2
+
+
+@pytest.mark.parametrize(("times", "simulation"), [(4, False), (1, True)])
+def test_a_node_whose_process_dies_again_and_again_or_is_not_replaced_ends_the_opening(sessions, times, simulation):
+    parties = [process_dies(FakeParty("a"), times), FakeParty("b")]
+    with pytest.raises(PartyError, match="node 2 could not open its session: its process was killed"):
+        opening(sessions, "messages", parties, names=["a", "b"], simulation=simulation)
+
+
+@pytest.mark.parametrize("kind", ["stream", "messages"])
+def test_a_party_that_was_let_go_is_asked_again_whatever_it_still_answers(sessions, kind):
+    parties = [FakeParty("a"), FakeParty("b")]
+    with sessions(kind, parties) as opened:
+        for link in opened.links.values():  # with `messages`, their answers are under way
+            link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+            link.flush()
+        first = dict(opened.links)
+        opened.drop_all("party 'a' was lost")
+        assert opened.links == {}
+        opened.rejoin()
+        assert list(opened.links) == ["a", "b"]
+        assert not set(opened.links.values()) & set(first.values())
+        assert len(converse(opened.links, 3)) == 3
