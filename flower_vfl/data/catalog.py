@@ -17,6 +17,7 @@ from flower_vfl.data.cifar import Cifar10, Cifar10Jpeg
 from flower_vfl.data.dataset import Dataset, open_dataset
 from flower_vfl.data.dbpedia import Dbpedia, Dbpedia5000
 from flower_vfl.data.files import Files
+from flower_vfl.data.flights import Flights
 from flower_vfl.data.isic import Isic
 from flower_vfl.data.mnist import FashionMnist, Mnist, SomeDigits
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
@@ -35,7 +36,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         *(CensusIncome(), Mnist(), SomeDigits(), FashionMnist(), Cifar10(), Cifar10Jpeg(), Isic()),
-        *(Files(), BreastCancer(), Digits()),
+        *(Files(), Flights(), BreastCancer(), Digits()),
         *(Dbpedia(), Dbpedia5000(), WordnetGlosses()),
         *(Synthetic(), ToyGap(), ToyHemispheres()),
     )
