@@ -1,32 +1,29 @@
-"""Your own data: any CSV or Parquet, one file a party, joined by an ID column.
+"""Your own data: any CSV or Parquet, arrays or a folder of images, one a party, joined by an ID.
 
 Each party can prepare its own file on its own host: the order of rows and the test set follow from the IDs alone.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 from pydantic import Field, field_validator, model_validator
 
 from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.arrays import ROW, StoredArrays, holds_arrays, image_paths, open_arrays
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.dataset import PARTS, Part, check_party_name
-from flower_vfl.data.encoding import Missing, Place, fit_party, numbers, parse_numbers, require_columns
+from flower_vfl.data.encoding import Missing, PartyEncoding, Place, fit_party, numbers, parse_numbers, require_columns
 from flower_vfl.data.ids import Join, in_test_set, join_ids, read_ids, select_ids
 from flower_vfl.data.labels import encode_labels
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
+from flower_vfl.data.tables import read_header, read_table
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
@@ -55,6 +52,21 @@ class FilesOptions(Options):
     numeric: tuple[str, ...] = Field((), description="columns that must be numbers")
     ignore: tuple[str, ...] = Field((), description="columns to leave out")
     min_count: int = Field(1, ge=1, description="values that occur less often share the bucket of unseen values")
+    image_size: tuple[int, ...] = Field(
+        (), description="height and width to which images in folders are scaled; none: all have one size"
+    )
+
+    @field_validator("image_size", mode="before")
+    @classmethod
+    def _sides(cls, value: Any) -> Any:
+        return [part.strip(" []") for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("image_size")
+    @classmethod
+    def _size(cls, size: tuple[int, ...]) -> tuple[int, ...]:
+        if size and (len(size) != 2 or not all(1 <= side <= 4096 for side in size)):
+            raise ValueError("give a height and a width, 1 to 4096 each")
+        return size
 
     @field_validator("categorical", "numeric", "ignore", mode="before")
     @classmethod
@@ -91,11 +103,29 @@ class FilesOptions(Options):
         return {part: name for part, name in given.items() if name}
 
 
+class _Raw(NamedTuple):
+    """What one file or folder holds.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is.
+    table : pyarrow.Table
+        Its columns; of arrays and images, the ID, possibly the label, and the number of each row.
+    arrays : StoredArrays or None
+        The rows themselves, where they are no table.
+    """
+
+    path: Path
+    table: pa.Table
+    arrays: StoredArrays | None = None
+
+
 class Files(Recipe):
-    """CSV or Parquet of your own."""
+    """Tables, arrays and images of your own."""
 
     name: ClassVar[str] = "files"
-    description: ClassVar[str] = "your own CSV or Parquet, one file a party, joined by an ID column"
+    description: ClassVar[str] = "your own CSV, Parquet, .npz or folder of images, one a party, joined by an ID"
     licence: ClassVar[str] = "yours"
     options: ClassVar[type[Options]] = FilesOptions
 
@@ -103,7 +133,8 @@ class Files(Recipe):
         """Return all files; relative names are in the folder `source`."""
         parts: tuple[Part, ...] = PARTS if options.has_test_files else ("train",)
         names = [name for part in parts for name in options.paths(part).values()]
-        return [_resolve(source, name) for name in [*names, *options.alignments().values()]]
+        paths = [_resolve(source, name) for name in [*names, *options.alignments().values()]]
+        return [file for path in paths for file in (image_paths(path) if path.is_dir() else [path])]
 
     def write(self, builder: Builder, source: Path | None, options: FilesOptions, progress: Progress) -> None:
         """Read, join, split, encode."""
@@ -119,7 +150,7 @@ class Files(Recipe):
             self._add_party(builder, party, raw, tables[party], options, label=holder == party)
             progress(0.5 + 0.4 * (number + 1) / len(options.files))
         if holder:
-            file = str(raw["train"][holder][0])
+            file = str(raw["train"][holder].path)
             train, test = (tables[holder][part].column(options.label) for part in PARTS)
             builder.add_labels(encode_labels(train, test, Place(file, options.label), options.positive))
         builder.finish(
@@ -135,19 +166,22 @@ class Files(Recipe):
         self,
         builder: Builder,
         party: str,
-        raw: _Raw,
+        raw: Mapping[Part, Mapping[str, _Raw]],
         tables: Mapping[Part, pa.Table],
         options: FilesOptions,
         *,
         label: bool,
     ) -> None:
-        path = str(raw["train"][party][0])
+        path, stored = str(raw["train"][party].path), raw["train"][party].arrays
+        if stored is not None:
+            self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables)
+            return
         skipped = {options.id, *options.ignore, *([options.label] if label else [])}
         columns = [name for name in tables["train"].column_names if name not in skipped]
         if not columns:
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label")
         numeric = [name for name in columns if _is_numeric(tables["train"].column(name), name, path, options)]
-        for file, table in {str(raw[part][party][0]): raw[part][party][1] for part in PARTS}.items():
+        for file, table in {str(raw[part][party].path): raw[part][party].table for part in PARTS}.items():
             # Checked in the order of the file, so that a message can name the row that the user sees.
             require_columns(table, columns, file)
             for name in numeric:
@@ -161,6 +195,25 @@ class Files(Recipe):
             min_count=options.min_count,
         )
         builder.add_table(party, encoding, tables, path)
+
+    def _add_arrays(
+        self, builder: Builder, party: str, raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table]
+    ) -> None:
+        """Write the rows of arrays or images in the shared order."""
+        stored = {part: raw[part].arrays for part in PARTS}
+        train, test = stored["train"], stored["test"]
+        if train is None or test is None or train.spec != test.spec:
+            raise DataError(
+                f"party {party!r}: {raw['train'].path} and {raw['test'].path} hold rows of different shapes"
+            )
+        for part in PARTS:
+            arrays = train if part == "train" else test
+            out = builder.create_arrays(party, train.spec, part)["features.npy"]
+            rows = tables[part].column(ROW).to_numpy()
+            order = rows.argsort()
+            for places, values in arrays.read(rows[order]):
+                out[order[places]] = values
+        builder.finish_party(party, train.spec, ("features",), PartyEncoding((), ()))
 
 
 @dataclass(frozen=True)
@@ -188,9 +241,9 @@ class IdSource:
         """
         found = {}
         for path in self.files:
-            if not path.is_file():
+            if not path.exists():
                 raise DataError(f"there is no file {path}")
-            found[str(path)] = read_ids(read_table(path, self.column), self.column, str(path))
+            found[str(path)] = read_ids(_columns(path, self.column), self.column, str(path))
         return join_ids(found, "inner")
 
 
@@ -206,7 +259,7 @@ def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict
     if not isinstance(options, FilesOptions):
         raise TypeError(type(options))
     paths = {key: _resolve(source, name) for key, name in options.paths("train").items()}
-    holder = _label_holder({key: (path, read_header(path)) for key, path in paths.items()}, options)
+    holder = _label_holder({key: _Raw(path, _header(path, options)) for key, path in paths.items()}, options)
     label_party = options.label_party or (holder if holder in options.files else "label")
     found: dict[str, list[Path]] = {}
     for key, path in paths.items():
@@ -216,31 +269,48 @@ def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict
     return label_party, {party: IdSource(tuple(files), options.id) for party, files in found.items()}
 
 
-_Raw = dict[Part, dict[str, tuple[Path, pa.Table]]]
-
-
-def _read_all(source: Path | None, options: FilesOptions) -> _Raw:
+def _read_all(source: Path | None, options: FilesOptions) -> dict[Part, dict[str, _Raw]]:
     """Read every file once; without test files both parts come from the same ones."""
-    train = {key: _named_table(_resolve(source, name)) for key, name in options.paths("train").items()}
+    train = {key: _read(_resolve(source, name), options) for key, name in options.paths("train").items()}
     if not options.has_test_files:
         return {"train": train, "test": train}
-    return {
-        "train": train,
-        "test": {key: _named_table(_resolve(source, name)) for key, name in options.paths("test").items()},
-    }
+    test = {key: _read(_resolve(source, name), options) for key, name in options.paths("test").items()}
+    return {"train": train, "test": test}
+
+
+def _read(path: Path, options: FilesOptions) -> _Raw:
+    """Read a table whole, of arrays and images what each row belongs to."""
+    if not holds_arrays(path):
+        return _Raw(path, read_table(path))
+    arrays = open_arrays(path, id_name=options.id, label=options.label, size=options.image_size)
+    return _Raw(path, arrays.columns, arrays)
+
+
+def _header(path: Path, options: FilesOptions) -> pa.Table:
+    return _read(path, options).table if holds_arrays(path) else read_header(path)
+
+
+def _columns(path: Path, column: str) -> pa.Table:
+    """Return a table that has at least one column of a file."""
+    if not holds_arrays(path):
+        return read_table(path, column)
+    return open_arrays(path, id_name=column, label="", size=()).columns
 
 
 def _align(
-    builder: Builder, raw: _Raw, aligned: Mapping[Part, AlignmentFile], options: FilesOptions
+    builder: Builder,
+    raw: Mapping[Part, Mapping[str, _Raw]],
+    aligned: Mapping[Part, AlignmentFile],
+    options: FilesOptions,
 ) -> dict[str, dict[Part, pa.Table]]:
     """Join by ID or take the aligned ones, split, and return each file's rows in the shared order."""
     own = {
-        part: {key: read_ids(table, options.id, str(path)) for key, (path, table) in raw[part].items()}
+        part: {key: read_ids(file.table, options.id, str(file.path)) for key, file in raw[part].items()}
         for part in PARTS
     }
     joined = {}
     for part in PARTS:
-        named = {str(raw[part][key][0]): ids for key, ids in own[part].items()}
+        named = {str(raw[part][key].path): ids for key, ids in own[part].items()}
         agreed = aligned.get(part if options.has_test_files else "train")
         joined[part] = select_ids(named, agreed.ids) if agreed else join_ids(named, options.join)
     if options.has_test_files:
@@ -254,25 +324,25 @@ def _align(
     builder.align(joined)
     return {
         key: {
-            part: raw[part][key][1].take(pc.index_in(pa.array(joined[part], pa.string()), value_set=own[part][key]))
+            part: raw[part][key].table.take(pc.index_in(pa.array(joined[part], pa.string()), value_set=own[part][key]))
             for part in PARTS
         }
         for key in raw["train"]
     }
 
 
-def _label_holder(files: Mapping[str, tuple[Path, pa.Table]], options: FilesOptions) -> str:
+def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
     """Return whose file has the labels, "labels" for a file of their own, "" when this host has none."""
     if options.labels_file:
-        require_columns(files[_LABELS][1], [options.label], str(files[_LABELS][0]))
+        require_columns(files[_LABELS].table, [options.label], str(files[_LABELS].path))
         return _LABELS
     if not options.label:
         return ""
-    holders = [party for party, (_, table) in files.items() if options.label in table.column_names]
+    holders = [party for party, file in files.items() if options.label in file.table.column_names]
     if len(holders) > 1:
         raise DataError(f"the label {options.label!r} is in the files of {' and '.join(holders)}; ignore all but one")
     if not holders:
-        names = sorted({name for _, table in files.values() for name in table.column_names})
+        names = sorted({name for file in files.values() for name in file.table.column_names})
         raise DataError(
             f"no file has the label column {options.label!r}; {suggestion(options.label, names)}; on a host that holds "
             'no labels set the option label = ""'
@@ -332,88 +402,6 @@ def _resolve(source: Path | None, name: str) -> Path:
     path = Path(name).expanduser()
     if source is not None and not path.is_absolute():
         path = source / path
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"there is no file {path}")
     return path
-
-
-def _named_table(path: Path) -> tuple[Path, pa.Table]:
-    return path, read_table(path)
-
-
-def read_table(path: Path, only: str = "") -> pa.Table:
-    """Read a CSV (.csv, .tsv, .txt, each also .gz), every column as text, or a Parquet file.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    only : str
-        Read this column and no other.
-
-    Raises
-    ------
-    DataError
-        When the file is neither, is empty, lacks the column, or a name of a column occurs twice.
-    """
-    header = read_header(path)
-    require_columns(header, [only] if only else [], str(path))
-    names = [only] if only else header.column_names
-    try:
-        table = pq.read_table(path, columns=names) if _is_parquet(path) else _read_csv(path, header.column_names, names)
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        # Arrow's words end with the row that it stumbled over: data, which messages do not repeat.
-        words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
-        raise DataError(f"{path} cannot be read: {words}") from None
-    if not table.num_rows:
-        raise DataError(f"{path} has no rows")
-    return table
-
-
-def read_header(path: Path) -> pa.Table:
-    """Return the columns of a file, without rows; errors are those of `read_table`."""
-    try:
-        if _is_parquet(path):
-            header = pq.read_schema(path).empty_table()
-        elif _kind(path) in (".csv", ".tsv", ".txt"):
-            opener = gzip.open if path.suffix == ".gz" else open
-            with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-                names = next(csv.reader(file, delimiter=_delimiter(path)), [])
-            header = pa.schema([(name.strip(), pa.string()) for name in names]).empty_table()
-        else:
-            raise DataError(f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet or .pq")
-    except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    if not header.column_names:
-        raise DataError(f"{path} is empty")
-    _refuse_duplicates(header.column_names, path)
-    return header
-
-
-def _kind(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz")).suffix.lower()
-
-
-def _is_parquet(path: Path) -> bool:
-    return _kind(path) in (".parquet", ".pq")
-
-
-def _delimiter(path: Path) -> str:
-    return "\t" if _kind(path) == ".tsv" else ","
-
-
-def _read_csv(path: Path, names: list[str], wanted: list[str]) -> pa.Table:
-    return pa_csv.read_csv(
-        path,
-        read_options=pa_csv.ReadOptions(column_names=names, skip_rows=1),
-        parse_options=pa_csv.ParseOptions(delimiter=_delimiter(path), newlines_in_values=True),
-        convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), include_columns=wanted),
-    )
-
-
-def _refuse_duplicates(names: Iterable[str], path: Path) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise DataError(f"{path} has several columns named {name!r}; names must be unique")
-        seen.add(name)

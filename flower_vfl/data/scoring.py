@@ -17,10 +17,10 @@ from flower_vfl.data import layout
 from flower_vfl.data.builder import ids_digest
 from flower_vfl.data.dataset import PARTS, Dataset, FeatureSpec, open_dataset
 from flower_vfl.data.encoding import texts
-from flower_vfl.data.files import read_table
 from flower_vfl.data.ids import join_ids, read_ids
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.data.source import ArraySource, FeatureSource
+from flower_vfl.data.tables import read_table
 from flower_vfl.errors import DataError
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")

@@ -25,6 +25,9 @@ from flower_vfl.errors import DataError
 
 _NAME = re.compile(r"(?:\./)?(train|test)/([^/]+)/[^/]+")
 _FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
+IMAGE_ENDINGS = tuple(_FORMATS)
+"""How the names of images end that can be read."""
+
 _LARGEST = 2**20
 _COMPRESSED: Mapping[bytes, Callable[[Path], object]] = {
     b"\x1f\x8b": gzip.open,
@@ -209,7 +212,7 @@ def decoded(content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool =
     """
     from PIL import Image
 
-    kind = _FORMATS[path.suffix]
+    kind = _FORMATS[path.suffix.lower()]
     try:
         with Image.open(io.BytesIO(content), formats=[kind]) as image:
             if image.size != size[::-1] and not shrink:
@@ -224,3 +227,15 @@ def decoded(content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool =
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} is no {kind} file that can be read: {error}") from None
     return pixels.transpose(2, 0, 1)
+
+
+def image_size(content: bytes, path: Path) -> tuple[int, int]:
+    """Return the height and width of an image, from the beginning of its file; errors are those of `decoded`."""
+    from PIL import Image
+
+    kind = _FORMATS[path.suffix.lower()]
+    try:
+        with Image.open(io.BytesIO(content), formats=[kind]) as image:
+            return image.height, image.width
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} is no {kind} file that can be read: {error}") from None

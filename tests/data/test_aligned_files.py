@@ -6,7 +6,8 @@ import pytest
 
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.catalog import prepare
-from flower_vfl.data.files import IdSource, id_sources, read_header, read_table
+from flower_vfl.data.files import IdSource, id_sources
+from flower_vfl.data.tables import read_header, read_table
 from flower_vfl.errors import ConfigError, DataError
 
 COMMON = tuple(f"p{number:02d}" for number in range(10, 40))

@@ -1,0 +1,157 @@
+"""Rows of a user's own that are no table: arrays in an .npz file, and images in a folder."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from flower_vfl.data.dataset import FeatureSpec
+from flower_vfl.data.images import Rows
+from flower_vfl.data.tree import IMAGE_ENDINGS, decoded, image_size
+from flower_vfl.errors import DataError
+
+ROW = "row of the arrays"
+"""Column that says which row of the arrays belongs to an ID."""
+
+_PIECE = 256
+_LARGEST = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class StoredArrays:
+    """Rows of plain arrays, each with an ID.
+
+    Parameters
+    ----------
+    columns : pyarrow.Table
+        The ID and possibly the label of each row, and its number under `ROW`.
+    shape : tuple of int
+        Of one row.
+    pixels : bool
+        Whether they are bytes, 0 to 255.
+    read : Callable
+        Takes rows (n,), ascending, and yields places among them and what is there, in pieces of bounded size.
+    """
+
+    columns: pa.Table
+    shape: tuple[int, ...]
+    pixels: bool
+    read: Callable[[Rows], Iterator[tuple[Rows, NDArray[np.generic]]]]
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """What a row looks like."""
+        return FeatureSpec(0, (), self.shape, pixels=self.pixels)
+
+
+def holds_arrays(path: Path) -> bool:
+    """Say whether a path is a folder of images or a file of arrays."""
+    return path.is_dir() or path.suffix.lower() == ".npz"
+
+
+def open_arrays(path: Path, *, id_name: str, label: str, size: Sequence[int]) -> StoredArrays:
+    """Find the rows of a file of arrays or of a folder of images.
+
+    Parameters
+    ----------
+    path : Path
+        An .npz file whose arrays of one dimension are columns, the ID among them, and whose one other array has the
+        features (N, ...), numbers or bytes; or a folder with NAME.jpg, .jpeg or .png, where NAME is the ID. Images may
+        lie in folders inside it, whose names are then their labels.
+    id_name, label : str
+        What the columns are called.
+    size : sequence of int
+        Height and width to which images are scaled; empty where all have one size.
+
+    Raises
+    ------
+    DataError
+        When it is something else, or damaged.
+    """
+    return _open_images(path, id_name, label, tuple(size)) if path.is_dir() else _open_npz(path)
+
+
+def image_paths(folder: Path) -> list[Path]:
+    """Return all images of a folder and of the folders in it, by name."""
+    return sorted(
+        path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_ENDINGS
+    )
+
+
+def _open_npz(path: Path) -> StoredArrays:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is no .npz file of plain arrays: {error}") from None
+    features = [name for name, array in found.items() if array.ndim > 1]
+    if len(features) != 1:
+        raise DataError(
+            f"{path} must hold one array of several dimensions, the features, it holds {len(features)}: "
+            f"{', '.join(features) or 'only ' + ', '.join(found)}"
+        )
+    values = found.pop(features[0])
+    if not (values.dtype == np.uint8 or values.dtype.kind in "fiu"):
+        raise DataError(f"{path}: the features {features[0]!r} are of type {values.dtype}; make them numbers")
+    if not len(values) or not values[0].size:
+        raise DataError(f"{path}: the features {features[0]!r} have the shape {values.shape}: nothing is there")
+    wrong = [name for name, array in found.items() if array.shape != (len(values),)]
+    if wrong:
+        raise DataError(f"{path}: {wrong[0]!r} has the shape {found[wrong[0]].shape}, the features have {values.shape}")
+    pixels = values.dtype == np.uint8
+    columns = {name: pa.array(array.astype(str) if array.dtype.kind == "U" else array) for name, array in found.items()}
+    return StoredArrays(
+        _numbered(columns, len(values)),
+        tuple(map(int, values.shape[1:])),
+        pixels,
+        partial(_pieces, values if pixels else values.astype(np.float32)),
+    )
+
+
+def _pieces(values: NDArray[np.generic], rows: Rows) -> Iterator[tuple[Rows, NDArray[np.generic]]]:
+    for low in range(0, len(rows), _PIECE):
+        places = np.arange(low, min(low + _PIECE, len(rows)))
+        yield places, values[rows[places]]
+
+
+def _open_images(folder: Path, id_name: str, label: str, size: tuple[int, ...]) -> StoredArrays:
+    paths = image_paths(folder)
+    if not paths:
+        raise DataError(f"{folder} holds no image: NAME.jpg, .jpeg or .png, or folders of them")
+    nested = {path.parent != folder for path in paths}
+    if len(nested) > 1:
+        raise DataError(f"{folder} holds images beside folders of images; folders are labels, so that all are in one")
+    columns = {id_name: pa.array([path.stem for path in paths], pa.string())}
+    if nested == {True}:
+        columns[label or "label"] = pa.array([path.parent.name for path in paths], pa.string())
+    needed = size or image_size(_content(paths[0]), paths[0])
+    read = partial(_read_images, paths, needed, bool(size))
+    return StoredArrays(_numbered(columns, len(paths)), (3, *needed), True, read)
+
+
+def _read_images(
+    paths: Sequence[Path], size: tuple[int, ...], shrink: bool, rows: Rows
+) -> Iterator[tuple[Rows, NDArray[np.generic]]]:
+    for low in range(0, len(rows), _PIECE):
+        places = np.arange(low, min(low + _PIECE, len(rows)))
+        chosen = [paths[row] for row in rows[places]]
+        yield places, np.stack([decoded(_content(path), path, size, shrink=shrink) for path in chosen])
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LARGEST)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _numbered(columns: dict[str, pa.Array], rows: int) -> pa.Table:
+    return pa.table({**columns, ROW: pa.array(range(rows), pa.int64())})
