@@ -274,14 +274,22 @@ def data_list() -> None:
 def data_prepare(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Data set; `flower-vfl data list` shows them.")],
     out: Annotated[Path, typer.Option(help="Folder of the prepared data; must not exist.")],
-    source: Annotated[Path | None, typer.Option("--from", metavar="PATH", help="The raw files.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="PATH", help="The raw files: a folder, or the file if it is one.")
+    ] = None,
+    as_published: Annotated[
+        bool, typer.Option("--as-published", help="Repeat the preprocessing of the papers' authors (criteo, avazu).")
+    ] = False,
     set_: SetOption = None,
 ) -> None:
-    """Read raw files and write what runs read: one folder a party, memory-mapped columns, a manifest."""
+    """Read raw files and write what runs read: one folder a party, memory-mapped columns, a manifest.
+
+    Criteo and Avazu are read in pieces of bounded memory. After a kill the same command goes on where it was.
+    """
     from flower_vfl.parsing import parse_assignments
     from flower_vfl.simulations.tables import prepare_data
 
-    prepare_data(name, source, out, parse_assignments(set_ or []))
+    prepare_data(name, source, out, parse_assignments(set_ or []), published=as_published)
 
 
 @data_app.command("part")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +18,7 @@ from flower_vfl.config import build_config
 from flower_vfl.data.catalog import available, prepare
 from flower_vfl.registry import Listed
 from flower_vfl.strategies import DEFENSE_METHODS, Defense
+from flower_vfl.terminal import console
 
 
 def _number(value: Any, digits: int = 4) -> str:
@@ -135,17 +136,20 @@ def _words(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
     return lines[0] if lines else ""
 
 
-def prepare_data(name: str, source: Path | None, out: Path, settings: Mapping[str, str]) -> None:
+def prepare_data(
+    name: str, source: Path | None, out: Path, settings: Mapping[str, str], *, published: bool = False
+) -> None:
     """Prepare a data set with a progress bar."""
     options = build_config({}, {f"data.options.{key}": value for key, value in settings.items()}).data.options
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(), transient=True) as progress:
         task = progress.add_task(f"preparing {name}", total=1.0)
         dataset = prepare(
             name,
             source=source,
             out=out,
             options=options,
+            published=published,
             progress=lambda done: progress.update(task, completed=done),
         )
     rows = dataset.alignment

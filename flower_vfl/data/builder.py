@@ -42,10 +42,12 @@ class Builder:
     ----------
     folder : Path
         Where to write; the caller makes it appear at once when it is complete.
+    notes : Path, optional
+        Of a resumable recipe: a folder for what a resumed preparation needs, which is not part of the data.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, notes: Path | None = None) -> None:
+        self.folder, self.notes = folder, notes
         self._rows: dict[Part, int] = {}
         self._parties: list[str] = []
         self._alignment = ""
@@ -137,6 +139,17 @@ class Builder:
             for name, (shape, dtype) in spec.arrays().items()
         }
 
+    def open_arrays(self, party: str, spec: FeatureSpec, part: Part) -> dict[str, layout.ArrayFile]:
+        """Open the files of a party's part, new or half written, to be filled by pieces of rows."""
+        return {
+            name: layout.ArrayFile(self.folder / party / part / name, (self._rows[part], *shape), dtype)
+            for name, (shape, dtype) in spec.arrays().items()
+        }
+
+    def open_labels(self, part: Part) -> layout.ArrayFile:
+        """Open the file of a part's labels, new or half written; `finish_labels` comes after."""
+        return layout.ArrayFile(self.folder / "labels" / f"{part}.npy", (self._rows[part],), "int64")
+
     def finish_party(self, party: str, spec: FeatureSpec, columns: Sequence[str], encoding: PartyEncoding) -> None:
         """Check the arrays that were written for a party and note what they are.
 
@@ -166,13 +179,18 @@ class Builder:
 
     def add_labels(self, labels: EncodedLabels) -> None:
         """Write the labels, rows in the shared order."""
-        files = {}
         for part, values in zip(PARTS, (labels.train, labels.test), strict=True):
+            layout.save_array(self.folder / "labels" / f"{part}.npy", values, "int64")
+        self.finish_labels(labels.names)
+
+    def finish_labels(self, names: Sequence[str]) -> None:
+        """Check the labels that were written and note what each class, from 0, is called."""
+        files = {}
+        for part in PARTS:
             path = self.folder / "labels" / f"{part}.npy"
-            layout.save_array(path, values, "int64")
-            layout.check_array(path, (self._rows[part],), "int64", (labels.classes,))
+            layout.check_array(path, (self._rows[part],), "int64", (len(names),))
             files[f"{part}.npy"] = layout.digest(path)
-        facts = {"classes": labels.classes, "class_names": list(labels.names), "files": files}
+        facts = {"classes": len(names), "class_names": list(names), "files": files}
         layout.write_json(self.folder / "labels" / layout.LABELS, facts)
 
     def finish(
@@ -184,8 +202,12 @@ class Builder:
         source: str,
         options: Mapping[str, Any],
         parties: Sequence[str] = (),
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the manifest, the last file; `parties` names those with features where other hosts hold some."""
+        """Write the manifest, the last file, which all parties may see.
+
+        `parties` names those with features where other hosts hold some; `facts` is what else is known of the source.
+        """
         manifest = {
             "schema": layout.SCHEMA,
             "name": name,
@@ -195,6 +217,7 @@ class Builder:
             "licence": licence,
             "source": source,
             "options": dict(options),
+            "facts": dict(facts or {}),
         }
         layout.write_json(self.folder / layout.MANIFEST, manifest)
 

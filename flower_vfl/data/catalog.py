@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.data import layout
+from flower_vfl.data.avazu import Avazu
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.census import CensusIncome
 from flower_vfl.data.cifar import Cifar10, Cifar10Jpeg
+from flower_vfl.data.criteo import Criteo
 from flower_vfl.data.dataset import Dataset, open_dataset
 from flower_vfl.data.dbpedia import Dbpedia, Dbpedia5000
 from flower_vfl.data.files import Files
@@ -25,7 +27,7 @@ from flower_vfl.data.small import BreastCancer, Digits
 from flower_vfl.data.synthetic import Synthetic
 from flower_vfl.data.toy import ToyGap, ToyHemispheres
 from flower_vfl.data.wordnet import WordnetGlosses
-from flower_vfl.errors import DataError, OutputExistsError
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError
 from flower_vfl.registry import lookup
 
 CACHE_VARIABLE = "FLOWER_VFL_CACHE"
@@ -36,7 +38,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         *(CensusIncome(), Mnist(), SomeDigits(), FashionMnist(), Cifar10(), Cifar10Jpeg(), Isic()),
-        *(Files(), Flights(), BreastCancer(), Digits()),
+        *(Criteo(), Avazu(), Files(), Flights(), BreastCancer(), Digits()),
         *(Dbpedia(), Dbpedia5000(), WordnetGlosses()),
         *(Synthetic(), ToyGap(), ToyHemispheres()),
     )
@@ -123,6 +125,7 @@ def prepare(
     source: Path | None = None,
     out: Path,
     options: Mapping[str, Any] | None = None,
+    published: bool = False,
     progress: Progress = lambda done: None,
 ) -> Dataset:
     """Prepare a data set into a folder, which then is complete or absent.
@@ -137,6 +140,8 @@ def prepare(
         A folder that does not exist yet or is empty.
     options : Mapping, optional
         Options of the data set.
+    published : bool
+        Repeat the preprocessing of the papers' authors as far as the options do not say otherwise.
     progress : callable
         Called with the part of the work that is done, 0 to 1.
 
@@ -150,12 +155,20 @@ def prepare(
     recipe = lookup("data set", name, RECIPES)
     if source is not None and not source.exists():
         raise DataError(f"{source} does not exist")
-    return _prepare(recipe, source, out, build_options(recipe, options or {}), progress)
+    if published and not recipe.published:
+        known = ", ".join(other.name for other in RECIPES.values() if other.published)
+        raise ConfigError(f"{name} has no preprocessing that its authors published; {known} have")
+    chosen = {**(recipe.published if published else {}), **(options or {})}
+    return _prepare(recipe, source, out, build_options(recipe, chosen), progress)
 
 
 def _prepare(recipe: Recipe, source: Path | None, out: Path, options: Options, progress: Progress) -> Dataset:
-    with layout.new_folder(out) as folder:
-        recipe.write(Builder(folder), source, options, progress)
+    if recipe.resumable:
+        with layout.lasting_folder(out, f"{recipe.name} {_cache_key(recipe, source, options)}") as (folder, notes):
+            recipe.write(Builder(folder, notes), source, options, progress)
+    else:
+        with layout.new_folder(out) as folder:
+            recipe.write(Builder(folder), source, options, progress)
     progress(1.0)
     return open_dataset(out)
 

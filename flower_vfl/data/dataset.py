@@ -6,6 +6,7 @@ A prepared folder looks like this, and a party's host needs only the manifest an
     ids/{train,test}.parquet          the shared IDs in their canonical order (absent where rows are numbered)
     <party>/party.json                the party's columns, shapes, digests of its files
     <party>/encoding.json             how each of its columns was encoded, so that new rows can be
+    <party>/vocabulary.parquet        the values of its categorical columns, one column behind the other
     <party>/{train,test}/*.npy        numeric (N, F) float32, categorical (N, K) int32, or features (N, ...) float32
                                       (images: uint8; texts: int32 word ids)
     <party>/vectors.npy               of texts: where the vector of each word starts (V, W) float32; may be absent

@@ -2,11 +2,12 @@
 
 Numeric columns are compressed when they are skewed, sign(x) log(1 + |x|), then standardised. Categorical columns become
 ids: 0 stands for every value that training never saw (or saw too rarely), a missing value is a value like any other.
-Texts become rows of word ids: `text.py`.
+Texts become rows of word ids: `text.py`. The values of categorical columns may be millions: they lie in a Parquet file.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from flower_vfl.data import layout
+from flower_vfl.data.moments import Moments
 from flower_vfl.data.text import TextEncoding
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
@@ -27,6 +30,7 @@ MISSING_NUMBERS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 _SKEWED = 2.0
 
 Missing = Literal["error", "mean"]
+Absent = Literal["error", "mean", "zero"]
 
 
 @dataclass(frozen=True)
@@ -57,28 +61,38 @@ class NumericEncoding:
         "log1p" is sign(x) log(1 + |x|), for skewed columns.
     mean, scale : float
         Of the transformed training rows; a constant column has scale 1.
-    missing : {"error", "mean"}
-        What a missing number becomes: an error, or 0 (the mean) and a 1 in an indicator column of its own.
+    missing : {"error", "mean", "zero"}
+        What a missing number becomes: an error; 0 (the mean) and a 1 in an indicator column of its own; or what the
+        number zero becomes.
     """
 
     name: str
     transform: Literal["identity", "log1p"]
     mean: float
     scale: float
-    missing: Missing = "error"
+    missing: Absent = "error"
 
     @classmethod
     def fit(cls, name: str, values: NDArray[np.float64], missing: Missing = "error") -> NumericEncoding:
         """Choose and fit the transformation on training rows (N,); NaN stands for missing."""
         known = values[~np.isnan(values)]
-        if not len(known):
+        return cls.from_moments(name, Moments.of(known), Moments.of(_shape(known, "log1p")), missing)
+
+    @classmethod
+    def from_moments(cls, name: str, plain: Moments, compressed: Moments, missing: Missing) -> NumericEncoding:
+        """Choose and fit the transformation from the moments of the known training rows, as they are and compressed."""
+        if not plain.count:
             return cls(name, "identity", 0.0, 1.0, missing)
-        transform: Literal["identity", "log1p"] = "log1p" if abs(_skewness(known)) > _SKEWED else "identity"
-        shaped = _shape(known, transform)
-        mean, scale = float(shaped.mean()), float(shaped.std())
+        transform: Literal["identity", "log1p"] = "log1p" if abs(plain.skewness) > _SKEWED else "identity"
+        moments = compressed if transform == "log1p" else plain
         # Standardising a column whose spread is rounding error would blow that error up to size one.
-        constant = not scale > 1e-9 * max(1.0, abs(mean))
-        return cls(name, transform, mean, 1.0 if constant else scale, missing)
+        constant = not moments.spread > 1e-9 * max(1.0, abs(moments.mean))
+        return cls(name, transform, moments.mean, 1.0 if constant else moments.spread, missing)
+
+    @classmethod
+    def from_range(cls, name: str, low: float, high: float) -> NumericEncoding:
+        """Map low to 0 and high to 1; a missing number counts as the number zero."""
+        return cls(name, "identity", low, high - low if high > low else 1.0, "zero")
 
     @property
     def width(self) -> int:
@@ -87,8 +101,10 @@ class NumericEncoding:
 
     def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Encode (N,) numbers to (N, width)."""
+        if self.missing == "zero":
+            values = np.nan_to_num(values)
         shaped = (_shape(values, self.transform) - self.mean) / self.scale
-        if self.missing == "error":
+        if self.missing != "mean":
             return shaped.astype(np.float32)[:, None]
         absent = np.isnan(shaped)
         return np.stack([np.where(absent, 0.0, shaped), absent], axis=1).astype(np.float32)
@@ -102,19 +118,19 @@ class CategoricalEncoding:
     ----------
     name : str
         Column.
-    values : tuple of str
-        Values of the training rows, sorted; "" stands for missing.
+    values : pyarrow.Array of texts
+        Values of the training rows, each once; "" stands for missing.
     """
 
     name: str
-    values: tuple[str, ...]
+    values: pa.Array
 
     @classmethod
     def fit(cls, name: str, values: pa.Array, min_count: int = 1) -> CategoricalEncoding:
         """Collect the values of training rows; those rarer than `min_count` share bucket 0 with the unseen."""
         counts = pc.value_counts(values)
         found = zip(counts.field(0).to_pylist(), counts.field(1).to_pylist(), strict=True)
-        return cls(name, tuple(sorted(value for value, number in found if number >= min_count)))
+        return cls(name, pa.array(sorted(value for value, number in found if number >= min_count), pa.string()))
 
     @property
     def cardinality(self) -> int:
@@ -123,7 +139,7 @@ class CategoricalEncoding:
 
     def apply(self, values: pa.Array) -> NDArray[np.int32]:
         """Encode (N,) texts to (N,) ids."""
-        known = pc.index_in(values, value_set=pa.array(self.values, pa.string()))
+        known = pc.index_in(values, value_set=self.values)
         ids = pc.add(pc.fill_null(known, -1), 1)
         return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int32)
 
@@ -196,8 +212,16 @@ class PartyEncoding:
         return numeric, categorical
 
     def write(self, path: Path) -> None:
-        """Write as JSON."""
-        layout.write_json(path, asdict(self))
+        """Write as JSON, the values of categorical columns beside it as Parquet."""
+        named = [
+            {"name": column.name, "values": len(column.values), "sha256": _digest(column.values)}
+            for column in self.categorical
+        ]
+        numeric, text = [asdict(column) for column in self.numeric], self.text and asdict(self.text)
+        layout.write_json(path, {"numeric": numeric, "categorical": named, "text": text})
+        if self.categorical:
+            values = pa.chunked_array([column.values for column in self.categorical], pa.string())
+            pq.write_table(pa.table({"value": values}), path.with_name(layout.VOCABULARY), use_dictionary=False)
 
     @classmethod
     def read(cls, path: Path) -> PartyEncoding:
@@ -206,20 +230,45 @@ class PartyEncoding:
         Raises
         ------
         DataError
-            When the file is missing or holds something else.
+            When a file is missing, holds something else, or values are not those that were written.
         """
         content = layout.read_json(path)
         try:
             return cls(
                 tuple(NumericEncoding(**_numeric(item)) for item in layout.entry(path, content, "numeric", list)),
-                tuple(
-                    CategoricalEncoding(str(item["name"]), tuple(map(str, item["values"])))
-                    for item in layout.entry(path, content, "categorical", list)
-                ),
+                _categorical(path.with_name(layout.VOCABULARY), layout.entry(path, content, "categorical", list)),
                 _text(content.get("text")),
             )
         except (TypeError, KeyError, ValueError) as error:
             raise DataError(f"{path} is no encoding of columns: {error!r}") from None
+
+
+def _digest(values: pa.Array) -> str:
+    """Return the SHA-256 of texts: of their lengths, then of their bytes."""
+    digest = hashlib.sha256(np.asarray(pc.binary_length(values), np.int64).tobytes())
+    start, stop = values.offset, values.offset + len(values)
+    if len(values):
+        offsets = np.frombuffer(values.buffers()[1], np.int32)
+        digest.update(memoryview(values.buffers()[2] or b"")[offsets[start] : offsets[stop]])
+    return digest.hexdigest()
+
+
+def _categorical(path: Path, columns: list[Mapping[str, Any]]) -> tuple[CategoricalEncoding, ...]:
+    named = [(str(item["name"]), int(item["values"]), str(item["sha256"])) for item in columns]
+    if not named:
+        return ()
+    try:
+        values = pq.read_table(path, columns=["value"]).column(0).cast(pa.string())
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    found, start = [], 0
+    for name, number, digest in named:
+        own = _whole(values.slice(start, number))
+        if _digest(own) != digest:
+            raise DataError(f"{path} is not as it was written: the values of column {name!r} differ")
+        found.append(CategoricalEncoding(name, own))
+        start += len(own)
+    return tuple(found)
 
 
 def _text(item: Any) -> TextEncoding | None:
@@ -229,7 +278,7 @@ def _text(item: Any) -> TextEncoding | None:
 
 
 def _numeric(item: Mapping[str, Any]) -> dict[str, Any]:
-    if item["transform"] not in ("identity", "log1p") or item["missing"] not in ("error", "mean"):
+    if item["transform"] not in ("identity", "log1p") or item["missing"] not in ("error", "mean", "zero"):
         raise ValueError(dict(item))
     return {**item, "mean": float(item["mean"]), "scale": float(item["scale"])}
 
@@ -292,7 +341,7 @@ def texts(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return pc.fill_null(pc.utf8_trim_whitespace(array.cast(pa.string())), MISSING)
 
 
-def numbers(column: pa.ChunkedArray | pa.Array, place: Place, missing: Missing = "error") -> NDArray[np.float64]:
+def numbers(column: pa.ChunkedArray | pa.Array, place: Place, missing: Absent = "error") -> NDArray[np.float64]:
     """Return a column as finite numbers, or NaN where missing numbers are allowed.
 
     Raises
@@ -361,8 +410,3 @@ def _to_numpy(array: pa.Array) -> NDArray[np.float64]:
 
 def _shape(values: NDArray[np.float64], transform: str) -> NDArray[np.float64]:
     return np.sign(values) * np.log1p(np.abs(values)) if transform == "log1p" else values
-
-
-def _skewness(values: NDArray[np.float64]) -> float:
-    spread = float(values.std())
-    return 0.0 if not spread > 0.0 else float((((values - values.mean()) / spread) ** 3).mean())

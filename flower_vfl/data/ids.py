@@ -117,6 +117,32 @@ def in_test_set(ids: Sequence[str], fraction: float, seed: int) -> NDArray[np.bo
     return np.fromiter((int.from_bytes(value, "big") < limit for value in hashes), bool, len(ids))
 
 
+def drawn(numbers: NDArray[np.int64], fraction: float, key: str) -> NDArray[np.bool_]:
+    """Say which numbered rows are drawn: those whose hash is small, millions a second.
+
+    A row keeps its fate when others come or go. The hash is the generator SplitMix64 started at a digest of the key.
+
+    Parameters
+    ----------
+    numbers : ndarray of int64, (N,)
+        Numbers of rows.
+    fraction : float
+        Expected part that is drawn.
+    key : str
+        Another key, other rows.
+
+    References
+    ----------
+    Steele, Lea, Flood, *Fast splittable pseudorandom number generators*, 2014.
+    """
+    digest = hashlib.blake2b(f"flower-vfl rows {key}".encode(), digest_size=8).digest()
+    mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(digest, "big"))
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return np.asarray(mixed < np.uint64(int(fraction * 2**64))) if fraction < 1.0 else np.ones(len(numbers), bool)
+
+
 def _rows(mask: pa.Array) -> str:
     """Name the first rows, from 1, at which a mask is true."""
     rows = pc.add(pc.indices_nonzero(mask), 1).to_pylist()

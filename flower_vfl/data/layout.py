@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import logging
+import math
+import mmap
 import os
 import shutil
 import tempfile
@@ -15,15 +19,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.errors import DataError, OutputExistsError
+from flower_vfl.errors import DataError, InputError, OutputExistsError
+from flower_vfl.files import FolderLock, replacing, write_text_atomic, writing_to
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST, PARTY, LABELS, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
-VECTORS = "vectors.npy"
+VECTORS, VOCABULARY = "vectors.npy", "vocabulary.parquet"
 _CHUNK_BYTES = 32 * 2**20
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -95,6 +101,17 @@ def chunks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
     step = max(1, _CHUNK_BYTES // max(1, array.nbytes // max(1, len(array))))
     for start in range(0, len(array), step):
         yield start, array[start : start + step]
+        if not array.flags.writeable:
+            _let_go(array)
+
+
+def _let_go(array: NDArray[Any]) -> None:
+    """Take the pages of a memory map out of this process, so that reading a large one holds none of it."""
+    mapped: Any = array
+    while mapped is not None and not isinstance(mapped, mmap.mmap):
+        mapped = getattr(mapped, "base", None)
+    if mapped is not None:
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def check_range(path: Path, array: NDArray[Any], cardinalities: Sequence[int]) -> None:
@@ -153,6 +170,55 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
 
 
+class ArrayFile:
+    """An array on disk that is written by pieces of rows, in any order, from any thread, and goes on after a kill.
+
+    Parameters
+    ----------
+    path : Path
+        Its file; what is there already stays as it is.
+    shape : tuple of int
+        Rows first.
+    dtype : str
+        What a row is made of.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: str) -> None:
+        self._path, self._dtype = path, np.dtype(dtype)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        header = io.BytesIO()
+        facts = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, facts)
+        self._start = header.tell()
+        self._row_bytes = self._dtype.itemsize * math.prod(shape[1:])
+        with writing_to(path):
+            if not path.exists():
+                with replacing(path) as temporary:
+                    temporary.write_bytes(header.getvalue())
+                    os.truncate(temporary, self._start + self._row_bytes * shape[0])
+            self._file = path.open("r+b", buffering=0)
+
+    def write(self, row: int, values: NDArray[Any]) -> None:
+        """Write rows, the first of them at `row`; they are on the disk when this returns.
+
+        Raises
+        ------
+        StorageError
+            When the disk is full or fails.
+        """
+        data = memoryview(np.ascontiguousarray(values, self._dtype).data).cast("B")
+        place = self._start + row * self._row_bytes
+        with writing_to(self._path):
+            while data:
+                done = os.pwrite(self._file.fileno(), data, place)
+                data, place = data[done:], place + done
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
 def save_array(path: Path, array: NDArray[Any], dtype: str) -> None:
     """Write an array by rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,8 +257,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     OutputExistsError
         When `out` exists, before or after.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise OutputExistsError(f"{out} exists; choose another folder or remove it")
+    _refuse_existing(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -200,9 +265,68 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise DataError(f"{out} cannot be written: {error.strerror}") from None
     try:
         yield temporary
-        try:
-            os.rename(temporary, out)
-        except OSError:
-            raise OutputExistsError(f"{out} was written by someone else meanwhile") from None
+        _become(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
+    """Give a folder that becomes `out` when all went well, and one for notes on the way; both outlast a kill.
+
+    They lie in `.<name of out>.partial` beside `out`. They vanish when the input is wrong, and when they are found but
+    belong to another plan.
+
+    Parameters
+    ----------
+    out : Path
+        Must not exist, or be empty.
+    plan : str
+        Tells whether work that is found is the beginning of this one: a digest of all that it depends on.
+
+    Raises
+    ------
+    OutputExistsError
+        When `out` exists, before or after, or when another process is at the same work.
+    """
+    _refuse_existing(out)
+    place = out.with_name(f".{out.name}.partial")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror}") from None
+    lock = FolderLock(place)
+    data, notes, planned = place / "data", place / "notes", place / "plan"
+    try:
+        found = planned.read_text(encoding="utf8") if planned.is_file() else ""
+        if found == plan:
+            _log.info("going on with the work in %s", place)
+        else:
+            for folder in (data, notes):
+                shutil.rmtree(folder, ignore_errors=True)
+            write_text_atomic(planned, plan)
+        for folder in (data, notes):
+            folder.mkdir(exist_ok=True)
+        yield data, notes
+        _become(data, out)
+        shutil.rmtree(place)
+    except InputError:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    except BaseException:
+        _log.warning("what was done so far is kept in %s; the same command goes on from there", place)
+        raise
+    finally:
+        lock.release()
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OutputExistsError(f"{out} exists; choose another folder or remove it")
+
+
+def _become(folder: Path, out: Path) -> None:
+    try:
+        os.rename(folder, out)
+    except OSError:
+        raise OutputExistsError(f"{out} was written by someone else meanwhile") from None

@@ -27,6 +27,8 @@ class Recipe(ABC):
     """How one data set is prepared from its raw form.
 
     A subclass declares the facts below and writes `write`; the catalog does the rest: options, cache, atomic folders.
+    `published` are options with which its authors' own preprocessing is repeated. A `resumable` recipe notes in
+    `builder.notes` what it has done, and goes on from there.
     """
 
     name: ClassVar[str]
@@ -34,6 +36,8 @@ class Recipe(ABC):
     licence: ClassVar[str]
     rows: ClassVar[int | None] = None
     options: ClassVar[type[Options]] = Options
+    published: ClassVar[Mapping[str, Any]] = {}
+    resumable: ClassVar[bool] = False
 
     def advice(self) -> str:
         """Return what to do before the data set can be used here without a path; empty when nothing is missing."""

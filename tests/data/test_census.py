@@ -70,7 +70,7 @@ def test_each_party_has_its_columns_and_the_tax_office_the_label(raw):
 
 def test_spaces_are_trimmed_and_a_question_mark_is_a_missing_value(raw):
     encoding = load("census-income", path=raw).encoding("a")
-    values = {value for column in encoding.categorical for value in column.values}
+    values = {value for column in encoding.categorical for value in column.values.to_pylist()}
     assert "" in values
     assert "?" not in values
     assert all(value == value.strip() for value in values)

@@ -139,7 +139,7 @@ def test_verify_finds_changed_contents_that_opening_does_not(folder):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schema": 2},
+        {"schema": 3},
         {"schema": None},
         {"name": 3},
         {"parties": "ab"},

@@ -1,0 +1,134 @@
+"""A large text, plain or gzipped, as blocks of whole lines."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from flower_vfl.errors import DataError
+
+BLOCK_BYTES = 32 * 2**20
+"""Characters of a block; no line may be longer."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_NO_TEXT = {
+    b"\xff\xfe": "text in UTF-16; convert it to UTF-8",
+    b"\xfe\xff": "text in UTF-16; convert it to UTF-8",
+    b"PK\x03\x04": "a ZIP archive; unpack it",
+    b"PAR1": "a Parquet file; the published text is needed",
+    b"\xfd7zXZ": "compressed with xz; unpack it, or use gzip",
+    b"BZh": "compressed with bzip2; unpack it, or use gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it, or use gzip",
+    b"7z\xbc\xaf": "a 7z archive; unpack it",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some lines.
+
+    Parameters
+    ----------
+    number : int
+        From 0.
+    first : int
+        Number of its first line in the file, from 1.
+    lines : int
+        How many lines it has.
+    data : bytes
+        The lines, each with its end.
+    done : float
+        Part of the file that was read with it, 0 to 1.
+    """
+
+    number: int
+    first: int
+    lines: int
+    data: bytes
+    done: float
+
+
+class BlockReader:
+    """Reads a text block by block; the blocks of a text are always the same.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its content tells whether it is gzipped.
+    size : int
+        Bytes of a block, and the longest line.
+
+    Attributes
+    ----------
+    digest
+        SHA-256 of the text, unpacked, that was read so far.
+    """
+
+    def __init__(self, path: Path, size: int = BLOCK_BYTES) -> None:
+        self.path, self._size = path, size
+        self._lines = 0
+        self.digest = hashlib.sha256()
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all blocks.
+
+        Raises
+        ------
+        DataError
+            When the file cannot be read, is no text, is cut short while packed, or a line is longer than a block.
+        """
+        try:
+            with self.path.open("rb") as raw:
+                length = max(1, self.path.stat().st_size)
+                packed = raw.read(2) == b"\x1f\x8b"
+                raw.seek(0)
+                file: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
+                rest, number = b"", 0
+                while found := self._next(file, rest):
+                    data, rest = found
+                    count = data.count(b"\n")
+                    yield Block(number, self._lines + 1, count, data, min(1.0, raw.tell() / length))
+                    self._lines, number = self._lines + count, number + 1
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(
+                f"{self.path} is no whole gzip file: {error}; it broke after line {self._lines:,}. Fetch it again"
+            ) from None
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from None
+
+    def _next(self, file: IO[bytes], rest: bytes) -> tuple[bytes, bytes] | None:
+        """Return whole lines and what is left behind them; None at the end."""
+        read = file.read(self._size - len(rest))
+        self.digest.update(read)
+        data = rest + read
+        if not self._lines:
+            data = self._check_beginning(data)
+        if len(rest) + len(read) < self._size:
+            data = data.rstrip(b"\r\n")
+            return (_unix(data + b"\n"), b"") if data else None
+        end = data.rfind(b"\n") + 1
+        if not end:
+            raise DataError(
+                f"{self.path}: line {self._lines + 1} is longer than {self._size:,} characters: this is no such file"
+            )
+        return _unix(data[:end]), data[end:]
+
+    def _check_beginning(self, data: bytes) -> bytes:
+        for mark, what in _NO_TEXT.items():
+            if data.startswith(mark):
+                raise DataError(f"{self.path} is {what}")
+        if data[257:262] == b"ustar":
+            raise DataError(f"{self.path} is a tar archive; unpack it")
+        if b"\0" in data[:4096]:
+            raise DataError(f"{self.path} is no text: it begins with bytes that no text has, such as NUL")
+        return data.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _unix(lines: bytes) -> bytes:
+    """Return lines that end with a line feed; a lone carriage return would be a line's end to the parser alone."""
+    return lines.replace(b"\r\n", b"\n").replace(b"\r", b" ") if b"\r" in lines else lines

@@ -1,0 +1,115 @@
+"""The arrays of the prepared folder, written piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from flower_vfl.data import layout
+from flower_vfl.data.builder import Builder
+from flower_vfl.data.clicks.fit import Vocabulary, numbers
+from flower_vfl.data.clicks.survey import Source, Split, Survey
+from flower_vfl.data.clicks.threads import in_order
+from flower_vfl.data.clicks.work import Work
+from flower_vfl.data.dataset import PARTS, FeatureSpec, Part
+from flower_vfl.data.encoding import NumericEncoding, PartyEncoding
+from flower_vfl.data.recipe import Progress
+
+Fitted = Mapping[str, NumericEncoding | Vocabulary]
+
+
+class Encoder:
+    """Encodes the columns that each party has.
+
+    Parameters
+    ----------
+    builder : Builder
+        Of the prepared folder.
+    work : Work
+        The pieces.
+    source, split, found : Source, Split, Survey
+        How many pieces there are, and where their rows go.
+    fitted : Mapping
+        What each column becomes.
+    parties : Mapping
+        Columns of each party, numeric ones first.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        work: Work,
+        source: Source,
+        split: Split,
+        found: Survey,
+        fitted: Fitted,
+        parties: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._builder, self._work, self._source, self._split, self._survey = builder, work, source, split, found
+        self._fitted = fitted
+        self._numeric: dict[str, list[NumericEncoding]] = {}
+        self._categorical: dict[str, list[Vocabulary]] = {}
+        for party, names in parties.items():
+            columns = [fitted[name] for name in names]
+            self._numeric[party] = [column for column in columns if isinstance(column, NumericEncoding)]
+            self._categorical[party] = [column for column in columns if isinstance(column, Vocabulary)]
+
+    def write(self, progress: Progress) -> None:
+        """Write all pieces; those that were written before are gone, and not written again."""
+        self._builder.align_numbered({part: self._survey.total(part) for part in PARTS}, self._survey.digest)
+        with ExitStack() as stack:
+            files: dict[tuple[str, Part], layout.ArrayFile] = {}
+            for part in PARTS:
+                files["labels", part] = self._builder.open_labels(part)
+                for party in self._numeric:
+                    opened = self._builder.open_arrays(party, self.spec(party), part)
+                    files |= {(f"{party}/{name}", part): file for name, file in opened.items()}
+            for file in files.values():
+                stack.callback(file.close)
+            for number in in_order(lambda number: self._write_piece(number, files), range(self._source.pieces)):
+                progress((number + 1) / self._source.pieces)
+
+    def finish(self) -> None:
+        """Check all that was written and note what it is."""
+        values = {column.name: column.encoding() for own in self._categorical.values() for column in own}
+        for party, numeric in self._numeric.items():
+            own = tuple(values[column.name] for column in self._categorical[party])
+            encoding = PartyEncoding(tuple(numeric), own)
+            self._builder.finish_party(party, self.spec(party), encoding.columns, encoding)
+        self._builder.finish_labels(("0", "1"))
+
+    def spec(self, party: str) -> FeatureSpec:
+        """Return the shape of a party's features."""
+        levels = tuple(len(column.keys) + column.missing + 1 for column in self._categorical[party])
+        return FeatureSpec(sum(column.width for column in self._numeric[party]), levels)
+
+    def _write_piece(self, number: int, files: Mapping[tuple[str, Part], layout.ArrayFile]) -> int:
+        if not self._work.has_piece(number):
+            return number
+        rows = self._work.read_piece(number)
+        test = self._split.held_out(rows, self._survey.last_day)
+        arrays = {"labels": np.asarray(rows.column("label").to_numpy(), np.int64), **self._encode(rows)}
+        for (name, part), file in files.items():
+            file.write(self._survey.start(part, number), arrays[name][test if part == "test" else ~test])
+        self._work.drop_piece(number)
+        return number
+
+    def _encode(self, rows: pa.Table) -> dict[str, NDArray[np.generic]]:
+        encoded: dict[str, NDArray[np.generic]] = {}
+        for name, column in self._fitted.items():
+            if isinstance(column, NumericEncoding):
+                encoded[name] = column.apply(numbers(rows.column(name)))
+            else:
+                encoded[name] = column.ids(rows.column(name).combine_chunks())
+        arrays: dict[str, NDArray[np.generic]] = {}
+        for party, numeric in self._numeric.items():
+            if numeric:
+                arrays[f"{party}/numeric.npy"] = np.concatenate([encoded[column.name] for column in numeric], axis=1)
+            if self._categorical[party]:
+                ids = [encoded[column.name] for column in self._categorical[party]]
+                arrays[f"{party}/categorical.npy"] = np.stack(ids, axis=1)
+        return arrays

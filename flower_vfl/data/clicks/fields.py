@@ -1,0 +1,224 @@
+"""What a field of a line can be, and the columns of numbers that it becomes.
+
+A categorical value becomes a key of 32 bits, exactly: these logs hold 8 hexadecimal digits or small whole numbers. Keys
+are counted and looked up by the million; `key_texts` gives back what the file says.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+Kind = Literal["number", "hex", "code"]
+"""A numeric column, and two kinds of categorical ones."""
+
+_LOW, _HIGH = -(2**31), 2**31 - 1
+_NO_DIGIT = 255
+_DIGITS = np.full(256, _NO_DIGIT, np.uint8)
+_DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+_HEX = np.array([f"{byte:02x}".encode() for byte in range(256)], "S2")
+_DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+
+
+class Read(NamedTuple):
+    """What a field's values became.
+
+    Attributes
+    ----------
+    columns : dict of str to pyarrow.Array, each (N,)
+        Numbers int32, keys uint32, null where missing.
+    wrong : ndarray of bool, (N,)
+        Rows whose value this field cannot have.
+    """
+
+    columns: dict[str, pa.Array]
+    wrong: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Field(ABC):
+    """One field of a line.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the file's header, or the one that its documentation gives it.
+    """
+
+    name: str
+    arrow: ClassVar[pa.DataType]
+    pattern: ClassVar[str]
+    needed: ClassVar[str]
+
+    def features(self) -> dict[str, Kind]:
+        """Return the columns of features that it becomes."""
+        return {}
+
+    @abstractmethod
+    def read(self, values: pa.Array) -> Read:
+        """Return the columns of (N,) values of type `arrow`, null where the field is empty."""
+
+
+class Number(Field):
+    """A whole number, or nothing."""
+
+    arrow = pa.int64()
+    pattern = "^-?[0-9]{1,18}$"
+    needed = "a whole number of 32 bits, or nothing"
+
+    def features(self) -> dict[str, Kind]:
+        """Return itself."""
+        return {self.name: "number"}
+
+    def read(self, values: pa.Array) -> Read:
+        """Check the range."""
+        numbers, absent, wrong = _whole_numbers(values)
+        return Read({self.name: pa.array(numbers.astype(np.int32), mask=absent)}, wrong)
+
+
+class Code(Field):
+    """A category that is written as a whole number, or nothing."""
+
+    arrow = pa.int64()
+    pattern = "^-?[0-9]{1,18}$"
+    needed = "a whole number of 32 bits, or nothing"
+
+    def features(self) -> dict[str, Kind]:
+        """Return itself."""
+        return {self.name: "code"}
+
+    def read(self, values: pa.Array) -> Read:
+        """Check the range."""
+        numbers, absent, wrong = _whole_numbers(values)
+        return Read({self.name: _code_keys(numbers, absent)}, wrong)
+
+
+class Hex(Field):
+    """A category that is written as 8 hexadecimal digits, or nothing."""
+
+    arrow = pa.binary(8)
+    pattern = "^[0-9a-f]{8}$"
+    needed = "8 hexadecimal digits, or nothing"
+
+    def features(self) -> dict[str, Kind]:
+        """Return itself."""
+        return {self.name: "hex"}
+
+    def read(self, values: pa.Array) -> Read:
+        """Put the digits together."""
+        absent = np.asarray(values.is_null())
+        raw = np.frombuffer(values.buffers()[1], np.uint8)[8 * values.offset : 8 * (values.offset + len(values))]
+        digits = _DIGITS.take(raw)
+        wrong = (digits.reshape(-1, 8).max(axis=1, initial=0) == _NO_DIGIT) & ~absent
+        keys = ((digits[0::2] << 4) | (digits[1::2] & 15)).view(">u4").astype(np.uint32)
+        return Read({self.name: pa.array(keys, mask=absent)}, wrong)
+
+
+class Hour(Field):
+    """A time written as YYMMDDHH, which becomes hour of day, weekday (Monday is 0) and the number of the day."""
+
+    arrow = pa.int64()
+    pattern = "^[0-9]{8}$"
+    needed = "an hour as YYMMDDHH"
+
+    def features(self) -> dict[str, Kind]:
+        """Return hour of day and weekday."""
+        return {"hour_of_day": "code", "weekday": "code"}
+
+    def read(self, values: pa.Array) -> Read:
+        """Take the digits apart; the day counts from 1970-01-01."""
+        numbers, wrong = _known(values, 70_01_01_00)
+        date, hour = np.divmod(numbers, 100)
+        year, month, day = date // 10_000 % 100, date // 100 % 100, date % 100
+        wrong |= (numbers < 0) | (numbers > 99_12_31_23) | (hour > 23) | (month < 1) | (month > 12) | (day < 1)
+        wrong |= day > _DAYS[np.clip(month - 1, 0, 11)] + ((month == 2) & (year % 4 == 0))
+        months = (np.where(wrong, 0, year) + 30) * 12 + np.where(wrong, 0, month - 1)
+        first = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+        days = first + np.where(wrong, 0, day - 1)
+        nothing = np.zeros(len(values), bool)
+        columns = {
+            "hour_of_day": _code_keys(hour, nothing),
+            "weekday": _code_keys((days + 3) % 7, nothing),
+            "day": pa.array(days.astype(np.int32)),
+        }
+        return Read(columns, wrong)
+
+
+class Click(Field):
+    """The label, 0 or 1."""
+
+    arrow = pa.int64()
+    pattern = "^[0-9]{1,18}$"
+    needed = "0 or 1"
+
+    def read(self, values: pa.Array) -> Read:
+        """Check that there are two classes and no third."""
+        labels, wrong = _known(values, 0)
+        wrong |= (labels < 0) | (labels > 1)
+        return Read({"label": pa.array(np.where(wrong, 0, labels).astype(np.int8))}, wrong)
+
+
+class NumberedRow(Field):
+    """An ID that is a whole number."""
+
+    arrow = pa.int64()
+    pattern = "^[0-9]{1,18}$"
+    needed = "an ID that is a whole number"
+
+    def read(self, values: pa.Array) -> Read:
+        """Check that there is one."""
+        numbers, wrong = _known(values, 0)
+        return Read({"id": pa.array(numbers)}, wrong)
+
+
+class NamedRow(Field):
+    """An ID of up to 24 digits, which may be too many for 64 bits, so that it stays a text."""
+
+    arrow = pa.string()
+    pattern = "^[0-9]{1,24}$"
+    needed = "an ID of up to 24 digits"
+
+    def read(self, values: pa.Array) -> Read:
+        """Check that there is one."""
+        fits = pc.fill_null(pc.match_substring_regex(values, self.pattern), False)
+        return Read({"id": values.fill_null("")}, ~np.asarray(fits))
+
+
+def key_texts(kind: Kind, keys: NDArray[np.uint32]) -> pa.Array:
+    """Return what the file says for (N,) keys of a categorical column.
+
+    Examples
+    --------
+    >>> key_texts("hex", np.array([0x68FD1E64], np.uint32)).to_pylist()
+    ['68fd1e64']
+    >>> key_texts("code", np.array([2**31 - 1], np.uint32)).to_pylist()
+    ['-1']
+    """
+    if kind != "hex":
+        return pa.array(keys.astype(np.int64) + _LOW).cast(pa.string())
+    digits = _HEX.take(keys.astype(">u4").view(np.uint8))
+    offsets = np.arange(0, 8 * len(keys) + 1, 8, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(keys), pa.py_buffer(offsets), pa.py_buffer(digits))
+
+
+def _known(values: pa.Array, filler: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return numbers and where they are missing."""
+    return values.fill_null(filler).to_numpy(zero_copy_only=False), np.asarray(values.is_null()).copy()
+
+
+def _whole_numbers(values: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return numbers, where they are missing, and where they have more than 32 bits."""
+    numbers, absent = _known(values, 0)
+    wrong = (numbers < _LOW) | (numbers > _HIGH)
+    return np.where(wrong, 0, numbers), absent, wrong
+
+
+def _code_keys(numbers: NDArray[np.int64], absent: NDArray[np.bool_]) -> pa.Array:
+    """Return keys in the order of the numbers."""
+    return pa.array((np.clip(numbers, _LOW, _HIGH) - _LOW).astype(np.uint32), mask=absent)

@@ -1,0 +1,136 @@
+"""What data sets of clicks share: their options, and the stages of their preparation."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from flower_vfl.data.builder import Builder
+from flower_vfl.data.clicks.blocks import BlockReader
+from flower_vfl.data.clicks.encode import Encoder
+from flower_vfl.data.clicks.fields import Kind
+from flower_vfl.data.clicks.fit import Fitter, Fitting
+from flower_vfl.data.clicks.parse import Format
+from flower_vfl.data.clicks.survey import Split, read_source, survey
+from flower_vfl.data.clicks.work import Work
+from flower_vfl.data.recipe import Options, Progress, Recipe
+from flower_vfl.errors import ConfigError, DataError
+from flower_vfl.registry import suggestion
+
+_BEGINNING = 2**20
+_ALL = "all"
+
+
+class ClickOptions(Options):
+    """Options of a log of clicks."""
+
+    sample: float = Field(1.0, gt=0.0, le=1.0, description="part of the rows that is kept, drawn by their number")
+    test_fraction: float = Field(0.1, gt=0.0, lt=1.0, description="part of these for the test")
+    split_seed: int = Field(0, ge=0, description="another seed, another sample and another test set")
+    min_count: int = Field(2, ge=1, description="values that occur less often share the bucket of unseen values")
+    fit: Literal["train", "all"] = Field("train", description='rows of vocabularies and scales; "all": test rows too')
+    scaling: Literal["standard", "min-max"] = Field(
+        "standard",
+        description='"standard", missing numbers have an indicator; "min-max": 0 to 1, missing numbers are 0',
+    )
+    bad_lines: float = Field(0.001, ge=0.0, lt=1.0, description="part of the lines that may be bad and are left out")
+    columns: tuple[str, ...] = Field((_ALL,), description='columns of the feature party "a"; "all"')
+    label_columns: tuple[str, ...] = Field((), description='columns that the label party has, too; "all"')
+
+    @field_validator("columns", "label_columns", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @property
+    def test_days(self) -> int:
+        """Days at the end that are the test part; 0: it is drawn."""
+        return 0
+
+
+class ClickRecipe(Recipe):
+    """A large text with a line a click; a subclass says where it is and what its fields are.
+
+    Party "a" has the features, party "label" the clicks and, as an option, features of its own.
+    """
+
+    options: ClassVar[type[Options]] = ClickOptions
+    resumable: ClassVar[bool] = True
+    files: ClassVar[tuple[str, ...]]
+    origin: ClassVar[str]
+
+    @abstractmethod
+    def recognise(self, path: Path, line: str) -> Format:
+        """Return how a file is made whose first line this is.
+
+        Raises
+        ------
+        DataError
+            When it is another file.
+        """
+
+    def advice(self) -> str:
+        """Return where the file comes from."""
+        return f"{self.origin}; then `flower-vfl data prepare {self.name} --from FILE --out DIR`"
+
+    def inputs(self, source: Path | None, options: ClickOptions) -> list[Path]:
+        """Return the file: the one that is named, or the first of those that the folder has."""
+        if source is None:
+            raise DataError(f"{self.name} needs its file: {self.advice()}")
+        if source.is_file():
+            return [source]
+        found = [source / name for name in self.files if (source / name).is_file()]
+        if not found:
+            raise DataError(f"{source} holds none of {', '.join(self.files)}; name the file itself, or {self.origin}")
+        return found[:1]
+
+    def write(self, builder: Builder, source: Path | None, options: ClickOptions, progress: Progress) -> None:
+        """Read, survey, fit, encode."""
+        if builder.notes is None:
+            raise TypeError("a log of clicks is prepared in a folder that outlasts a kill")
+        (path,) = self.inputs(source, options)
+        made = self.recognise(path, _first_line(path))
+        parties = {
+            party: _choose(names, made.features)
+            for party, names in {"a": options.columns, "label": options.label_columns}.items()
+            if names
+        }
+        split = Split(options.sample, options.test_fraction, options.split_seed, options.test_days)
+        work = Work(builder.notes)
+        read = read_source(path, made, split, work, options.bad_lines, _part(progress, 0.0, 0.6))
+        found = survey(path, read, split, work, builder.folder / "ids", _part(progress, 0.6, 0.65))
+        fitting = Fitting(options.fit, options.scaling, options.min_count)
+        used = {name: kind for name, kind in made.features.items() if any(name in own for own in parties.values())}
+        fitted = Fitter(work, read, split, found, fitting).fit(used, _part(progress, 0.65, 0.75))
+        encoder = Encoder(builder, work, read, split, found, fitted, parties)
+        encoder.write(_part(progress, 0.75, 0.95))
+        encoder.finish()
+        builder.finish(
+            name=self.name,
+            label_party="label",
+            licence=self.licence,
+            source=path.name,
+            options=options.model_dump(mode="json"),
+            facts={"text_sha256": read.digest, "lines": read.lines, "bad_lines": read.bad},
+        )
+
+
+def _first_line(path: Path) -> str:
+    for block in BlockReader(path, _BEGINNING).blocks():
+        return block.data[: block.data.index(b"\n")].decode("utf8", "replace")
+    raise DataError(f"{path} is empty")
+
+
+def _choose(names: tuple[str, ...], features: dict[str, Kind]) -> list[str]:
+    """Return the columns that are named, in the order of the file, numeric ones first."""
+    for name in names:
+        if name not in features and name != _ALL:
+            raise ConfigError(f"there is no column {name!r}; {suggestion(name, [*features, _ALL])}")
+    return [name for name in features if name in names or _ALL in names]
+
+
+def _part(progress: Progress, start: float, stop: float) -> Progress:
+    return lambda done: progress(start + (stop - start) * done)
