@@ -199,19 +199,25 @@ class ArrayFile:
             self._file = path.open("r+b", buffering=0)
 
     def write(self, row: int, values: NDArray[Any]) -> None:
-        """Write rows, the first of them at `row`; they are on the disk when this returns.
+        """Write rows, the first of them at `row`; after a failure of power they are there if `sync` came before.
 
         Raises
         ------
         StorageError
             When the disk is full or fails.
         """
+        if not values.size:
+            return
         data = memoryview(np.ascontiguousarray(values, self._dtype).data).cast("B")
         place = self._start + row * self._row_bytes
         with writing_to(self._path):
             while data:
                 done = os.pwrite(self._file.fileno(), data, place)
                 data, place = data[done:], place + done
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        with writing_to(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -301,6 +307,8 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
         found = planned.read_text(encoding="utf8") if planned.is_file() else ""
         if found == plan:
             _log.info("going on with the work in %s", place)
+            for half in place.rglob(".*.tmp"):  # What was being written when the work was killed.
+                half.unlink()
         else:
             for folder in (data, notes):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -46,8 +46,10 @@ class Moments:
         if not len(values):
             return cls()
         mean, spread = float(values.mean()), float(values.std())
-        skewness = float((((values - mean) / spread) ** 3).mean()) if spread > 0.0 else 0.0
-        return cls(len(values), mean, spread, skewness)
+        if not spread > 0.0:
+            return cls(len(values), mean)
+        distances = (values - mean) / spread
+        return cls(len(values), mean, spread, float((distances * distances * distances).mean()))
 
     def __add__(self, other: Moments) -> Moments:
         if not self.count or not other.count:

@@ -69,7 +69,7 @@ class BlockReader:
         SHA-256 of the text, unpacked, that was read so far.
     """
 
-    def __init__(self, path: Path, size: int = BLOCK_BYTES) -> None:
+    def __init__(self, path: Path, size: int) -> None:
         self.path, self._size = path, size
         self._lines = 0
         self.digest = hashlib.sha256()

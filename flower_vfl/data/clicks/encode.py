@@ -19,6 +19,8 @@ from flower_vfl.data.dataset import PARTS, FeatureSpec, Part
 from flower_vfl.data.encoding import NumericEncoding, PartyEncoding
 from flower_vfl.data.recipe import Progress
 
+_SYNC_EVERY = 16
+
 Fitted = Mapping[str, NumericEncoding | Vocabulary]
 
 
@@ -70,7 +72,16 @@ class Encoder:
                     files |= {(f"{party}/{name}", part): file for name, file in opened.items()}
             for file in files.values():
                 stack.callback(file.close)
+            written: list[int] = []
             for number in in_order(lambda number: self._write_piece(number, files), range(self._source.pieces)):
+                written.append(number)
+                if len(written) == _SYNC_EVERY or number == self._source.pieces - 1:
+                    # A piece goes when what became of it is on the disk: waiting for that each time would be slow.
+                    for file in files.values():
+                        file.sync()
+                    for done in written:
+                        self._work.drop_piece(done)
+                    written = []
                 progress((number + 1) / self._source.pieces)
 
     def finish(self) -> None:
@@ -95,7 +106,6 @@ class Encoder:
         arrays = {"labels": np.asarray(rows.column("label").to_numpy(), np.int64), **self._encode(rows)}
         for (name, part), file in files.items():
             file.write(self._survey.start(part, number), arrays[name][test if part == "test" else ~test])
-        self._work.drop_piece(number)
         return number
 
     def _encode(self, rows: pa.Table) -> dict[str, NDArray[np.generic]]:

@@ -95,6 +95,8 @@ def parse(block: Block, made: Format) -> Parsed:
     first, data, lines = block.first, block.data, block.lines
     if made.header and block.number == 0:
         first, data, lines = first + 1, data[data.index(b"\n") + 1 :], lines - 1
+    if not data:  # A header, and nothing else.
+        return Parsed(pa.table({"row": pa.array([], pa.int64())}), 0, 0, ())
     try:
         table, short = _read(data, made, {field.name: field.arrow for field in made.fields})
         wrong: dict[str, NDArray[np.bool_]] = {}

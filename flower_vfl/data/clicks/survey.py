@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from flower_vfl.data.clicks import blocks
 from flower_vfl.data.clicks.blocks import Block, BlockReader
 from flower_vfl.data.clicks.parse import SHOWN, Format, parse
 from flower_vfl.data.clicks.threads import in_order
@@ -119,7 +120,7 @@ def read_source(path: Path, made: Format, split: Split, work: Work, bad_lines: f
     """
     if work.has_note("source"):
         return Source(**work.read_note("source"))
-    reader = BlockReader(path)
+    reader = BlockReader(path, blocks.BLOCK_BYTES)
 
     def one(block: Block) -> tuple[Block, int, int, list[str]]:
         if not work.has_piece(block.number):
@@ -190,7 +191,7 @@ def _survey(path: Path, source: Source, split: Split, work: Work, folder: Path, 
                 rows[part].append(len(own))
             positives += int(_numbers(piece, "label")[~test].sum())
             progress(number / source.pieces)
-    if positives in (0, sum(rows["train"])):
+    if sum(rows["train"]) and positives in (0, sum(rows["train"])):
         raise DataError(f"{path}: all {sum(rows['train']):,} training rows have the same label: nothing can be learned")
     if seen:
         _refuse_repeated(path, np.concatenate(seen), source, work)
