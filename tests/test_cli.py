@@ -182,6 +182,7 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(fi
         ),
         (["report", "nowhere"], "nowhere"),
         (["data", "prepare", "nothing", "--out", "x"], "no data set named"),
+        (["data", "prepare", "digits", "--as-published", "--out", "x"], "no preprocessing that its authors published"),
         (["data", "prepare", "files", "--from", "nowhere", "--out", "x"], ""),
         (["keys", "--out", "x", "--host", "a b", "--parties", "a"], "neither a host name nor an address"),
         (["app", "census", "--out", "x", "--set", "data.path=y"], "a configuration reaches every party"),

@@ -1,6 +1,7 @@
 import json
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_a_party_reads_its_own_files_only(folder):
 
 def test_the_shared_manifest_says_nothing_about_columns_or_labels(folder):
     assert set(json.loads((folder / "manifest.json").read_text())) == {
-        "schema", "name", "parties", "label_party", "alignment", "licence", "source", "options",
+        "schema", "name", "parties", "label_party", "alignment", "licence", "source", "options", "facts",
     }  # fmt: skip
 
 
@@ -243,3 +244,55 @@ def test_a_folder_that_holds_something_is_never_overwritten(tmp_path):
 def test_texts_that_cannot_be_are_refused(arguments, text):
     with pytest.raises(DataError, match=text):
         FeatureSpec(0, (), **arguments)
+
+
+def test_an_array_is_written_in_any_order_and_what_was_written_outlasts_the_writer(tmp_path):
+    values = np.arange(30, dtype=np.int32).reshape(10, 3)
+    first = layout.ArrayFile(tmp_path / "a.npy", (10, 3), "int32")
+    first.write(7, values[7:])
+    first.close()
+    second = layout.ArrayFile(tmp_path / "a.npy", (10, 3), "int32")
+    second.write(0, values[:7])
+    second.write(4, values[:0])
+    second.sync()
+    second.close()
+    assert np.array_equal(np.load(tmp_path / "a.npy"), values)
+    assert (tmp_path / "a.npy").stat().st_size == _size(tmp_path, values)
+
+
+def _size(folder, values):
+    np.save(folder / "plain.npy", values)
+    return (folder / "plain.npy").stat().st_size
+
+
+def test_reading_a_large_array_holds_none_of_it(tmp_path):
+    def resident():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("RssFile")))
+
+    layout.save_array(tmp_path / "a.npy", np.zeros((200_000, 256), np.int32), "int32")
+    before = resident()
+    array = layout.open_array(tmp_path / "a.npy", (200_000, 256), "int32")
+    layout.check_range(tmp_path / "a.npy", array, [1] * 256)
+    assert resident() - before < 50_000  # of 200,000 KiB
+
+
+def test_a_lasting_folder_outlasts_an_interruption_but_no_wrong_input(tmp_path):
+    out, seen = tmp_path / "out", []
+
+    def attempt(plan, error=None):
+        with layout.lasting_folder(out, plan) as (data, notes):
+            seen.append(sorted(path.name for folder in (data, notes) for path in folder.iterdir()))
+            (data / "x").write_text("x")
+            (notes / "note").write_text("x")
+            (notes / ".half.tmp").write_text("x")
+            if error is not None:
+                raise error
+
+    for plan, error in (("a", KeyboardInterrupt()), ("a", OSError()), ("b", KeyboardInterrupt()), ("b", DataError(""))):
+        with pytest.raises(type(error)):
+            attempt(plan, error)
+    attempt("b")
+    assert seen == [[], ["note", "x"], [], ["note", "x"], []]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in out.iterdir()] == ["x"]

@@ -1,10 +1,13 @@
+import hashlib
+
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_vfl.data.builder import ids_digest
-from flower_vfl.data.ids import in_test_set, join_ids, read_ids, select_ids
+from flower_vfl.data.ids import drawn, in_test_set, join_ids, read_ids, select_ids
 from flower_vfl.errors import DataError
 
 id_lists = st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=40, unique=True)
@@ -138,3 +141,24 @@ def test_aligned_ids_keep_their_order_and_must_all_be_there():
     assert select_ids({"a": pa.array(["z", "x", "y"])}, ["y", "z"]) == ["y", "z"]
     with pytest.raises(DataError, match=r"1 of the 2 aligned IDs are not in b\.csv"):
         select_ids({"a.csv": pa.array(["x", "y"]), "b.csv": pa.array(["x"])}, ["x", "y"])
+
+
+@given(st.lists(st.integers(0, 2**40), max_size=20, unique=True), st.floats(0.01, 1.0), st.sampled_from(["x", "y"]))
+def test_a_row_is_drawn_when_splitmix64_of_its_number_is_small(numbers, fraction, key):
+    def mixed(number):
+        digest = hashlib.blake2b(f"flower-vfl rows {key}".encode(), digest_size=8).digest()
+        state = (int.from_bytes(digest, "big") + number * 0x9E3779B97F4A7C15) % 2**64
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+        return state ^ state >> 31
+
+    expected = [mixed(number) < fraction * 2**64 for number in numbers]
+    assert drawn(np.array(numbers, np.int64), fraction, key).tolist() == expected
+
+
+def test_draws_have_the_share_that_was_asked_for_and_those_of_two_keys_are_independent():
+    numbers = np.arange(100_000)
+    one, other = drawn(numbers, 0.3, "one"), drawn(numbers, 0.3, "other")
+    assert one.mean() == pytest.approx(0.3, abs=0.01)
+    assert (one & other).mean() == pytest.approx(0.09, abs=0.01)
+    assert (one[1:] & one[:-1]).mean() == pytest.approx(0.09, abs=0.01)
