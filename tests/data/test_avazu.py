@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flower_vfl import run
+from flower_vfl.config import load_config
 from flower_vfl.data.catalog import load, prepare
 from flower_vfl.data.clicks import blocks
+from flower_vfl.data.dataset import open_dataset
 from flower_vfl.errors import DataError
 from tests.data.clicks.click_files import AVAZU, avazu_rows, read_back, write_avazu, write_lines
 
@@ -125,6 +128,13 @@ def test_another_file_is_refused(tmp_path, delimiter, header, words):
     path = write_lines(tmp_path / "train.csv", ROWS, delimiter=delimiter, header=header)
     with pytest.raises(DataError, match=words):
         load("avazu", path=path)
+
+
+def test_a_prepared_folder_trains_with_its_preset(raw, tmp_path):
+    prepare("avazu", source=raw, out=tmp_path / "out", options={"label_columns": "all"})
+    settings = {"data.path": str(tmp_path / "out"), "training.epochs": "1", "training.batch_size": "64"}
+    result = run(load_config("avazu", settings), out=tmp_path / "run")
+    assert result.summary["dataset"]["rows"] == open_dataset(tmp_path / "out").rows("train")
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="needs the sample rows in the folder that FLOWER_VFL_TEST_DATA names")

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from sklearn.preprocessing import LabelEncoder, MinMaxScaler
 
+from flower_vfl import run
 from flower_vfl.config import load_config
 from flower_vfl.data.catalog import load, prepare
 from flower_vfl.data.clicks import blocks, survey
@@ -344,20 +345,13 @@ def test_two_preparations_of_one_folder_at_once_are_refused(raw, tmp_path):
         prepare("criteo", source=raw, out=tmp_path / "out")
 
 
-def test_a_prepared_folder_trains_through_the_entry_point_of_every_data_set(raw, tmp_path):
-    from flower_vfl import run
-
-    prepare("criteo", source=raw, out=tmp_path / "out", options={"label_columns": "C1"})
-    settings = {
-        "data.name": "criteo",
-        "data.path": str(tmp_path / "out"),
-        "training.epochs": "1",
-        "training.batch_size": "64",
-        "model.bottom": "16",
-    }
-    result = run(load_config("census", settings), out=tmp_path / "run")
+def test_a_prepared_folder_trains_with_its_preset_and_both_parties_columns(raw, tmp_path):
+    prepare("criteo", source=raw, out=tmp_path / "out", options={"label_columns": "all"})
+    settings = {"data.path": str(tmp_path / "out"), "training.epochs": "1", "training.batch_size": "64"}
+    result = run(load_config("criteo", settings), out=tmp_path / "run")
     assert result.summary["dataset"]["name"] == "criteo"
     assert result.summary["dataset"]["rows"] == open_dataset(tmp_path / "out").rows("train")
+    assert result.summary["parties"] == {"features": ["a"], "label_features": True}
 
 
 @pytest.mark.skipif(not REAL[0].is_file(), reason="needs the sample rows in the folder that FLOWER_VFL_TEST_DATA names")
