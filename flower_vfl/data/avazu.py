@@ -5,43 +5,31 @@ The ID is a text and no feature. The hour becomes hour of day and weekday; rows 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-import pydantic
+from pydantic import Field
 
-from flower_vfl.data.clicks.fields import Click, Code, Field, Hex, Hour, NamedRow
+from flower_vfl.data.clicks import fields as kinds
+from flower_vfl.data.clicks.fields import Click, Code, Hex, Hour, NamedRow
 from flower_vfl.data.clicks.parse import Format, check_header
 from flower_vfl.data.clicks.recipe import ClickOptions, ClickRecipe
+from flower_vfl.data.clicks.survey import Split
 from flower_vfl.data.recipe import Options
 from flower_vfl.errors import DataError
 
-_HEX = [
-    "site_id",
-    "site_domain",
-    "site_category",
-    "app_id",
-    "app_domain",
-    "app_category",
-    "device_id",
-    "device_ip",
-    "device_model",
-]
-_CODES = ["C1", "banner_pos", "device_type", "device_conn_type", "C14", "C15", "C16", "C17", "C18", "C19", "C20", "C21"]
+_HEX = (
+    *("site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category"),
+    *("device_id", "device_ip", "device_model"),
+)
+_CODES = ("C1", "banner_pos", "device_type", "device_conn_type", *(f"C{number}" for number in range(14, 22)))
 
 
 class AvazuOptions(ClickOptions):
     """Options of avazu."""
 
-    split: Literal["random", "day"] = pydantic.Field(
-        "random", description='"random": test rows are drawn; "day": the last days are the test part'
-    )
-    days: int = pydantic.Field(1, ge=1, le=30, description='with split = "day": so many days at the end')
-
-    @property
-    def test_days(self) -> int:
-        """Days at the end that are the test part; 0: it is drawn."""
-        return self.days if self.split == "day" else 0
+    test_days: int = Field(0, ge=0, le=30, description="the last days are the test; 0: rows are drawn")
 
 
 class Avazu(ClickRecipe):
@@ -56,12 +44,16 @@ class Avazu(ClickRecipe):
     files: ClassVar[tuple[str, ...]] = ("train.csv", "train.csv.gz", "train", "train.gz")
     origin: ClassVar[str] = "get train.gz of Kaggle's competition avazu-ctr-prediction"
 
+    def split(self, options: AvazuOptions) -> Split:
+        """Return which rows are kept, and which are for the test: drawn, or the last days."""
+        return replace(super().split(options), test_days=options.test_days)
+
     def recognise(self, path: Path, line: str) -> Format:
         """Check the header."""
         if line.count(",") < max(line.count("\t"), line.count(";"), 1):
             raise DataError(
                 f"{path}: fields must be separated by commas; the first line is not Avazu's header id,click,hour,..."
             )
-        fields: list[Field] = [NamedRow("id"), Click("click"), Hour("hour")]
+        fields: list[kinds.Field] = [NamedRow("id"), Click("click"), Hour("hour")]
         fields += [*map(Code, _CODES), *map(Hex, _HEX)]
         return check_header(path, line, ",", fields, "The published test file has no clicks.")

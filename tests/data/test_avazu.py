@@ -81,12 +81,12 @@ def test_every_layout_gives_the_same_numbers(tmp_path, raw, name):
 
 def test_the_last_days_can_be_the_test_part(raw):
     for days, expected in ((1, {"141023"}), (2, {"141022", "141023"})):
-        dataset = load("avazu", path=raw, options={"split": "day", "days": days})
+        dataset = load("avazu", path=raw, options={"test_days": days})
         dates = {name: {row[2][:6] for row in ROWS if row[0] in set(dataset.ids(name))} for name in ("train", "test")}
         assert dates["test"] == expected
         assert dates["train"] == {"141021", "141022", "141023"} - expected
     with pytest.raises(DataError, match=r"no row is left for the train part"):
-        load("avazu", path=raw, options={"split": "day", "days": 3})
+        load("avazu", path=raw, options={"test_days": 3})
 
 
 def test_as_published_makes_every_value_a_category_of_all_rows(raw, tmp_path):

@@ -165,7 +165,8 @@ def test_weekdays_and_hours_are_those_of_the_plan(raw):
     _, levels = everything(dataset, "weather")
     names = [column.name for column in encoding.categorical]
     values = {
-        name: ("unseen", *encoding.categorical[names.index(name)].values) for name in ("weekday", "hour", "month")
+        name: ("unseen", *encoding.categorical[names.index(name)].values.to_pylist())
+        for name in ("weekday", "hour", "month")
     }
     found = {name: [values[name][level] for level in levels[:, names.index(name)]] for name in values}
     days = [date(2013, 1, 28) + timedelta(row // 6) for row in range(60)]

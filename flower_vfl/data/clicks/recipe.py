@@ -45,11 +45,6 @@ class ClickOptions(Options):
     def _names(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
-    @property
-    def test_days(self) -> int:
-        """Days at the end that are the test part; 0: it is drawn."""
-        return 0
-
 
 class ClickRecipe(Recipe):
     """A large text with a line a click; a subclass says where it is and what its fields are.
@@ -71,6 +66,10 @@ class ClickRecipe(Recipe):
         DataError
             When it is another file.
         """
+
+    def split(self, options: Any) -> Split:
+        """Return which rows are kept, and which are for the test."""
+        return Split(options.sample, options.test_fraction, options.split_seed)
 
     def advice(self) -> str:
         """Return where the file comes from."""
@@ -98,7 +97,7 @@ class ClickRecipe(Recipe):
             for party, names in {"a": options.columns, "label": options.label_columns}.items()
             if names
         }
-        split = Split(options.sample, options.test_fraction, options.split_seed, options.test_days)
+        split = self.split(options)
         work = Work(builder.notes)
         read = read_source(path, made, split, work, options.bad_lines, _part(progress, 0.0, 0.6))
         found = survey(path, read, split, work, builder.folder / "ids", _part(progress, 0.6, 0.65))
