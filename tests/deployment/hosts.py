@@ -13,7 +13,7 @@ from flower_vfl.rng import simulation_secret
 from flower_vfl.simulations.flower_engine import free_port, tool, write_deployment
 from flower_vfl.simulations.keys import write_keys
 
-_NAME = "trial"
+NAME = "trial"
 ROOT = Path(__file__).parents[2]
 
 
@@ -111,7 +111,7 @@ class Hosts:
         environment = self.environment("superlink", FLOWER_VFL_DATA=str(self._label_data), **self._secret("superlink"))
         home = Path(environment["FLWR_HOME"])
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{_NAME}"\n\n[superlink.{_NAME}]\naddress = "127.0.0.1:{self.port}"\n'
+            f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\n'
             f'root-certificates = "{keys / "ca.crt"}"\n'
         )
         command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"]
@@ -149,7 +149,7 @@ class Hosts:
 
     def register(self, party: str, name: str | None = None) -> None:
         done = self.flwr(
-            "supernode", "register", str(self.keys / "superlink" / f"{party}.pub"), _NAME, "--name", name or party
+            "supernode", "register", str(self.keys / "superlink" / f"{party}.pub"), NAME, "--name", name or party
         )
         assert done.returncode == 0, done.stdout
 
@@ -162,11 +162,14 @@ class Hosts:
         name: str = "",
         authority: Path | None = None,
         config: str = "",
-        clock: dict[str, str] | None = None,
+        more: dict[str, str] | None = None,
     ) -> None:
-        """Start the SuperNode of a host; what it is, has and trusts can be another's, and it can be one too many."""
+        """Start the SuperNode of a host; what it is, has and trusts can be another's, and it can be one too many.
+
+        `more` comes into its environment.
+        """
         keys, port = self.keys / host, free_port()
-        environment = self.environment(host, **self._secret(host), **(clock or {}))
+        environment = self.environment(host, **self._secret(host), **(more or {}))
         if not config:
             config = f"party='{party or host}' data-path='{data or self.parties[party or host]}' "
             config += f"out='{self.folder / host / 'out'}'"
@@ -213,7 +216,7 @@ class Hosts:
         app = self.folder / f"app-{name}"
         if not app.exists():
             write_deployment(app, config, self.folder / name)
-        return self.flwr("run", str(app), _NAME, "--stream", timeout=timeout)
+        return self.flwr("run", str(app), NAME, "--stream", timeout=timeout)
 
     def everything(self) -> str:
         return "\n".join(

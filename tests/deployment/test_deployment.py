@@ -222,7 +222,7 @@ def another_clock(tmp_path):
 def test_a_wrong_clock_ends_the_supernode_and_doctor_says_whose_it_is(hosts, difference, logged, advice, another_clock):
     clock, keys, name = {**another_clock, "FAKETIME": difference}, hosts.keys / "club", f"club{difference}"
     hosts.stop("club")
-    hosts.start_node("club", name=name, clock=clock)
+    hosts.start_node("club", name=name, more=clock)
     explained = ended_as_explained(hosts, name)
     hosts.start_node("club")
     assert explained

@@ -1,0 +1,106 @@
+"""A deployed run that a closed port, a leak or a signal would end: what each host says, and what stays on its disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flower_vfl.apps import run
+from flower_vfl.config import build_config
+from tests.deployment.hosts import NAME, deployed
+from tests.deployment.test_deployment import SEED, check_equal, config, feature_parts, result_of
+from tests.deployment.test_recovery import below, command
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(590)]
+
+CLOSED = {"grpc_proxy": "http://127.0.0.1:9", "no_grpc_proxy": "127.0.0.1"}
+"""In a SuperNode's environment: nobody serves at that proxy, so the host can dial no name, as behind a firewall."""
+UNREACHED = r"session endpoint localhost:\d+ could not be reached within 25 s"
+
+
+@pytest.fixture(scope="module")
+def hosts(parts, tmp_path_factory):
+    """One deployment for all tests, which leave it as it was."""
+    with deployed(tmp_path_factory.mktemp("hosts"), parts / "bank", feature_parts(parts), seed=SEED) as hosts:
+        yield hosts
+
+
+def changed(settings, **sections):
+    values = settings.model_dump()
+    return build_config({**values, **{name: {**values[name], **some} for name, some in sections.items()}})
+
+
+@pytest.mark.parametrize("fallback", [pytest.param("messages", marks=pytest.mark.slow), "none"])
+def test_a_party_that_cannot_reach_the_port_uses_messages_where_the_run_allows_it(hosts, parts, fallback):
+    """One epoch of one batch, as each message takes seconds; the other party goes on by its stream."""
+    short = {"training": {"epochs": 1}, "checkpoint": {"every": -1}}
+    through = {"host": "127.0.0.1", "advertise": "localhost", "fallback": fallback, "connect_timeout": 50.0}
+    hosts.restart("club", more=CLOSED)
+    done = hosts.run(changed(config(batch_size=1200, **through), **short), f"closed-{fallback}", timeout=400)
+    hosts.restart("club")
+    for log in (done.stdout, hosts.log("club")):
+        assert re.search(UNREACHED, log), log
+    assert not re.search(UNREACHED, hosts.log("shop"))
+    if fallback == "none":
+        assert result_of(hosts, "closed-none")["status"] == "failed"
+        return
+    assert done.returncode == 0, done.stdout + hosts.everything()
+    assert "takes part through Flower's own messages, which is slow (transport.fallback)" in done.stdout
+    assert "Frames ride in Flower's own messages instead, which is slow" in hosts.log("club")
+    assert "Flower's own messages" not in hosts.log("shop")
+    local = run(changed(config(parts / "whole", "inproc", 1200), **short)).summary
+    check_equal(hosts, "closed-messages", local)
+
+
+def leaking(settings):
+    """Undefended: the norm reads more labels from a gradient each epoch, and passes the limit before the last one."""
+    values = settings.model_dump()
+    attack = {**values["attack"], "names": ["norm"], "max_leak": 0.71}
+    return build_config({**values, "defenses": [], "attack": attack, "training": {**values["training"], "epochs": 6}})
+
+
+def test_a_leak_beyond_the_limit_stops_the_run_and_every_party_keeps_the_model_from_before(hosts, parts, tmp_path):
+    local = run(leaking(config(parts / "whole", "inproc")), out=tmp_path / "local").summary
+    assert local["status"] == "leak limit"
+    assert local["model"]["epoch"] > 0
+    done = hosts.run(leaking(config()), "leak")
+    assert done.returncode == 0, done.stdout + hosts.everything()
+    result = result_of(hosts, "leak")
+    for name in ("status", "model", "weights", "utility"):
+        assert result[name] == local[name]
+    kept = {party: hosts.folder / party / "out" / "weights" for party in ("shop", "club")}
+    for party, folder in {**kept, "label": hosts.folder / "leak" / "weights"}.items():
+        name = f"{party}.safetensors"
+        ours, theirs = load_file(folder / name), load_file(tmp_path / "local" / "weights" / name)
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert f"the model of step {result['model']['step']} is kept" in done.stdout
+
+
+def test_a_server_app_that_is_terminated_keeps_what_was_measured_and_goes_on_to_the_same_result(hosts, parts):
+    settings = changed(config(), training={"epochs": 40}, checkpoint={"every": 20})
+    done, out = [], hosts.folder / "terminated"
+    running = threading.Thread(target=lambda: done.append(hosts.run(settings, "terminated")))
+    running.start()
+    deadline = time.monotonic() + 120
+    while not list((out / "checkpoints" / "label").glob("step-*[1-9]0.safetensors")):
+        assert time.monotonic() < deadline, hosts.everything()
+        time.sleep(0.1)
+    (server,) = [pid for pid in below(hosts.process("superlink").pid) if "flwr-serverapp" in command(pid)]
+    os.kill(server, signal.SIGTERM)
+    running.join()
+    assert "Task stopped by user" in done[0].stdout  # and `flwr run` ends with 0
+    assert result_of(hosts, "terminated")["status"] == "interrupted"
+    assert 0 < result_of(hosts, "terminated")["cost"]["steps"] < 600
+    for party in ("shop", "club"):
+        hosts.wait_for(party, "the label party ended the session")
+    again = hosts.flwr("run", str(hosts.folder / "app-terminated"), NAME, "--run-config", "resume=true", "--stream")
+    assert again.returncode == 0, again.stdout + hosts.everything()
+    local = run(changed(config(parts / "whole", "inproc"), training={"epochs": 40}, checkpoint={"every": 20})).summary
+    check_equal(hosts, "terminated", local)
