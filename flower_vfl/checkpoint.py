@@ -25,7 +25,7 @@ _TENSOR = "__tensor__"
 
 
 def save_state(path: Path, state: Any) -> None:
-    """Write a tree of dictionaries, lists, plain values and tensors to one file, atomically.
+    """Write a tree of dictionaries, lists, plain values and tensors to one file of its owner's, atomically.
 
     Raises
     ------
@@ -35,18 +35,18 @@ def save_state(path: Path, state: Any) -> None:
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_strip(state, tensors))
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_tensors(path, tensors, {_TREE: tree})
+    save_tensors(path, tensors, {_TREE: tree}, private=True)
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, atomically.
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], *, private: bool = False) -> None:
+    """Write a safetensors file, atomically; a `private` one is only its owner's to read.
 
     Raises
     ------
     StorageError
         When it could not be written.
     """
-    with replacing(path) as temporary:
+    with replacing(path, private=private) as temporary:
         try:
             save_file(tensors, temporary, metadata=metadata)
         except SafetensorError as error:  # it hides the number of the operating system's error in its words

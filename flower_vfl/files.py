@@ -11,7 +11,7 @@ import socket
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from flower_vfl.errors import OutputExistsError, StorageError
 
@@ -131,6 +131,12 @@ class FolderLock:
             self._file.truncate(0)
             self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
             self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Let others work in the folder."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -27,13 +27,14 @@ from flower_vfl.apps.build import (
     party_names,
     torch_threads,
 )
-from flower_vfl.apps.keeping import Keeping, checked_training
+from flower_vfl.apps.keeping import CHECKPOINTS, Keeping, checked_training
 from flower_vfl.apps.model import ModelCard, make_card, save_model
 from flower_vfl.apps.node import Node
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.memory import VerticalData
-from flower_vfl.errors import ConfigError, ProtocolError, UnreachableError
+from flower_vfl.errors import ConfigError, OutputExistsError, ProtocolError, UnreachableError
+from flower_vfl.files import FolderLock
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.configured import OptimizerFactory
@@ -71,6 +72,45 @@ class _Session:
             return None
         return Keeping.of_feature_party(self.folder, self.party, self.offer[TRAINING])
 
+    @property
+    def state_path(self) -> Path:
+        """Where the party lies between two Flower messages: in its own folder, where the next session takes the place.
+
+        So a label party that has gone without a word leaves one such file there at most.
+        """
+        if self.simulation and not self.offer.get("out"):
+            return _state_folder() / f"session-{self.id}-{self.party}.safetensors"
+        return self.folder / CHECKPOINTS / self.party / "session.safetensors"
+
+    def hold(self) -> AbstractContextManager[object]:
+        """Let nobody else work in a deployed party's folder; that of a simulation is held by its label party.
+
+        Raises
+        ------
+        OutputExistsError
+            When another process works there.
+        """
+        if self.simulation:
+            return nullcontext()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return FolderLock(self.folder)
+        except OutputExistsError as error:
+            raise OutputExistsError(f"party {self.party!r}: {error} as `out` in --node-config") from None
+
+    def load(self) -> Any:
+        """Read the party's state between two messages.
+
+        Raises
+        ------
+        ProtocolError
+            When another session has taken its place.
+        """
+        kept = load_state(self.state_path)
+        if kept["session"] != self.id:
+            raise ProtocolError(f"another session of party {self.party!r} has begun in {self.folder}; this one is over")
+        return kept["state"]
+
 
 class _Client:
     """The handlers of one ClientApp.
@@ -98,7 +138,7 @@ class _Client:
         if not party:
             return _reply(message, SPARE, "this run has fewer feature parties than nodes")
         session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
-        with torch_threads(config.threads):
+        with torch_threads(config.threads), session.hold():
             machine, journal = self._build(session, context, config, dataset)
             if offer["kind"] == "messages":
                 return self._open(message, context, session, machine, journal)
@@ -117,22 +157,22 @@ class _Client:
     def frames(self, message: Message, context: Context) -> Message:
         """Answer the frames of one Flower message (transport `messages`)."""
         config = self._config_of(context)
-        offer, count, state_path = _stored(context)
+        offer, count = _stored(context)
         dataset = self._data(config)
         party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
         session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
-        with torch_threads(config.threads):
+        with torch_threads(config.threads), session.hold(), ExitStack() as failing:
             live = self._live.pop((session.id, party), None)
             if live is not None and live[0] == count:
                 _, machine, journal = live
             else:
                 machine, journal = self._build(session, context, config, dataset)
-                machine.restore(load_state(state_path))
+                machine.restore(session.load())
+            failing.callback(session.state_path.unlink, missing_ok=True)  # an error ends the session
             content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
-            if machine.finished:
-                shutil.rmtree(state_path.parent, ignore_errors=True)
-            else:
-                self._store(context, session, machine, journal, count + 1, state_path)
+            if not machine.finished:
+                self._store(context, session, machine, journal, count + 1)
+                failing.pop_all()
         return Message(content, reply_to=message)
 
     def align(self, message: Message, context: Context) -> Message:
@@ -184,8 +224,7 @@ class _Client:
         journal: StepLog | None,
         why: str = "",
     ) -> Message:
-        state_path = _state_folder() / f"{session.id}-{session.party}" / "state.safetensors"
-        self._store(context, session, machine, journal, 0, state_path)
+        self._store(context, session, machine, journal, 0)
         content = bundle([machine.hello()], session.id, str(session.offer["wire-dtype"]))
         content[REPLY] = ConfigRecord({"status": OPEN, "party": session.party, "reason": why})
         return Message(content, reply_to=message)
@@ -197,14 +236,13 @@ class _Client:
         machine: FeatureParty,
         journal: StepLog | None,
         count: int,
-        state_path: Path,
     ) -> None:
         machine.settle()
         if journal is not None:
             journal.flush()
-        save_state(state_path, machine.state())
+        save_state(session.state_path, {"session": session.id, "state": machine.state()})
         kept = {key: value for key, value in session.offer.items() if key in _KEPT}
-        context.state[_STATE] = ConfigRecord({**kept, "count": count, "path": str(state_path)})
+        context.state[_STATE] = ConfigRecord({**kept, "count": count})
         self._live[session.id, session.party] = (count, machine, journal)
 
 
@@ -239,11 +277,11 @@ def _offer_of(content: RecordDict) -> ConfigRecord:
     return offer
 
 
-def _stored(context: Context) -> tuple[ConfigRecord, int, Path]:
+def _stored(context: Context) -> tuple[ConfigRecord, int]:
     stored = context.state.config_records.get(_STATE)
     if stored is None:
         raise ProtocolError("frames came before an offer, or this node lost its state")
-    return stored, int(str(stored["count"])), Path(str(stored["path"]))
+    return stored, int(str(stored["count"]))
 
 
 def _state_folder() -> Path:

@@ -1,0 +1,85 @@
+"""A deployed party's own folder is one session's at a time, and a session leaves no more there than is needed."""
+
+import os
+
+import pytest
+from flwr.app import ConfigRecord
+
+from flower_vfl.apps import run
+from flower_vfl.apps.client import _Session
+from flower_vfl.checkpoint import save_state
+from flower_vfl.errors import PartyError, ProtocolError
+from flower_vfl.files import FolderLock
+from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.protocol.frame import Kind
+from tests.apps.test_node import CONFIG, deploy, folders, nodes_of  # noqa: F401 - `folders` is a fixture
+from tests.faults.common import Interrupt
+from tests.toys import toy_config, toy_data
+
+MESSAGES = {"kind": "messages"}
+
+
+@pytest.mark.parametrize("kind", ["stream", "messages"])
+def test_a_folder_in_which_another_process_works_is_refused_and_nothing_is_written(
+    folders,  # noqa: F811
+    monkeypatch,
+    tmp_path,
+    kind,
+):
+    root, dataset = folders
+    own = tmp_path / "own"
+    own.mkdir()
+    nodes = nodes_of(folders)
+    nodes[0]["out"] = str(own)
+    config = CONFIG.model_copy(update={"transport": CONFIG.transport.model_copy(update={"kind": kind})})
+    with FolderLock(own):
+        words = rf"party '{nodes[0]['party']}': .*own is in use by process {os.getpid()} on .*another folder as `out`"
+        with pytest.raises(PartyError, match=words):
+            deploy(nodes, root / dataset.label_party, monkeypatch, tmp_path, config)
+        assert [path.name for path in own.iterdir()] == [FolderLock.NAME]
+    deploy(nodes, root / dataset.label_party, monkeypatch, tmp_path, config)
+    assert [path.stem for path in (own / "weights").iterdir()] == [nodes[0]["party"]]
+
+
+def between_messages(folder):
+    return sorted(path.parent.name for path in folder.rglob("session*.safetensors"))
+
+
+def test_a_label_party_that_goes_without_a_word_leaves_one_file_at_most_which_the_next_session_takes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
+    config = toy_config(transport=MESSAGES, checkpoint={"every": 2})
+    out = tmp_path / "run"
+    for step in (1, 3, 3):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, out=out, resume=True, data=lambda _: toy_data(), observers=(Interrupt(step),))
+        found = between_messages(tmp_path)
+        assert found == sorted(set(found))
+        assert found
+    run(config, out=out, resume=True, data=lambda _: toy_data())
+    assert between_messages(tmp_path) == []
+
+
+def test_a_party_that_fails_leaves_nothing_of_its_session(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
+    handle = FeatureParty.handle
+
+    def failing(party, frame):
+        if frame.kind is Kind.EVALUATE and party.name == "a":
+            raise ValueError("no")
+        return handle(party, frame)
+
+    monkeypatch.setattr(FeatureParty, "handle", failing)
+    with pytest.raises(PartyError):
+        run(toy_config(transport=MESSAGES), data=lambda _: toy_data())
+    assert not list(tmp_path.rglob("session-*-a.safetensors"))
+
+
+def test_a_message_of_a_session_whose_place_another_one_has_taken_is_refused(tmp_path):
+    new, old = (_Session(ConfigRecord({"session": name}), "a", False, tmp_path) for name in ("new", "old"))
+    save_state(new.state_path, {"session": new.id, "state": {"step": 3}})
+    assert new.load() == {"step": 3}
+    assert new.state_path.stat().st_mode & 0o077 == 0
+    with pytest.raises(ProtocolError, match=r"another session of party 'a' has begun in .*; this one is over"):
+        old.load()
