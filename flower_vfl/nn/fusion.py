@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Literal, get_args
 
 import torch
@@ -22,7 +23,8 @@ def fused_shape(shapes: Sequence[Sequence[int]], how: str) -> tuple[int, ...]:
     shapes : sequence of shapes
         Of one example of each party, without the batch dimension: (D,) or (channels, height, width).
     how : {"concat", "sum", "mean"}
-        "concat" joins on the first dimension (features, or the channels of feature maps).
+        "concat" joins on the first dimension (features, or the channels of feature maps); feature maps of different
+        sizes, and feature maps beside features, are flattened first.
 
     Raises
     ------
@@ -31,8 +33,8 @@ def fused_shape(shapes: Sequence[Sequence[int]], how: str) -> tuple[int, ...]:
 
     Examples
     --------
-    >>> fused_shape([(32,), (16,)], "concat")
-    (48,)
+    >>> fused_shape([(32,), (16,)], "concat"), fused_shape([(32,), (4, 6, 6)], "concat")
+    ((48,), (176,))
     """
     if how not in get_args(Fusion):
         raise ConfigError(f"there is no fusion {how!r}; {suggestion(how, get_args(Fusion))}")
@@ -41,7 +43,7 @@ def fused_shape(shapes: Sequence[Sequence[int]], how: str) -> tuple[int, ...]:
         raise ConfigError(f"fusion needs at least one embedding of at least one dimension, given shapes {given}")
     if how == "concat":
         if len({shape[1:] for shape in given}) > 1:
-            raise ConfigError(f"embeddings can differ in their first dimension only to be concatenated, given {given}")
+            return (sum(map(prod, given)),)
         return (sum(shape[0] for shape in given), *given[0][1:])
     if len(set(given)) > 1:
         raise ConfigError(f"embeddings must have one shape for {how!r}, given {given}; set equal cuts, or 'concat'")
@@ -69,7 +71,8 @@ def fuse(embeddings: Sequence[Tensor], how: str) -> Tensor:
     if len(embeddings) == 1:
         return embeddings[0]
     if how == "concat":
-        return torch.cat(list(embeddings), dim=1)
+        alike = len({embedding.shape[2:] for embedding in embeddings}) == 1
+        return torch.cat([embedding if alike else embedding.flatten(1) for embedding in embeddings], dim=1)
     # Added in the order of the parties: the order decides the last bit.
     total = embeddings[0]
     for embedding in embeddings[1:]:

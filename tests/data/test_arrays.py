@@ -116,7 +116,6 @@ def test_a_network_trains_on_images_of_one_party_and_a_table_of_another(tmp_path
         {
             "data": {"name": "files", "options": options},
             "model": {"channels": [2], "cut": 2, "top": [4]},
-            "parties": {"label_features": False},
             "training": {"epochs": 1, "batch_size": 8},
         }
     )

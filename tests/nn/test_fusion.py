@@ -17,6 +17,15 @@ def test_concatenation_joins_on_the_first_dimension_after_the_batch(widths, rest
     assert torch.equal(joined, torch.cat(parts, 1))
 
 
+@given(st.lists(sizes, min_size=2, max_size=4), st.integers(1, 4))
+def test_embeddings_of_different_kinds_are_flattened_to_be_concatenated(shapes, batch):
+    shapes = [*shapes, [3], [2, 2, 2]]
+    parts = [torch.randn(batch, *shape) for shape in shapes]
+    joined = fuse(parts, "concat")
+    assert tuple(joined.shape[1:]) == fused_shape(shapes, "concat")
+    assert torch.equal(joined, torch.cat([part.reshape(batch, -1) for part in parts], dim=1))
+
+
 @given(sizes, st.integers(1, 4), st.integers(0, 3))
 def test_sum_and_mean_add_in_the_order_of_the_parties(shape, parties, batch):
     parts = [torch.randn(batch, *shape) for _ in range(parties)]
@@ -39,8 +48,7 @@ def test_gradients_reach_every_party(how):
         ([], "concat", "at least one embedding"),
         ([()], "sum", "at least one dimension"),
         ([(3,), (4,)], "sum", "one shape for 'sum'"),
-        ([(3, 2, 2), (3, 2, 4)], "concat", "first dimension only"),
-        ([(3,), (3, 2)], "concat", "first dimension only"),
+        ([(3, 2, 2), (3, 2, 4)], "mean", "one shape for 'mean'"),
         ([(3,)], "conct", "did you mean 'concat'"),
     ],
 )
