@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,9 @@ from flower_vfl.data.toy import ToyGap, ToyHemispheres
 from flower_vfl.data.wordnet import WordnetGlosses
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError
 from flower_vfl.registry import lookup
+
+_log = logging.getLogger(__name__)
+_WAIT_SECONDS = 0.5
 
 CACHE_VARIABLE = "FLOWER_VFL_CACHE"
 DATA_VARIABLE = "FLOWER_VFL_DATA"
@@ -110,12 +115,14 @@ def load(
         raise DataError(f"data.path names {str(path)!r}, which does not exist")
     checked = build_options(recipe, options or {})
     folder = (cache or _default_cache()) / f"{recipe.name}-{_cache_key(recipe, source, checked)}"
-    if not folder.exists():
+    while not folder.exists():
         try:
             return _prepare(recipe, source, folder, checked, lambda done: None)
         except OutputExistsError:
-            # Another process prepared the same meanwhile.
-            return open_dataset(folder)
+            # Another process prepared the same meanwhile, or is at it.
+            if not folder.exists():
+                _log.info("%s is being prepared by another process", folder)
+                time.sleep(_WAIT_SECONDS)
     return open_dataset(folder)
 
 

@@ -1,7 +1,9 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from flower_vfl.data.clicks import blocks, survey
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.encoding import NumericEncoding
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError
+from flower_vfl.files import FolderLock
 from tests.data.clicks.click_files import CATEGORIES, NUMBERS, criteo_rows, read_back, write_criteo, write_lines
 
 FOLDER = Path(os.environ.get("FLOWER_VFL_TEST_DATA", "nowhere"))
@@ -281,6 +284,18 @@ def test_ids_that_repeat_are_refused(tmp_path, small_blocks):
         load("criteo", path=raw)
 
 
+def test_who_opens_what_another_process_prepares_waits_for_it(raw, cache):
+    folder = load("criteo", path=raw).folder
+    shutil.rmtree(folder)
+    place = folder.with_name(f".{folder.name}.partial")
+    place.mkdir()
+    lock = FolderLock(place)
+    release = threading.Timer(1.0, lock.release)
+    release.start()
+    assert load("criteo", path=raw).folder == folder
+    assert release.finished.is_set()
+
+
 def test_labels_that_are_all_the_same_are_refused(tmp_path):
     raw = write_criteo(tmp_path / "train.txt", [["0", *row[1:]] for row in ROWS])
     with pytest.raises(DataError, match=r"all .* training rows have the same label"):
@@ -368,3 +383,30 @@ def test_real_rows_of_both_layouts_are_the_same():
         again = one.encoding("a").encode(table)
         assert np.array_equal(again[0], numeric)
         assert np.array_equal(again[1], ids)
+
+
+TENTH = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from criteo_like import ROWS, sizes, write
+folder = Path(sys.argv[2])
+write(folder / "train.txt", ROWS // 10, scale=0.1)
+from flower_vfl.data import prepare
+options = {"min_count": 1, "fit": "all", "scaling": "min-max"}
+dataset = prepare("criteo", source=folder / "train.txt", out=folder / "out", options=options)
+levels = [len(column.values) for column in dataset.encoding("a").categorical]
+wrong = [pair for pair in zip(levels, sizes(0.1)) if pair[0] - pair[1] not in (0, 1)]  # one more: missing
+print(dataset.rows("train") + dataset.rows("test"), len(wrong), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_tenth_of_the_real_rows_and_values_is_prepared_in_bounded_memory(tmp_path):
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    command = [sys.executable, "-c", TENTH, str(benchmarks), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows, wrong, kilobytes = map(int, done.stdout.split()[-3:])
+    assert (rows, wrong) == (4_584_061, 0)
+    assert kilobytes < 1_800_000

@@ -15,6 +15,7 @@ from flower_vfl.errors import DataError
 BLOCK_BYTES = 32 * 2**20
 """Characters of a block; no line may be longer."""
 
+_PIECE_BYTES = 2**16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NO_TEXT = {
     b"\xff\xfe": "text in UTF-16; convert it to UTF-8",
@@ -71,7 +72,7 @@ class BlockReader:
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self._size = path, size
-        self._lines = 0
+        self._lines = self._ends = 0
         self.digest = hashlib.sha256()
 
     def blocks(self) -> Iterator[Block]:
@@ -96,19 +97,18 @@ class BlockReader:
                     self._lines, number = self._lines + count, number + 1
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(
-                f"{self.path} is no whole gzip file: {error}; it broke after line {self._lines:,}. Fetch it again"
+                f"{self.path} is no whole gzip file: {error}; it broke after line {self._ends:,}. Fetch it again"
             ) from None
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from None
 
     def _next(self, file: IO[bytes], rest: bytes) -> tuple[bytes, bytes] | None:
         """Return whole lines and what is left behind them; None at the end."""
-        read = file.read(self._size - len(rest))
-        self.digest.update(read)
-        data = rest + read
+        data = rest + self._read(file, self._size - len(rest))
+        whole = len(data) == self._size
         if not self._lines:
             data = self._check_beginning(data)
-        if len(rest) + len(read) < self._size:
+        if not whole:
             data = data.rstrip(b"\r\n")
             return (_unix(data + b"\n"), b"") if data else None
         end = data.rfind(b"\n") + 1
@@ -117,6 +117,16 @@ class BlockReader:
                 f"{self.path}: line {self._lines + 1} is longer than {self._size:,} characters: this is no such file"
             )
         return _unix(data[:end]), data[end:]
+
+    def _read(self, file: IO[bytes], size: int) -> bytes:
+        """Read in small pieces, so that it is known where a broken file broke."""
+        pieces: list[bytes] = []
+        while size and (piece := file.read(min(size, _PIECE_BYTES))):
+            pieces.append(piece)
+            self.digest.update(piece)
+            self._ends += piece.count(b"\n")
+            size -= len(piece)
+        return b"".join(pieces)
 
     def _check_beginning(self, data: bytes) -> bytes:
         for mark, what in _NO_TEXT.items():
