@@ -38,7 +38,7 @@ class Avazu(ClickRecipe):
     name: ClassVar[str] = "avazu"
     description: ClassVar[str] = "mobile ads clicked or not: 23 categories, hour of day and weekday among them"
     licence: ClassVar[str] = "Kaggle's rules of the Avazu competition; not distributed with this package"
-    rows: ClassVar[int | None] = 36_386_000
+    rows: ClassVar[int | None] = 36_386_328
     options: ClassVar[type[Options]] = AvazuOptions
     published: ClassVar[dict[str, Any]] = {"min_count": 1, "fit": "all"}
     files: ClassVar[tuple[str, ...]] = ("train.csv", "train.csv.gz", "train", "train.gz")

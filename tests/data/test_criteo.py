@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from flower_vfl.data.catalog import load, prepare
 from flower_vfl.data.clicks import blocks, survey
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.encoding import NumericEncoding
-from flower_vfl.errors import ConfigError, DataError, OutputExistsError
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError, StorageError
 from flower_vfl.files import FolderLock
 from tests.data.clicks.click_files import CATEGORIES, NUMBERS, criteo_rows, read_back, write_criteo, write_lines
 
@@ -251,7 +252,7 @@ def test_an_empty_file_and_a_folder_without_one_are_refused(tmp_path):
     (tmp_path / "train.txt").unlink()
     with pytest.raises(DataError, match=r"holds none of train\.txt, .*get train\.txt"):
         load("criteo", path=tmp_path)
-    with pytest.raises(DataError, match=r"criteo needs its file: get train\.txt"):
+    with pytest.raises(DataError, match=r"criteo needs its file: get train\.txt .* name it as --from"):
         load("criteo")
 
 
@@ -347,6 +348,21 @@ def test_what_was_begun_with_other_options_is_not_gone_on_with(raw, tmp_path, sm
         with pytest.raises(KeyboardInterrupt):
             prepare("criteo", source=raw, out=tmp_path / "out", options=options, progress=stop)
     assert prepare("criteo", source=raw, out=tmp_path / "out").alignment == load("criteo", path=raw).alignment
+
+
+def test_a_full_disk_is_told_and_the_work_goes_on_when_there_is_space(raw, tmp_path, small_blocks, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flower_vfl.data.layout.os.pwrite", full)
+        with pytest.raises(StorageError, match=r"No space left on device.*make space"):
+            prepare("criteo", source=raw, out=tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(survey, "parse", lambda *_: pytest.fail("parsed again"))
+        prepare("criteo", source=raw, out=tmp_path / "out")
+    prepare("criteo", source=raw, out=tmp_path / "undisturbed")
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 
 
 def test_two_preparations_of_one_folder_at_once_are_refused(raw, tmp_path):

@@ -72,8 +72,8 @@ class ClickRecipe(Recipe):
         return Split(options.sample, options.test_fraction, options.split_seed)
 
     def advice(self) -> str:
-        """Return where the file comes from."""
-        return f"{self.origin}; then `flower-vfl data prepare {self.name} --from FILE --out DIR`"
+        """Return where the file comes from, and how to name it."""
+        return f"{self.origin}, and name it as --from"
 
     def inputs(self, source: Path | None, options: ClickOptions) -> list[Path]:
         """Return the file: the one that is named, or the first of those that the folder has."""

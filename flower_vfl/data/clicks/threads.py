@@ -11,8 +11,8 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-WORKERS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-"""Arrow's parser and numpy's sorting let go of Python's lock, so that threads use as many cores."""
+WORKERS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+"""Arrow's parser and numpy's sorting let go of Python's lock, so that threads use as many cores; each holds a piece."""
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T], workers: int = WORKERS) -> Iterator[R]:
