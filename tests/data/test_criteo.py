@@ -315,19 +315,18 @@ prepare("criteo", source=Path(sys.argv[1]), out=Path(sys.argv[2]), options={"min
 """
 
 
-@pytest.mark.parametrize("at", [0.3, 0.62, 0.7, 0.85])
+@pytest.mark.parametrize("at", [0.3, 0.62, 0.7, 0.85, 0.949])
 def test_after_a_kill_the_work_goes_on_and_ends_the_same(raw, tmp_path, small_blocks, monkeypatch, at):
     undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
     prepare("criteo", source=raw, out=undisturbed, options={"min_count": 1})
     done = subprocess.run([sys.executable, "-c", KILL, str(raw), str(out), str(at)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert not out.exists()
-    kept = len(list((tmp_path / ".out.partial" / "notes").glob("piece-*")))
+    assert any((tmp_path / ".out.partial" / "notes").iterdir())
     parsed = []
     monkeypatch.setattr(survey, "parse", lambda block, made: parsed.append(block.number) or PARSE(block, made))
     prepare("criteo", source=raw, out=out, options={"min_count": 1})
     assert contents(out) == contents(undisturbed)
-    assert kept
     if at == 0.3:
         assert min(parsed) > 0
         assert len(parsed) < 8
