@@ -33,6 +33,9 @@ from flower_vfl.parsing import Value
 ERROR_FILE_VARIABLE = "FLOWER_VFL_ERROR_FILE"
 """Where the ServerApp of `--engine flower` leaves the words of its error: Flower passes on an exit code only."""
 
+STARTER_VARIABLE = "FLOWER_VFL_STARTER"
+"""The process that `--engine flower` runs in: Flower's simulation outlives the SuperLink, and has to end with it."""
+
 _NAME = "flower-vfl-run"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
@@ -97,6 +100,7 @@ def flwr_run(run_config: Mapping[str, Value], parties: int) -> int:
             **os.environ,
             "FLWR_HOME": str(home),
             ERROR_FILE_VARIABLE: str(Path(temporary) / "error"),
+            STARTER_VARIABLE: str(os.getpid()),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

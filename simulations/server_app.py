@@ -6,7 +6,8 @@ from pathlib import Path
 
 from flower_vfl.apps import RunResult, make_server_app
 from flower_vfl.reports import render
-from flower_vfl.simulations.flower_engine import ERROR_FILE_VARIABLE
+from flower_vfl.simulations.flower_engine import ERROR_FILE_VARIABLE, STARTER_VARIABLE
+from flower_vfl.strategies import Observer
 
 
 def _report(result: RunResult) -> None:
@@ -19,4 +20,23 @@ def _tell(error: str) -> None:
         Path(os.environ[ERROR_FILE_VARIABLE]).write_text(error, encoding="utf8")
 
 
-app = make_server_app(on_result=_report, on_error=_tell)
+class _WithItsStarter(Observer):
+    """Interrupts a run of `--engine flower` when the process that started it has gone, by a signal perhaps."""
+
+    def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
+        starter = os.environ.get(STARTER_VARIABLE)
+        if starter and not _lives(int(starter)):
+            raise SystemExit(f"process {starter}, which had started this run, has gone")
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+app = make_server_app(observers=(_WithItsStarter(),), on_result=_report, on_error=_tell)

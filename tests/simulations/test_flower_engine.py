@@ -12,10 +12,12 @@ import threading
 import time
 
 import pytest
+import tomli_w
 
 from flower_vfl.apps import run
 from flower_vfl.config import build_config, to_run_config
-from flower_vfl.errors import PartyError, SetupError
+from flower_vfl.errors import OutputExistsError, PartyError, SetupError
+from flower_vfl.files import FolderLock
 from flower_vfl.simulations import flower_engine
 from flower_vfl.simulations.flower_engine import run_flower, write_app, write_deployment
 from flower_vfl.tracking import read_steps
@@ -171,3 +173,35 @@ def test_the_engine_option_of_the_command_line_runs_it(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Leak AUC" in done.stdout
     assert json.loads((tmp_path / "out" / "result.json").read_text())["environment"]["transport"] == "stream"
+
+
+def test_a_run_that_is_terminated_ends_with_flowers_processes_and_keeps_what_was_measured(tmp_path):
+    """Flower's simulation outlives its SuperLink: it used to go on for hours in a folder that nobody else could use."""
+    out, preset = tmp_path / "run", tmp_path / "long.toml"
+    long = {**TWO, "training": {"epochs": 5000, "batch_size": 64}, "checkpoint": {"every": 50}}
+    preset.write_text(tomli_w.dumps(long))
+    words = [sys.executable, "-m", "flower_vfl", "run", str(preset), "--engine", "flower", "--out", str(out)]
+    with subprocess.Popen(words) as process:
+        try:
+            wait_until(lambda: list((out / "checkpoints" / "label").glob("step-*[1-9]*.safetensors")), 200)
+        finally:
+            process.terminate()
+        assert process.wait(60) == 143
+    wait_until((out / "result.json").is_file, 30)
+    assert json.loads((out / "result.json").read_text())["status"] == "interrupted"
+    wait_until(lambda: not in_use(out), 30)
+
+
+def in_use(folder):
+    try:
+        FolderLock(folder).release()
+    except OutputExistsError:
+        return True
+    return False
+
+
+def wait_until(true, seconds):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
