@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.data.images import Rows
+from flower_vfl.data.layout import UNREADABLE
 from flower_vfl.data.tree import IMAGE_ENDINGS, decoded, image_size
 from flower_vfl.errors import DataError
 
@@ -89,7 +91,7 @@ def _open_npz(path: Path) -> StoredArrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (*UNREADABLE, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise DataError(f"{path} is no .npz file of plain arrays: {error}") from None
     features = [name for name, array in found.items() if array.ndim > 1]
     if len(features) != 1:

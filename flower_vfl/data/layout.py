@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 SCHEMA = 2
 MANIFEST, PARTY, LABELS, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
 VECTORS, VOCABULARY = "vectors.npy", "vocabulary.parquet"
+UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, TokenError)
+"""What numpy may raise at a file of an array whose header somebody has changed."""
+
 _CHUNK_BYTES = 32 * 2**20
 _log = logging.getLogger(__name__)
 
@@ -87,7 +91,7 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str, mode: Literal["r"
         array = np.load(path, mmap_mode=mode if np.prod(shape) else None, allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} is no array that can be read: {error}") from None
     if not isinstance(array, np.ndarray):
         raise DataError(f"{path} is an archive, one array is needed")

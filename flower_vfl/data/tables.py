@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def read_table(path: Path, only: str = "") -> pa.Table:
     names = [only] if only else header.column_names
     try:
         table = pq.read_table(path, columns=names) if _is_parquet(path) else _read_csv(path, header.column_names, names)
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        table.validate(full=True)  # texts that are no UTF-8, for instance
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         # Arrow's words end with the row that it stumbled over: data, which messages do not repeat.
         words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
         raise DataError(f"{path} cannot be read: {words}") from None
@@ -57,7 +59,7 @@ def read_header(path: Path) -> pa.Table:
             header = pa.schema([(name.strip(), pa.string()) for name in names]).empty_table()
         else:
             raise DataError(f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet or .pq")
-    except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     if not header.column_names:
         raise DataError(f"{path} is empty")

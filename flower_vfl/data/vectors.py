@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_vfl.data.layout import UNREADABLE
 from flower_vfl.errors import DataError
 
 _log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def _of_package(numbers: Path, index: Path, words: Sequence[str]) -> NDArray[np.
     try:
         vectors = np.load(numbers, mmap_mode="r", allow_pickle=False)
         names = pq.read_table(index).column(0)
-    except (OSError, ValueError, EOFError, SyntaxError, pa.ArrowException) as error:
+    except (*UNREADABLE, pa.ArrowException) as error:
         raise DataError(f"the word vectors in {numbers.parent} cannot be read: {error}") from None
     if vectors.ndim != 2 or vectors.dtype != np.float32 or len(vectors) != len(names):
         raise DataError(f"{numbers} holds {vectors.dtype} {vectors.shape}, {index} {len(names)} words: they do not fit")

@@ -7,10 +7,12 @@ same seed mutates the same way. What breaks a rule is written to `tests/faults/c
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import logging
 import random
 import resource
+import shutil
 import struct
 import tempfile
 import time
@@ -20,13 +22,19 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
+from PIL import Image
 
 from flower_vfl import build_config, run
 from flower_vfl.apps.model import load_model
 from flower_vfl.checkpoint import load_state, read_committed
 from flower_vfl.config import load_config
 from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.catalog import prepare
+from flower_vfl.data.dataset import PARTS, open_dataset
 from flower_vfl.errors import InputError
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.reports.run import load_run
@@ -124,6 +132,9 @@ def _checksum_changed(data: bytes, original: bytes) -> bool:
     return data[10:14] != original[10:14]
 
 
+Reader = Callable[[Path], object]
+
+
 class Files:
     """Every file that a command reads from somebody else's hands or from a disk that may be damaged."""
 
@@ -133,7 +144,7 @@ class Files:
         AlignmentFile(tuple(f"id{row}" for row in range(50)), ("a", "b"), "c").write(folder / "a.parquet")
         state = next((out / "checkpoints" / "a").glob("*.safetensors"))
         self._scratch = folder / "scratch"
-        self._readers = {
+        self._readers: dict[Path, Reader] = {
             out / "config.toml": lambda path: load_config(str(path)),
             out / "result.json": lambda path: load_run(path.parent),
             out / "steps.parquet": lambda path: read_steps(path.parent),
@@ -144,6 +155,7 @@ class Files:
             next((out / "checkpoints" / "label").glob("*.json")): lambda path: read_committed(path.parent),
             folder / "a.parquet": AlignmentFile.read,
         }
+        self._readers |= own_data(folder / "raw") | prepared_data(folder / "raw", folder / "prepared")
         self.known = list(self._readers)
         self._bytes = {path: path.read_bytes() for path in self._readers if path.is_file()}
 
@@ -164,6 +176,62 @@ class Files:
         except InputError:
             return False
         return True
+
+
+def own_data(folder: Path) -> dict[Path, Reader]:
+    """Write a user's files of each kind; return what reads each of them."""
+    folder.mkdir()
+    rows = range(40)
+    columns = {"id": [f"p{row}" for row in rows], "age": [20.5 + row % 7 for row in rows]}
+    columns |= {"town": [("Ulm", "Bonn", "")[row % 3] for row in rows], "label": [row % 2 for row in rows]}
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    (folder / "a.csv").write_text("\n".join(lines) + "\n")
+    (folder / "a.csv.gz").write_bytes(gzip.compress((folder / "a.csv").read_bytes(), mtime=0))
+    pq.write_table(pa.table(columns), folder / "b.parquet")
+    np.savez(folder / "a.npz", id=np.array(columns["id"]), label=np.arange(40) % 2, x=np.ones((40, 2, 3), np.float32))
+    for row in rows:
+        place = folder / "photos" / f"{row % 2}" / f"p{row}.{'jpg' if row % 2 else 'png'}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (5, 4), (row, 0, 0)).save(place)
+
+    def read(path: Path) -> None:
+        photos = path.suffix in (".jpg", ".png")
+        with tempfile.TemporaryDirectory(prefix="flower-vfl-fuzz-") as scratch:
+            if photos:
+                shutil.copytree(folder / "photos", Path(scratch) / "photos")
+                shutil.copy(path, next((Path(scratch) / "photos").glob(f"*/{path.name}")))
+            source = Path(scratch) / "photos" if photos else path
+            prepare("files", out=Path(scratch) / "out", options={"files": {"a": str(source)}})
+
+    names = ("a.csv", "a.csv.gz", "b.parquet", "a.npz", "photos/0/p0.png", "photos/1/p1.jpg")
+    return {folder / name: read for name in names}
+
+
+def prepared_data(raw: Path, folder: Path) -> dict[Path, Reader]:
+    """Prepare a user's table; return what opens and reads the whole folder with one file of it changed."""
+    prepare("files", out=folder, options={"files": {"a": str(raw / "a.csv")}})
+    copy = folder.with_name("changed")
+    shutil.copytree(folder, copy)
+
+    def reader(original: Path) -> Reader:
+        def read(path: Path) -> None:
+            place = copy / original.relative_to(folder)
+            shutil.copyfile(path, place)
+            try:
+                dataset = open_dataset(copy)
+                for party in dataset.parties:
+                    table, _ = dataset.party(party), dataset.encoding(party)
+                    table.train.gather(np.arange(len(table.train)))
+                    table.test.gather(np.arange(len(table.test)))
+                dataset.labels()
+                [dataset.ids(part) for part in PARTS]
+                dataset.verify()
+            finally:
+                shutil.copyfile(original, place)
+
+        return read
+
+    return {path: reader(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def _seconds(feed: Callable[[], bool]) -> float:
