@@ -39,7 +39,7 @@ def test_a_check_that_is_left_out_is_found(monkeypatch, tmp_path):
 
     monkeypatch.setattr(fuzzing, "load_config", lambda path: careless(fuzzing.Path(path)))
     monkeypatch.setattr(fuzzing, "CORPUS", tmp_path / "corpus")
-    assert any("config.toml" in line for line in fuzzing.check(frames=0, files=100, seed=0)["broken"])
+    assert any("config.toml" in line for line in fuzzing.check(frames=0, files=500, seed=0)["broken"])
     assert list((tmp_path / "corpus").iterdir())
 
 
@@ -50,5 +50,5 @@ def test_an_input_that_takes_long_is_found(monkeypatch, tmp_path):
 
     monkeypatch.setattr(fuzzing, "load_config", slow)
     monkeypatch.setattr(fuzzing, "SECONDS", 0.05)
-    broken = fuzzing.check(frames=0, files=100, seed=0)["broken"]
+    broken = fuzzing.check(frames=0, files=500, seed=0)["broken"]
     assert any(line.startswith("config.toml") and line.endswith(" s") for line in broken)
