@@ -251,11 +251,13 @@ def read_id_column(path: Path, rows: int) -> pa.ChunkedArray:
 
     try:
         table = pq.read_table(path, columns=["id"])
+        table.validate(full=True)  # texts that are no UTF-8, for instance
+        found = [column.cast(pa.string()) for column in table.columns]
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    if table.num_columns != 1 or table.num_rows != rows:
+    if len(found) != 1 or len(found[0]) != rows:
         raise DataError(f"{path} holds {table.num_rows} IDs in {table.num_columns} columns, needed: {rows} in one")
-    return table.column(0).cast(pa.string())
+    return found[0]
 
 
 @contextmanager
