@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.data.images import Rows
 from flower_vfl.data.layout import UNREADABLE
-from flower_vfl.data.tree import IMAGE_ENDINGS, decoded, image_size
+from flower_vfl.data.tree import IMAGE_ENDINGS, image_size, read_images
 from flower_vfl.errors import DataError
 
 ROW = "row of the arrays"
 """Column that says which row of the arrays belongs to an ID."""
 
 _PIECE = 256
-_LARGEST = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -133,26 +132,9 @@ def _open_images(folder: Path, id_name: str, label: str, size: tuple[int, ...]) 
     columns = {id_name: pa.array([path.stem for path in paths], pa.string())}
     if nested == {True}:
         columns[label or "label"] = pa.array([path.parent.name for path in paths], pa.string())
-    needed = size or image_size(_content(paths[0]), paths[0])
-    read = partial(_read_images, paths, needed, bool(size))
+    needed = size or image_size(paths[0])
+    read = partial(read_images, paths, needed, shrink=bool(size))
     return StoredArrays(_numbered(columns, len(paths)), (3, *needed), True, read)
-
-
-def _read_images(
-    paths: Sequence[Path], size: tuple[int, ...], shrink: bool, rows: Rows
-) -> Iterator[tuple[Rows, NDArray[np.generic]]]:
-    for low in range(0, len(rows), _PIECE):
-        places = np.arange(low, min(low + _PIECE, len(rows)))
-        chosen = [paths[row] for row in rows[places]]
-        yield places, np.stack([decoded(_content(path), path, size, shrink=shrink) for path in chosen])
-
-
-def _content(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(_LARGEST)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _numbered(columns: dict[str, pa.Array], rows: int) -> pa.Table:

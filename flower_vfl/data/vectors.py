@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.data.layout import UNREADABLE
+from flower_vfl.data.packages import packaged_folder
 from flower_vfl.errors import DataError
 
 _log = logging.getLogger(__name__)
@@ -57,10 +57,7 @@ def vector_files(named: str) -> list[Path]:
 
 def packaged_glove() -> Path | None:
     """Return the folder inside the installed package, without importing it."""
-    spec = importlib.util.find_spec(_PACKAGE)
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    folders = (Path(place) / "data" for place in places)
-    return next((folder for folder in folders if (folder / _NUMBERS).is_file() and (folder / _WORDS).is_file()), None)
+    return packaged_folder(_PACKAGE, "data", _NUMBERS, _WORDS)
 
 
 def read_vectors(named: str, words: Sequence[str], first: int) -> NDArray[np.float32] | None:

