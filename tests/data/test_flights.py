@@ -80,8 +80,8 @@ def weather(days=10, each=6):
     for row in flights(days, each):
         if row["flight"] != 7:  # nothing was measured then
             measured = dict.fromkeys(AIR, 1) | {"temp": row["flight"], "wind_gust": "NA", "wind_dir": 270}
-            rows.append(measured | {"origin": "EWR", "time_hour": row["time_hour"]})
             rows.append(measured | {"origin": "JFK", "time_hour": row["time_hour"], "temp": -99})
+            rows.append(measured | {"origin": "EWR", "time_hour": row["time_hour"]})
     return rows
 
 
