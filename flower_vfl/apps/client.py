@@ -211,7 +211,7 @@ class _Client:
             store=None if keeping is None else keeping.store(config, dataset.alignment),
         )
         card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)
-        machine.on_finish = partial(_keep_results, session, machine, journal, card)
+        machine.on_finish = partial(_keep_results, session, journal, card)
         _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
         return machine, journal
 
@@ -263,7 +263,7 @@ def _leave(machine: FeatureParty, journal: StepLog | None) -> None:
         journal.close()
 
 
-def _keep_results(session: _Session, machine: FeatureParty, journal: StepLog | None, card: ModelCard) -> None:
+def _keep_results(session: _Session, journal: StepLog | None, card: ModelCard, machine: FeatureParty) -> None:
     """Keep what belongs to the party of a finished training: its journal and the weights that stay."""
     _leave(machine, journal)
     if not machine.discarded and (session.offer.get("out") or not session.simulation):

@@ -26,6 +26,28 @@ AUDIT_REFERENCE, AUDIT_ROW = "audit.reference", "audit.row"
 """In a simulation, the tensor (D,) and the field with which a step's frame tells the scorer a clean gradient."""
 
 
+class _Seen:
+    """What passed the watched layers in this step.
+
+    The hooks hold this and not the attacker: it would hold itself by its own model, with its data open, after the run.
+    """
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, Tensor] = {}
+        self.gradients: dict[str, Tensor] = {}
+
+    def watch(self, layer: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(keep)  # type: ignore[no-untyped-call] # `retain_grad` would copy it
+                self.outputs[layer] = output
+
+        def keep(gradient: Tensor) -> None:
+            self.gradients[layer] = gradient
+
+        return hook
+
+
 class Attacker(FeatureParty):
     """A feature party with attacks attached.
 
@@ -76,8 +98,7 @@ class Attacker(FeatureParty):
         self._simulation, self._defended, self._fresh = simulation, defended, fresh
         self._trained_attacks = [attack for attack in attacks if isinstance(attack, InferenceAttack)]
         self._recorder = recorder or NoRecorder()
-        self._outputs: dict[str, Tensor] = {}
-        self._gradients: dict[str, Tensor] = {}
+        self._seen = _Seen()
         self._reference: tuple[int, Tensor] | None = None
         self._references: Reference | None = None
         self._received = False
@@ -86,7 +107,7 @@ class Attacker(FeatureParty):
         self._rows_independent: bool | None = None
         self._left_traces = False
         for layer, module in watched.items():
-            module.register_forward_hook(self._watch(layer))
+            module.register_forward_hook(self._seen.watch(layer))
         self._layers = {layer: watched.get(layer) for layer in layers or ["cut", *watched]}
         self._audit, self._test_audit = AuditLabels(len(self._table.train)), AuditLabels(len(self._table.test))
         self._classes = 0
@@ -115,17 +136,6 @@ class Attacker(FeatureParty):
                     f"{suggestion(layer, ['cut', *known])}"
                 )
         return {layer: known[layer] for layer in layers if layer != "cut"}
-
-    def _watch(self, layer: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(keep)  # type: ignore[no-untyped-call] # `retain_grad` would copy it
-                self._outputs[layer] = output
-
-        def keep(gradient: Tensor) -> None:
-            self._gradients[layer] = gradient
-
-        return hook
 
     def _learn(self, step: int, frame: Frame) -> None:
         self._reference, self._references = self._read_reference(frame), None
@@ -175,10 +185,10 @@ class Attacker(FeatureParty):
         """
         if self._rows_independent is False:
             return None
-        of_batch, self._outputs = self._outputs, {}
+        of_batch, self._seen.outputs = self._seen.outputs, {}
         inputs = self._gather("train", rows)
         output = self.bottom(*inputs) if self._rows_independent else self._rehearse(inputs)
-        alone, self._outputs = self._outputs, of_batch
+        alone, self._seen.outputs = self._seen.outputs, of_batch
         tolerance = 1e-5 * float(expected.abs().max())
         same = torch.allclose(output.detach()[0], expected, rtol=1e-4, atol=tolerance)
         self._rows_independent = same and not self._left_traces
@@ -204,14 +214,14 @@ class Attacker(FeatureParty):
         """Do it in the graph of the batch, before the backward pass with the received gradient frees it."""
         seed = torch.zeros_like(output)
         seed[row] = clean.view_as(output[row])
-        watched = self._outputs
+        watched = self._seen.outputs
         found = torch.autograd.grad(output, list(watched.values()), seed, retain_graph=True, allow_unused=True)
         return {layer: g[row].flatten() for layer, g in zip(watched, found, strict=True) if g is not None}
 
     def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:
-        gradients = {"cut": gradient, **self._gradients}
-        outputs = {layer: output.detach() for layer, output in self._outputs.items()}
-        self._outputs, self._gradients = {}, {}
+        gradients = {"cut": gradient, **self._seen.gradients}
+        outputs = {layer: output.detach() for layer, output in self._seen.outputs.items()}
+        self._seen.outputs, self._seen.gradients = {}, {}
         if self._watched - gradients.keys():
             raise ConfigError(
                 f"party {self.name!r} gets no gradient at {', '.join(sorted(self._watched - gradients.keys()))}: watch "

@@ -78,9 +78,9 @@ class FeatureParty:
 
     Attributes
     ----------
-    on_finish : Callable[[], None]
-        Called when training is finished, before the party reports: what it has found has to be on its disk by then,
-        because nobody asks again for what was reported.
+    on_finish : Callable[[FeatureParty], None]
+        Called with the party when training is finished, before it reports: what it has found has to be on its disk by
+        then, because nobody asks again for what was reported.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class FeatureParty:
         self._pending: deque[_Pending] = deque()
         self._next_step = 0
         self._store = store
-        self.on_finish: Callable[[], None] = lambda: None
+        self.on_finish: Callable[[FeatureParty], None] = lambda _party: None
         self._shape, self._dtype = self._probe()
 
     def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -297,7 +297,7 @@ class FeatureParty:
             raise ProtocolError(f"training was finished while {len(self._pending)} steps wait for their gradient")
         self.finished = True
         report = Frame(Kind.REPORT, fields={"report": json.dumps(self.report())})
-        self.on_finish()
+        self.on_finish(self)
         return report
 
     def state(self) -> dict[str, Any]:

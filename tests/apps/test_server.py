@@ -1,13 +1,16 @@
 """The ServerApp: what it leaves, and how it fits into Flower's simulation runtime."""
 
+import gc
 import subprocess
 import sys
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
 
 from flower_vfl.apps import run, server
+from flower_vfl.apps.build import default_bottom
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
 
@@ -76,3 +79,20 @@ def test_the_result_tells_the_mean_of_what_defenses_logged(tmp_path):
     steps = read_steps(tmp_path / "run").to_pandas()
     for name in ("marvell.fallback", "marvell.noise_power", "marvell.auc_bound"):
         assert result["log"][name] == pytest.approx(steps["value"][steps["metric"] == name].mean())
+
+
+def test_a_feature_party_is_gone_with_its_run():
+    """Not when the garbage is collected: until then its data would stay open."""
+    made = weakref.WeakSet()
+
+    def watched(spec, config):
+        made.add(model := default_bottom(spec, config))
+        return model
+
+    run(toy_config(), data=lambda _: toy_data())  # torch keeps what the first optimizer of a process was made for
+    gc.disable()
+    try:
+        run(toy_config(), data=lambda _: toy_data(), bottom=watched)
+        assert not made
+    finally:
+        gc.enable()
