@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -17,15 +18,25 @@ OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine", "step", "linear"]
 State = dict[str, Tensor | int | float]
 
+
+def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return the optimizer without its guards against being compiled, which nobody does here.
+
+    At the first optimizer of a process they import PyTorch's compiler, which takes as long as PyTorch itself.
+    """
+    bare = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "step")}
+    return type(kind.__name__, (kind,), {**bare, "step": torch.no_grad()(bare["step"])})
+
+
 _DENSE: dict[str, type[torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
+    "adam": _uncompiled(torch.optim.Adam),
+    "adamw": _uncompiled(torch.optim.AdamW),
+    "sgd": _uncompiled(torch.optim.SGD),
 }
 _SPARSE: dict[str, type[torch.optim.Optimizer]] = {
-    "adam": RowAdam,
-    "adamw": RowAdam,
-    "sgd": torch.optim.SGD,
+    "adam": _uncompiled(RowAdam),
+    "adamw": _uncompiled(RowAdam),
+    "sgd": _DENSE["sgd"],
 }
 # Factor of the learning rate when a part 0 <= done <= 1 of the training is over.
 _SCHEDULES: dict[str, Callable[[float], float]] = {

@@ -1,6 +1,8 @@
 import io
 import json
 import math
+import subprocess
+import sys
 import time
 
 import pytest
@@ -249,3 +251,21 @@ def test_the_cost_of_a_step_does_not_follow_the_vocabulary():
         return min(times)
 
     assert seconds(10_000_000) <= 3.0 * seconds(10_000)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_no_optimizer_brings_in_the_compiler(name):
+    """Its import takes as long as PyTorch's own, in every process of every party."""
+    code = f"""
+import sys, torch
+from flower_vfl.nn.optim import Optimizers
+model = torch.nn.Sequential(torch.nn.Embedding(9, 2, sparse=True), torch.nn.Flatten(), torch.nn.Linear(2, 1))
+optimizers = Optimizers(model, {name!r})
+model(torch.arange(3)[:, None]).sum().backward()
+optimizers.clip_grad(1.0)
+optimizers.step()
+optimizers.zero_grad()
+optimizers.load_state_dict(optimizers.state_dict())
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
