@@ -67,7 +67,11 @@ def deployment(root: Path, data: str) -> Iterator[dict[str, str]]:
         write_part(root / "whole", party, root / party)
     keys, port = root / "keys", free_port()
     write_keys(keys, ["127.0.0.1"], parties, days=1)
-    common = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    common = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    }
     common |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLOWER_VFL_DATA": str(root / dataset.label_party)}
     environment = {**os.environ, **common, "FLWR_HOME": str(root / "home"), "BEGUN": str(root / "begun")}
     authority = keys / "superlink" / "ca.crt"
