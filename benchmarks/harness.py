@@ -62,8 +62,8 @@ class Gate:
         self._started: Clock | None = None
         self.values: list[float] = []
         """One value a step, such as its loss: proof that two lanes did the same work."""
-        self.rss_anon = 0
-        """Anonymous resident memory at the last step, in bytes."""
+        self.memory: dict[str, int] = {}
+        """Resident memory at the last step, in bytes: `rss_anon` without and `rss` with the pages of mapped files."""
 
     def tick(self, value: float = math.nan) -> None:
         """Count one step; raises `Enough` when the benchmark is over."""
@@ -88,7 +88,7 @@ class Gate:
         except (EOFError, ConnectionError):  # the benchmark itself has died
             self._steps = 0
         if not self._steps:
-            self.rss_anon = rss_anon()  # while everything is still there
+            self.memory = {"rss_anon": resident("RssAnon"), "rss": resident("VmRSS")}  # while everything is still there
             raise Enough
 
     def interrupt(self) -> None:
@@ -102,7 +102,7 @@ def _run_lane(connection: Connection, work: Callable[..., Any], arguments: Seque
     with contextlib.suppress(Enough):
         more = work(gate, *arguments)
     with contextlib.suppress(OSError):
-        connection.send({"values": gate.values, "rss_anon": gate.rss_anon, "more": more})
+        connection.send({"values": gate.values, **gate.memory, "more": more})
 
 
 class Lane:
@@ -277,23 +277,28 @@ def same_prefix(first: Sequence[float], second: Sequence[float]) -> int:
     return count if list(first[:count]) == list(second[:count]) else -1
 
 
-def rss_anon() -> int:
-    """Return the anonymous resident memory of this process in bytes; 0 where the system does not say it."""
+def resident(kind: str) -> int:
+    """Return a kind of resident memory of this process in bytes; 0 where the system does not say it."""
     try:
         with open("/proc/self/status", encoding="ascii") as status:
             for line in status:
-                if line.startswith("RssAnon:"):
+                if line.startswith(f"{kind}:"):
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
     return 0
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return what reads the command line: `--quick`, to which a benchmark may add."""
+    options = argparse.ArgumentParser(description=(description or "").split("\n", 1)[0])
+    options.add_argument("--quick", action="store_true", help="a smoke run: small, and its numbers say nothing")
+    return options
+
+
 def arguments(description: str | None) -> argparse.Namespace:
-    """Read the command line: `--quick`."""
-    parser = argparse.ArgumentParser(description=(description or "").split("\n", 1)[0])
-    parser.add_argument("--quick", action="store_true", help="a smoke run: small, and its numbers say nothing")
-    return parser.parse_args()
+    """Read the command line of a benchmark that adds nothing."""
+    return parser(description).parse_args()
 
 
 def report(name: str, *, target: str, met: bool | dict[str, bool], quick: bool, **measured: Any) -> None:

@@ -48,16 +48,18 @@ def preset(quick: bool, **sections: Any) -> Config:
     return build_config(values)
 
 
-class _Ticks(Observer):
+class Ticks(Observer):
     """Takes turns with the other lanes after every step."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
+        """Count it."""
         self._gate.tick(loss)
 
     def on_epoch(self, step: int, epoch: int, metrics: Any) -> None:
+        """Leave the evaluation out."""
         self._gate.interrupt()
 
 
@@ -65,7 +67,7 @@ def split(gate: Gate, config: Config, journal: bool = False) -> None:
     """Train by `flower_vfl.run`, with a results folder and its journals where wanted."""
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as folder:
-        run(config, out=f"{folder}/run" if journal else None, observers=(_Ticks(gate),))
+        run(config, out=f"{folder}/run" if journal else None, observers=(Ticks(gate),))
 
 
 class _ProcessGrid(LocalGrid):
@@ -119,7 +121,7 @@ def _train(config: Config, gate: Gate, cost: dict[str, Any]) -> None:
     def note(result: RunResult) -> None:
         cost.update(result.summary["cost"])
 
-    make_server_app(config=config, observers=(_Ticks(gate),), on_result=note)(grid, context)
+    make_server_app(config=config, observers=(Ticks(gate),), on_result=note)(grid, context)
 
 
 def joined(gate: Gate, config: Config) -> None:

@@ -8,7 +8,6 @@ comes of it.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
@@ -18,18 +17,17 @@ import time
 from pathlib import Path
 
 from criteo_like import ROWS, write
-from harness import report
+from harness import parser, report
 
 RATE, MEMORY = 150_000, 4.0
 
 
 def main() -> None:
     """Generate, prepare and report."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--quick", action="store_true", help="a smoke run: small, and its numbers say nothing")
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--folder", type=Path, help="where the text and the prepared data lie meanwhile")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rows", type=int, default=2_000_000)
+    options.add_argument("--folder", type=Path, help="where the text and the prepared data lie meanwhile")
+    given = options.parse_args()
     rows = 20_000 if given.quick else given.rows
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-", dir=given.folder) as folder:
         text, out = Path(folder) / "train.txt", Path(folder) / "out"
