@@ -192,8 +192,54 @@ def demo(
 
 
 @app.command()
-def report(folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs.")]) -> None:
-    """Rebuild report.html from what is in a run's folder; several folders are compared."""
+def sweep(
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="A sweep's preset or a TOML file.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the results [default: runs/<sweep>-<time>].")] = None,
+    address: Annotated[
+        str, typer.Option(metavar="RAY", help="HOST:PORT of a Ray cluster, or auto [default: Ray on this machine].")
+    ] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the sweep that was interrupted in --out; begin it if none was.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Most trials at once; 0: as many as there is room for.")] = 0,
+    set_: SetOption = None,
+) -> None:
+    """Run many configurations on Ray: a grid, or draws, over any keys; one table and one report at the end."""
+    from flower_vfl.errors import ConfigError, FlowerVflError, InputError
+    from flower_vfl.parsing import parse_assignments
+    from flower_vfl.simulations.sweep.definition import load_definition
+    from flower_vfl.simulations.sweep.listing import print_sweep
+    from flower_vfl.simulations.sweep.sweeping import run_sweep
+
+    if resume and out is None:
+        raise ConfigError("--resume goes on in a folder: name it with --out")
+    folder = out or default_folder(source)
+    definition, given = load_definition(source), parse_assignments(set_ or [])
+    try:
+        summaries = run_sweep(definition, folder, given, address=address, resume=resume, workers=workers)
+    except (KeyboardInterrupt, FlowerVflError) as error:
+        if not isinstance(error, InputError) and folder.is_dir():
+            words = ["flower-vfl", "sweep", source, "--out", str(folder), "--resume"]
+            words += [word for text in set_ or [] for word in ("--set", text)]
+            typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
+        raise
+    print_sweep(summaries)
+    _say(f"report: {folder / 'report.html'}")
+
+
+@app.command()
+def presets() -> None:
+    """List the presets that come with the package: of single runs, and of sweeps."""
+    from flower_vfl.simulations.sweep.listing import print_presets
+
+    print_presets()
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or one of a sweep.")],
+) -> None:
+    """Rebuild report.html from what is in the folder of a run or a sweep; several runs are compared."""
     from flower_vfl.reports import render
 
     _say(f"report: {render(folders)}")

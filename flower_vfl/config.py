@@ -30,6 +30,9 @@ from flower_vfl.sections import (
     require_plain,
 )
 
+SWEEP = "-sweep"
+"""How the name of a sweep's preset ends."""
+
 
 class Config(Section):
     """Everything a run needs to know; it reaches every party, so nothing in it is secret."""
@@ -124,6 +127,23 @@ def _path_of(key: str) -> tuple[str, str]:
     raise ConfigError(f"there is no configuration key {key!r}; {suggestion(key, leaves)}")
 
 
+def canonical_key(key: str) -> str:
+    """Return the dotted path that a dotted or kebab-case key means.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such key; the message gives the nearest one.
+
+    Examples
+    --------
+    >>> canonical_key("training-batch-size"), canonical_key("data.options.test_days")
+    ('training.batch_size', 'data.options.test_days')
+    """
+    path, entry = _path_of(key)
+    return f"{path}.{entry}" if entry else path
+
+
 def _coerce(path: str, kind: Any, value: Any) -> Any:
     """Turn a flat value (`--set`, Flower's run config) into what the leaf wants."""
     if not isinstance(value, str):
@@ -156,12 +176,13 @@ def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> d
     return result
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError, model: type[BaseModel] = Config) -> str:
+    """Say of each field that is wrong what was given and what is allowed."""
     lines = []
     for problem in error.errors():
         path = ".".join(str(part) for part in problem["loc"]) or "configuration"
         if problem["type"] == "extra_forbidden":
-            lines.append(f"{path}: there is no such key; {suggestion(path, leaf_paths())}")
+            lines.append(f"{path}: there is no such key; {suggestion(path, leaf_paths(model))}")
         else:
             given = "" if problem["type"] == "value_error" and not problem["loc"] else f", given {problem['input']!r}"
             lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')}{given}")
@@ -179,11 +200,20 @@ def build_config(values: Mapping[str, Any], overrides: Mapping[str, Any] | None 
     try:
         return Config.model_validate(with_overrides(values, overrides or {}))
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain(error)) from None
 
 
 def preset_names() -> list[str]:
-    """Return the names of the presets that come with the package."""
+    """Return the names of the presets of runs that come with the package."""
+    return [name for name in _presets() if not name.endswith(SWEEP)]
+
+
+def sweep_names() -> list[str]:
+    """Return the names of the presets of sweeps that come with the package."""
+    return [name for name in _presets() if name.endswith(SWEEP)]
+
+
+def _presets() -> list[str]:
     folder = files("flower_vfl") / "simulations" / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
@@ -206,6 +236,8 @@ def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Conf
             raise ConfigError(f"{source} cannot be read: {error}") from None
     elif source in preset_names():
         text = (files("flower_vfl") / "simulations" / "presets" / f"{source}.toml").read_text(encoding="utf8")
+    elif source in sweep_names():
+        raise ConfigError(f"{source!r} is a sweep, many runs: flower-vfl sweep {source}")
     else:
         raise ConfigError(
             f"there is no preset {source!r}; {suggestion(source, preset_names())}, or a path ending in .toml"

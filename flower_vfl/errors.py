@@ -23,6 +23,10 @@ class OutputExistsError(InputError):
     """The output folder holds something that would be overwritten."""
 
 
+class FolderInUseError(OutputExistsError):
+    """Another process works in the folder; the operating system lets go of it when that process ends."""
+
+
 class ProtocolError(InputError):
     """The other side sent something that the protocol does not allow; nothing of it was used."""
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from flower_vfl.errors import OutputExistsError, StorageError
+from flower_vfl.errors import FolderInUseError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +100,7 @@ class FolderLock:
 
     Raises
     ------
-    OutputExistsError
+    FolderInUseError
         When another process, or another run of this one, works there.
 
     Examples
@@ -110,7 +110,7 @@ class FolderLock:
     >>> lock = FolderLock(folder)
     >>> FolderLock(folder)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    flower_vfl.errors.OutputExistsError: ... is in use by process ...
+    flower_vfl.errors.FolderInUseError: ... is in use by process ...
     >>> lock.release()
     """
 
@@ -125,7 +125,7 @@ class FolderLock:
                 self._file.seek(0)
                 owner = self._file.read(200) or "another process"
                 self._file.close()
-                raise OutputExistsError(
+                raise FolderInUseError(
                     f"{folder} is in use by {owner}: wait until that run has ended, or name another folder"
                 ) from None
             self._file.truncate(0)

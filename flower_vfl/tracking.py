@@ -250,6 +250,19 @@ def make_sink(name: str, folder: Path | str) -> Sink:
     return lookup("sink", name, SINKS)(folder)
 
 
+def require_sinks(names: Sequence[str]) -> None:
+    """Refuse live sinks whose packages are not installed, before anything is begun.
+
+    Raises
+    ------
+    ConfigError
+        As `make_sink` does; the message says what to install.
+    """
+    modules = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+    for name in names:
+        _optional(lookup("sink", name, modules), name)
+
+
 def _optional(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,11 @@ from flower_vfl.apps.folder import check_folder, check_free, read_result
 from flower_vfl.apps.local import run, run_alone
 from flower_vfl.apps.progress import LiveProgress
 from flower_vfl.config import Config, build_config, load_config
+from flower_vfl.errors import FolderInUseError
 from flower_vfl.files import write_json_atomic
 from flower_vfl.parsing import parse_defenses
 from flower_vfl.reports import render
+from flower_vfl.strategies import Observer
 from flower_vfl.terminal import console
 
 DEMO_PRESET = "census"
@@ -30,6 +35,9 @@ DEMO_DEFENSES = {
 """The demo's runs: no defense, those of gradients at a few of the strengths that the papers use, one of embeddings."""
 
 
+_LOOK_AGAIN_SECONDS = 0.5
+
+
 def run_here(config: Config, out: Path, *, title: str, alone: bool = False, resume: bool = False) -> dict[str, Any]:
     """Run a configuration in this process, write its report and return its `result.json`.
 
@@ -39,15 +47,44 @@ def run_here(config: Config, out: Path, *, title: str, alone: bool = False, resu
     out = out.expanduser().absolute()
     if not check_folder(out, config, resume=resume):
         return read_result(out)
-    try:
+    with _reported(out):
         with LiveProgress(title, console()) as progress:
             run(config, out=out, resume=resume, observers=(progress,))
         if alone:
             write_alone(out, alone_aucs(config))
-    finally:  # whatever ended it: a report shows what was measured
+    return read_result(out)
+
+
+def run_observed(
+    config: Config, out: Path, *, resume: bool, observers: tuple[Observer, ...], patience: float = 0.0
+) -> None:
+    """Run a configuration in this process without a display of its own, and write its report.
+
+    A folder in which another process still works is waited for, `patience` seconds at most: it may be about to end.
+    """
+    if not check_folder(out, config, resume=resume):
+        return
+    deadline = time.monotonic() + patience
+    with _reported(out):
+        while True:
+            try:
+                run(config, out=out, resume=resume, observers=observers)
+            except FolderInUseError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_AGAIN_SECONDS)
+            else:
+                return
+
+
+@contextmanager
+def _reported(out: Path) -> Iterator[None]:
+    """Write a run's report, whatever ends the run: it shows what was measured."""
+    try:
+        yield
+    finally:
         if (out / "result.json").is_file():
             render([out])
-    return read_result(out)
 
 
 def alone_aucs(config: Config) -> dict[str, float]:

@@ -10,6 +10,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from flower_vfl.apps.sweeps import is_sweep
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
 from flower_vfl.metrics import observations
@@ -19,6 +20,7 @@ from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
 from flower_vfl.reports.leaks import label_of, told
 from flower_vfl.reports.run import Run, load_run
+from flower_vfl.reports.sweep import of_sweep
 from flower_vfl.reports.trained import of_run
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ CURVES = {
 
 
 def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Path:
-    """Write the report of one run, or the comparison of several, from what is in their folders.
+    """Write the report of one run, of a sweep, or the comparison of several runs, from what is in their folders.
 
     Reads ``config.toml``, ``result.json``, ``steps.parquet`` (or the journal of a run that was killed) and, where there
     are some, ``snapshots.parquet`` and ``embeddings.parquet``, and nothing else. The page needs no network and no other
@@ -61,6 +63,8 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     folders = [Path(folder) for folder in run_dirs]
     if not folders:
         raise InputError("A report needs at least one run's folder.")
+    if len(folders) == 1 and out is None and is_sweep(folders[0]):
+        return render_sweep(folders[0])
     runs = [load_run(folder) for folder in folders]
     if len(runs) == 1:
         target = folders[0] / "report.html"
@@ -70,6 +74,24 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
         html = _page("comparison.html.j2", **of_several(runs))
     target = target if out is None else Path(out)
     write_text_atomic(target, html)
+    return target
+
+
+def render_sweep(folder: Path | str) -> Path:
+    """Write the report of a sweep from what is in its folder: its record, and the result of each run.
+
+    Returns
+    -------
+    Path
+        The file, written whole or not at all.
+
+    Raises
+    ------
+    InputError
+        Where there is no sweep, no result yet, or a file cannot be read.
+    """
+    target = Path(folder) / "report.html"
+    write_text_atomic(target, _page("sweep.html.j2", **of_sweep(Path(folder))))
     return target
 
 

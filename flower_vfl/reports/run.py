@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flower_vfl.errors import InputError
-from flower_vfl.tracking import STEPS, read_embeddings, read_snapshots, read_steps
+from flower_vfl.tracking import SCHEMA, STEPS, read_embeddings, read_snapshots, read_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,8 +69,8 @@ class Run:
         return [str(party) for party in named] if isinstance(named, list) else sorted(weights.keys() - {"label"})
 
 
-def load_run(folder: Path | str) -> Run:
-    """Read a run's folder.
+def load_run(folder: Path | str, *, light: bool = False) -> Run:
+    """Read a run's folder; with `light` only what is small, no values along training and no embeddings.
 
     Raises
     ------
@@ -83,7 +83,10 @@ def load_run(folder: Path | str) -> Run:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
-    result, steps = _result(folder / "result.json"), read_steps(folder)
+    result = _result(folder / "result.json")
+    if light:
+        return Run(folder, text, result, SCHEMA.empty_table())
+    steps = read_steps(folder)
     return Run(folder, text, result, steps, _snapshots(folder), read_embeddings(folder))
 
 

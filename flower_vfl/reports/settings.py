@@ -74,14 +74,14 @@ def settings_of(runs: Sequence[Run]) -> list[Setting]:
     found: dict[tuple[str, tuple[float, ...], str], list[Run]] = {}
     for run in runs:
         config = {key: value for key, value in tomllib.loads(run.config).items() if key not in (*SEEDS, "defenses")}
-        key = (*_strength(run.result["defenses"]), json.dumps(config, sort_keys=True, default=str))
+        key = (*strength_of(run.result["defenses"]), json.dumps(config, sort_keys=True, default=str))
         found.setdefault(key, []).append(run)
     settings = [Setting(*key, members) for key, members in found.items()]
     order = list(dict.fromkeys((setting.family, setting.rest) for setting in settings))
     return sorted(settings, key=lambda s: (order.index((s.family, s.rest)), s.strength))
 
 
-def _strength(defenses: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[float, ...]]:
+def strength_of(defenses: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[float, ...]]:
     """Return the family of a chain of defenses, and the numbers that order it."""
     names: list[str] = []
     strengths: list[float] = []

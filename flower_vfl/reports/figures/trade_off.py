@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import MaxNLocator
 
-from flower_vfl.reports.figures.canvas import LINES, chance_band, draw, short, strokes
+from flower_vfl.reports.figures.canvas import INK, LINES, chance_band, draw, short, strokes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +55,15 @@ def trade_off_figure(points: Sequence[tuple[int, float, float, bool]], null: flo
     return draw("Privacy against utility", paint)
 
 
-def setting_figure(title: str, utility: str, families: Mapping[str, Sequence[Point]], null: float | None) -> str:
+def setting_figure(
+    title: str,
+    utility: str,
+    families: Mapping[str, Sequence[Point]],
+    null: float | None,
+    *,
+    edge: Sequence[tuple[float, float]] = (),
+    joined: bool = True,
+) -> str:
     """Draw one panel of L22's Figure 4: a point a setting, a line a family of settings ordered by strength.
 
     Parameters
@@ -68,6 +76,10 @@ def setting_figure(title: str, utility: str, families: Mapping[str, Sequence[Poi
         Settings by family, each ordered by strength; whiskers go from the lowest to the highest run.
     null
         The 95 % quantile that chance reaches.
+    edge
+        (utility, leak) of the settings that no other beats, drawn as a dotted line.
+    joined
+        Whether the points of a family are joined; not where more than their strength tells them apart.
 
     Returns
     -------
@@ -77,7 +89,9 @@ def setting_figure(title: str, utility: str, families: Mapping[str, Sequence[Poi
 
     def paint(axes: Axes) -> None:
         chance_band(axes, null)
-        draw_families(axes, families)
+        if edge:
+            axes.plot(*zip(*edge, strict=True), color=INK, linewidth=1, linestyle=(0, (1, 2)), label="not beaten")
+        draw_families(axes, families, joined=joined)
         low = min([0.5, *(p.leaks[0] for points in families.values() for p in points)])
         axes.set(xlabel=utility, ylabel="leak AUC, q95", ylim=(low - 0.05, 1.05))
         axes.margins(x=0.12)
@@ -86,11 +100,11 @@ def setting_figure(title: str, utility: str, families: Mapping[str, Sequence[Poi
     return draw(title, paint, thin=True)
 
 
-def draw_families(axes: Axes, families: Mapping[str, Sequence[Point]]) -> None:
+def draw_families(axes: Axes, families: Mapping[str, Sequence[Point]], *, joined: bool = True) -> None:
     """Draw a line a family, with whiskers at its points and their strengths beside them, the strongest first."""
     for stroke, (family, points) in zip(strokes(), families.items(), strict=False):
         x, y = [p.utility for p in points], [p.leak for p in points]
-        axes.plot(x, y, **stroke, linewidth=1.2, markersize=4.5, label=short(family))
+        axes.plot(x, y, **stroke, linewidth=1.2 if joined else 0.0, markersize=4.5, label=short(family))
         for p in points:
             axes.plot([p.utility, p.utility], p.leaks, color=stroke["color"], linewidth=1)
             axes.plot(p.utilities, [p.leak, p.leak], color=stroke["color"], linewidth=1)

@@ -1,0 +1,75 @@
+"""The folder that a sweep leaves behind: what is in it, and reading it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_vfl.apps.folder import CONFIG, RESULT
+from flower_vfl.errors import InputError
+from flower_vfl.files import write_json_atomic
+
+RECORD, DEFINITION, SUMMARY, TABLE = "sweep.json", "sweep.toml", "summary.json", "trials.parquet"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One trial as the record of a sweep names it.
+
+    Attributes
+    ----------
+    run
+        Its name, and that of its folder.
+    digest
+        Of everything in its configuration that changes what is computed.
+    values
+        The keys that vary, with this trial's values.
+    """
+
+    run: str
+    digest: str
+    values: Mapping[str, Any]
+
+
+def write_record(folder: Path, entries: Sequence[Entry]) -> None:
+    """Note in a sweep's folder which trials it has."""
+    write_json_atomic(folder / RECORD, {"schema": _SCHEMA, "trials": [asdict(entry) for entry in entries]})
+
+
+def read_record(folder: Path) -> list[Entry]:
+    """Return the trials of the sweep in a folder.
+
+    Raises
+    ------
+    InputError
+        When there is no sweep, or its record cannot be read.
+    """
+    path = folder / RECORD
+    try:
+        content = json.loads(path.read_text(encoding="utf8"))
+        if content["schema"] != _SCHEMA:
+            raise ValueError(f"schema {content['schema']!r}, known is {_SCHEMA}")
+        entries = [Entry(str(e["run"]), str(e["digest"]), dict(e["values"])) for e in content["trials"]]
+    except FileNotFoundError:
+        raise InputError(f"{folder} holds no sweep: there is no {RECORD} in it") from None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{path} cannot be read as a sweep's record: {error}") from None
+    for entry in entries:
+        if Path(entry.run).name != entry.run or entry.run in ("", ".", ".."):
+            raise InputError(f"{path} names a run {entry.run!r}, which is no name of a folder beside it")
+    return entries
+
+
+def is_sweep(folder: Path) -> bool:
+    """Say whether a folder is one of a sweep."""
+    return (folder / RECORD).is_file()
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """Return the folders of a sweep's runs that have left a result, in the order of the sweep."""
+    folders = (folder / entry.run for entry in read_record(folder))
+    return [path for path in folders if (path / CONFIG).is_file() and (path / RESULT).is_file()]

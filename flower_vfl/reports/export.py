@@ -1,0 +1,85 @@
+"""A sweep's table as others take it: CSV for a program, LaTeX for a paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flower_vfl.reports.words import METRICS
+
+Rows = Sequence[Mapping[str, Any]]
+Places = Sequence[tuple[str, str]]
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "·": r"$\cdot$",
+    **{character: rf"\{character}" for character in "&%$#_{}"},
+}
+
+
+def to_csv(rows: Rows, places: Places, measure: str) -> str:
+    """Return a row a setting: what varies, then mean, ends of the 95 % interval and number of runs of each value.
+
+    Parameters
+    ----------
+    rows
+        Of the page: each with a ``setting``, a ``utility``, a ``loss``, the ``worst`` leak and the ``leaks``.
+    places
+        (attack, layer) of the leaks.
+    measure
+        Name of the utility.
+    """
+    keys = list(dict.fromkeys(key for row in rows for key in row["setting"].values))
+    names = [measure, "test_loss", "worst_leak", *(f"leak_q95 {attack} {layer}" for attack, layer in places)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    ends = ("", " low95", " high95", " runs")
+    writer.writerow([*keys, "not_beaten", *(name + end for name in names for end in ends)])
+    for row in rows:
+        values = row["setting"].values
+        found = [row["utility"], row["loss"], row["worst"], *row["leaks"]]
+        numbers = [cell for one in found for cell in _cells(one)]
+        writer.writerow([*(values.get(key, "") for key in keys), int(row["front"]), *numbers])
+    return text.getvalue()
+
+
+def _cells(found: Any) -> list[str]:
+    if found is None:
+        return ["", "", "", "0"]
+    ends = [f"{found.low:.6g}", f"{found.high:.6g}"] if found.count > 1 else ["", ""]
+    return [f"{found.mean:.6g}", *ends, str(found.count)]
+
+
+def to_latex(rows: Rows, places: Places, measure: str) -> str:
+    r"""Return a ``tabular`` with a row a setting, as mean and half the 95 % interval; needs the package booktabs.
+
+    What is not beaten is bold.
+    """
+    head = ["Setting", METRICS[measure], "Test loss", "Worst leak", *(f"{attack}, {layer}" for attack, layer in places)]
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(map(_escaped, head)) + r" \\", r"\midrule"]
+    for row in rows:
+        title = _escaped(row["title"])
+        title = rf"\textbf{{{title}}}" if row["front"] else title
+        values = [
+            _latex(row["utility"], 4),
+            _latex(row["loss"], 4),
+            *(_latex(v, 3) for v in (row["worst"], *row["leaks"])),
+        ]
+        lines.append(" & ".join([title, *values]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _latex(found: Any, digits: int) -> str:
+    if found is None:
+        return "--"
+    half = "" if found.half is None else rf" \pm {found.half:.{digits}f}"
+    return f"${found.mean:.{digits}f}{half}$"
+
+
+def _escaped(text: str) -> str:
+    return "".join(_SPECIAL.get(character, character) for character in text)

@@ -1,0 +1,35 @@
+"""Which settings are not beaten: no other predicts at least as well and leaks at most as much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def front(points: Sequence[tuple[float, float]], *, less: bool = False) -> list[int]:
+    """Return the positions of the points that no other point beats, from the least leak to the most.
+
+    A point beats another where it is at least as good in both and better in one; of equal points all stay.
+
+    Parameters
+    ----------
+    points
+        (utility, leak) of each setting; of leak less is better.
+    less
+        Whether less is better of utility too, as of a loss.
+
+    Examples
+    --------
+    >>> front([(0.9, 1.0), (0.8, 0.6), (0.7, 0.7)])
+    [1, 0]
+    """
+    sign = -1.0 if less else 1.0
+    order = sorted(range(len(points)), key=lambda index: (points[index][1], -sign * points[index][0]))
+    chosen: list[int] = []
+    for index in order:
+        utility, leak = sign * points[index][0], points[index][1]
+        if chosen:
+            last = points[chosen[-1]]
+            if utility < sign * last[0] or (utility == sign * last[0] and leak > last[1]):
+                continue
+        chosen.append(index)
+    return chosen

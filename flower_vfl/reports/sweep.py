@@ -1,0 +1,256 @@
+"""What the page of a sweep shows: trade-offs with intervals over seeds, what is not beaten, tables to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from flower_vfl.apps.sweeps import Entry, read_record
+from flower_vfl.errors import InputError
+from flower_vfl.metrics import mean_interval
+from flower_vfl.reports import words
+from flower_vfl.reports.export import to_csv, to_latex
+from flower_vfl.reports.figures import Point, setting_figure
+from flower_vfl.reports.leaks import worst
+from flower_vfl.reports.pareto import front
+from flower_vfl.reports.run import Run, load_run
+from flower_vfl.reports.settings import SEEDS, UTILITIES, measured_at, settings_of, strength_of
+from flower_vfl.reports.trained import of_settings
+
+PROBLEM = ("base", "data", "model", "parties", "attack")
+"""Keys of which another value is another problem, on a figure of its own."""
+
+LINES = 4
+"""Values of further keys that one figure tells apart by lines; of more it shows points."""
+
+_SLIGHT = 1
+"""The grade of a leak (`words.Leak`) that counts as kept away from the labels."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, with its 95 % interval where there are two or more."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def half(self) -> float | None:
+        """Half the width of the interval; None for a single run."""
+        return (self.high - self.low) / 2 if self.count > 1 else None
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Return the mean of values with Student's interval, None of none.
+
+    Examples
+    --------
+    >>> estimate([0.5, 0.7])
+    Estimate(mean=0.6, low=-0.67..., high=1.87..., count=2)
+    """
+    if not values:
+        return None
+    mean = float(np.mean(values))
+    low, high = mean_interval(values) or (mean, mean)
+    return Estimate(mean, low, high, len(values))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Trials that differ in their seeds only.
+
+    Attributes
+    ----------
+    values
+        What varies in the sweep, but for seeds.
+    runs
+        Those that have left a result.
+    """
+
+    values: Mapping[str, Any]
+    runs: Sequence[Run]
+
+    @property
+    def problem(self) -> tuple[tuple[str, Any], ...]:
+        """The values that make it another problem."""
+        return tuple((key, value) for key, value in self.values.items() if key.partition(".")[0] in PROBLEM)
+
+    @property
+    def rest(self) -> str:
+        """The values that are neither the problem nor the defense, in words."""
+        known = {"defenses", *(key for key, _ in self.problem)}
+        return ", ".join(f"{key} = {value}" for key, value in self.values.items() if key not in known)
+
+    @property
+    def title(self) -> str:
+        """The defense and what else is set, without the problem."""
+        return " · ".join(filter(None, (words.defenses(self.runs[0]), self.rest)))
+
+    def utility(self, name: str) -> Estimate | None:
+        """Return a utility after the last epoch, such as ``test_auc``."""
+        found = (run.result["utility"].get("last") for run in self.runs)
+        values = [last.get(name) for last in found if isinstance(last, dict)]
+        return estimate([float(value) for value in values if isinstance(value, int | float)])
+
+    def leak(self, attack: str, layer: str) -> Estimate | None:
+        """Return the q95 leak AUC of one attack at one layer, of the party that leaks most."""
+        entries = [worst(run.result, layer, attack=attack) for run in self.runs]
+        return estimate([float(entry["q95"]) for entry in entries if entry is not None])
+
+    @property
+    def worst(self) -> Estimate | None:
+        """Return the worst leak of attacks that somebody could run."""
+        leaks = [leak for run in self.runs if (leak := words.worst_leak(run)) is not None]
+        return estimate([leak.reached for leak in leaks])
+
+    @property
+    def level(self) -> int | None:
+        """The grade of the worst leak of the worst seed."""
+        return max((leak.level for run in self.runs if (leak := words.worst_leak(run))), default=None)
+
+    @property
+    def null(self) -> float | None:
+        """What chance reaches where the worst leak was measured."""
+        return max((leak.null for run in self.runs if (leak := words.worst_leak(run))), default=None)
+
+
+def settings_in(entries: Sequence[Entry], runs: Mapping[str, Run]) -> list[Setting]:
+    """Group the runs of a sweep by what varies but for seeds, in the order of the sweep."""
+    found: dict[tuple[tuple[str, Any], ...], list[Run]] = {}
+    for entry in entries:
+        if entry.run in runs:
+            key = tuple((key, value) for key, value in entry.values.items() if key not in SEEDS)
+            found.setdefault(key, []).append(runs[entry.run])
+    return [Setting(dict(key), members) for key, members in found.items()]
+
+
+def of_sweep(folder: Path) -> dict[str, Any]:
+    """Return the values of ``sweep.html.j2``.
+
+    Raises
+    ------
+    InputError
+        When the folder holds no sweep, or no run of it has left a result.
+    """
+    entries = read_record(folder)
+    runs = {
+        entry.run: load_run(folder / entry.run, light=True)
+        for entry in entries
+        if (folder / entry.run / "result.json").is_file()
+    }
+    if not runs:
+        raise InputError(f"no run of the sweep in {folder} has left a result yet")
+    settings = settings_in(entries, runs)
+    problems: dict[tuple[tuple[str, Any], ...], list[Setting]] = {}
+    for setting in settings:
+        problems.setdefault(setting.problem, []).append(setting)
+    first = next(iter(runs.values()))
+    return {
+        "title": folder.resolve().name,
+        "entries": entries,
+        "runs": runs,
+        "keys": list(dict.fromkeys(key for entry in entries for key in entry.values)),
+        "settings": settings,
+        "repeated": max(len(setting.runs) for setting in settings),
+        "seconds": sum(float(run.result["cost"].get("seconds") or 0.0) for run in runs.values()),
+        "broken": {n: r.result.get("error") for n, r in runs.items() if r.result.get("status") == "failed"},
+        "missing": [entry.run for entry in entries if entry.run not in runs],
+        "gaps": words.not_tested(first),
+        "problems": [_problem(dict(key), members) for key, members in problems.items()],
+    }
+
+
+def _problem(values: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return the section of one problem: its figures, what is not beaten there, and its tables."""
+    runs = [run for setting in settings for run in setting.runs]
+    places = measured_at(runs)
+    measure = "test_auc" if any(setting.utility("test_auc") for setting in settings) else "test_accuracy"
+    rows = [_row(setting, places, measure) for setting in settings]
+    known = [row for row in rows if row["utility"] and row["worst"]]
+    for position in front([(row["utility"].mean, row["worst"].mean) for row in known]):
+        known[position]["front"] = True
+    # Figures of the trained models tell settings apart by their configurations.
+    trained = of_settings(settings_of(runs), lines=12)
+    return {
+        "title": ", ".join(f"{key} = {value}" for key, value in values.items()),
+        "data": runs[0].result["dataset"],
+        "measure": words.METRICS[measure],
+        "places": places,
+        "rows": rows,
+        "verdict": _verdict(rows),
+        "figures": _figures(settings, places),
+        "rebuild_figure": trained["rebuild_figure"],
+        "protections": trained["protections"],
+        "csv": to_csv(rows, places, measure),
+        "latex": to_latex(rows, places, measure),
+    }
+
+
+def _row(setting: Setting, places: Sequence[tuple[str, str]], measure: str) -> dict[str, Any]:
+    return {
+        "setting": setting,
+        "title": setting.title,
+        "utility": setting.utility(measure),
+        "loss": setting.utility("test_loss"),
+        "worst": setting.worst,
+        "level": setting.level,
+        "null": setting.null,
+        "leaks": [setting.leak(attack, layer) for attack, layer in places],
+        "front": False,
+    }
+
+
+def _verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the run without a defense, and the most useful setting that keeps attackers about at guessing."""
+    known = [row for row in rows if row["utility"] and row["worst"]]
+    open_ = [row for row in known if not row["setting"].runs[0].result["defenses"]]
+    kept = [row for row in known if row["level"] <= _SLIGHT]
+    return {
+        "undefended": max(open_, key=lambda row: row["utility"].mean, default=None),
+        "kept": max(kept, key=lambda row: row["utility"].mean, default=None),
+        "measured": bool(known),
+    }
+
+
+def _figures(settings: Sequence[Setting], places: Sequence[tuple[str, str]]) -> list[Markup]:
+    """Draw each attack at each layer against each utility (L22's Figure 4; L21's Figure 3), with what is not beaten."""
+    rests = {setting.rest for setting in settings}
+    figures = []
+    for attack, layer in places:
+        nulls = [e["q95_null"] for s in settings for r in s.runs if (e := worst(r.result, layer, attack=attack))]
+        null = max((float(value) for value in nulls if value is not None), default=None)
+        for utility, label in UTILITIES.items():
+            lines: dict[str, list[tuple[tuple[float, ...], Point]]] = {}
+            for setting in settings:
+                leak, useful = setting.leak(attack, layer), setting.utility(utility)
+                if leak is not None and useful is not None:
+                    family, strength = strength_of(setting.runs[0].result["defenses"])
+                    name = family if len(rests) == 1 or len(rests) > LINES else f"{family} · {setting.rest}"
+                    lines.setdefault(name, []).append((strength, _point(strength, leak, useful)))
+            if lines:
+                ordered = {name: [p for _, p in sorted(found, key=_strength)] for name, found in lines.items()}
+                points = [point for found in ordered.values() for point in found]
+                best = front([(p.utility, p.leak) for p in points], less=utility == "test_loss")
+                edge = [(points[index].utility, points[index].leak) for index in best]
+                figure = setting_figure(
+                    f"{attack}, {layer} layer", label, ordered, null, edge=edge, joined=len(rests) <= LINES
+                )
+                figures.append(Markup(figure))
+    return figures
+
+
+def _strength(pair: tuple[tuple[float, ...], Point]) -> tuple[float, ...]:
+    return pair[0]
+
+
+def _point(strength: tuple[float, ...], leak: Estimate, useful: Estimate) -> Point:
+    name = ", ".join(f"{value:g}" for value in strength)
+    leaks = (max(0.0, leak.low), min(1.0, leak.high))
+    return Point(name, leak.mean, useful.mean, leaks, (useful.low, useful.high))

@@ -1,0 +1,203 @@
+"""How a sweep goes: a live table at a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from flower_vfl.reports.leaks import worst
+from flower_vfl.reports.pareto import front
+from flower_vfl.reports.words import duration
+
+_REFRESH_SECONDS = 0.5
+_BEST, _RUNNING = 6, 12
+
+
+@dataclass
+class _Underway:
+    began: float
+    step: int = 0
+    steps: int = 0
+    loss: float = math.nan
+    leak: float = math.nan
+
+    @property
+    def share(self) -> float:
+        return self.step / self.steps if self.steps else 0.0
+
+
+@dataclass
+class _Ended:
+    utility: float | None
+    leak: float | None
+    seconds: float
+
+
+@dataclass
+class Board:
+    """What is known of the trials of a sweep, and where it is shown.
+
+    Attributes
+    ----------
+    total
+        Trials in all.
+    before
+        How many were finished before this start.
+    result
+        Returns what a trial has left.
+    console
+        Where it is shown.
+    places
+        How many run at once.
+    """
+
+    total: int
+    before: int
+    result: Callable[[str], Mapping[str, Any] | None]
+    console: Console
+    places: int = 1
+    clock: Callable[[], float] = time.monotonic
+    underway: dict[str, _Underway] = field(default_factory=dict)
+    ended: dict[str, _Ended] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    _live: Live | None = None
+    _due: float = 0.0
+
+    def __enter__(self) -> Self:
+        self._began = self.clock()
+        if self.console.is_terminal:
+            self._live = Live(self.table(), console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    @property
+    def done(self) -> int:
+        """Trials that have ended, well or not, now or before."""
+        return self.before + len(self.ended) + len(self.failures)
+
+    def started(self, run: str) -> None:
+        """A trial begins, for the first time or again."""
+        self.underway[run] = _Underway(self.clock())
+        self.attempts[run] = self.attempts.get(run, 0) + 1
+
+    def stepped(self, run: str, step: int, steps: int, loss: float, leak: float) -> None:
+        """A trial has done so many of so many steps."""
+        state = self.underway.setdefault(run, _Underway(self.clock()))
+        state.step, state.steps, state.loss, state.leak = step, steps, loss, leak
+
+    def completed(self, run: str) -> None:
+        """A trial has ended; unless it was said to have failed, its result is read."""
+        state = self.underway.pop(run, None)
+        if run in self.failures:
+            return
+        result = self.result(run)
+        utility, leak = points_of(result) if result else (None, None)
+        self.ended[run] = _Ended(utility, leak, self.clock() - state.began if state else math.nan)
+        words = [f"utility {_number(utility)}", f"worst leak {_number(leak)}"]
+        self._say(f"finished: {run} ({', '.join(words)})")
+
+    def retried(self, run: str, reason: str) -> None:
+        """A trial failed and is tried again."""
+        self.underway.pop(run, None)
+        self._say(f"failed, is tried again: {run}: {reason}", shown=True)
+
+    def failed(self, run: str, reason: str) -> None:
+        """A trial failed for good."""
+        self.underway.pop(run, None)
+        self.failures[run] = reason
+        self._say(f"failed: {run}: {reason}", shown=True)
+
+    def _say(self, words: str, *, shown: bool = False) -> None:
+        """Write a line where there is no live table; what is `shown` is also written above one."""
+        if self._live is None or shown:
+            line = Text(f"{self.done}/{self.total} {words}{self._left_words()}")
+            self.console.print(line, soft_wrap=True)
+
+    def seconds_left(self) -> float | None:
+        """Return about how long it still takes: what trials have taken so far, shared among the places."""
+        taken = [entry.seconds for entry in self.ended.values() if math.isfinite(entry.seconds)]
+        now = self.clock()
+        if taken:
+            mean = sum(taken) / len(taken)
+        else:
+            known = [(now - state.began) / state.share for state in self.underway.values() if state.share > 0]
+            if not known:
+                return None
+            mean = sum(known) / len(known)
+        rest = [mean * (1 - state.share) for state in self.underway.values()]
+        waiting = self.total - self.done - len(self.underway)
+        return max([*rest, (sum(rest) + waiting * mean) / max(1, self.places)], default=0.0)
+
+    def _left_words(self) -> str:
+        left = self.seconds_left()
+        return "" if left is None or self.done == self.total else f" · about {duration(left)} left"
+
+    def refresh(self) -> None:
+        """Show the table anew, twice a second at most."""
+        if self._live is not None and self.clock() >= self._due:
+            self._due = self.clock() + _REFRESH_SECONDS
+            self._live.update(self.table(), refresh=True)
+
+    def table(self) -> Group:
+        """Return what a person at a terminal sees."""
+        head = Table.grid(padding=(0, 1), expand=False)
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        words = f"{self.done} of {self.total} trials{failed}{self._left_words()}"
+        head.add_row(ProgressBar(total=self.total, completed=self.done, width=30), words)
+        running = Table(title="running", title_justify="left")
+        for column in ("trial", "steps", "loss", "leak AUC"):
+            running.add_column(column, justify="left" if column == "trial" else "right", overflow="fold")
+        for run, state in list(self.underway.items())[:_RUNNING]:
+            steps = f"{state.step:,} / {state.steps:,}" if state.steps else "opening"
+            running.add_row(Text(run), steps, _number(state.loss), _number(state.leak, 3))
+        return Group(head, running, best_table(self.points)) if self.ended else Group(head, running)
+
+    @property
+    def points(self) -> dict[str, tuple[float | None, float | None]]:
+        """Utility and worst leak of what has ended in this start."""
+        return {run: (entry.utility, entry.leak) for run, entry in self.ended.items()}
+
+
+def best_table(points: Mapping[str, tuple[float | None, float | None]]) -> Table:
+    """Return the runs that no other beats, a few of them, from the least leak to the most."""
+    known = {run: (u, leak) for run, (u, leak) in points.items() if u is not None and leak is not None}
+    runs = [list(known)[index] for index in front(list(known.values()))]
+    shown = runs if len(runs) <= _BEST else [runs[round(i * (len(runs) - 1) / (_BEST - 1))] for i in range(_BEST)]
+    table = Table(title="Best: no other run predicts better and leaks less", title_justify="left")
+    for column in ("run", "utility", "worst leak"):
+        table.add_column(column, justify="left" if column == "run" else "right", overflow="fold")
+    for run in shown:
+        table.add_row(Text(run), *map(_number, known[run]))
+    return table
+
+
+def points_of(result: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Return a run's utility, test AUC or accuracy, and its worst leak AUC of attacks that somebody could run."""
+    utility = result.get("utility")
+    last = utility.get("last") if isinstance(utility, dict) else None
+    values = [last.get(name) for name in ("test_auc", "test_accuracy")] if isinstance(last, dict) else []
+    useful = next((float(value) for value in values if isinstance(value, int | float)), None)
+    layers = {str(entry.get("layer")) for entry in result.get("leakage", ())}
+    leaks = [entry["q95"] for layer in layers if (entry := worst(result, layer, oracle=False)) is not None]
+    return useful, max(map(float, leaks), default=None)
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

@@ -1,0 +1,131 @@
+"""Every setting of a sweep is tried for one step before the first trial starts: a sweep does not fail at night."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+
+from flower_vfl.apps.build import open_data
+from flower_vfl.apps.keeping import config_digest
+from flower_vfl.apps.local import run
+from flower_vfl.config import Config
+from flower_vfl.data.memory import VerticalData
+from flower_vfl.errors import ConfigError, FlowerVflError
+from flower_vfl.simulations.sweep.definition import Running
+from flower_vfl.simulations.sweep.trials import Trial
+from flower_vfl.strategies import Observer
+from flower_vfl.tracking import require_sinks
+
+_SHOWN = 8
+_NUMBERS = ("epochs", "learning_rate", "weight_decay", "embedding_decay", "schedule", "clip_norm")
+
+Told = Callable[[int, int], None]
+"""Is told how many settings have been tried, and of how many."""
+
+
+class _EnoughError(Exception):
+    """Ends a rehearsal."""
+
+
+class _OneStep(Observer):
+    def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
+        raise _EnoughError
+
+
+class OpenData:
+    """Opens each data set once, for as many trials as read it."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, VerticalData] = {}
+
+    def __call__(self, config: Config) -> VerticalData:
+        """Return the data that a configuration names."""
+        key = json.dumps(config.data.model_dump(), sort_keys=True)
+        if key not in self._opened:
+            self._opened[key] = open_data(config)
+        return self._opened[key]
+
+
+def check_trials(trials: Sequence[Trial], running: Running, told: Told = lambda done, total: None) -> None:
+    """Refuse a sweep of which a trial cannot run.
+
+    Opens all data, and does the first step of each setting: seeds and plain numbers of the training, such as its
+    length, make no setting of their own.
+
+    Raises
+    ------
+    ConfigError
+        Naming the trials that cannot run, each with the reason.
+    """
+    check_devices(trials, running)
+    require_sinks(sorted({name for trial in trials for name in trial.config.sinks}))
+    settings = {config_digest(plain(trial.config)): trial for trial in reversed(trials)}
+    data, problems = OpenData(), []
+    with quiet_log():
+        for index, trial in enumerate(reversed(settings.values())):
+            told(index, len(settings))
+            try:
+                rehearse(trial.config, data)
+            except FlowerVflError as error:
+                problems.append(f"{trial.run}: {error}")
+            except Exception as error:  # noqa: BLE001 - a method of somebody else's may raise anything
+                problems.append(f"{trial.run}: {type(error).__name__}: {error}")
+    told(len(settings), len(settings))
+    if problems:
+        more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
+        raise ConfigError(f"{len(problems)} settings cannot run: {'; '.join(problems[:_SHOWN])}{more}")
+
+
+def check_devices(trials: Sequence[Trial], running: Running) -> None:
+    """Refuse devices that do not fit what each trial may use.
+
+    Raises
+    ------
+    ConfigError
+        When trials on a card are given none, or a card of their own choice: Ray says which one a trial sees.
+    """
+    devices = {trial.config.device for trial in trials}
+    numbered = sorted(device for device in devices if ":" in device)
+    if numbered:
+        raise ConfigError(f"device is {numbered[0]!r}; in a sweep it is 'cuda': Ray chooses the card of each trial")
+    if "cuda" in devices and not running.gpus:
+        raise ConfigError("device is 'cuda', but [sweep] gpus is 0: 1 gives each trial a card, 0.25 puts four on one")
+    if "cuda" not in devices and running.gpus:
+        raise ConfigError(f"[sweep] gpus is {running.gpus}, but no trial has device = 'cuda'")
+
+
+def rehearse(config: Config, data: Callable[[Config], VerticalData], observer: Observer | None = None) -> None:
+    """Do the first step of a configuration, on the processor where there is no card, and write nothing.
+
+    Raises
+    ------
+    FlowerVflError
+        What would end the run.
+    """
+    device = config.device if torch.cuda.is_available() else "cpu"
+    with suppress(_EnoughError):
+        run(config.model_copy(update={"device": device, "sinks": []}), data=data, observers=(observer or _OneStep(),))
+
+
+def plain(config: Config) -> Config:
+    """Return the configuration with the defaults for all that cannot keep it from running."""
+    usual = Config()
+    numbers = {name: getattr(usual.training, name) for name in _NUMBERS}
+    training = config.training.model_copy(update=numbers)
+    return config.model_copy(update={"seed": 0, "schedule_seed": -1, "training": training, "sinks": []})
+
+
+@contextmanager
+def quiet_log() -> Iterator[None]:
+    """Keep what a rehearsal says out of the log: the trials will say it."""
+    logger = logging.getLogger("flower_vfl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,206 @@
+"""The Ray cluster that a sweep runs on: one of its own on this machine that ends with it, or one that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_vfl.apps.result import package_version
+from flower_vfl.errors import SetupError
+
+AUTO = "auto"
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+}
+"""Nothing is sent home, nothing is logged twice, and Ctrl-C is this package's; for the last see docs/decisions/0007."""
+
+_STORE_BYTES = 128 * 2**20
+_DIAL_SECONDS, _JOIN_SECONDS, _LOOK_SECONDS = 5.0, 20.0, 60.0
+_LONGEST_TEMPORARY = 40
+"""Ray's sockets lie below it, and the path of one may have 107 characters."""
+
+_PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What there is to run on.
+
+    Attributes
+    ----------
+    nodes
+        For each node, its processors and cards.
+    """
+
+    nodes: tuple[tuple[float, float], ...]
+
+    def places(self, cpus: float, gpus: float) -> int:
+        """Return how many trials run at once.
+
+        Raises
+        ------
+        SetupError
+            When a trial fits no node.
+        """
+        count = sum(
+            min(int(have / need + 1e-9) for have, need in ((node[0], cpus), (node[1], gpus)) if need)
+            for node in self.nodes
+        )
+        if not count:
+            most = ", ".join(f"{node[0]:g} processors and {node[1]:g} cards" for node in self.nodes)
+            raise SetupError(
+                f"a trial needs {cpus:g} processors and {gpus:g} cards, and no machine has as much: {most}; lower cpus "
+                "or gpus in [sweep], or name a larger cluster with --address"
+            )
+        return count
+
+
+@contextlib.contextmanager
+def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
+    """Start Ray on this machine, or join the cluster at an address, and let go of it at the end.
+
+    Parameters
+    ----------
+    address : str
+        HOST:PORT of a cluster of which this machine is a node, "auto" for the one that runs here, or empty.
+    folder : Path
+        The sweep's folder, which every node of a cluster must see.
+
+    Raises
+    ------
+    SetupError
+        When the cluster cannot be reached, or its nodes are not set up for this sweep.
+    """
+    os.environ.update(_ENVIRONMENT)
+    ray = importlib.import_module("ray")
+    with contextlib.ExitStack() as ending:
+        if not ray.is_initialized():
+            options = {"address": address} if address else _here(ending)
+            ending.callback(ray.shutdown)
+            with _own_signals():
+                ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+        for name in ("ray", "ray.tune"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        if address:
+            _check_nodes(folder)
+        yield Cluster(tuple(_resources(node) for node in ray.nodes() if node["Alive"]))
+
+
+def _here(ending: contextlib.ExitStack) -> dict[str, Any]:
+    """Return how Ray is started here: without a dashboard, for this machine alone, with files that go when it ends."""
+    parent = tempfile.gettempdir()
+    if len(parent) > _LONGEST_TEMPORARY:
+        parent = "/tmp"
+    temporary = tempfile.mkdtemp(prefix="fvfl-", dir=parent)
+    ending.callback(shutil.rmtree, temporary, ignore_errors=True)
+    return {
+        "address": "local",
+        "include_dashboard": False,
+        "object_store_memory": _STORE_BYTES,
+        "_temp_dir": temporary,
+        "_node_ip_address": "127.0.0.1",
+    }
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Put back what happens at SIGTERM once Ray has set its own way, which ends without a word."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _resources(node: dict[str, Any]) -> tuple[float, float]:
+    return float(node["Resources"].get("CPU", 0.0)), float(node["Resources"].get("GPU", 0.0))
+
+
+def check_reachable(address: str) -> None:
+    """Find out in seconds whether a cluster answers; Ray itself would wait for minutes, or end the process.
+
+    Raises
+    ------
+    SetupError
+        When it does not, or this machine is none of its nodes.
+    """
+    if address.startswith("ray://"):
+        raise SetupError(
+            f"--address {address} is one of Ray's client, which trials cannot run through: start the sweep on a node "
+            "of the cluster, with --address auto"
+        )
+    if address != AUTO:
+        match = re.fullmatch(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", address)
+        if match is None or int(match[2]) > 65535:
+            raise SetupError(
+                f"--address {address!r} is no address of a Ray cluster: HOST:PORT (ray start shows it), or auto"
+            )
+        try:
+            socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=_DIAL_SECONDS).close()
+        except OSError as error:
+            raise SetupError(
+                f"no Ray cluster answers at {address}: {error.strerror or error}; `ray status` on a node of it shows "
+                "whether it runs, `ray start --head` starts one"
+            ) from None
+    try:
+        command = [sys.executable, "-c", _PROBE, address]
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=_JOIN_SECONDS, check=False)
+        reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1] if asked.returncode else ""
+    except subprocess.TimeoutExpired:
+        reason = f"no answer in {_JOIN_SECONDS:.0f} seconds"
+    if reason:
+        raise SetupError(
+            f"the Ray cluster at {address} cannot be joined from here: {reason[:400]}; this machine must be one of its "
+            "nodes (ray start --address=...), with the same versions of Ray and Python"
+        )
+
+
+def _check_nodes(folder: Path) -> None:
+    """Ask every node whether it has this package and sees the sweep's folder."""
+    ray = importlib.import_module("ray")
+    affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    look = ray.remote(num_cpus=0)(_look)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    asked = [
+        look.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(str(folder)) for node in nodes
+    ]
+    for node, answer in zip(nodes, asked, strict=True):
+        name = node["NodeManagerAddress"]
+        try:
+            version, sees = ray.get(answer, timeout=_LOOK_SECONDS)
+        except ray.exceptions.RayError as error:
+            line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise SetupError(f"node {name} cannot run trials: {line}; install flower-vfl there") from None
+        if version != package_version("flower-vfl"):
+            raise SetupError(f"node {name} has flower-vfl {version}, this one {package_version('flower-vfl')}")
+        if not sees:
+            raise SetupError(
+                f"node {name} does not see {folder}: name with --out a folder on a file system that all nodes share"
+            )
+
+
+def _look(folder: str) -> tuple[str, bool]:
+    return package_version("flower-vfl"), (Path(folder) / "sweep.json").is_file()

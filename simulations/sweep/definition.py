@@ -1,0 +1,185 @@
+"""A sweep's file: what all trials share, what varies, and how the trials are run."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from flower_vfl.config import canonical_key, explain, leaf_paths, sweep_names
+from flower_vfl.errors import ConfigError
+from flower_vfl.registry import suggestion
+from flower_vfl.sections import Section
+
+TABLES = ("set", "grid", "random", "cases")
+_KNOWN = ("base", "sweep", *TABLES)
+NOTHING_VARIES = (
+    "nothing varies: give a key several values in [grid] (seed = [0, 1, 2]), a range in [random], several [[cases]], "
+    "or several presets as base; `flower-vfl run` does a single run"
+)
+
+
+class Running(Section):
+    """The table `sweep`: how many trials are drawn, and what each may use."""
+
+    samples: int = Field(default=1, ge=1, le=100_000, description="how often the keys of [random] are drawn")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of those draws")
+    retries: int = Field(default=1, ge=0, le=100, description="how often a trial that failed is tried again")
+    cpus: int = Field(default=0, ge=0, le=1024, description="processors of a trial; 0: as many as its threads")
+    gpus: float = Field(default=0.0, ge=0.0, le=64.0, description="cards of a trial, 0.25: four trials on one card")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a sweep's file says; every key is the dotted path of the configuration.
+
+    Attributes
+    ----------
+    text
+        The file.
+    bases
+        Presets or files that trials begin from; an empty name for the defaults.
+    fixed
+        What all trials share.
+    grid
+        Keys with the values of which every combination is a trial.
+    random
+        Keys with what their values are drawn from.
+    cases
+        Settings of several keys at once, each of which is combined with the rest.
+    running
+        How trials are drawn and run.
+    """
+
+    text: str
+    bases: tuple[str, ...]
+    fixed: Mapping[str, Any]
+    grid: Mapping[str, list[Any]]
+    random: Mapping[str, Any]
+    cases: tuple[Mapping[str, Any], ...]
+    running: Running
+
+
+def load_definition(source: str) -> Definition:
+    """Read a sweep's preset by name or its TOML file by path.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such file, or something in it is unknown, in conflict with something else, or varies nothing.
+    """
+    text, folder = _read(source)
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{source} is no valid TOML: {error}") from None
+    try:
+        return _build(text, values, folder)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def _read(source: str) -> tuple[str, Path]:
+    if source.endswith(".toml"):
+        path = Path(source)
+        if not path.is_file():
+            raise ConfigError(f"there is no sweep's file {source!r}")
+        try:
+            return path.read_text(encoding="utf8"), path.parent
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read: {error}") from None
+    if source not in sweep_names():
+        raise ConfigError(
+            f"there is no preset of a sweep {source!r}; {suggestion(source, sweep_names())}, or a path ending in .toml"
+        )
+    return (files("flower_vfl") / "simulations" / "presets" / f"{source}.toml").read_text(encoding="utf8"), Path()
+
+
+def _build(text: str, values: Mapping[str, Any], folder: Path) -> Definition:
+    for name in values:
+        if name not in _KNOWN:
+            raise ConfigError(f"a sweep has no {name!r}; {suggestion(name, _KNOWN)}. Keys of runs go into [set]")
+    tables = {name: values.get(name, {}) for name in ("set", "grid", "random", "sweep")}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name} must be a table, [{name}], given {table!r:.80}")
+    cases = values.get("cases", [])
+    if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
+        raise ConfigError(f"cases must be tables, [[cases]], given {cases!r:.80}")
+    try:
+        running = Running.model_validate(tables["sweep"])
+    except ValidationError as error:
+        raise ConfigError(f"[sweep] {explain(error, Running)}") from None
+    definition = Definition(
+        text=text,
+        bases=_bases(values.get("base", ""), folder),
+        fixed=_flat(tables["set"], "[set]"),
+        grid=_flat(tables["grid"], "[grid]"),
+        random=_flat(tables["random"], "[random]"),
+        cases=tuple(_flat(case, "[[cases]]") for case in cases),
+        running=running,
+    )
+    _check_lists(definition)
+    _check_conflicts(definition)
+    return definition
+
+
+def _bases(given: Any, folder: Path) -> tuple[str, ...]:
+    """Return what trials begin from; a path is relative to the sweep's file."""
+    bases = [given] if isinstance(given, str) else given
+    if not (isinstance(bases, list) and bases and all(isinstance(base, str) for base in bases)):
+        raise ConfigError(f"base must be a preset, a path ending in .toml, or a list of them, given {given!r:.80}")
+    if len(set(bases)) < len(bases):
+        raise ConfigError("base names the same preset twice")
+    return tuple(str(folder / base) if base.endswith(".toml") else base for base in bases)
+
+
+def _flat(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a table of nested or dotted keys by the dotted path of each."""
+    flat: dict[str, Any] = {}
+    for key, value in _leaves(table, ""):
+        try:
+            path = canonical_key(key)
+        except ConfigError as error:
+            raise ConfigError(f"{where} {error}") from None
+        if path in flat:
+            raise ConfigError(f"{where} gives {path} twice")
+        flat[path] = value
+    return flat
+
+
+def _leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield keys with values; a table that is a section of the configuration is entered."""
+    sections = {path.rpartition(".")[0] for path in leaf_paths()} | {"data.options"}
+    for name, value in table.items():
+        key = prefix + name
+        if isinstance(value, dict) and key in sections:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _check_lists(definition: Definition) -> None:
+    for key, values in definition.grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"[grid] {key} needs a list of values, given {values!r:.80}; one value for all: [set]")
+    if definition.running.samples > 1 and not definition.random:
+        raise ConfigError("[sweep] samples counts draws of the keys in [random], and there are none")
+
+
+def _check_conflicts(definition: Definition) -> None:
+    """Refuse a key that is given in two places: one of the two would not count."""
+    places = {"[set]": definition.fixed, "[grid]": definition.grid, "[random]": definition.random}
+    named = [(key, place) for place, keys in places.items() for key in keys]
+    named += [(key, "[[cases]]") for key in dict.fromkeys(key for case in definition.cases for key in case)]
+    for (key, place), (other, elsewhere) in combinations(named, 2):
+        if key == other or key.startswith(f"{other}.") or other.startswith(f"{key}."):
+            words = key if key == other else f"{key} and {other}"
+            where = f"{place} and {elsewhere}" if place != elsewhere else place
+            raise ConfigError(f"{words} conflict: {where} give one thing twice; leave one of the two out")

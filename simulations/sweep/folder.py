@@ -1,0 +1,120 @@
+"""A sweep's folder while it runs: nobody else's, never another sweep's, and what in it is finished already."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from flower_vfl.apps.folder import RESULT, check_folder, check_free
+from flower_vfl.apps.sweeps import DEFINITION, Entry, is_sweep, read_record, write_record
+from flower_vfl.errors import ConfigError, OutputExistsError
+from flower_vfl.files import FolderLock, remove_leftovers, write_text_atomic
+from flower_vfl.simulations.sweep.trials import Trial
+
+_SHOWN = 5
+
+
+class SweepFolder:
+    """`sweep.toml`, `sweep.json`, and a folder a trial; as long as it is open, it is nobody else's.
+
+    Parameters
+    ----------
+    path : Path
+        Must not exist, or be empty, unless an interrupted sweep goes on in it.
+    text : str
+        The sweep's file.
+    trials : Sequence[Trial]
+        What is to be done. A sweep that goes on may have trials more than before, but none less.
+    resume : bool
+        Whether a sweep that was begun here goes on; where none was, it begins.
+
+    Raises
+    ------
+    OutputExistsError
+        When something is there already, or another process works in it.
+    ConfigError
+        When the sweep in it is another one.
+    """
+
+    def __init__(self, path: Path, text: str, trials: Sequence[Trial], *, resume: bool = False) -> None:
+        self.path = path.expanduser().absolute()
+        known: Mapping[str, Entry] = {}
+        if is_sweep(self.path):
+            if not resume:
+                raise OutputExistsError(
+                    f"{self.path} holds a sweep already: go on with it by --resume, or name another folder with --out"
+                )
+            known = {entry.digest: entry for entry in read_record(self.path)}
+            _check_same(self.path, known, trials)
+        else:
+            check_free(self.path)
+        self.trials = _renamed(trials, known)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self.path)
+        remove_leftovers(self.path)
+        try:
+            self.waiting = [trial for trial in self.trials if check_folder(self.of(trial), trial.config, resume=True)]
+            write_text_atomic(self.path / DEFINITION, text)
+            write_record(self.path, [Entry(trial.run, trial.digest, trial.values) for trial in self.trials])
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def discard(self) -> None:
+        """Remove a folder in which no trial was begun: bad input leaves nothing behind."""
+        if not any(self.of(trial).exists() for trial in self.trials):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def of(self, trial: Trial) -> Path:
+        """Return a trial's own folder."""
+        return self.path / trial.run
+
+    def named_result(self, run: str) -> dict[str, Any] | None:
+        """Return what the trial of a name has left."""
+        return next((self.result(trial) for trial in self.trials if trial.run == run), None)
+
+    def result(self, trial: Trial) -> dict[str, Any] | None:
+        """Return what a trial has left; None for nothing that can be read."""
+        try:
+            found = json.loads((self.of(trial) / RESULT).read_text(encoding="utf8"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def _check_same(path: Path, known: Mapping[str, Entry], trials: Sequence[Trial]) -> None:
+    digests = {trial.digest for trial in trials}
+    missing = [entry.run for digest, entry in known.items() if digest not in digests]
+    if missing:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise ConfigError(
+            f"{path} holds another sweep: this file has no trial like {', '.join(missing[:_SHOWN])}{more}. Go on with "
+            f"{path / DEFINITION}, which may get trials more but none less, or name another folder with --out"
+        )
+
+
+def _renamed(trials: Sequence[Trial], known: Mapping[str, Entry]) -> list[Trial]:
+    """Return the trials with the names that the folder has for those it knows."""
+    taken = {entry.run for entry in known.values()}
+    found = []
+    for trial in trials:
+        if trial.digest in known:
+            found.append(replace(trial, run=known[trial.digest].run))
+            continue
+        name, number = trial.run, 1
+        while name in taken:
+            number += 1
+            name = f"{trial.run}-{number}"
+        taken.add(name)
+        found.append(replace(trial, run=name))
+    return found

@@ -1,0 +1,111 @@
+"""`flower-vfl sweep`: check every trial, run what is not finished, and show the whole trade-off at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.status import Status
+
+from flower_vfl.apps.sweeps import runs_of
+from flower_vfl.errors import InputError, TrainingError
+from flower_vfl.reports import render_sweep
+from flower_vfl.simulations.sweep.board import Board
+from flower_vfl.simulations.sweep.checking import check_trials
+from flower_vfl.simulations.sweep.definition import Definition, Running
+from flower_vfl.simulations.sweep.folder import SweepFolder
+from flower_vfl.simulations.sweep.results import write_results
+from flower_vfl.simulations.sweep.trials import Trial, trials_of
+from flower_vfl.terminal import console
+
+
+def run_sweep(
+    definition: Definition,
+    out: Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    address: str = "",
+    resume: bool = False,
+    workers: int = 0,
+) -> list[dict[str, Any]]:
+    """Run a sweep on Ray and return the results of its runs, which are also in `summary.json`.
+
+    Parameters
+    ----------
+    definition : Definition
+        What the sweep's file says.
+    out : Path
+        Folder of the results.
+    overrides : Mapping, optional
+        Of the command line's `--set`.
+    address : str
+        Of a Ray cluster that is there; empty for one of this machine's own.
+    resume : bool
+        Whether a sweep that was interrupted in that folder goes on.
+    workers : int
+        How many trials run at once at most; 0: as many as the cluster has room for.
+
+    Raises
+    ------
+    FlowerVflError
+        When something is wrong with the input, before the first trial starts.
+    TrainingError
+        When trials failed; those that did not have left their results.
+    """
+    trials = trials_of(definition, overrides)
+    with SweepFolder(out, definition.text, trials, resume=resume) as folder:
+        board = Board(len(trials), len(trials) - len(folder.waiting), folder.named_result, console())
+        try:
+            if folder.waiting:
+                _carry_out(folder, definition.running, board, address=address, workers=workers)
+        except InputError:
+            folder.discard()
+            raise
+        finally:  # whatever ended it: what has finished is shown
+            summaries = _finish(folder, board)
+    if board.failures:
+        run, reason = next(iter(board.failures.items()))
+        raise TrainingError(
+            f"{len(board.failures)} of {len(trials)} trials failed, {run} for instance: {reason}. The others have left "
+            f"their results in {folder.path}; --resume tries the failed ones again"
+        )
+    return summaries
+
+
+def _carry_out(folder: SweepFolder, running: Running, board: Board, *, address: str, workers: int) -> None:
+    """Check and run what is not finished."""
+    from flower_vfl.simulations.sweep.cluster import check_reachable, ray_cluster
+
+    if address:
+        check_reachable(address)
+    with Status("checking the trials", console=board.console) as status:
+        check_trials(
+            folder.waiting, running, lambda done, total: status.update(f"checking the trials: {done} of {total}")
+        )
+    cpus = processors(folder.waiting, running)
+    with ExitStack() as ending:
+        with Status(f"joining {address}" if address else "starting Ray", console=board.console):
+            cluster = ending.enter_context(ray_cluster(address, folder.path))
+            from flower_vfl.simulations.sweep.tuning import run_trials  # Ray is imported by now
+
+        places = cluster.places(cpus, running.gpus)
+        board.places = min(places, workers) if workers else places
+        with board:
+            run_trials(folder, board, cpus=cpus, gpus=running.gpus, retries=running.retries)
+
+
+def processors(trials: Sequence[Trial], running: Running) -> float:
+    """Return how many processors each trial is given: by default as many as the largest has threads."""
+    return float(running.cpus or max(1, *(trial.config.threads for trial in trials)))
+
+
+def _finish(folder: SweepFolder, board: Board) -> list[dict[str, Any]]:
+    """Write what there is: the table, the summary, and the report of the runs that have left a result."""
+    if not folder.path.is_dir():
+        return []
+    summaries = write_results(folder, board.failures, board.attempts)
+    if runs_of(folder.path):
+        render_sweep(folder.path)
+    return summaries

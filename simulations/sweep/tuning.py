@@ -1,0 +1,138 @@
+"""Trials on Ray Tune: each an in-process federation in a worker of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from flower_vfl.config import build_config
+from flower_vfl.errors import InputError, TrainingError
+from flower_vfl.simulations.running import run_observed
+from flower_vfl.simulations.sweep.board import Board
+from flower_vfl.simulations.sweep.folder import SweepFolder
+from flower_vfl.strategies import Observer
+
+STORAGE = ".tune"
+_RUN, _FAILED = "run", "failed"
+_REPORT_SECONDS = 1.0
+_LOCKED_SECONDS = 20.0
+
+Plan = tuple[dict[str, Any], str, str]
+"""A trial's configuration, its folder, and the folder that relative paths of data begin at."""
+
+
+def run_trials(folder: SweepFolder, board: Board, *, cpus: float, gpus: float, retries: int) -> None:
+    """Run the trials that wait on the cluster that this process has joined; their folders tell what came of them.
+
+    Parameters
+    ----------
+    folder : SweepFolder
+        Which trials, and where.
+    board : Board
+        Says how many run at once, and is told how it goes.
+    cpus, gpus : float
+        What each trial may use.
+    retries : int
+        How often a trial that failed is tried again. One whose input is wrong, or whose training diverges, would fail
+        again: it is not.
+    """
+    plans = {trial.run: (trial.config.model_dump(), str(folder.of(trial)), os.getcwd()) for trial in folder.waiting}
+    storage = folder.path / STORAGE
+    shutil.rmtree(storage, ignore_errors=True)
+    trainable = tune.with_resources(tune.with_parameters(_train, plans=plans), {"cpu": cpus, "gpu": gpus})
+    tuner = tune.Tuner(
+        trainable,
+        param_space={_RUN: tune.grid_search(list(plans))},
+        tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=board.places),
+        run_config=tune.RunConfig(
+            name="trials",
+            storage_path=str(storage),
+            callbacks=[_Told(board)],
+            failure_config=tune.FailureConfig(max_failures=retries),
+            verbose=0,
+        ),
+    )
+    try:
+        tuner.fit()
+    finally:
+        shutil.rmtree(storage, ignore_errors=True)
+
+
+class _Told(tune.Callback):
+    """Passes on what Tune says of trials."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune keeps a copy of what it is given, to restore a sweep: this package has its own way."""
+        return {}
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._board.refresh()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._board.started(trial.config[_RUN])
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if _FAILED in result:
+            self._board.failed(trial.config[_RUN], str(result[_FAILED]))
+        elif "step" in result:
+            self._board.stepped(trial.config[_RUN], result["step"], result["steps"], result["loss"], result["leak"])
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._board.completed(trial.config[_RUN])
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._board.retried(trial.config[_RUN], _reason(trial))
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._board.failed(trial.config[_RUN], _reason(trial))
+
+
+def _reason(trial: Any) -> str:
+    """Return the last line of what ended a worker."""
+    text = ""
+    with suppress(Exception):  # the file of an error may be gone with the worker
+        text = str(trial.get_error())
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:500] if lines else "the worker ended without a word"
+
+
+class _Steps(Observer):
+    """Reports how far a trial is, once a second."""
+
+    def __init__(self) -> None:
+        self._steps, self._due = 0, 0.0
+
+    def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
+        self._steps = steps
+
+    def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + _REPORT_SECONDS
+            tune.report({"step": step + 1, "steps": self._steps, "loss": loss, "leak": leak})
+
+
+def _train(params: Mapping[str, str], *, plans: Mapping[str, Plan]) -> None:
+    """Run one trial in a worker; it goes on from its checkpoint where an earlier try has left one."""
+    values, folder, place = plans[params[_RUN]]
+    with suppress(OSError):  # on another node the place may not be there; data is then found by absolute paths
+        os.chdir(place)
+    logging.getLogger("flower_vfl").setLevel(logging.ERROR)
+    try:
+        run_observed(build_config(values), Path(folder), resume=True, observers=(_Steps(),), patience=_LOCKED_SECONDS)
+    except (InputError, TrainingError) as error:  # it would fail again
+        tune.report({_FAILED: f"{type(error).__name__}: {error}"})
+    else:
+        tune.report({"finished": True})

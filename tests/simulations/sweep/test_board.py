@@ -1,0 +1,87 @@
+"""How a sweep goes."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flower_vfl.simulations.sweep.board import Board, best_table, points_of
+
+
+def result(auc, leak, **more):
+    entry = {"attack": "norm", "metric": "auc", "layer": "cut", "source": "attacker", "defended": False, "q95": leak}
+    return {"defenses": [], "utility": {"last": {"test_auc": auc, "test_accuracy": 0.1}}, "leakage": [entry | more]}
+
+
+@pytest.fixture
+def board():
+    now = [0.0]
+    results = {"a": result(0.9, 0.8), "b": result(0.8, 0.6)}
+    screen = Console(file=io.StringIO(), width=120)
+    made = Board(6, 1, results.get, screen, places=2, clock=lambda: now[0])
+    made.now = now
+    return made
+
+
+def text(board):
+    return board.console.file.getvalue()
+
+
+def test_where_no_terminal_is_each_end_is_a_line(board):
+    with board:
+        board.started("a")
+        board.now[0] = 10.0
+        board.completed("a")
+        board.started("c")
+        board.retried("c", "killed")
+        board.started("c")
+        board.failed("c", "ValueError: no")
+    lines = text(board).splitlines()
+    assert lines[0] == "2/6 finished: a (utility 0.9000, worst leak 0.8000) · about 20.0 s left"
+    assert lines[1].startswith("2/6 failed, is tried again: c: killed")
+    assert lines[2].startswith("3/6 failed: c: ValueError: no")
+    assert board.attempts == {"a": 1, "c": 2}
+
+
+def test_a_trial_that_said_it_failed_is_no_finished_one_when_its_worker_ends(board):
+    board.started("a")
+    board.failed("a", "diverged")
+    board.completed("a")
+    assert board.failures == {"a": "diverged"}
+    assert board.ended == {}
+    assert board.done == 2
+
+
+def test_the_time_left_shares_what_waits_among_the_places(board):
+    assert board.seconds_left() is None
+    board.started("a")
+    board.now[0] = 10.0
+    board.stepped("a", 50, 200, 0.5, 0.7)  # a quarter in ten seconds: forty each
+    assert board.seconds_left() == (30.0 + 4 * 40.0) / 2
+    board.now[0] = 20.0
+    board.completed("a")
+    assert board.seconds_left() == 4 * 20.0 / 2
+
+
+def test_the_table_shows_what_runs_and_the_best_so_far(board):
+    for run in ("a", "b"):
+        board.started(run)
+        board.completed(run)
+    board.started("[bold]c")
+    board.stepped("[bold]c", 5, 10, 0.25, 0.75)
+    board.console.print(board.table())
+    shown = text(board)
+    for words in ("3 of 6 trials", "[bold]c", "5 / 10", "0.2500", "0.750", "Best"):
+        assert words in shown
+
+
+def test_the_best_are_those_that_no_other_beats():
+    table = best_table({"a": (0.9, 0.8), "b": (0.8, 0.6), "worse": (0.7, 0.7), "unknown": (None, 0.5)})
+    assert [str(cell) for cell in table.columns[0].cells] == ["b", "a"]
+
+
+def test_points_are_test_auc_or_accuracy_and_the_worst_leak_without_oracles():
+    assert points_of(result(0.9, 0.8)) == (0.9, 0.8)
+    assert points_of(result(None, 0.8)) == (0.1, 0.8)
+    assert points_of(result(0.9, 0.8, attack="cosine")) == (0.9, None)
+    assert points_of({"defenses": [], "leakage": []}) == (None, None)

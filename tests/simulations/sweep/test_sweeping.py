@@ -1,0 +1,175 @@
+"""Whole sweeps, on a Ray of their own, through the command line."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from flower_vfl.apps.local import run
+from flower_vfl.config import load_config
+
+pytestmark = pytest.mark.slow
+
+TOY = """
+[set]
+data.name = "toy-gap"
+training = { epochs = 2, batch_size = 200 }
+model = { bottom = [8], cut = 4, top = [] }
+attack = { snapshots = [], embeddings = 0 }
+[grid]
+seed = [0, 1]
+defenses = ["none", "max_norm"]
+"""
+
+
+def command(*words):
+    return [sys.executable, "-m", "flower_vfl", "sweep", *map(str, words)]
+
+
+def sweep(*words, **more):
+    return subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=280, **more)
+
+
+@pytest.fixture
+def toy(tmp_path):
+    path = tmp_path / "toy.toml"
+    path.write_text(TOY, encoding="utf8")
+    return path
+
+
+def test_a_sweep_gives_what_its_runs_give_by_themselves_and_is_not_done_twice(toy, tmp_path):
+    out = tmp_path / "out"
+    done = sweep(toy, "--out", out)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert [entry["run"] for entry in summary] == ["seed0-none", "seed0-max-norm", "seed1-none", "seed1-max-norm"]
+    for entry in summary:
+        folder = out / entry["run"]
+        assert json.loads((folder / "result.json").read_text()) == {k: v for k, v in entry.items() if k != "run"}
+        assert {"config.toml", "steps.parquet", "report.html"} <= {path.name for path in folder.iterdir()}
+    alone = run(load_config(str(out / "seed1-max-norm" / "config.toml"))).summary
+    assert alone["weights"] == summary[3]["weights"]
+    assert pq.read_table(out / "trials.parquet").column("status").to_pylist() == ["finished"] * 4
+    assert "seed1-none" in (out / "report.html").read_text()
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
+    again = sweep(toy, "--out", out, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")} == before
+    refused = sweep(toy, "--out", out)
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+
+
+METHOD = """
+import os, signal
+from pathlib import Path
+import torch
+from flower_vfl.strategies import GradientDefense
+
+class {name}(GradientDefense):
+    name = "{short}"
+    def __init__(self, strategy, place="", **more):
+        super().__init__(strategy, **more)
+        self.place, self.calls = place, 0
+    @property
+    def params(self):
+        return {{"place": self.place}}
+    def perturb(self, g, y):
+        self.calls += 1
+        mark = Path(self.place)
+        if self.calls == 4:
+            {action}
+        return g, {{}}
+"""
+ACTIONS = {
+    "Dies": "if not mark.exists():\n                mark.touch(); os.kill(os.getpid(), signal.SIGKILL)",
+    "Fails": "raise RuntimeError('a bug')",
+}
+
+
+def test_a_worker_that_dies_is_tried_again_and_what_fails_again_is_reported_beside_the_rest(tmp_path):
+    for name, action in ACTIONS.items():
+        text = METHOD.format(name=name, short=name.lower(), action=action)
+        (tmp_path / f"own_{name.lower()}.py").write_text(text)
+    place = json.dumps(str(tmp_path / "mark"))
+    chains = f'["none", {{ name = "own_dies:Dies", place = {place} }}, "own_fails:Fails"]'
+    text = TOY.replace("[0, 1]", "[0]").replace('["none", "max_norm"]', chains)
+    (tmp_path / "own.toml").write_text(text)
+    out = tmp_path / "out"
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = sweep(tmp_path / "own.toml", "--out", out, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 1, done.stderr
+    assert "1 of 3 trials failed" in done.stderr
+    assert "RuntimeError: a bug" in done.stderr
+    rows = {row["run"]: row for row in pq.read_table(out / "trials.parquet").to_pylist()}
+    (dies,), (fails,) = ([row for run, row in rows.items() if word in run] for word in ("dies", "fails"))
+    assert (dies["status"], dies["attempts"]) == ("finished", 2)
+    assert (fails["status"], fails["attempts"]) == ("failed", 2)
+    assert "a bug" in fails["error"]
+    assert rows["none"]["status"] == "finished"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_finished(toy, tmp_path, number):
+    out = tmp_path / "out"
+    toy.write_text(TOY.replace("epochs = 2", "epochs = 30").replace("[0, 1]", "[0, 1, 2]"))
+    process = subprocess.Popen(command(toy, "--out", out, "--workers", "1"), stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if "finished:" in line:
+            break
+    process.send_signal(number)
+    rest = process.stderr.read()
+    code = process.wait(60)
+    if number != signal.SIGKILL:
+        assert code == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+        assert "it goes on with: flower-vfl sweep" in rest
+        assert json.loads((out / "summary.json").read_text())
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json") if ended(path)}
+    assert 1 <= len(finished) < 6
+    done = sweep(toy, "--out", out, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((out / "summary.json").read_text())) == 6
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+
+
+def ended(path: Path) -> bool:
+    return json.loads(path.read_text())["status"] == "finished"
+
+
+@pytest.fixture
+def head(monkeypatch):
+    """A Ray cluster of one node, by its address; it ends with the test."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*free.getsockname())
+    with tempfile.TemporaryDirectory(prefix="fvfl-", dir="/tmp", ignore_cleanup_errors=True) as short:
+        words = [f"--port={address.split(':')[1]}", "--node-ip-address=127.0.0.1", f"--temp-dir={short}"]
+        words += ["--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats", "--block"]
+        ray = str(Path(sys.executable).parent / "ray")
+        process = subprocess.Popen(
+            [ray, "start", "--head", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            yield address
+            assert process.poll() is None
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def test_a_cluster_that_is_there_is_joined_and_left_running(toy, tmp_path, head):
+    for _ in range(20):
+        done = sweep(toy, "--out", tmp_path / "out", "--address", head)
+        if "no Ray cluster answers" not in done.stderr:
+            break
+        time.sleep(1.0)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "out" / "summary.json").read_text())) == 4
