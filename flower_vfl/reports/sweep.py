@@ -29,7 +29,7 @@ LINES = 4
 """Values of further keys that one figure tells apart by lines; of more it shows points."""
 
 _SLIGHT = 1
-"""The grade of a leak (`words.Leak`) that counts as kept away from the labels."""
+"""The grade of a leak (`words.Leak`) that counts as near guessing."""
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,12 @@ def _row(setting: Setting, places: Sequence[tuple[str, str]], measure: str) -> d
 
 
 def _verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the run without a defense, and the most useful setting that keeps attackers about at guessing."""
+    """Return the setting without a defense, and the most useful one that keeps attackers near guessing."""
     known = [row for row in rows if row["utility"] and row["worst"]]
     open_ = [row for row in known if not row["setting"].runs[0].result["defenses"]]
     kept = [row for row in known if row["level"] <= _SLIGHT]
     return {
-        "undefended": max(open_, key=lambda row: row["utility"].mean, default=None),
+        "undefended": max(open_, key=lambda row: row["utility"].mean, default={}),
         "kept": max(kept, key=lambda row: row["utility"].mean, default=None),
         "measured": bool(known),
     }

@@ -16,7 +16,7 @@ import pytest
 from flower_vfl.apps.local import run
 from flower_vfl.config import load_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 TOY = """
 [set]
@@ -35,7 +35,7 @@ def command(*words):
 
 
 def sweep(*words, **more):
-    return subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=280, **more)
+    return subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=500, **more)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_f
             break
     process.send_signal(number)
     rest = process.stderr.read()
-    code = process.wait(60)
+    code = process.wait(200)
     if number != signal.SIGKILL:
         assert code == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
         assert "it goes on with: flower-vfl sweep" in rest
