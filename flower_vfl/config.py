@@ -70,6 +70,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
+        if self.training.order == "time":
+            _check_time_order(self.training)
         if self.training.validation == 0.0 and self.training.patience > 0:
             raise ValueError("training.patience needs a validation part: set training.validation above 0")
         if not self.attack.monitor and self.attack.max_leak < 1.0:
@@ -96,6 +98,22 @@ class Config(Section):
     def shared_seed(self) -> int:
         """The schedule seed that is in force."""
         return self.seed if self.schedule_seed < 0 else self.schedule_seed
+
+
+def _check_time_order(training: TrainingConfig) -> None:
+    """Refuse what means nothing where each row is trained on once, in time order."""
+    refused = {
+        "training.epochs": (training.epochs, 1, "each row is trained on once"),
+        "training.validation": (training.validation, 0.0, "each day is scored before it is trained on"),
+        "training.patience": (training.patience, 0, "no day can be compared with another"),
+    }
+    wrong = [
+        f"{key} is {given}, set it to {needed}: {why}"
+        for key, (given, needed, why) in refused.items()
+        if given != needed
+    ]
+    if wrong:
+        raise ValueError(f'training.order "time" goes through the days once; {"; ".join(wrong)}')
 
 
 def leaf_paths(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:

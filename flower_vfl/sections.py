@@ -156,6 +156,10 @@ class TrainingConfig(Section):
     """How the network is trained."""
 
     epochs: int = Field(default=6, ge=1, description="passes over the training rows")
+    order: Literal["random", "time"] = Field(
+        default="random",
+        description='order of the rows; "time": day after day, each scored before it is trained on, one pass',
+    )
     batch_size: int = Field(default=1024, ge=1, description="rows of one step")
     eval_batch_size: int = Field(default=8192, ge=1, description="rows of one evaluation message")
     optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="optimizer of every party")

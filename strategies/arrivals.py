@@ -43,7 +43,7 @@ def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str) ->
     cures = {
         "version": "install the same version of flower-vfl on both hosts, then start the party's SuperNode again",
         **dict.fromkeys(("rows", "test_rows", "alignment"), other_ids),
-        "schedule": "it runs with another configuration",
+        "schedule": "it runs with another configuration, or its rows are of other days",
     }
     for name, value in expected.items():
         if hello.fields.get(name) != value:

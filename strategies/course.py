@@ -43,7 +43,7 @@ def run_training(
     config = base.config
     if base._secret is None and simulation:
         base._secret = Secret.for_simulation(config.seed, "label")
-    schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs)
+    schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs, periods=base.periods)
     prepared, log = strategy.prepare_labels(torch.from_numpy(base.labels.train))
     strategy.summary()
     with Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:

@@ -22,7 +22,7 @@ from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import Oracle, Reference
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.protocol.schedule import Part, Rows, Schedule
+from flower_vfl.protocol.schedule import PARTS, Part, Rows, Schedule
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.transport.base import Link, expect
 
@@ -207,7 +207,7 @@ class Training:
     def look_again(self) -> None:
         """Evaluate on the test table for what is kept of it: the model is not the one of the last evaluation."""
         if self._schedule.batches("test"):
-            self._predict("test")
+            self._predict("test", range(self._schedule.batches("test")))
 
     def discard_model(self) -> None:
         """Forget what is kept of the last evaluation, as no model stays."""
@@ -352,13 +352,14 @@ class Training:
         return f"{loss}; {remedy(self.outcome.logged)}"
 
     def _evaluate(self, epoch: int) -> Epoch:
-        """Evaluate on the validation part and on the test table."""
+        """Evaluate on the validation part or the next period, and on the test table."""
         metrics: Epoch = {"epoch": epoch, "train_loss": float(np.mean(self._losses))}
-        for part in ("validation", "test"):
-            if self._schedule.batches(part) == 0:
+        for part in PARTS:
+            batches = self._schedule.batches_after(part, epoch)
+            if not batches:
                 continue
-            logits = self._predict(part)
-            rows = [self._schedule.eval_batch(part, index) for index in range(self._schedule.batches(part))]
+            logits = self._predict(part, batches)
+            rows = [self._schedule.eval_batch(part, index) for index in batches]
             labels = self._labels[1 if part == "test" else 0][np.concatenate(rows)]
             metrics |= {f"{part}_{name}": value for name, value in utility(logits, labels, self._classes).items()}
         step = self._schedule.steps_of(epoch)[-1]
@@ -368,16 +369,15 @@ class Training:
         self._observer.on_epoch(step, epoch, metrics)
         return metrics
 
-    def _predict(self, part: Part) -> Tensor:
-        count = self._schedule.batches(part)
+    def _predict(self, part: Part, batches: range) -> Tensor:
         kept = part == "test" and self._monitor is not None and self._monitor.reads_trained_models
         logits, received, sampled = [], list[dict[str, Tensor]](), list[dict[str, Tensor]]()
         under_way = max(EVALUATIONS_UNDER_WAY, self.outcome.in_flight)
-        for index in range(-under_way, count):
+        for index in range(batches.start - under_way, batches.stop):
             ahead = index + under_way
-            if ahead < count:
+            if ahead in batches:
                 self._send_all(Frame(Kind.EVALUATE, ahead, {"part": part}))
-            if index >= 0:
+            if index in batches:
                 rows = self._schedule.eval_batch(part, index)
                 embeddings = self._receive_all(index, rows.size)
                 received += [embeddings] if kept else []

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flower_vfl.attacks import Attack, make_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable
+from flower_vfl.data.periods import Periods
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.parties.inference import check_trained_attacks
 from flower_vfl.parties.label import LabelParty, Log
@@ -54,6 +55,8 @@ class VerticalStrategy(HookedStrategy):
         Factory of the label party's own bottom model, and its columns.
     alignment : str
         Digest of the ordered IDs; each party must have the same.
+    periods : Periods, optional
+        The days of the rows, for `training.order = "time"`; each party must have the same.
     optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
         Makes the label party's optimizer, instead of the configuration's.
     secret : Secret, optional
@@ -80,6 +83,7 @@ class VerticalStrategy(HookedStrategy):
         bottom: Callable[[], nn.Module] | None = None,
         table: PartyTable | None = None,
         alignment: str = "",
+        periods: Periods | None = None,
         optimizer: OptimizerFactory | None = None,
         secret: Secret | None = None,
         observer: Observer | None = None,
@@ -89,7 +93,7 @@ class VerticalStrategy(HookedStrategy):
         self.parties = tuple(parties)
         self.labels = labels if isinstance(labels, Labels) else _wrap_labels(labels)
         self.top, self.bottom, self.table = top, bottom, table
-        self.alignment = alignment
+        self.alignment, self.periods = alignment, periods
         self.optimizer = optimizer
         self.observer = observer or Observer()
         self.outcome = outcome or Outcome()
@@ -136,6 +140,11 @@ class VerticalStrategy(HookedStrategy):
     def watching(self) -> list[Attack]:
         """The attacks that look while the network is trained."""
         return [attack for attack in self.attacks if isinstance(attack, Attack)]
+
+    @property
+    def periods_in_order(self) -> Periods | None:
+        """The periods, where they are trained on one after the other."""
+        return self.periods if self.config.training.order == "time" else None
 
     @property
     def base(self) -> VerticalStrategy:

@@ -206,6 +206,12 @@ def test_all_bad_values_are_named_at_once():
     ("overrides", "message"),
     [
         ({"training.validation": 0, "training.patience": 2}, "patience needs a validation part"),
+        (
+            {"training.order": "time", "training.patience": 2},
+            "days once; training.epochs is 6, set it to 1: .*; training.validation is 0.1, set it to 0.0: .*; "
+            "training.patience is 2, set it to 0",
+        ),
+        ({"training.order": "time", "training.validation": 0}, "training.epochs is 6, set it to 1: [a-z ]*$"),
         ({"attack.monitor": False, "attack.max_leak": 0.7}, "set attack.monitor to true"),
         ({"attack.names": [], "attack.max_leak": 0.7}, "at least one in attack.names"),
         ({"transport.wire_dtype": "float16"}, "'inproc' has no wire: set transport.kind to 'stream'"),

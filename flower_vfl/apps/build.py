@@ -107,13 +107,14 @@ def build_feature_party(
 ) -> FeatureParty:
     """Build a feature party, or an attacker where the configuration says so; `top` is what an attacker rebuilds."""
     table = dataset.party(name)
-    schedule = schedule_of(config, dataset.alignment.rows, dataset.alignment.test_rows)
+    aligned = dataset.alignment
+    schedule = schedule_of(config, aligned.rows, aligned.test_rows, periods=aligned.periods)
     with seeded_initialisation(secret.seed("weights")):
         model = bottom(table.spec, config).to(config.device)
     dropout = secret.generator("dropout", device=config.device)
     bind_dropout(model, dropout)
     shared: dict[str, Any] = {
-        "alignment": dataset.alignment.digest,
+        "alignment": aligned.digest,
         "in_flight": config.transport.in_flight,
         "dropout": dropout,
         "device": config.device,

@@ -11,7 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from flower_vfl.apps.keeping import differences
+from flower_vfl.apps.periods import write_periods
 from flower_vfl.config import Config, load_config, to_toml
+from flower_vfl.data.periods import Periods
 from flower_vfl.errors import ConfigError, OutputExistsError
 from flower_vfl.files import LEFTOVERS, FolderLock, remove_leftovers, write_json_atomic, write_text_atomic
 from flower_vfl.tracking import merge_steps
@@ -67,9 +69,11 @@ class RunFolder:
         if not self.resumed:
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def write_result(self, summary: Mapping[str, Any]) -> None:
-        """Merge the journals into `steps.parquet` and write `result.json`."""
+    def write_result(self, summary: Mapping[str, Any], periods: Periods | None = None) -> None:
+        """Merge the journals into `steps.parquet`, summarise them by period if there are some, write `result.json`."""
         merge_steps(self.path)
+        if periods is not None:
+            write_periods(self.path, periods)
         write_json_atomic(self.path / RESULT, dict(summary))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +253,7 @@ def _plain(card: ModelCard) -> dict[str, Any]:
     return {
         **{name: getattr(card, name) for name in ("party", "session", "encoding", "version")},
         "config": card.config.model_dump(),
-        "alignment": asdict(card.alignment),
+        "alignment": {name: getattr(card.alignment, name) for name in ("rows", "test_rows", "digest")},
         "spec": None if card.spec is None else {name: getattr(card.spec, name) for name in _SPEC},
         "factories": dict(card.factories),
         "classes": list(card.classes),

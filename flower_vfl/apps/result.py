@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flower_vfl.apps.periods import describe_periods
 from flower_vfl.apps.rebuild import rebuild
 from flower_vfl.attacks.base import HINTS, Attack
 from flower_vfl.config import Config
@@ -103,6 +104,7 @@ def summarise(
         {"name": defense.name, "params": defense.params, **from_elsewhere(type(defense))}
         for defense in strategy.chain()
     ]
+    periods = strategy.base.periods_in_order
     last = outcome.model_epochs[-1] if outcome.model_epochs else {}
     parties = {party: report.get("weights", "") for party, report in outcome.reports.items()}
     return {
@@ -125,6 +127,7 @@ def summarise(
         ],
         "model": {"step": outcome.model_step, "epoch": len(outcome.model_epochs)},
         "utility": {"last": _utility(last), "best": _utility(outcome.best)},
+        **({} if periods is None else {"periods": describe_periods(outcome.epochs, periods)}),
         "leakage": outcome.leakage,
         "rebuild": rebuild(outcome.leakage, last, classes=data["classes"], share=config.attack.rebuilt),
         "cost": {

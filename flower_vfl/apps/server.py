@@ -107,7 +107,7 @@ class _EpochLog(Observer):
         _log.info("training: %d epochs, %d steps, with %s", epochs, steps, ", ".join(parties) or "nobody else")
 
     def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
-        shown = ("train_loss", "validation_auc", "test_auc", "test_loss", "test_accuracy")
+        shown = ("train_loss", "validation_auc", "next_auc", "test_auc", "test_loss", "test_accuracy")
         _log.info("epoch %d: %s", epoch, ", ".join(f"{name} {metrics[name]:.4f}" for name in shown if name in metrics))
 
 
@@ -152,6 +152,7 @@ def build_strategy(
         bottom=None if table is None else make_bottom,
         table=table,
         alignment=dataset.alignment.digest,
+        periods=dataset.alignment.periods,
         optimizer=optimizer,
         secret=secret,
         observer=observer,
@@ -367,4 +368,4 @@ def _write(
         model_path(folder.path, LABEL).unlink(missing_ok=True)
     elif base.label_party is not None:
         save_model(folder.path, replace(card, session=base.session), base.label_party.module)
-    folder.write_result(summary)
+    folder.write_result(summary, base.periods_in_order)

@@ -14,9 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flower_vfl.data import layout
-from flower_vfl.data.dataset import PARTS, FeatureSpec, Part, check_party_name
+from flower_vfl.data.dataset import PARTS, Alignment, FeatureSpec, Part, check_party_name
 from flower_vfl.data.encoding import PartyEncoding
 from flower_vfl.data.labels import EncodedLabels
+from flower_vfl.data.periods import Periods
 from flower_vfl.data.text import TextEncoding
 from flower_vfl.errors import DataError
 
@@ -203,17 +204,23 @@ class Builder:
         options: Mapping[str, Any],
         parties: Sequence[str] = (),
         facts: Mapping[str, Any] | None = None,
+        periods: Periods | None = None,
     ) -> None:
         """Write the manifest, the last file, which all parties may see.
 
-        `parties` names those with features where other hosts hold some; `facts` is what else is known of the source.
+        `parties` names those with features where other hosts hold some; `facts` is what else is known of the source;
+        `periods` are the days of rows that lie in time order, those of the test behind those of the training.
         """
+        aligned = Alignment(self._rows["train"], self._rows["test"], self._alignment, periods)
+        alignment: dict[str, Any] = {"rows": aligned.rows, "test_rows": aligned.test_rows, "digest": aligned.digest}
+        if periods is not None:
+            alignment["periods"] = periods.to_json()
         manifest = {
             "schema": layout.SCHEMA,
             "name": name,
             "parties": list(parties) or self._parties,
             "label_party": check_party_name(label_party),
-            "alignment": {"rows": self._rows["train"], "test_rows": self._rows["test"], "digest": self._alignment},
+            "alignment": alignment,
             "licence": licence,
             "source": source,
             "options": dict(options),

@@ -34,6 +34,8 @@ from flower_vfl.registry import lookup
 
 _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
+_REVISION = 1
+"""Counts what prepared folders have got since their layout's schema; what was cached before is prepared again."""
 
 CACHE_VARIABLE = "FLOWER_VFL_CACHE"
 DATA_VARIABLE = "FLOWER_VFL_DATA"
@@ -201,7 +203,7 @@ def _cache_key(recipe: Recipe, source: Path | None, options: Options) -> str:
     files = [
         (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in recipe.inputs(source, options)
     ]
-    facts = [layout.SCHEMA, options.model_dump(mode="json"), files]
+    facts = [layout.SCHEMA, _REVISION, options.model_dump(mode="json"), files]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

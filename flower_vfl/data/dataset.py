@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data import layout
 from flower_vfl.data.encoding import PartyEncoding
+from flower_vfl.data.periods import Periods, periods_from_json
 from flower_vfl.data.source import ArraySource, FeatureSource, PixelSource
 from flower_vfl.errors import DataError
 
@@ -162,11 +163,23 @@ class Alignment:
         Rows of the training and of the test table.
     digest : str
         SHA-256 of the ordered IDs of both.
+    periods : Periods, optional
+        The days of the rows, where they lie in time order; parties compare them with the order of batches.
+
+    Raises
+    ------
+    DataError
+        When the periods have other numbers of rows.
     """
 
     rows: int
     test_rows: int
     digest: str
+    periods: Periods | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.periods is not None:
+            self.periods.check(self.rows, self.test_rows)
 
 
 class Dataset:
@@ -189,6 +202,7 @@ class Dataset:
         self.folder = folder
         where = folder / layout.MANIFEST
         alignment = layout.entry(where, manifest, "alignment", dict)
+        periods = layout.entry(where, alignment, "periods", dict) if "periods" in alignment else None
         self.name: str = layout.entry(where, manifest, "name", str)
         self.parties: tuple[str, ...] = tuple(layout.entry(where, manifest, "parties", list))
         self.label_party: str = layout.entry(where, manifest, "label_party", str)
@@ -199,6 +213,7 @@ class Dataset:
             layout.count(where, alignment, "rows"),
             layout.count(where, alignment, "test_rows"),
             layout.entry(where, alignment, "digest", str),
+            None if periods is None else periods_from_json(where, periods),
         )
         for name in (*self.parties, self.label_party):
             check_party_name(name)

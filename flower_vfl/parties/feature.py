@@ -21,7 +21,7 @@ from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.protocol.schedule import Part, Rows, Schedule
+from flower_vfl.protocol.schedule import Rows, Schedule, is_part
 from flower_vfl.version import VERSION
 
 MOST_IN_FLIGHT = 64
@@ -217,11 +217,10 @@ class FeatureParty:
 
     def _evaluate(self, frame: Frame) -> Frame:
         part = frame.text("part")
-        if part not in ("validation", "test") or not 0 <= frame.step < self._schedule.batches(part):  # type: ignore[arg-type]
+        if not is_part(part) or not 0 <= frame.step < self._schedule.batches(part):
             raise ProtocolError(f"there is no evaluation batch {frame.step} of {part!r}")
-        chosen: Part = "validation" if part == "validation" else "test"
-        rows = self._schedule.eval_batch(chosen, frame.step)
-        source = self._table.test if chosen == "test" else self._table.train
+        rows = self._schedule.eval_batch(part, frame.step)
+        source = self._table.test if part == "test" else self._table.train
         return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": embed(self.bottom, source, rows, self._device)})
 
     def _keep(self, frame: Frame) -> Frame:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from math import ceil
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -19,13 +22,20 @@ from numpy.typing import NDArray
 from flower_vfl.errors import ConfigError
 from flower_vfl.rng import derive_seed, schedule_root
 
-Part = Literal["validation", "test"]
+Part = Literal["validation", "next", "test"]
+"""Rows that are evaluated; "next" are those of the next period, before anything is trained on them."""
+
+PARTS: tuple[Part, ...] = ("validation", "next", "test")
+
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The order of rows in training and evaluation.
+
+    Without periods, every epoch goes through all training rows in an order of its own. With periods, rows lie in time
+    order and an epoch is one period: its rows in a random order, then the next period's are evaluated.
 
     Parameters
     ----------
@@ -36,9 +46,16 @@ class Schedule:
     batch_size, eval_batch_size : int
         Rows of a step and of an evaluation message.
     epochs : int
-        Passes over the training rows.
+        Passes over the training rows; with periods, how many these are.
     validation : float
         Part of the training rows that is kept for validation, drawn at random.
+    periods : tuple of int
+        Rows of each period of the training table, in its order; empty for a random order.
+
+    Raises
+    ------
+    ConfigError
+        When no row is left to train on, or the periods are not the whole table, each an epoch.
     """
 
     seed: int
@@ -48,10 +65,17 @@ class Schedule:
     eval_batch_size: int
     epochs: int
     validation: float = 0.1
+    periods: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.train_rows < 1:
             raise ConfigError(f"no row is left to train on: {self.rows} rows, {self.validation:.0%} for validation")
+        whole = sum(self.periods) == self.rows and min(self.periods, default=0) > 0 and self.validation == 0.0
+        if self.periods and not (whole and len(self.periods) == self.epochs):
+            raise ConfigError(
+                f"periods of {self.periods} rows must be the {self.rows} rows of the table, each an epoch of "
+                f"{self.epochs}, and none kept for validation ({self.validation:.0%})"
+            )
 
     @cached_property
     def validation_rows(self) -> int:
@@ -64,46 +88,73 @@ class Schedule:
         return self.rows - self.validation_rows
 
     @cached_property
-    def steps_per_epoch(self) -> int:
-        """Steps of one epoch; the last one may be smaller."""
-        return ceil(self.train_rows / self.batch_size)
+    def _epoch_rows(self) -> tuple[int, ...]:
+        return self.periods or (self.train_rows,) * self.epochs
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """The first step of each epoch, and how many steps there are."""
+        return _running([ceil(rows / self.batch_size) for rows in self._epoch_rows])
+
+    @cached_property
+    def _next_starts(self) -> tuple[int, ...]:
+        """The first evaluation batch of each period that is a next one, and how many such batches there are."""
+        return _running([ceil(rows / self.eval_batch_size) for rows in self.periods[1:]])
 
     @property
     def steps(self) -> int:
         """Steps of the whole training."""
-        return self.steps_per_epoch * self.epochs
+        return self._starts[-1]
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch of a step, from 1."""
-        return step // self.steps_per_epoch + 1
+        return bisect_right(self._starts, step)
 
     def steps_of(self, epoch: int) -> range:
-        """Return the steps of an epoch (from 1)."""
-        return range((epoch - 1) * self.steps_per_epoch, epoch * self.steps_per_epoch)
+        """Return the steps of an epoch (from 1); the last one may be smaller."""
+        return range(self._starts[epoch - 1], self._starts[epoch])
 
     def epoch_start(self, steps: int) -> int:
         """Return how many steps were done when the epoch of the last of so many steps began."""
-        return max(steps - 1, 0) // self.steps_per_epoch * self.steps_per_epoch
+        return self._starts[self.epoch_of(max(steps - 1, 0)) - 1]
 
     def train_batch(self, step: int) -> Rows:
         """Return the positions (B,) in the training table that make `step`."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        order = _epoch_order(self.seed, self.rows, self.validation_rows, epoch)
-        return order[index * self.batch_size : (index + 1) * self.batch_size].astype(np.int64)
+        epoch = self.epoch_of(step)
+        low = (step - self._starts[epoch - 1]) * self.batch_size
+        first = sum(self.periods[: epoch - 1])
+        rows = self.periods[epoch - 1] if self.periods else self.rows
+        order = _epoch_order(self.seed, rows, self.validation_rows, epoch - 1)
+        return first + order[low : low + self.batch_size].astype(np.int64)
 
     def batch_rows(self, step: int) -> int:
         """Return how many rows make `step`."""
-        return min(self.batch_size, self.train_rows - step % self.steps_per_epoch * self.batch_size)
+        epoch = self.epoch_of(step)
+        return min(self.batch_size, self._epoch_rows[epoch - 1] - (step - self._starts[epoch - 1]) * self.batch_size)
 
     def batches(self, part: Part) -> int:
         """Return how many evaluation batches `part` has."""
+        if part == "next":
+            return self._next_starts[-1]
         return ceil((self.validation_rows if part == "validation" else self.test_rows) / self.eval_batch_size)
 
+    def batches_after(self, part: Part, epoch: int) -> range:
+        """Return the evaluation batches of `part` that are due after an epoch (from 1)."""
+        if part != "next":
+            return range(self.batches(part))
+        starts = self._next_starts
+        return range(starts[epoch - 1], starts[epoch]) if epoch < len(starts) else range(0)
+
     def eval_batch(self, part: Part, index: int) -> Rows:
-        """Return the positions (B,) of an evaluation batch, in the training table for validation, else the test's."""
+        """Return the positions (B,) of an evaluation batch, in the test's table for "test", else in the training's."""
         low, high = index * self.eval_batch_size, (index + 1) * self.eval_batch_size
         if part == "test":
             return np.arange(low, min(high, self.test_rows), dtype=np.int64)
+        if part == "next":
+            epoch = bisect_right(self._next_starts, index)
+            first, last = sum(self.periods[:epoch]), sum(self.periods[: epoch + 1])
+            low = first + (index - self._next_starts[epoch - 1]) * self.eval_batch_size
+            return np.arange(low, min(low + self.eval_batch_size, last), dtype=np.int64)
         return _validation(self.seed, self.rows, self.validation_rows)[low:high].astype(np.int64)
 
     @property
@@ -111,6 +162,16 @@ class Schedule:
         """A digest that is equal on both sides exactly when the schedule is."""
         values = [getattr(self, name) for name in self.__dataclass_fields__]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def is_part(name: str) -> TypeGuard[Part]:
+    """Say whether there are rows of this name that are evaluated."""
+    return name in PARTS
+
+
+def _running(counts: Sequence[int]) -> tuple[int, ...]:
+    """Return the running sums, from 0 to the whole."""
+    return tuple(accumulate(counts, initial=0))
 
 
 def _permutation(seed: int, rows: int, *purpose: str | int) -> NDArray[np.integer]:
@@ -130,7 +191,7 @@ _latest: dict[tuple[int, int, int, int], NDArray[np.integer]] = {}
 
 
 def _epoch_order(seed: int, rows: int, held_out: int, epoch: int) -> NDArray[np.integer]:
-    """Return the order of the training rows in one epoch; parties of one process share it (4 bytes a row)."""
+    """Return the order of an epoch's training rows among so many; parties of one process share it (4 bytes a row)."""
     key = (seed, rows, held_out, epoch)
     order = _latest.get(key)
     if order is None:

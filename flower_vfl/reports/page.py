@@ -19,6 +19,7 @@ from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
 from flower_vfl.reports.leaks import label_of, told
+from flower_vfl.reports.periods import period_figures
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.sweep import of_sweep
 from flower_vfl.reports.trained import of_run
@@ -140,6 +141,7 @@ def _of_one(run: Run) -> dict[str, Any]:
         "observed": {step: observations(values) for step, values in run.snapshots.items()},
         "leak_figures": _leak_figures(run),
         "epoch_figures": _epoch_figures(run),
+        "period_figures": period_figures(run),
         **of_run(run),
     }
 

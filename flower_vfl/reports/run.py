@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flower_vfl.apps.periods import NO_PERIODS, read_periods
 from flower_vfl.errors import InputError
 from flower_vfl.tracking import SCHEMA, STEPS, read_embeddings, read_snapshots, read_steps
 
@@ -30,7 +31,7 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds: ``config.toml``, ``result.json``, the values along training, snapshots, embeddings."""
+    """What a run's folder holds: configuration, result, the values along training and by day, snapshots, embeddings."""
 
     folder: Path
     config: str
@@ -38,6 +39,7 @@ class Run:
     steps: pa.Table
     snapshots: Mapping[int, Values] = field(default_factory=dict)
     embeddings: Sequence[Embeddings] = ()
+    periods: pa.Table = NO_PERIODS
 
     @property
     def name(self) -> str:
@@ -87,7 +89,7 @@ def load_run(folder: Path | str, *, light: bool = False) -> Run:
     if light:
         return Run(folder, text, result, SCHEMA.empty_table())
     steps = read_steps(folder)
-    return Run(folder, text, result, steps, _snapshots(folder), read_embeddings(folder))
+    return Run(folder, text, result, steps, _snapshots(folder), read_embeddings(folder), read_periods(folder))
 
 
 def _snapshots(folder: Path) -> dict[int, Values]:

@@ -137,6 +137,16 @@ def test_a_prepared_folder_trains_with_its_preset(raw, tmp_path):
     assert result.summary["dataset"]["rows"] == open_dataset(tmp_path / "out").rows("train")
 
 
+def test_a_folder_prepared_by_day_trains_with_its_preset(raw, tmp_path):
+    prepare("avazu", source=raw, out=tmp_path / "out", options={"label_columns": "all", "test_days": 1})
+    result = run(load_config("avazu-days", {"data.path": str(tmp_path / "out")}), out=tmp_path / "run")
+    assert (result.summary["periods"]["first"], result.summary["periods"]["trained"]) == ("2014-10-21", 2)
+    assert result.summary["model"]["epoch"] == 2
+    prepare("avazu", source=raw, out=tmp_path / "other", options={"label_columns": "all"})
+    with pytest.raises(DataError, match="prepared with test_days = 0, asked for is 1"):
+        run(load_config("avazu-days", {"data.path": str(tmp_path / "other")}), out=tmp_path / "again")
+
+
 @pytest.mark.skipif(not REAL.is_file(), reason="needs the sample rows in the folder that FLOWER_VFL_TEST_DATA names")
 def test_real_rows_keep_their_labels_and_values():
     dataset = load("avazu", path=REAL, options={"bad_lines": 0, "min_count": 1})

@@ -159,6 +159,14 @@ def test_the_last_days_can_be_the_test(raw):
     assert dataset.ids("test") == [f"flight-{row}" for row in range(42, 60)]
 
 
+def test_flights_have_days_where_the_last_ones_are_the_test(raw):
+    periods = load("flights", path=raw, options={"test_days": 3}).alignment.periods
+    days = [(str(date(2013, 1, 28) + timedelta(day)), 6) for day in range(10)]
+    assert [(period.name, period.rows) for period in periods.train] == days[:7]
+    assert [(period.name, period.rows) for period in periods.test] == days[7:]
+    assert load("flights", path=raw).alignment.periods is None
+
+
 def test_weekdays_and_hours_are_those_of_the_plan(raw):
     dataset = load("flights", path=raw, options={"min_count": 1})
     encoding = dataset.encoding("weather")

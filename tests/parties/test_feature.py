@@ -318,7 +318,7 @@ def test_a_party_that_is_to_keep_no_model_names_none_until_it_goes_back():
 def test_the_state_with_which_an_epoch_began_is_held_until_the_next_one_has_ended():
     shelf = Shelf()
     party = make_party(store=shelf)
-    per_epoch = party._schedule.steps_per_epoch
+    per_epoch = party._schedule.steps_of(1).stop
     for step in range(per_epoch + 1):
         party.handle(ask(step))
         party.handle(ask(-1, step, gradient_for(step)))

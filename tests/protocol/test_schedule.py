@@ -27,6 +27,15 @@ SCHEDULES = st.builds(
     epochs=st.integers(1, 3),
     validation=st.floats(0, 0.99),
 )
+IN_TIME = st.builds(
+    lambda periods, **more: Schedule(rows=sum(periods), epochs=len(periods), periods=tuple(periods), **more),
+    periods=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    seed=st.integers(0, 2**63 - 1),
+    test_rows=st.integers(0, 100),
+    batch_size=st.integers(1, 80),
+    eval_batch_size=st.integers(1, 80),
+    validation=st.just(0.0),
+)
 BASE = Schedule(seed=7, rows=1000, test_rows=50, batch_size=64, eval_batch_size=32, epochs=3, validation=0.1)
 
 PINNED = [[1, 2, 0, 9, 11, 6, 3, 7, 5], [7, 6, 2, 0, 3, 11, 1, 5, 9], [4, 8, 10]]
@@ -63,7 +72,61 @@ def test_all_batches_but_the_last_are_full_and_none_is_empty(schedule):
         assert all(sizes)
 
 
-@given(SCHEDULES)
+@given(IN_TIME)
+@settings(max_examples=100, deadline=None)
+def test_with_periods_an_epoch_visits_the_rows_of_its_period_once_and_no_other(schedule):
+    ends = np.cumsum(schedule.periods)
+    for epoch, (end, rows) in enumerate(zip(ends, schedule.periods, strict=True), start=1):
+        assert sorted(order(schedule, epoch)) == list(range(end - rows, end))
+        assert [len(schedule.train_batch(step)) for step in schedule.steps_of(epoch)] == [
+            schedule.batch_rows(step) for step in schedule.steps_of(epoch)
+        ]
+
+
+@given(IN_TIME)
+@settings(max_examples=100, deadline=None)
+def test_after_a_period_the_next_one_is_evaluated_in_its_own_order_and_after_the_last_none(schedule):
+    ends, seen = np.cumsum(schedule.periods), []
+    for epoch in range(1, schedule.epochs + 1):
+        due = schedule.batches_after("next", epoch)
+        seen += due
+        rows = [schedule.eval_batch("next", index) for index in due]
+        expected = np.arange(ends[epoch - 1], ends[epoch]) if epoch < schedule.epochs else []
+        assert np.array_equal(np.concatenate([np.empty(0, np.int64), *rows]), expected)
+        assert all(0 < len(batch) <= schedule.eval_batch_size for batch in rows)
+        assert schedule.batches_after("test", epoch) == range(schedule.batches("test"))
+    assert seen == list(range(schedule.batches("next")))
+
+
+def test_without_periods_nothing_is_next():
+    assert BASE.batches("next") == 0
+    assert not BASE.batches_after("next", 1)
+
+
+def test_the_rows_of_a_period_are_shuffled():
+    schedule = dataclasses.replace(BASE, validation=0.0, epochs=2, periods=(400, 600))
+    assert order(schedule, 1).tolist() != sorted(order(schedule, 1))
+    assert order(schedule, 2).tolist() != sorted(order(schedule, 2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"periods": (400, 599)},
+        {"periods": (400, 601)},
+        {"periods": (1000, 0)},
+        {"periods": (1001, -1)},
+        {"epochs": 3},
+        {"validation": 0.1},
+    ],
+)
+def test_periods_that_are_not_the_table_or_other_epochs_are_refused(changes):
+    fitting = {"validation": 0.0, "epochs": 2, "periods": (400, 600)}
+    with pytest.raises(ConfigError, match="must be the 1000 rows of the table"):
+        dataclasses.replace(BASE, **{**fitting, **changes})
+
+
+@given(st.one_of(SCHEDULES, IN_TIME))
 @settings(max_examples=50, deadline=None)
 def test_the_steps_of_the_epochs_follow_each_other_without_a_gap(schedule):
     steps = [(step, epoch) for epoch in range(1, schedule.epochs + 1) for step in schedule.steps_of(epoch)]
@@ -158,15 +221,24 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Schedule)])
+def test_the_digest_differs_when_the_periods_do():
+    one, two = (
+        dataclasses.replace(BASE, validation=0.0, epochs=2, periods=periods) for periods in ((400, 600), (500, 500))
+    )
+    assert len({one.digest, two.digest, dataclasses.replace(one, periods=()).digest}) == 3
+
+
+@pytest.mark.parametrize("name", CHANGES)
 def test_the_digest_differs_when_any_field_differs(name):
+    assert CHANGES.keys() == {field.name for field in dataclasses.fields(Schedule)} - {"periods"}
     assert BASE.digest != dataclasses.replace(BASE, **{name: CHANGES[name]}).digest
     assert BASE.digest == dataclasses.replace(BASE).digest
 
 
 def test_no_label_and_no_secret_can_enter_the_schedule():
-    allowed = {"self", "step", "epoch", "part", "index", *CHANGES}
+    allowed = {"self", "step", "epoch", "part", "index", "periods", *CHANGES}
     given_to = [Schedule.__init__, Schedule.train_batch, Schedule.eval_batch, Schedule.batches, Schedule.steps_of]
+    given_to.append(Schedule.batches_after)
     assert {name for function in given_to for name in inspect.signature(function).parameters} <= allowed
 
 
@@ -189,7 +261,7 @@ schedule(1000).train_batch(0)
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
 before, peak_before = status("RssAnon"), status("VmHWM")
 big = schedule(10_000_000)
-for step in (0, 1, big.steps_per_epoch):
+for step in (0, 1, big.steps_of(2).start):
     big.train_batch(step)
 print(json.dumps({"held": status("RssAnon") - before, "peak": status("VmHWM") - peak_before}))
 """

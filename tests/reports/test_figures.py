@@ -14,11 +14,13 @@ from flower_vfl.reports.figures import (
     epoch_figure,
     leak_comparison_figure,
     leak_figure,
+    period_figure,
     setting_figure,
     snapshot_figures,
     trade_off_figure,
 )
 from flower_vfl.reports.figures.canvas import LINES
+from flower_vfl.reports.figures.periods import running_mean
 from flower_vfl.reports.figures.training import BINS, _stretches
 
 STEPS = np.arange(500)
@@ -43,6 +45,18 @@ def texts(svg):
     return ["".join(node.itertext()).strip() for node in root.iter() if node.tag.endswith("}text")]
 
 
+def test_days_have_their_names_below_and_many_days_a_running_mean():
+    at = np.arange(1, 101)
+    names = {int(day): f"day {day}" for day in at}
+    few = texts(period_figure("AUC by day", "AUC", {"scored": (at[:5], VALUES[:5])}, names))
+    assert {"day 1", "day 5"} <= set(few)
+    assert "day 6" not in few
+    means = running_mean(VALUES[:100])
+    assert means[50] == pytest.approx(VALUES[47:54].mean())
+    assert means[0] == pytest.approx(VALUES[:4].mean())
+    assert means[-1] == pytest.approx(VALUES[96:100].mean())
+
+
 @pytest.mark.parametrize(
     "svg",
     [
@@ -51,9 +65,20 @@ def texts(svg):
         trade_off_figure([(1, 0.93, 0.97, False), (2, 0.92, 0.6, True)], 0.55),
         leak_comparison_figure("norm, cut layer", {"none": (STEPS, VALUES), "iso": (STEPS, VALUES)}, 0.55),
         setting_figure("norm, cut layer", "test AUC", FAMILIES, 0.55),
+        period_figure("AUC by day", "AUC", {"scored": (np.arange(2, 9), VALUES[:7])}, dict.fromkeys(range(9), "Mon")),
+        period_figure("Leak", "AUC", {"cut": (STEPS, VALUES)}, {}, (STEPS, VALUES)),
         *snapshot_figures({100: taken(100), 200: taken(200)}),
     ],
-    ids=["leak", "epoch", "trade-off", "comparison", "setting", *(f"snapshot {i}" for i in range(5))],
+    ids=[
+        "leak",
+        "epoch",
+        "trade-off",
+        "comparison",
+        "setting",
+        "days",
+        "many days",
+        *(f"snapshot {i}" for i in range(5)),
+    ],
 )
 def test_a_figure_is_well_formed_and_takes_its_colours_from_the_page(svg):
     assert svg.lstrip().startswith("<svg")

@@ -6,6 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from flower_vfl.apps.periods import write_periods
+from flower_vfl.data.periods import Period, Periods
 from flower_vfl.errors import InputError
 from flower_vfl.reports import render
 from flower_vfl.tracking import StepLog
@@ -201,6 +203,38 @@ def test_hostile_text_anywhere_stays_text(run_folder, several):
     assert not {"script", "img"} & set(found.tags)
     assert all(name not in ("onerror", "src") for name, _ in found.attributes)
     assert found.text.count(HOSTILE) > 10
+
+
+PERIODS = Periods(tuple(Period(f"2014-10-2{day}", 100) for day in range(1, 7)), (Period("2014-10-27", 9),))
+
+
+def test_a_run_in_time_order_has_its_leak_and_its_utility_by_day(run_folder):
+    folder = run_folder(steps=120, epochs=6)
+    without = page(render([folder]))
+    assert "Day by day" not in without.text
+    write_periods(folder, PERIODS)
+    found = page(render([folder]))
+    assert "Day by day" in found.text
+    for title in ("Leak by day, party a", "Leak by day, party b", "AUC by day", "Loss by day"):
+        assert title in found.text
+    assert "2014-10-21" in found.text or "2014-10-22" in found.text
+
+
+def test_hostile_names_of_days_stay_text(run_folder):
+    folder = run_folder(steps=20, epochs=2)
+    names = [f"<b>{HOSTILE[:9]}{day}" for day in range(3)]
+    write_periods(folder, Periods(tuple(Period(name, 1) for name in names[:2]), (Period(names[2], 1),)))
+    found = page(render([folder]))
+    assert not {"script", "img", "b"} & (set(found.tags) - set(page(render([run_folder(steps=20, epochs=2)])).tags))
+    assert names[1] in found.text
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"no"])
+def test_values_by_day_that_cannot_be_read_are_named(run_folder, content):
+    folder = run_folder(steps=3, epochs=1)
+    (folder / "periods.parquet").write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(str(folder / "periods.parquet"))):
+        render([folder])
 
 
 @pytest.mark.parametrize("name", ["config.toml", "result.json", "steps.parquet"])

@@ -114,6 +114,7 @@ class ClickRecipe(Recipe):
             source=path.name,
             options=options.model_dump(mode="json"),
             facts={"text_sha256": read.digest, "lines": read.lines, "bad_lines": read.bad},
+            periods=found.periods,
         )
 
 

@@ -21,6 +21,7 @@ from flower_vfl.data.clicks.threads import in_order
 from flower_vfl.data.clicks.work import Work
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.ids import drawn
+from flower_vfl.data.periods import Periods, days_of, runs_of
 from flower_vfl.data.recipe import Progress
 from flower_vfl.errors import DataError
 from flower_vfl.files import replacing
@@ -77,11 +78,14 @@ class Survey:
         Of the IDs of all rows in their order.
     last_day : int
         Number of the last day; 0 where rows have no day.
+    periods : Periods, optional
+        The days of the rows, where the last ones are the test and all lie in time order.
     """
 
     rows: dict[Part, tuple[int, ...]]
     digest: str
     last_day: int
+    periods: Periods | None
 
     def total(self, part: Part) -> int:
         """Return the rows of a part."""
@@ -158,7 +162,9 @@ def survey(path: Path, source: Source, split: Split, work: Work, folder: Path, p
     if not work.has_note("survey"):
         _survey(path, source, split, work, folder, progress)
     note = work.read_note("survey")
-    return Survey({part: tuple(note["rows"][part]) for part in PARTS}, note["digest"], note["last_day"])
+    days = note["days"]
+    periods = Periods(*(days_of(days[part]) for part in PARTS)) if days else None
+    return Survey({part: tuple(note["rows"][part]) for part in PARTS}, note["digest"], note["last_day"], periods)
 
 
 def _survey(path: Path, source: Source, split: Split, work: Work, folder: Path, progress: Progress) -> None:
@@ -197,7 +203,8 @@ def _survey(path: Path, source: Source, split: Split, work: Work, folder: Path, 
         _refuse_repeated(path, np.concatenate(seen), source, work)
     facts = " ".join(f"{part} {sum(rows[part])} {digests[part].hexdigest()}" for part in PARTS)
     digest = hashlib.sha256(facts.encode()).hexdigest()
-    work.keep_note("survey", {"rows": rows, "digest": digest, "last_day": last_day})
+    days = _days(path, source, split, work, last_day) if split.test_days else {}
+    work.keep_note("survey", {"rows": rows, "digest": digest, "last_day": last_day, "days": days})
 
 
 def id_keys(ids: pa.Array) -> NDArray[np.uint64]:
@@ -238,6 +245,25 @@ def _last_day(source: Source, split: Split, work: Work) -> int:
         return 0
     days = (_numbers(work.read_piece(number, ["day"]), "day") for number in range(source.pieces))
     return max((int(day.max()) for day in days if len(day)), default=0)
+
+
+def _days(path: Path, source: Source, split: Split, work: Work, last_day: int) -> dict[Part, list[tuple[int, int]]]:
+    """Return the days of each part with their rows; nothing where rows are not in time order."""
+    days: dict[Part, list[tuple[int, int]]] = {part: [] for part in PARTS}
+    latest = 0
+    for number in range(source.pieces):
+        found = runs_of(_numbers(work.read_piece(number, ["day"]), "day"))
+        if found is None or (found and found[0][0] < latest):
+            _log.warning("%s: rows are not in time order; training.order = 'time' will not take them", path)
+            return {}
+        for day, rows in found:
+            own = days["test" if day > last_day - split.test_days else "train"]
+            if day == latest:
+                own[-1] = (day, own[-1][1] + rows)
+            else:
+                own.append((day, rows))
+            latest = day
+    return days
 
 
 def _numbers(rows: pa.Table, name: str) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """Figures as functions of plain values: each returns inline SVG in the page's own colours."""
 
 from flower_vfl.reports.figures.embeddings import Reached, angle_figure, map_figure, protection_figure, rebuild_figure
+from flower_vfl.reports.figures.periods import period_figure
 from flower_vfl.reports.figures.snapshots import snapshot_figures
 from flower_vfl.reports.figures.trade_off import Point, setting_figure, trade_off_figure
 from flower_vfl.reports.figures.training import epoch_figure, leak_comparison_figure, leak_figure
@@ -13,6 +14,7 @@ __all__ = [
     "leak_comparison_figure",
     "leak_figure",
     "map_figure",
+    "period_figure",
     "protection_figure",
     "rebuild_figure",
     "setting_figure",

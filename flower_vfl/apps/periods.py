@@ -1,0 +1,145 @@
+"""What was measured day by day, where rows were trained on in time order.
+
+What belongs to a day was found with a model that had seen the days before it: the utility before any step on it, and
+the leak of its own steps, each attacked by gradients of a model that had not yet learned from that batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from flower_vfl.data.periods import Periods
+from flower_vfl.errors import InputError
+from flower_vfl.files import replacing
+from flower_vfl.metrics import nearest_rank, null_quantile
+from flower_vfl.tracking import read_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+PERIODS = "periods.parquet"
+SCHEMA = pa.schema(
+    [
+        ("period", pa.int32()),
+        ("name", pa.string()),
+        ("party", pa.string()),
+        ("layer", pa.string()),
+        ("attack", pa.string()),
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+    ]
+)
+NO_PERIODS = SCHEMA.empty_table()
+_LEAKS = ("auc", "monitor_auc")
+_NEXT, _TEST = "next_", "test_"
+
+Row = tuple[int, str, str, str, str, float]  # period, party, layer, attack, metric, value
+
+
+def utility_after(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what the model of one period reached in the next one, which behind the last is the test.
+
+    Examples
+    --------
+    >>> utility_after({"epoch": 1, "next_auc": 0.7, "test_auc": 0.6}), utility_after({"epoch": 2, "test_auc": 0.65})
+    ({'auc': 0.7}, {'auc': 0.65})
+    """
+    source = _NEXT if any(name.startswith(_NEXT) for name in metrics) else _TEST
+    return {name.removeprefix(source): metrics[name] for name in metrics if name.startswith(source)}
+
+
+def describe_periods(epochs: Sequence[Mapping[str, float]], periods: Periods) -> dict[str, Any]:
+    """Return the `periods` entry of `result.json`: what was trained on, mean utility in what followed."""
+    found = [utility_after(metrics) for metrics in epochs]
+    values = {name: [metrics[name] for metrics in found] for name in (found[0] if found else ())}
+    means = {name: float(np.mean(known)) if np.isfinite(known).all() else None for name, known in values.items()}
+    return {
+        "trained": len(found),
+        "first": periods.name(1) if found else None,
+        "last": periods.name(len(found)) if found else None,
+        "mean": means,
+    }
+
+
+def write_periods(folder: Path, periods: Periods) -> None:
+    """Write `periods.parquet`: the steps of a run summarised by period, a row a value.
+
+    Periods are counted from 1; the one behind the last is the test. With an attack, `auc_q95` and `auc_mean` (of the
+    monitor: `monitor_auc_q95` ...) are over the period's steps, and `null_q95` is what chance reaches in them. Without
+    one, `auc`, `loss` and so on are what the model that had seen the periods before reached in this one.
+    """
+    steps = read_steps(folder)
+    rows = sorted([*_leaks(steps), *_utility(steps)])
+    columns = list(zip(*rows, strict=True)) or [()] * 6
+    names = [periods.name(period) for period in columns[0]]
+    table = pa.table([pa.array(column) for column in (columns[0], names, *columns[1:])], names=SCHEMA.names)
+    with replacing(folder / PERIODS) as temporary:
+        pq.write_table(table.cast(SCHEMA), temporary, compression="zstd")
+
+
+def read_periods(folder: Path) -> pa.Table:
+    """Read what `write_periods` wrote; without rows where a run has no such file.
+
+    Raises
+    ------
+    InputError
+        Where the file cannot be read.
+    """
+    path = folder / PERIODS
+    if not path.exists():
+        return NO_PERIODS
+    try:
+        table = pq.read_table(path, columns=SCHEMA.names).select(SCHEMA.names).cast(SCHEMA)
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path} cannot be read as values by period: {error}") from error
+    return table
+
+
+def _leaks(steps: pa.Table) -> Iterator[Row]:
+    """Yield the quantile and the mean of each attack's AUC in each period, and what chance reaches there."""
+    table = steps.filter(pc.is_in(steps["metric"], pa.array(_LEAKS)))
+    groups = table.group_by(["epoch", "party", "layer", "attack", "metric"]).aggregate(
+        [("value", "list"), ("step", "list")]
+    )
+    scored: dict[int, set[int]] = {}
+    for entry in groups.to_pylist():
+        values = np.array(entry["value_list"])
+        scored.setdefault(entry["epoch"], set()).update(entry["step_list"])
+        keys = (entry["epoch"], entry["party"], entry["layer"], entry["attack"])
+        known = values[np.isfinite(values)]
+        if known.size:
+            yield *keys, f"{entry['metric']}_q95", nearest_rank(known)
+            yield *keys, f"{entry['metric']}_mean", float(known.mean())
+    counts = {metric: _by_step(steps, metric) for metric in ("batch_rows", "batch_positives")}
+    for epoch, which in scored.items():
+        pairs = [(counts["batch_rows"][step], counts["batch_positives"][step]) for step in which]
+        null = null_quantile((int(rows - positives), int(positives)) for rows, positives in pairs)
+        yield epoch, "label", "", "", "null_q95", null
+
+
+def _utility(steps: pa.Table) -> Iterator[Row]:
+    """Yield the utility in the period behind each one that was trained on."""
+    own = steps.filter(pc.and_(pc.equal(steps["party"], "label"), pc.equal(steps["attack"], "")))
+    own = own.filter(pc.or_(pc.starts_with(own["metric"], _NEXT), pc.starts_with(own["metric"], _TEST)))
+    found: dict[int, dict[str, float]] = {}
+    for row in own.to_pylist():
+        found.setdefault(row["epoch"], {})[row["metric"]] = row["value"]
+    for epoch, metrics in found.items():
+        for name, value in utility_after(metrics).items():
+            yield epoch + 1, "label", "", "", name, value
+
+
+def _by_step(steps: pa.Table, metric: str) -> dict[int, float]:
+    table = steps.filter(pc.equal(steps["metric"], metric))
+    columns: list[NDArray[Any]] = [table[name].to_numpy() for name in ("step", "value")]
+    return dict(zip(*(column.tolist() for column in columns), strict=True))
