@@ -84,9 +84,9 @@ def test_the_result_that_says_that_a_run_has_ended_comes_last(tmp_path, monkeypa
     """Whoever is killed before can go on; whoever is killed after has everything."""
     write, found = RunFolder.write_result, []
 
-    def watched(folder, summary):
+    def watched(folder, *more):
         found.extend(path.name for path in (folder.path / "weights").iterdir())
-        write(folder, summary)
+        write(folder, *more)
 
     monkeypatch.setattr(RunFolder, "write_result", watched)
     run(build_config(setup()), out=tmp_path / "run")

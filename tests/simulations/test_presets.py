@@ -1,0 +1,59 @@
+"""Presets: one for each set-up of the papers, and a twin for each that runs in minutes and says what it is."""
+
+from importlib.resources import files
+
+import pytest
+
+from flower_vfl.config import load_config, preset_names
+from flower_vfl.data.catalog import RECIPES
+from flower_vfl.data.recipe import build_options
+
+PAPERS = {
+    "criteo": {"network": "wide-deep", "batch": 1024, "epochs": 5, "rate": 1e-4, "cut": 128},
+    "avazu": {"network": "wide-deep", "batch": 32768, "epochs": 5, "rate": 1e-4, "cut": 128},
+    "avazu-days": {"network": "wide-deep", "batch": 1024, "epochs": 1, "rate": 1e-4, "cut": 128},
+    "isic": {"network": "isic", "batch": 128, "epochs": 1000, "rate": 1e-5, "cut": 0},
+    "mnist": {"network": "mnist", "batch": 128, "epochs": 100, "rate": 1e-3, "cut": 0},
+    "fashion": {"network": "fashion", "batch": 128, "epochs": 100, "rate": 1e-3, "cut": 0},
+    "cifar10": {"network": "resnet20", "batch": 128, "epochs": 100, "rate": 1e-3, "cut": 0},
+    "dbpedia": {"network": "textcnn", "batch": 256, "epochs": 100, "rate": 1e-3, "cut": 0},
+}
+STAND_INS = {"criteo": "census-income", "avazu": "flights", "avazu-days": "flights", "isic": "fashion-mnist"}
+
+
+def words_of(preset):
+    text = (files("flower_vfl") / "simulations" / "presets" / f"{preset}.toml").read_text()
+    return " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_preset_can_be_read_names_data_that_there_is_and_says_what_it_is(preset):
+    config = load_config(preset)
+    build_options(RECIPES[config.data.name], config.data.options)
+    assert len(words_of(preset)) > 40
+
+
+@pytest.mark.parametrize("preset", PAPERS)
+def test_each_set_up_of_the_papers_has_its_preset_with_the_papers_numbers(preset):
+    config, paper = load_config(preset), PAPERS[preset]
+    found = {"network": config.model.network, "batch": config.training.batch_size, "epochs": config.training.epochs}
+    found |= {"rate": config.training.learning_rate, "cut": config.model.cut}
+    assert found == paper
+    assert config.training.optimizer == "adam"
+
+
+@pytest.mark.parametrize("preset", PAPERS)
+def test_each_has_a_small_twin_that_says_where_its_data_is_another(preset):
+    paper, twin = load_config(preset), load_config(f"{preset}-small")
+    if preset in STAND_INS:
+        assert twin.data.name == STAND_INS[preset]
+        assert "a stand-in for the preset " + preset in words_of(f"{preset}-small")
+        assert ", not " in words_of(f"{preset}-small")
+        assert f"{preset}-small" in words_of(preset)
+    else:
+        assert twin.data.name in (paper.data.name, f"{paper.data.name}-5000")
+    assert twin.training.order == paper.training.order
+    assert twin.training.weight_decay == paper.training.weight_decay
+    assert twin.training.embedding_decay == paper.training.embedding_decay
+    if preset != "isic":  # six poolings do not fit into 28 x 28
+        assert twin.model == paper.model
