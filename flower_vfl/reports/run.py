@@ -39,7 +39,7 @@ class Run:
     steps: pa.Table
     snapshots: Mapping[int, Values] = field(default_factory=dict)
     embeddings: Sequence[Embeddings] = ()
-    periods: pa.Table = NO_PERIODS
+    periods: pa.Table = field(default_factory=lambda: NO_PERIODS)
 
     @property
     def name(self) -> str:
