@@ -202,6 +202,9 @@ def sweep(
         bool, typer.Option("--resume", help="Go on with the sweep that was interrupted in --out; begin it if none was.")
     ] = False,
     workers: Annotated[int, typer.Option(min=0, help="Most trials at once; 0: as many as there is room for.")] = 0,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say how many trials, how long and how much memory, measured briefly.")
+    ] = False,
     set_: SetOption = None,
 ) -> None:
     """Run many configurations on Ray: a grid, or draws, over any keys; one table and one report at the end."""
@@ -209,12 +212,16 @@ def sweep(
     from flower_vfl.parsing import parse_assignments
     from flower_vfl.simulations.sweep.definition import load_definition
     from flower_vfl.simulations.sweep.listing import print_sweep
+    from flower_vfl.simulations.sweep.plan import print_plan
     from flower_vfl.simulations.sweep.sweeping import run_sweep
 
     if resume and out is None:
         raise ConfigError("--resume goes on in a folder: name it with --out")
     folder = out or default_folder(source)
     definition, given = load_definition(source), parse_assignments(set_ or [])
+    if plan:
+        print_plan(definition, given, workers=workers)
+        return
     try:
         summaries = run_sweep(definition, folder, given, address=address, resume=resume, workers=workers)
     except (KeyboardInterrupt, FlowerVflError) as error:

@@ -1,0 +1,133 @@
+"""What `flower-vfl sweep --plan` prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from flower_vfl.errors import SetupError
+from flower_vfl.reports.words import duration, size
+from flower_vfl.simulations.sweep.checking import check_trials
+from flower_vfl.simulations.sweep.definition import Definition
+from flower_vfl.simulations.sweep.planning import (
+    MOST_TEST_ROWS,
+    STEPS,
+    WARM_UP,
+    Shape,
+    fitting,
+    makespan,
+    shapes_of,
+    summary,
+)
+from flower_vfl.simulations.sweep.sweeping import processors
+from flower_vfl.simulations.sweep.trials import trials_of
+from flower_vfl.terminal import console
+
+CARDS = (1, 4, 8)
+_CONTEXT = 600 * 2**20
+"""What a process takes on a card beside its tensors, about."""
+
+
+def print_plan(definition: Definition, overrides: Mapping[str, Any], *, workers: int = 0) -> None:
+    """Check and measure the trials of a sweep, and print what it will take.
+
+    Raises
+    ------
+    FlowerVflError
+        When a trial cannot run.
+    SetupError
+        When so many trials as [sweep] gpus says do not fit a card.
+    """
+    trials, running = trials_of(definition, overrides), definition.running
+    with Status("checking the trials", console=console()) as status:
+        check_trials(trials, running, lambda done, total: status.update(f"checking the trials: {done} of {total}"))
+        shapes = shapes_of(trials, lambda done, total: status.update(f"measuring: {done} of {total}"))
+    found = summary(shapes, trials)
+    screen = Console()
+    screen.print(shape_table(shapes))
+    cpus = processors(trials, running)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    screen.print(Text(_here(found, int(cores // cpus), workers, cores)))
+    if found["card"]:
+        card = torch.cuda.get_device_properties(0)
+        check_card(found["card"] + _CONTEXT, card.total_memory, running.gpus)
+    screen.print(Text(_cards(found, running.gpus)))
+    screen.print(Text(_measured(shapes)))
+
+
+def shape_table(shapes: Sequence[Shape]) -> Table:
+    """Return a row a shape: how many trials, what a step and a trial take, and how much memory."""
+    table = Table(title="Trials that cost the same a step")
+    for column in ("data, network, batch: defense", "trials", "a step", "a trial", "memory"):
+        table.add_column(column, justify="left" if column.startswith("data") else "right", overflow="fold")
+    for shape in shapes:
+        low, high = min(shape.seconds), max(shape.seconds)
+        trial = duration(low) if high - low < 0.05 * high else f"{duration(low)} … {duration(high)}"
+        step = f"{1000 * shape.probe.step:.1f} ms"
+        table.add_row(Text(shape.title), str(len(shape.trials)), step, trial, size(shape.probe.memory or None))
+    return table
+
+
+def _here(found: Mapping[str, Any], room: int, workers: int, cores: int) -> str:
+    """Say how long the sweep takes on this machine, and how much memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    places = max(1, min(room, workers or room))
+    fits = fitting(memory, found["memory"])
+    words = (
+        f"{len(found['seconds'])} trials on this machine ({cores} cores), {places} at once: about "
+        f"{duration(makespan(found['seconds'], places))}, and {size(places * found['memory'])} of {size(memory)} of "
+        "memory."
+    )
+    if fits and fits < places:
+        words += f" Memory is enough for {fits} at once: --workers {fits}."
+    return words
+
+
+def _cards(found: Mapping[str, Any], gpus: float) -> str:
+    """Say how long it takes on several cards, where one was measured."""
+    if not found["card"]:
+        return (
+            "On GPUs: not measured, for there is none here or no trial has device = 'cuda'. Plan on a machine with "
+            "one; gpus in [sweep] says which share of a card a trial gets."
+        )
+    each = max(1, int(1 / gpus + 1e-9)) if gpus <= 1 else 1
+    times = (f"{n}: {duration(makespan(found['seconds'], n * each))}" for n in CARDS)
+    need = size(found["card"] + _CONTEXT)
+    return f"{each} trials of {need} on each card; on so many cards like this one: {', '.join(times)}."
+
+
+def check_card(need: int, total: int, gpus: float) -> None:
+    """Refuse more trials on a card than its memory holds.
+
+    Raises
+    ------
+    SetupError
+        Saying how many would fit.
+    """
+    at_once = max(1, int(1 / gpus + 1e-9)) if gpus <= 1 else 1
+    fits = fitting(total, need)
+    if fits < at_once:
+        cure = f"{fits} would: gpus = {1 / fits:.3g}" if fits else "smaller batches or a larger card are needed"
+        raise SetupError(
+            f"{at_once} trials on a card need {size(at_once * need)}, and it has {size(total)}; {cure} in [sweep]"
+        )
+
+
+def _measured(shapes: Sequence[Shape]) -> str:
+    """Say what was measured and what was computed from it."""
+    cut = any(shape.probe.measured_test_rows < shape.probe.test_rows for shape in shapes)
+    part = f" (on {MOST_TEST_ROWS:,} of the test rows, taken times their number)" if cut else ""
+    return (
+        f"Measured, one trial at a time: {STEPS} steps of each row of the table (the median of all but the first "
+        f"{WARM_UP}), one evaluation{part}, the attacks on the trained model, the report; memory is the largest of "
+        "the whole process. Computed: steps and evaluations times their number, by which early stopping takes less; "
+        "trials at once as if they did not slow each other down; attacks on trained models as long after a short "
+        "training as after a long one. Not in it: starting Ray, about ten seconds, and what runs beside it."
+    )

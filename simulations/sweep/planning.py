@@ -1,0 +1,265 @@
+"""`flower-vfl sweep --plan`: how many trials, how long, how much memory, from short measured probes."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flower_vfl.apps.local import run
+from flower_vfl.config import Config
+from flower_vfl.data.dataset import Labels, PartyTable
+from flower_vfl.data.memory import MemoryData, VerticalData
+from flower_vfl.data.source import FeatureSource
+from flower_vfl.reports import render
+from flower_vfl.simulations.sweep.checking import OpenData, Told, plain, quiet_log
+from flower_vfl.simulations.sweep.trials import Trial
+from flower_vfl.strategies import Observer
+from flower_vfl.strategies.configured import schedule_of
+
+STEPS, WARM_UP = 40, 8
+"""Steps of a probe, and how many of them, the first, do not count."""
+
+MOST_TEST_ROWS = 65_536
+"""Test rows of a probe; on more the evaluation is measured on so many, evenly spread, and taken times their number."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was measured of one shape: data, model, names of defenses, attacks, sizes of batches.
+
+    Attributes
+    ----------
+    opening, step, ending : float
+        Seconds until the first step, of a step (the median), and from the last epoch to the report.
+    row : float
+        Seconds of evaluating one row.
+    memory, card : int
+        Largest resident memory of the process, and largest memory of tensors on a card, in bytes; 0 where not known.
+    rows, test_rows : int
+        Of the whole data.
+    measured_test_rows : int
+        Test rows of the probe.
+    """
+
+    opening: float
+    step: float
+    ending: float
+    row: float
+    memory: int
+    card: int
+    rows: int
+    test_rows: int
+    measured_test_rows: int
+
+    def seconds(self, config: Config) -> float:
+        """Return how long a trial takes by itself; where it may stop early, at most."""
+        schedule = schedule_of(config, self.rows, self.test_rows)
+        evaluated = schedule.validation_rows + self.test_rows
+        steps = schedule.steps * self.step
+        return self.opening + steps + config.training.epochs * evaluated * self.row + self.ending
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Trials that cost the same a step.
+
+    Attributes
+    ----------
+    trials
+        Those of this shape.
+    probe
+        What was measured of the first of them.
+    """
+
+    trials: Sequence[Trial]
+    probe: Probe
+
+    @property
+    def title(self) -> str:
+        """Data and defenses, in words."""
+        config = self.trials[0].config
+        names = ", ".join(str(entry["name"]) for entry in config.defenses) or "no defense"
+        return f"{config.data.name}, {config.model.network}, batch {config.training.batch_size}: {names}"
+
+    @property
+    def seconds(self) -> list[float]:
+        """How long each trial takes by itself."""
+        return [self.probe.seconds(trial.config) for trial in self.trials]
+
+
+def makespan(seconds: Sequence[float], places: int) -> float:
+    """Return how long trials take, begun in their order, each at the place that is free first.
+
+    Examples
+    --------
+    >>> makespan([3.0, 3.0, 3.0], 2)
+    6.0
+    """
+    ends = [0.0] * max(1, places)
+    for length in seconds:
+        first = ends.index(min(ends))
+        ends[first] += length
+    return max(ends)
+
+
+def shapes_of(trials: Sequence[Trial], told: Told = lambda done, total: None) -> list[Shape]:
+    """Measure each distinct shape of the trials: a few dozen steps, one evaluation, one end, on a part of the data."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(_shape(trial.config), []).append(trial)
+    data, shapes = OpenData(), []
+    with quiet_log():
+        measure(trials[0].config, data)  # what a process does once, such as importing, is no part of a trial
+        for index, members in enumerate(groups.values()):
+            told(index, len(groups))
+            shapes.append(Shape(members, measure(members[0].config, data)))
+    return shapes
+
+
+def _shape(config: Config) -> str:
+    values = plain(config).model_dump()
+    values["defenses"] = [entry.get("name") for entry in config.defenses]
+    return json.dumps(values, sort_keys=True)
+
+
+def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
+    """Run a configuration for a few dozen steps and return what it cost.
+
+    The same path as a trial: journal, checkpoint and report included. On the processor where there is no card.
+    """
+    whole = data(config)
+    part = _part(whole, config)
+    card = config.device != "cpu" and torch.cuda.is_available()
+    training = config.training.model_copy(update={"epochs": 1, "patience": 0})
+    small = config.model_copy(
+        update={"training": training, "sinks": [], "device": config.device if card else "cpu", "data": config.data}
+    )
+    watch = _Watch(card=card)
+    _reset_peak()
+    with tempfile.TemporaryDirectory(prefix="fvfl-plan-") as folder:
+        out = Path(folder) / "run"
+        began = time.perf_counter()
+        run(small, out=out, data=lambda _: part, observers=(watch,))
+        render([out])
+        ended = time.perf_counter()
+    alignment = whole.alignment
+    schedule = schedule_of(small, part.alignment.rows, part.alignment.test_rows)
+    evaluated = max(1, schedule.validation_rows + part.alignment.test_rows)
+    return Probe(
+        opening=watch.started - began,
+        step=watch.step,
+        ending=ended - watch.evaluated,
+        row=max(0.0, watch.evaluated - watch.steps[-1]) / evaluated,
+        memory=_peak(),
+        card=torch.cuda.max_memory_allocated() if card else 0,
+        rows=alignment.rows,
+        test_rows=alignment.test_rows,
+        measured_test_rows=part.alignment.test_rows,
+    )
+
+
+class _Watch(Observer):
+    """Notes when what happened; on a card it waits for it."""
+
+    def __init__(self, *, card: bool) -> None:
+        self.started = self.evaluated = math.nan
+        self.steps: list[float] = []
+        self._card = card
+
+    def _now(self) -> float:
+        if self._card:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
+        self.started = self._now()
+
+    def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
+        self.steps.append(self._now())
+
+    def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        self.evaluated = self._now()
+
+    @property
+    def step(self) -> float:
+        """The median of a step, the first of which do not count; of a single one from the start."""
+        times = [self.started, *self.steps]
+        lengths = [after - before for before, after in pairwise(times)]
+        return statistics.median(lengths[WARM_UP:] or lengths[1:] or lengths)
+
+
+class _Rows:
+    """Some rows of a source."""
+
+    def __init__(self, source: FeatureSource, rows: NDArray[np.int64]) -> None:
+        self._source, self._rows = source, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
+        return self._source.gather(self._rows[rows])
+
+
+def _part(data: VerticalData, config: Config) -> MemoryData:
+    """Return rows of a data set, evenly spread, for so many steps and one evaluation."""
+    training, alignment = config.training, data.alignment
+    wanted = math.ceil(STEPS * training.batch_size / (1.0 - training.validation)) + 1
+    rows = _spread(alignment.rows, wanted)
+    test = _spread(alignment.test_rows, MOST_TEST_ROWS)
+    tables = {}
+    for name in data.parties:
+        table = data.party(name)
+        tables[name] = PartyTable(name, table.spec, _Rows(table.train, rows), _Rows(table.test, test), table.columns)
+    labels = data.labels()
+    target = Labels(np.asarray(labels.train)[rows], np.asarray(labels.test)[test], labels.classes)
+    return MemoryData(data.name, tables, data.label_party, target)
+
+
+def _spread(count: int, wanted: int) -> NDArray[np.int64]:
+    return np.linspace(0, count, min(count, wanted), endpoint=False).astype(np.int64)
+
+
+def _reset_peak() -> None:
+    """Forget the largest resident memory so far, where the system lets a process do that."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak() -> int:
+    """Return the largest resident memory in bytes; 0 where the system does not say it."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def fitting(total: int, need: int) -> int:
+    """Return how many trials of so many bytes fit a card or a machine, a tenth of it left free."""
+    return int(0.9 * total // need) if need else 0
+
+
+def summary(shapes: Sequence[Shape], order: Sequence[Trial]) -> dict[str, Any]:
+    """Return seconds of each trial in the order of the sweep, and the largest memory of a trial."""
+    seconds = {trial.run: length for shape in shapes for trial, length in zip(shape.trials, shape.seconds, strict=True)}
+    return {
+        "seconds": [seconds[trial.run] for trial in order],
+        "memory": max(shape.probe.memory for shape in shapes),
+        "card": max(shape.probe.card for shape in shapes),
+    }

@@ -1,0 +1,131 @@
+"""What a sweep will take."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flower_vfl.apps.build import open_data
+from flower_vfl.apps.local import run
+from flower_vfl.config import load_config
+from flower_vfl.errors import SetupError
+from flower_vfl.simulations.sweep import planning
+from flower_vfl.simulations.sweep.definition import load_definition
+from flower_vfl.simulations.sweep.plan import check_card, print_plan
+from flower_vfl.simulations.sweep.planning import Probe, fitting, makespan, measure, shapes_of
+from flower_vfl.simulations.sweep.trials import trials_of
+
+SMALL = """
+[set]
+data.name = "breast-cancer"
+training = { batch_size = 64 }
+model.bottom = [8]
+[grid]
+seed = [0, 1]
+"training.epochs" = [2, 4]
+defenses = ["none", { name = "marvell", s = [1.0, 4.0] }]
+"""
+PROBE = Probe(1.0, 0.1, 2.0, 0.001, 500, 0, 400, 100, 100)
+
+
+@pytest.fixture
+def definition(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text(SMALL, encoding="utf8")
+    return load_definition(str(path))
+
+
+def test_trials_of_one_shape_are_measured_once_whatever_their_strength_seed_and_length(definition, monkeypatch):
+    measured = []
+
+    def probe(config, data):
+        measured.append([entry["name"] for entry in config.defenses])
+        return PROBE
+
+    monkeypatch.setattr(planning, "measure", probe)
+    shapes = shapes_of(trials_of(definition))
+    assert measured[1:] == [[], ["marvell"]]  # the first one warms up
+    assert [len(shape.trials) for shape in shapes] == [4, 8]
+
+
+def test_a_trial_takes_its_steps_and_its_evaluations_times_their_number():
+    config = load_config("census", {"training.epochs": "3", "training.batch_size": "60", "training.validation": "0.1"})
+    steps = 3 * math.ceil(360 / 60)
+    assert PROBE.seconds(config) == pytest.approx(1.0 + steps * 0.1 + 3 * (40 + 100) * 0.001 + 2.0)
+
+
+def test_the_schedule_of_the_computation_is_that_of_the_run():
+    config = load_config("toy-gap", {"training.epochs": "2"})
+    result = run(config)
+    data = result.summary["dataset"]
+    probe = Probe(0.0, 1.0, 0.0, 0.0, 0, 0, data["rows"], data["test_rows"], 1)
+    assert probe.seconds(config) == result.summary["cost"]["steps"]
+
+
+def test_a_probe_measures_a_part_of_the_data_on_the_path_of_a_trial(definition, monkeypatch):
+    monkeypatch.setattr(planning, "STEPS", 3)
+    monkeypatch.setattr(planning, "MOST_TEST_ROWS", 50)
+    config = trials_of(definition)[0].config
+    seen = []
+
+    def watched(small, **more):
+        seen.append((small, more["data"](small).alignment))
+        return run(small, **more)
+
+    monkeypatch.setattr(planning, "run", watched)
+    probe = measure(config, open_data)
+    whole = open_data(config).alignment
+    ((small, part),) = seen
+    assert small.training.epochs == 1
+    assert part.rows == math.ceil(3 * 64 / 0.9) + 1 < whole.rows
+    assert part.test_rows == probe.measured_test_rows == 50
+    assert (probe.rows, probe.test_rows) == (whole.rows, whole.test_rows)
+    assert all(math.isfinite(value) and value > 0 for value in (probe.opening, probe.step, probe.ending))
+    assert probe.memory > 0
+
+
+def test_rows_of_a_part_are_spread_evenly_and_are_those_of_the_whole():
+    config = load_config("toy-gap", {"training.batch_size": "8"})
+    data = open_data(config)
+    part = planning._part(data, config)
+    count = part.alignment.rows
+    rows = np.linspace(0, data.alignment.rows, count, endpoint=False).astype(np.int64)
+    assert np.array_equal(part.labels().train, np.asarray(data.labels().train)[rows])
+    for party in data.parties:
+        ours, theirs = part.party(party).train, data.party(party).train
+        for mine, other in zip(ours.gather(np.arange(count)), theirs.gather(rows), strict=True):
+            assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "places", "whole"),
+    [([1.0, 2.0, 3.0], 1, 6.0), ([3.0, 1.0, 1.0, 1.0], 2, 3.0), ([2.0], 8, 2.0), ([], 2, 0.0)],
+)
+def test_trials_begin_where_a_place_is_free_first(seconds, places, whole):
+    assert makespan(seconds, places) == whole
+
+
+def test_more_trials_than_a_card_holds_are_refused_with_how_many_it_would(monkeypatch):
+    check_card(2 * 2**30, 10 * 2**30, 0.25)
+    with pytest.raises(SetupError, match=r"4 trials on a card need 12\.0 GiB.*3 would: gpus = 0\.333"):
+        check_card(3 * 2**30, 10 * 2**30, 0.25)
+    with pytest.raises(SetupError, match="smaller batches"):
+        check_card(11 * 2**30, 10 * 2**30, 1.0)
+    assert fitting(100, 0) == 0
+
+
+def test_the_plan_says_what_was_measured_and_what_was_computed(definition, monkeypatch, capsys):
+    monkeypatch.setattr(planning, "measure", lambda config, data: PROBE)
+    monkeypatch.setenv("COLUMNS", "200")
+    print_plan(definition, {}, workers=1)
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "12 trials on this machine",
+        "1 at once",
+        "100.0 ms",
+        "Measured",
+        "Computed",
+        "On GPUs: not measured",
+    ):
+        assert words in shown
