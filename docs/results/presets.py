@@ -1,0 +1,166 @@
+"""What the presets' small twins give on two cores. The script behind `presets.md`.
+
+Usage::
+
+    export FLOWER_VFL_DATA=~/data                             # mnist/, cifar10-jpeg/, dbpedia-5000.csv.gz: see the page
+    python docs/results/presets.py run                        # all runs; a finished one is not made again
+    python docs/results/presets.py run --presets isic-small --seeds 0
+    python docs/results/presets.py page                       # the table of the page from the runs
+
+Runs lie in `--runs` (default runs/presets) as `<preset>/undefended/seed-<n>`; `page` writes `presets.json` and the
+marked block of `presets.md`, beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from studies import Job, Summary, commands, do, do_all, job_of, shown, table, write_page
+
+HERE = Path(__file__).resolve().parent
+
+STAND_IN, REAL = "stand-in", "the paper's"
+
+
+class Twin(NamedTuple):
+    """A small preset.
+
+    Attributes
+    ----------
+    paper : str
+        The preset that it is the small one of.
+    data : str
+        What its data is to the paper's.
+    changed : dict[str, str]
+        What is set to run it on the copy that is at hand.
+    """
+
+    paper: str
+    data: str
+    changed: dict[str, str] = {}  # noqa: RUF012 - nobody writes to it
+
+
+TWINS = {
+    "criteo-small": Twin("criteo", STAND_IN),
+    "avazu-small": Twin("avazu", STAND_IN),
+    "avazu-days-small": Twin("avazu-days", STAND_IN),
+    "isic-small": Twin("isic", STAND_IN),
+    "mnist-small": Twin("mnist", REAL),
+    "fashion-small": Twin("fashion", REAL),
+    "cifar10-small": Twin("cifar10", "lossy copies", {"data.name": "cifar10-jpeg"}),
+    "dbpedia-small": Twin("dbpedia", "a part of the paper's"),
+}
+
+SEEDS = range(3)
+
+
+def settings_of(preset: str, seed: int, *, quick: bool) -> dict[str, Any]:
+    """Return what a run changes in its preset; a quick one attacks each tenth step only."""
+    return {**TWINS[preset].changed, "seed": seed, **({"attack.every": 10} if quick else {})}
+
+
+def run_one(job: Job) -> float:
+    """Do one run and return its seconds."""
+    from flower_vfl import load_config
+
+    return do(job, load_config(job.study, settings_of(job.study, job.seed, quick=job.options["quick"])))
+
+
+def collect(runs: Path) -> dict[str, Summary]:
+    """Return what the runs of each preset gave, a list over seeds."""
+    found = {}
+    for preset in TWINS:
+        files = sorted((runs / preset / "undefended").glob("seed-*/result.json"))
+        results = [json.loads(path.read_text(encoding="utf8")) for path in files if path.parent.suffix != ".part"]
+        if results:
+            found[preset] = numbers(results)
+    return found
+
+
+def numbers(results: Sequence[Mapping[str, Any]]) -> Summary:
+    """Return what is shown of the runs of one preset, which differ in their seed alone."""
+    last = [result["utility"]["last"] for result in results]
+    measured = [entry for entry in results[0]["leakage"] if entry["source"] == "attacker"]
+    return {
+        "data": results[0]["dataset"]["name"],
+        "rows": [results[0]["dataset"]["rows"], results[0]["dataset"]["test_rows"]],
+        "seeds": [result["environment"]["seed"] for result in results],
+        "utility": {
+            name: [values[name] for values in last]
+            for name in ("test_auc", "test_accuracy", "test_loss")
+            if last[0].get(name) is not None
+        },
+        "leaks": {_name(entry): [_value(result, entry) for result in results] for entry in measured},
+        "chance": {
+            _name(entry): entry["q95_null"] if entry.get("q95_null") is not None else entry.get("baseline")
+            for entry in measured
+        },
+        "days": [result["periods"]["mean"]["auc"] for result in results if "periods" in result],
+        "minutes": [result["cost"]["seconds"] / 60 for result in results],
+    }
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return f"{entry['label']} at {entry['layer']}"
+
+
+def _value(result: Mapping[str, Any], like: Mapping[str, Any]) -> float:
+    """Return the q95 of a leak while training; of an attack on the trained model, its mean over draws."""
+    keys = ("label", "layer", "party", "source", "phase")
+    entry = next(entry for entry in result["leakage"] if all(entry.get(key) == like.get(key) for key in keys))
+    return float(entry["mean" if entry.get("phase") == "inference" else "q95"])
+
+
+def twin_table(found: Mapping[str, Summary]) -> str:
+    """Write a row a preset."""
+    rows = []
+    for preset, summary in found.items():
+        utility, twin = summary["utility"], TWINS[preset]
+        measure = "auc" if "test_auc" in utility else "accuracy"
+        reached = f"{measure} {shown(utility[f'test_{measure}'], 4)}, loss {shown(utility['test_loss'], 4)}"
+        if summary["days"]:
+            reached += f"; AUC of the next day, mean over days {shown(summary['days'], 4)}"
+        rows.append(
+            [
+                f"`{preset}` (small `{twin.paper}`)",
+                f"{summary['data']}: {twin.data}",
+                f"{summary['rows'][0]:,} + {summary['rows'][1]:,}",
+                ", ".join(map(str, summary["seeds"])),
+                reached,
+                "; ".join(
+                    f"{name} {shown(values)} ({_digits(summary['chance'][name])})"
+                    for name, values in summary["leaks"].items()
+                ),
+                f"{min(summary['minutes']):.1f}",
+            ]
+        )
+    return table(["preset", "data", "rows", "seeds", "test", "attacks", "minutes"], rows)
+
+
+def _digits(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def main() -> None:
+    """Read the command line."""
+    parser, run = commands(__doc__, Path("runs/presets"), HERE)
+    run.add_argument("--presets", nargs="+", choices=list(TWINS), default=list(TWINS))
+    run.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    given = parser.parse_args()
+    if given.command == "page":
+        found = collect(given.runs)
+        write_page(given.out / "presets.md", found, {"twins": twin_table(found)})
+        return
+    jobs = [
+        job_of(given.runs, preset, "undefended", seed, quick=given.quick)
+        for seed in (given.seeds[:1] if given.quick else given.seeds)
+        for preset in given.presets
+    ]
+    do_all(jobs, run_one, given.jobs)
+
+
+if __name__ == "__main__":
+    main()
