@@ -345,6 +345,15 @@ def data_prepare(
     prepare_data(name, source, out, parse_assignments(set_ or []), published=as_published)
 
 
+@data_app.command("show")
+def data_show(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared data set.")]) -> None:
+    """Show the columns of a prepared data set: whose, taken for what, how often missing, how many values."""
+    from flower_vfl.data.dataset import open_dataset
+    from flower_vfl.simulations.tables import print_columns
+
+    print_columns(open_dataset(folder))
+
+
 @data_app.command("part")
 def data_part(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared data set.")],

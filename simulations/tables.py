@@ -16,6 +16,9 @@ from rich.text import Text
 from flower_vfl.attacks import ATTACK_METHODS, Attack, AttackMethod
 from flower_vfl.config import build_config
 from flower_vfl.data.catalog import available, prepare
+from flower_vfl.data.columns import columns_of
+from flower_vfl.data.dataset import Dataset
+from flower_vfl.data.files import Files
 from flower_vfl.registry import Listed
 from flower_vfl.strategies import DEFENSE_METHODS, Defense
 from flower_vfl.terminal import console
@@ -154,4 +157,35 @@ def prepare_data(
         )
     rows = dataset.alignment
     Console().print(f"{name}: {rows.rows:,} + {rows.test_rows:,} rows, parties {', '.join(dataset.parties)} -> {out}")
+    if name == Files.name:
+        print_columns(dataset)
+        Console().print(
+            "types were inferred where you named none; if one is wrong, prepare again with --set numeric=..., "
+            "categorical=... or ignore=... (in a configuration: data.options)",
+            highlight=False,
+        )
     Console().print(f'use it with: --set "data.path={out}"', highlight=False)
+
+
+def print_columns(dataset: Dataset) -> None:
+    """Print the columns of the parties that this host holds."""
+    table = Table(title=f"Columns of {escape(dataset.name)}")
+    for heading, justify in (("party", "left"), ("column", "left"), ("type", "left"), ("missing", "right")):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for heading in ("values", "rare"):
+        table.add_column(heading, justify="right")
+    for column in columns_of(dataset):
+        table.add_row(
+            *map(Text, (column.party, column.name, column.kind)),
+            _share(column.missing),
+            "–" if column.values is None else f"{column.values:,}",
+            _share(column.rare),
+        )
+    Console().print(table)
+
+
+def _share(share: float | None) -> str:
+    """Return a share of rows; a small one is never shown as none."""
+    if share is None:
+        return "–"
+    return "0 %" if share == 0 else "< 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"

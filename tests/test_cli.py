@@ -50,7 +50,7 @@ def finished(preset, tmp_path_factory):
 
 def test_every_command_has_help():
     groups = ("run", "align", "demo", "report", "doctor", "methods", "keys", "app", "data", "predict")
-    for command in ("", *groups, "data list", "data prepare", "data part"):
+    for command in ("", *groups, "data list", "data prepare", "data show", "data part"):
         done = flower_vfl(*command.split(), "--help")
         assert done.returncode == 0
         assert "Usage" in done.stdout
