@@ -83,7 +83,7 @@ def test_numbers_that_count_as_zero_where_they_are_missing_have_an_unknown_share
     ("name", "options", "kinds"),
     [
         ("digits", {}, {"numbers 1 x 8 x 4"}),
-        ("synthetic", {"rows": 60, "test_rows": 20}, {"number"}),
+        ("synthetic", {"rows": 60, "test_rows": 20}, {"number", "category"}),
         ("breast-cancer", {}, {"number", "number, log"}),
     ],
 )
