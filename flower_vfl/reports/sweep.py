@@ -16,7 +16,7 @@ from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import words
 from flower_vfl.reports.export import to_csv, to_latex
 from flower_vfl.reports.figures import Point, setting_figure
-from flower_vfl.reports.leaks import worst
+from flower_vfl.reports.leaks import told, worst
 from flower_vfl.reports.pareto import front
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.settings import SEEDS, UTILITIES, measured_at, settings_of, strength_of
@@ -181,7 +181,10 @@ def _problem(values: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str
     return {
         "title": ", ".join(f"{key} = {value}" for key, value in values.items()),
         "data": runs[0].result["dataset"],
+        "parties": runs[0].parties(),
         "measure": words.METRICS[measure],
+        "words": words.METRICS[measure].replace("Test", "test"),
+        "names": [_place(runs, attack, layer) for attack, layer in places],
         "places": places,
         "rows": rows,
         "verdict": _verdict(rows),
@@ -222,6 +225,7 @@ def _verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _figures(settings: Sequence[Setting], places: Sequence[tuple[str, str]]) -> list[Markup]:
     """Draw each attack at each layer against each utility (L22's Figure 4; L21's Figure 3), with what is not beaten."""
     rests = {setting.rest for setting in settings}
+    found_in = [run for setting in settings for run in setting.runs]
     figures = []
     for attack, layer in places:
         nulls = [e["q95_null"] for s in settings for r in s.runs if (e := worst(r.result, layer, attack=attack))]
@@ -240,10 +244,22 @@ def _figures(settings: Sequence[Setting], places: Sequence[tuple[str, str]]) -> 
                 best = front([(p.utility, p.leak) for p in points], less=utility == "test_loss")
                 edge = [(points[index].utility, points[index].leak) for index in best]
                 figure = setting_figure(
-                    f"{attack}, {layer} layer", label, ordered, null, edge=edge, joined=len(rests) <= LINES
+                    f"{_place(found_in, attack, layer)} layer",
+                    label,
+                    ordered,
+                    null,
+                    edge=edge,
+                    joined=len(rests) <= LINES,
                 )
                 figures.append(Markup(figure))
     return figures
+
+
+def _place(runs: Sequence[Run], attack: str, layer: str) -> str:
+    """Return attack and layer in words; an oracle, which knows a clean gradient, is called one."""
+    entry = next((e for run in runs if (e := worst(run.result, layer, attack=attack))), None)
+    oracle = entry is not None and told(runs[0].result, entry)[0]
+    return f"{attack}{' (oracle)' if oracle else ''}, {layer}"
 
 
 def _strength(pair: tuple[tuple[float, ...], Point]) -> tuple[float, ...]:
