@@ -63,7 +63,7 @@ def main() -> None:
     rates: dict[int, list[float]] = {1: [], 2: []}
     firsts: dict[int, list[float]] = {1: [], 2: []}
     began = time.perf_counter()
-    with ray_cluster("", Path()) as cluster:
+    with tempfile.TemporaryDirectory() as place, ray_cluster("", Path(place)) as cluster:
         started = time.perf_counter() - began
         for pair in range(pairs):
             for places in (1, 2) if pair % 2 == 0 else (2, 1):

@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -14,13 +15,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from flower_vfl.apps.result import package_version
 from flower_vfl.errors import SetupError
+from flower_vfl.files import write_text_atomic
 
 AUTO = "auto"
 _ENVIRONMENT = {
@@ -39,6 +42,7 @@ _DIAL_SECONDS, _JOIN_SECONDS, _LOOK_SECONDS = 5.0, 20.0, 60.0
 _LONGEST_TEMPORARY = 40
 """Ray's sockets lie below it, and the path of one may have 107 characters."""
 
+_PREFIX, _NOTE = "fvfl-", ".ray"
 _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
 
@@ -91,11 +95,12 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
     SetupError
         When the cluster cannot be reached, or its nodes are not set up for this sweep.
     """
-    os.environ.update(_ENVIRONMENT)
-    ray = importlib.import_module("ray")
+    own = {} if address else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
     with contextlib.ExitStack() as ending:
+        ending.enter_context(_environment({**_ENVIRONMENT, **own}))
+        ray = importlib.import_module("ray")
         if not ray.is_initialized():
-            options = {"address": address} if address else _here(ending)
+            options = {"address": address} if address else _here(ending, folder)
             ending.callback(ray.shutdown)
             with _own_signals():
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
@@ -106,20 +111,59 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
         yield Cluster(tuple(_resources(node) for node in ray.nodes() if node["Alive"]))
 
 
-def _here(ending: contextlib.ExitStack) -> dict[str, Any]:
-    """Return how Ray is started here: without a dashboard, for this machine alone, with files that go when it ends."""
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@cache
+def _token() -> str:
+    """Return what Ray's processes prove themselves by: they listen on every address, and would serve anybody.
+
+    One for the life of this process, as Ray keeps the first that it is given.
+    """
+    return secrets.token_hex(32)
+
+
+def _here(ending: contextlib.ExitStack, folder: Path) -> dict[str, Any]:
+    """Return how Ray is started here: without a dashboard, with files that go when it ends.
+
+    Where they lie is noted in the sweep's folder: those that a kill has left go when the sweep goes on.
+    """
     parent = tempfile.gettempdir()
     if len(parent) > _LONGEST_TEMPORARY:
         parent = "/tmp"
-    temporary = tempfile.mkdtemp(prefix="fvfl-", dir=parent)
+    note = folder / _NOTE
+    _remove_left(note, Path(parent))
+    temporary = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    write_text_atomic(note, temporary)
+    ending.callback(note.unlink, missing_ok=True)
     ending.callback(shutil.rmtree, temporary, ignore_errors=True)
     return {
         "address": "local",
         "include_dashboard": False,
         "object_store_memory": _STORE_BYTES,
         "_temp_dir": temporary,
-        "_node_ip_address": "127.0.0.1",
     }
+
+
+def _remove_left(note: Path, parent: Path) -> None:
+    """Remove the files of a Ray that was killed, and nothing that is none of it, whatever the note says."""
+    try:
+        left = Path(note.read_text(encoding="utf8"))
+    except (OSError, UnicodeDecodeError):
+        return
+    if left.parent == parent and left.name.startswith(_PREFIX) and left.is_dir() and not left.is_symlink():
+        shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager

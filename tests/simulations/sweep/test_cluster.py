@@ -54,3 +54,21 @@ def test_trials_share_processors_and_cards_of_every_node(nodes, cpus, gpus, plac
 def test_a_trial_that_fits_no_node_is_refused_with_what_there_is():
     with pytest.raises(SetupError, match="8 processors and 0 cards, and no machine has as much: 2 processors"):
         Cluster(((2.0, 0.0), (4.0, 0.0))).places(8.0, 0.0)
+
+
+def test_what_a_killed_ray_has_left_is_removed_and_nothing_else(tmp_path):
+    note = tmp_path / "note"
+    left, other, link = tmp_path / "fvfl-left", tmp_path / "other", tmp_path / "fvfl-link"
+    for folder in (left, other):
+        folder.mkdir()
+    link.symlink_to(other)
+    deeper = other / "fvfl-deeper"
+    deeper.mkdir()
+    for path in (other, link, deeper, tmp_path / "fvfl-left" / ".." / "other", left):
+        note.write_text(str(path))
+        cluster._remove_left(note, tmp_path)
+    assert not left.exists()
+    assert other.is_dir()
+    assert link.is_symlink()
+    assert deeper.is_dir()
+    cluster._remove_left(tmp_path / "none", tmp_path)
