@@ -104,6 +104,10 @@ class Secret:
         """Return the seed of 63 bits for one purpose."""
         return derive_seed(self._value, *purpose)
 
+    def key(self, *purpose: str | int) -> bytes:
+        """Return a key of 16 bytes for one purpose; it depends on the secret and on nothing else."""
+        return hmac.new(self._value, "\x1f".join(map(str, purpose)).encode(), hashlib.sha256).digest()[16:]
+
     def generator(self, *purpose: str | int, device: str = "cpu") -> torch.Generator:
         """Return a fresh torch generator for one purpose on `device`."""
         import torch

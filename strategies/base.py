@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.label import Log
+from flower_vfl.protocol.schedule import Rows
 
 if TYPE_CHECKING:
     from flower_vfl.strategies.vertical import VerticalStrategy
@@ -34,6 +35,10 @@ class HookedStrategy(Strategy):
     @abstractmethod
     def base(self) -> VerticalStrategy:
         """The innermost strategy, which holds model, loss and labels."""
+
+    def begin_batch(self, rows: Rows) -> None:
+        """Take in which rows (B,) of the training table the next calls of the other hooks are about."""
+        self.base.batch = rows
 
     @abstractmethod
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
@@ -241,6 +246,8 @@ class GradientDefense(Defense):
         Whether the perturbed gradients are, on average over the noise, the gradients; `check_defense` tests it.
     fallbacks
         How many batches, or parties' parts of one, could not be protected as usual.
+    part
+        In `perturb`, the number of the party whose gradients these are; 0 where they are perturbed together.
     """
 
     unbiased: ClassVar[bool] = False
@@ -251,6 +258,7 @@ class GradientDefense(Defense):
             raise ConfigError(f'{type(self).__name__}: scope must be "joint" or "per-party", given {scope!r}')
         self.scope: Scope = scope
         self.fallbacks = 0
+        self.part = 0
 
     @property
     def params(self) -> dict[str, Any]:
@@ -275,7 +283,8 @@ class GradientDefense(Defense):
             perturbed, more = self._perturb_or_withhold(inner, labels)
             return perturbed, {**log, **{f"{self.name}.{key}": value for key, value in more.items()}}
         pieces = []
-        for party, piece in zip(widths, torch.split(inner, list(widths.values()), dim=1), strict=True):
+        split = torch.split(inner, list(widths.values()), dim=1)
+        for self.part, (party, piece) in enumerate(zip(widths, split, strict=True)):
             perturbed, more = self._perturb_or_withhold(piece, labels)
             pieces.append(perturbed)
             log |= {f"{self.name}.{key}.{party}": value for key, value in more.items()}

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.label import Log
-from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
+from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.noise import Noise, NoiseDefense
 
 
 def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
@@ -53,10 +54,10 @@ def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
     """
     if not (math.isfinite(t) and t >= 0.0):
         raise ConfigError(f"iso: t must be a finite number of at least 0, given {t}")
-    return _perturb(g, t, generator)[0]
+    return _perturb(g, t, Noise(generator))[0]
 
 
-def _perturb(g: Tensor, t: float, generator: torch.Generator) -> tuple[Tensor, float]:
+def _perturb(g: Tensor, t: float, noise: Noise) -> tuple[Tensor, float]:
     """Return the perturbed gradients and the power of the noise; reads the device once."""
     if not g.numel():
         return g.clone(), 0.0
@@ -65,8 +66,7 @@ def _perturb(g: Tensor, t: float, generator: torch.Generator) -> tuple[Tensor, f
     length = longest.item()
     if not math.isfinite(length):
         raise UnprotectedBatchError("iso: a gradient is not finite, so its noise cannot be computed")
-    noise = torch.randn(g.shape, generator=generator, device=g.device, dtype=work.dtype)
-    noisy = work + noise * (longest * math.sqrt(t / g.shape[1]))
+    noisy = work + noise.draw(work, g.shape[1]) * (longest * math.sqrt(t / g.shape[1]))
     return noisy.to(g.dtype), t * length * length
 
 
@@ -78,7 +78,7 @@ def _longest(g: Tensor) -> Tensor:
     return longest
 
 
-class Iso(GradientDefense):
+class Iso(NoiseDefense):
     """Isotropic Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
 
     Simple, and wasteful: it does not use that only one direction tells the classes apart. A batch with a value that is
@@ -90,25 +90,25 @@ class Iso(GradientDefense):
         What it wraps.
     t : float
         Noise power relative to the squared norm of the batch's longest gradient.
-    scope : {"joint", "per-party"}
-        See `GradientDefense`.
+    scope, rho
+        See `NoiseDefense`.
     """
 
     name: ClassVar[str] = "iso"
     unbiased: ClassVar[bool] = True
 
-    def __init__(self, strategy: HookedStrategy, t: float = 1.0, *, scope: Scope = "joint") -> None:
-        super().__init__(strategy, scope=scope)
+    def __init__(self, strategy: HookedStrategy, t: float = 1.0, *, scope: Scope = "joint", rho: float = 0.0) -> None:
+        super().__init__(strategy, scope=scope, rho=rho)
         if isinstance(t, bool) or not isinstance(t, int | float) or not math.isfinite(t) or t < 0:
             raise ConfigError(f"iso: t must be a finite number of at least 0, given {t!r}")
         self.t = float(t)
 
     @property
     def params(self) -> dict[str, Any]:
-        """The strength and the scope."""
-        return {"t": self.t, "scope": self.scope}
+        """The strength, the persistent share and the scope."""
+        return {"t": self.t, **super().params}
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Add the noise and log its power."""
-        noisy, power = _perturb(g, self.t, self.generator(g.device))
+        noisy, power = _perturb(g, self.t, self.noise(g))
         return noisy, {"noise_power": power}

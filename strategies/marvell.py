@@ -16,9 +16,10 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import auc_bound
 from flower_vfl.parties.label import Log
-from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
+from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, estimate, working
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
+from flower_vfl.strategies.noise import Noise, NoiseDefense
 
 __all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
 
@@ -80,7 +81,7 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
         raise ConfigError(f"marvell: s must be a finite number of at least 0, given {s}")
     classes = estimate(g, y)
     spectrum = _strongest(classes, s * classes.g, required=s > 0.0)
-    return _draw(g, y, classes, spectrum, generator), spectrum.scaled(classes.unit**2)
+    return _draw(g, y, classes, spectrum, Noise(generator)), spectrum.scaled(classes.unit**2)
 
 
 def _strongest(classes: Classes, power: float, *, required: bool) -> NoiseSpectrum[float]:
@@ -94,24 +95,23 @@ def _strongest(classes: Classes, power: float, *, required: bool) -> NoiseSpectr
     return spectrum
 
 
-def _draw(g: Tensor, y: Tensor, classes: Classes, spectrum: NoiseSpectrum[float], generator: torch.Generator) -> Tensor:
+def _draw(g: Tensor, y: Tensor, classes: Classes, spectrum: NoiseSpectrum[float], noise: Noise) -> Tensor:
     """Return `g` with noise; `spectrum` is in the units of `classes`."""
     work = working(g)
     lam1, lam2 = (spectrum.lam1_neg, spectrum.lam1_pos), (spectrum.lam2_neg, spectrum.lam2_pos)
     along = [math.sqrt(max(one - two, 0.0)) * classes.unit for one, two in zip(lam1, lam2, strict=True)]
     negative, positive = (torch.full((), value, dtype=work.dtype, device=work.device) for value in along)
-    draw = torch.randn(len(g), generator=generator, device=g.device, dtype=work.dtype)
-    noisy: Tensor = torch.addr(work, draw * torch.where(y == 1, positive, negative), classes.direction)
+    lengths = noise.draw(work, 1)[:, 0] * torch.where(y == 1, positive, negative)
+    noisy: Tensor = torch.addr(work, lengths, classes.direction)
     for label, variance in enumerate(lam2):
         if variance > 0.0:  # One class at most: drawing for its rows only saves up to half of the time.
             rows = (y == label).nonzero()[:, 0]
-            shape = (len(rows), g.shape[1])
-            draw = torch.randn(shape, generator=generator, device=g.device, dtype=work.dtype)
+            draw = noise.draw(work, g.shape[1], chosen=rows, stream=1)
             noisy.index_add_(0, rows, draw, alpha=math.sqrt(variance) * classes.unit)
     return noisy.to(g.dtype)
 
 
-class Marvell(GradientDefense):
+class Marvell(NoiseDefense):
     """Optimal Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
 
     The strength is one of four; none given means s = 4.
@@ -135,8 +135,8 @@ class Marvell(GradientDefense):
         Largest divergence to leave, above 0; the least power that reaches it is used. `auc_bound` says what it means.
     detection_error : float
         Least detection error to leave to the best attack, above 0 and below 0.5: a sum_kl of (2 - 4 L)^2.
-    scope : {"joint", "per-party"}
-        See `GradientDefense`.
+    scope, rho
+        See `NoiseDefense`.
 
     References
     ----------
@@ -157,8 +157,9 @@ class Marvell(GradientDefense):
         sum_kl: float | None = None,
         detection_error: float | None = None,
         scope: Scope = "joint",
+        rho: float = 0.0,
     ) -> None:
-        super().__init__(strategy, scope=scope)
+        super().__init__(strategy, scope=scope, rho=rho)
         given = {"s": s, "P": P, "sum_kl": sum_kl, "detection_error": detection_error}
         self.strength, self.value = _strength({name: value for name, value in given.items() if value is not None})
         self._estimates: dict[str, RunningEstimates] = {}
@@ -166,8 +167,8 @@ class Marvell(GradientDefense):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The strength by its name, and the scope."""
-        return {self.strength: self.value, "scope": self.scope}
+        """The strength by its name, the persistent share and the scope."""
+        return {self.strength: self.value, **super().params}
 
     def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
         """Let the inner strategy protect first, then perturb; each party has estimates of its own."""
@@ -199,7 +200,7 @@ class Marvell(GradientDefense):
         before = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 0.0).sum_kl
         share = float((y == 1).double().mean()) if fallback else classes.p
         power = spectrum.power(classes.d, share) * classes.unit**2
-        noisy = _draw(g, y, classes, spectrum, self.generator(g.device))
+        noisy = _draw(g, y, classes, spectrum, self.noise(g))
         return noisy, _report(power, before, spectrum.sum_kl, fallback=fallback)
 
     def _spectrum(self, classes: Classes) -> NoiseSpectrum[float]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.parties.label import Log
-from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.strategies.noise import Noise, NoiseDefense
 
 _TINY = 1e-12
 
@@ -57,10 +57,10 @@ def perturb(g: Tensor, *, generator: torch.Generator) -> Tensor:
     >>> noisy[0].tolist(), noisy[1, 0].item()  # the longest row stays, the others keep their line
     ([3.0, 4.0], 0.0)
     """
-    return _perturb(g, generator)[0]
+    return _perturb(g, Noise(generator))[0]
 
 
-def _perturb(g: Tensor, generator: torch.Generator) -> tuple[Tensor, float]:
+def _perturb(g: Tensor, noise: Noise) -> tuple[Tensor, float]:
     """Return the perturbed gradients and the mean power of the noise; reads the device once."""
     if not g.numel():
         return g.clone(), 0.0
@@ -78,13 +78,12 @@ def _perturb(g: Tensor, generator: torch.Generator) -> tuple[Tensor, float]:
         raise UnprotectedBatchError("max_norm: a gradient is not finite, so its noise cannot be computed")
     if shortest < _TINY * reach or reach == 0.0:
         scaled, lengths = _lengthen(scaled, lengths, work)
-    draw = torch.randn(len(g), generator=generator, device=g.device, dtype=work.dtype)
+    draw = noise.draw(work, 1)[:, 0]
     stretch = torch.where(lengths > 0, draw * missing.sqrt() / lengths, torch.zeros_like(lengths))
     noisy = torch.addcmul(work, scaled * stretch[:, None], unit)  # in this order: unit * stretch may overflow
     if shortest == 0.0:
         zeros = (lengths == 0.0).nonzero()[:, 0]
-        shape = (len(zeros), g.shape[1])
-        isotropic = torch.randn(shape, generator=generator, device=g.device, dtype=work.dtype)
+        isotropic = noise.draw(work, g.shape[1], chosen=zeros, stream=1)
         noisy[zeros] = isotropic * (reach * scale / math.sqrt(g.shape[1]))
     return noisy.to(g.dtype), spread * scale * scale
 
@@ -99,7 +98,7 @@ def _lengthen(scaled: Tensor, lengths: Tensor, work: Tensor) -> tuple[Tensor, Te
     return scaled, lengths
 
 
-class MaxNorm(GradientDefense):
+class MaxNorm(NoiseDefense):
     """Noise along each row that makes all rows equally long on average; it has no strength to choose.
 
     Good against the norm attack of any feature party, weaker against attacks on directions. A batch that it cannot
@@ -110,8 +109,8 @@ class MaxNorm(GradientDefense):
     ----------
     strategy : HookedStrategy
         What it wraps.
-    scope : {"joint", "per-party"}
-        See `GradientDefense`.
+    scope, rho
+        See `NoiseDefense`.
     """
 
     name: ClassVar[str] = "max_norm"
@@ -127,5 +126,5 @@ class MaxNorm(GradientDefense):
         """
         if len(g) == 1:
             raise UnprotectedBatchError("max_norm: a batch of one row has no longer row to hide behind")
-        noisy, power = _perturb(g, self.generator(g.device))
+        noisy, power = _perturb(g, self.noise(g))
         return noisy, {"noise_power": power}

@@ -20,6 +20,7 @@ from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.parties.inference import check_trained_attacks
 from flower_vfl.parties.label import LabelParty, Log
 from flower_vfl.parties.scoring import AuditLabels, check_side_information
+from flower_vfl.protocol.schedule import Rows
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.checkpointing import Ledger
@@ -98,6 +99,7 @@ class VerticalStrategy(HookedStrategy):
         self.observer = observer or Observer()
         self.outcome = outcome or Outcome()
         self.widths: dict[str, int] = {}
+        self.batch: Rows | None = None
         self.label_party: LabelParty | None = None
         for key, named in self.config.parties.named.items():
             for name in set(named) - set(self.parties):

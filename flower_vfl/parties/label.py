@@ -30,6 +30,9 @@ Log = dict[str, float]
 class Hooks(Protocol):
     """What a defense may change; each hook also returns what it wants logged."""
 
+    def begin_batch(self, rows: Rows) -> None:
+        """Take in which rows (B,) of the training table the next calls are about."""
+
     def embed(self, z: Tensor) -> tuple[Tensor, Log]:
         """Change the received embedding of one party, (B, ...)."""
 
@@ -239,6 +242,7 @@ class LabelParty(LabelModel):
             When a defense returned something that must not leave.
         """
         rows = self._schedule.train_batch(step)
+        self._hooks.begin_batch(rows)
         labels = self._batch_labels(rows)
         set_mode(self.top, train=True)
         received = {party: embeddings[party].detach().to(self._device).requires_grad_() for party in self._parties}

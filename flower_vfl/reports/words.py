@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NONE = "–"
 
-USUAL = {"scope": "joint", "reduction": "mean", "distance": "angular", "form": "dcor"}
+USUAL = {"scope": "joint", "rho": 0.0, "reduction": "mean", "distance": "angular", "form": "dcor"}
 """Parameters of defenses that are not worth a word where they are as usual."""
 
 METRICS = {

@@ -28,6 +28,7 @@ from flower_vfl.testing.subject import (
     log_problems,
     play,
     same,
+    send,
     strategy,
 )
 
@@ -126,7 +127,7 @@ def _number_of_classes(subject: Subject) -> Iterator[str]:
         return
     if "protect" in subject.hooks:
         g = batch(8)
-        yield from protection.sent_problems(defense.protect(g, labels_of(64, 3))[0], g, "three classes")
+        yield from protection.sent_problems(send(defense, g, labels_of(64, 3))[0], g, "three classes")
     play(defense, [0], classes=3)
 
 
@@ -214,7 +215,7 @@ def _repeatable(subject: Subject) -> Iterator[str]:
     given, labels = g.clone(), y.clone()
     defense = subject.make()
     defense.prepare_labels(labels)
-    defense.protect(given, labels)
+    send(defense, given, labels)
     if not (torch.equal(g, given) and torch.equal(y, labels)):
         yield "it changes gradients or labels in place; others still look at them"
 
@@ -225,9 +226,9 @@ def _noise(subject: Subject, *, secret_matters: bool) -> Iterator[str]:
         return
     g, y, defense = batch(8), labels_of(64), subject.make()
     for _ in range(_SETTLED):
-        defense.protect(g, y)
-    one, other = defense.protect(g, y)[0], defense.protect(g, y)[0]
-    stranger = subject.make(secret=2).protect(g, y)[0]
+        send(defense, g, y)
+    one, other = (send(defense, g, y, first=first)[0] for first in (64, 128))
+    stranger = send(subject.make(secret=2), g, y)[0]
     if not secret_matters and not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(g.abs().max())):
         yield (
             "its noise is the same whatever the secret, so that a party can make it too and subtract it; draw from "

@@ -12,7 +12,7 @@ from torch import Tensor
 from flower_vfl.errors import FlowerVflError, InputError
 from flower_vfl.strategies.base import Defense
 from flower_vfl.testing.common import DTYPES, devices, scaled
-from flower_vfl.testing.subject import PARTIES, Subject, batch, labels_of, log_problems
+from flower_vfl.testing.subject import PARTIES, Subject, batch, labels_of, log_problems, send
 
 ALARM = 1e-6
 """How probable it is that an unbiased defense with normal noise is called biased."""
@@ -33,7 +33,7 @@ def shapes(subject: Subject) -> Iterator[str]:
                 what = ", ".join([f"gradients {tuple(g.shape)}", *map("scope {}".format, scope.values())])
                 try:
                     defense = subject.make(widths=widths, **scope)
-                    sent, log = defense.protect(g, labels_of(rows))
+                    sent, log = send(defense, g, labels_of(rows))
                 except InputError:
                     if min(widths.values()) > 2:  # a cut too narrow for a method may be refused, with a message
                         raise
@@ -46,10 +46,10 @@ def number_formats(subject: Subject) -> Iterator[str]:
     """Check every number format that gradients can have, and the devices of this machine."""
     for dtype in DTYPES:
         g = batch(8, dtype=dtype)
-        yield from sent_problems(subject.make().protect(g, labels_of(64))[0], g, f"gradients in {dtype}")
+        yield from sent_problems(send(subject.make(), g, labels_of(64))[0], g, f"gradients in {dtype}")
     for device in devices():
         g = batch(8).to(device)
-        yield from sent_problems(subject.make().protect(g, labels_of(64).to(device))[0], g, f"gradients on {device}")
+        yield from sent_problems(send(subject.make(), g, labels_of(64).to(device))[0], g, f"gradients on {device}")
 
 
 def sent_problems(sent: object, g: Tensor, what: str) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _trained(subject: Subject, steps: int) -> Defense:
     """Return the defense after some ordinary steps."""
     defense = subject.make()
     for step in range(steps):
-        defense.protect(batch(8, step=step + 1), labels_of(64))
+        send(defense, batch(8, step=step + 1), labels_of(64))
     return defense
 
 
@@ -98,7 +98,7 @@ def _outcome(
     defense: Defense, g: Tensor, y: Tensor, what: str, subject: Subject, *, usual: bool = False
 ) -> Iterator[str]:
     try:
-        sent, log = defense.protect(g.clone(), y)
+        sent, log = send(defense, g.clone(), y)
     except FlowerVflError as error:
         if usual:
             yield f"{what}: it is not protected: {type(error).__name__}: {error}"
@@ -123,7 +123,7 @@ def zero_rows(subject: Subject) -> Iterator[str]:
     others = torch.ones(64, dtype=torch.bool).index_fill(0, zeros, value=False)
     for _ in range(_TRIES):
         try:
-            sent, _ = defense.protect(g.clone(), y)
+            sent, _ = send(defense, g.clone(), y)
         except FlowerVflError:
             return
         silent = (sent == 0).all(dim=1)
@@ -141,7 +141,7 @@ def unbiased(subject: Subject) -> Iterator[str]:
     if not getattr(subject.defense_class, "unbiased", False):
         return
     g, y, defense = batch(8, dtype=torch.float64), labels_of(64), subject.make()
-    noise = torch.stack([defense.protect(g.clone(), y)[0] - g for _ in range(_DRAWS)])
+    noise = torch.stack([send(defense, g.clone(), y, first=64 * draw)[0] - g for draw in range(_DRAWS)])
     signs = torch.randint(0, 2, (_FEW, *g.shape), generator=torch.Generator().manual_seed(1)).double() * 2 - 1
     along = torch.einsum("nbd,kbd->nk", noise, torch.cat([signs, g[None] / g.abs().max()]))
     sums = torch.cat([along, noise[:, y == 0].sum(dim=1), noise[:, y == 1].sum(dim=1)], dim=1)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flower_vfl.config import Config
+from flower_vfl.parties.label import Log
 from flower_vfl.rng import Secret
 from flower_vfl.sections import AttackConfig
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
@@ -75,6 +77,7 @@ def strategy(widths: Mapping[str, int] = ONE_PARTY, *, secret: int = 1, classes:
         secret=Secret(bytes([secret]) * 32, "check_defense"),
     )
     base.widths = dict(widths)
+    base.begin_batch(np.arange(_ROWS))
     return base
 
 
@@ -95,6 +98,7 @@ def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True,
     labels, _ = defense.prepare_labels(given.clone()) if prepare else (given, {})
     seen = [labels.clone()]
     for step in steps:
+        defense.begin_batch(np.arange(_ROWS * step, _ROWS * (step + 1)))
         z = batch(sum(widths.values()), step=100 + step) * _ROWS
         parts = [defense.embed(part)[0] for part in torch.split(z, list(widths.values()), dim=1)]
         logits = z.sum(dim=1) if classes == 2 else z[:, :1] * torch.arange(classes)
@@ -102,6 +106,12 @@ def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True,
         sent, _ = defense.protect(batch(sum(widths.values()), step=step), labels)
         seen += [*parts, loss, sent]
     return [tensor.detach().clone() for tensor in seen]
+
+
+def send(defense: HookedStrategy, g: Tensor, y: Tensor, *, first: int = 0) -> tuple[Tensor, Log]:
+    """Call `protect` as a training does, for rows of the table from `first` on."""
+    defense.begin_batch(np.arange(first, first + len(g)))
+    return defense.protect(g, y)
 
 
 def same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -172,8 +172,8 @@ def test_the_power_that_is_logged_is_the_mean_power_of_the_noise():
 
 def test_it_shows_its_parameters_and_keeps_its_count():
     strategy = defense(scope="per-party")
-    assert strategy.params == {"scope": "per-party"}
-    assert repr(strategy) == "MaxNorm(scope='per-party')"
+    assert strategy.params == {"rho": 0.0, "scope": "per-party"}
+    assert repr(strategy) == "MaxNorm(rho=0.0, scope='per-party')"
     strategy.protect(torch.ones(1, 4), torch.ones(1))
     again = defense()
     again.restore(strategy.state())

@@ -16,6 +16,7 @@ SETTINGS = [
     (MaxNorm, {"scope": "per-party"}),
     *((Marvell, strength) for strength in ({"s": 0.25}, {"P": 1.0}, {"sum_kl": 0.5}, {"detection_error": 0.4})),
     (Marvell, {"scope": "per-party"}),
+    *((defense, {"rho": rho, "scope": "per-party"}) for defense in (Iso, MaxNorm, Marvell) for rho in (0.5, 1.0)),
 ]
 
 

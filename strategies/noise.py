@@ -1,0 +1,143 @@
+"""Normal noise of a batch: drawn anew in every step, or in part the same whenever a row comes again.
+
+Noise that is drawn anew averages out: who adds up what it received for one row over the epochs is left with the
+gradient. The persistent share of a row's noise does not; it follows from a key and the row, and is stored nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.protocol.schedule import Rows
+from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
+
+_WORDS = 4
+"""Random numbers of 32 bits in a block of AES; two of them make two normal numbers."""
+
+
+def keyed_normals(key: bytes, rows: Rows, width: int, *, stream: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    r"""Return standard normal numbers (B, `width`) that follow from a key, the rows and the stream, and nothing else.
+
+    Every block of AES-128 in counter mode, :math:`E_k(\text{row} \,\|\, \text{stream} \,\|\, \text{block})`, gives four
+    uniform numbers, and two of these give two normal ones [Box and Muller, 1958]. Without the key they cannot be told
+    from fresh ones. No number is farther from 0 than 6.8.
+
+    Parameters
+    ----------
+    key : bytes
+        16 bytes.
+    rows : ndarray of int64, (B,)
+        At least 0.
+    width : int
+        Numbers a row; the first ones do not depend on it.
+    stream : int
+        From 0 to 65,535: other numbers for the same row.
+    dtype : torch.dtype
+        float32 or float64.
+
+    Examples
+    --------
+    >>> first = keyed_normals(b"0123456789abcdef", np.array([7, 8]), 3)
+    >>> again = keyed_normals(b"0123456789abcdef", np.array([8]), 5)
+    >>> torch.equal(first[1], again[0, :3])
+    True
+    """
+    blocks = -(-width // _WORDS)
+    counters = np.empty((len(rows), blocks, 2), "<u8")
+    counters[..., 0] = rows[:, None]
+    counters[..., 1] = np.arange(blocks, dtype=np.uint64) | np.uint64(stream << 48)
+    # Counter mode with a counter of our own: single blocks, none of which comes twice.
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    words = np.frombuffer(encryptor.update(counters.tobytes()), "<u4").reshape(len(rows), blocks * 2, 2)
+    uniform = (torch.from_numpy(words.astype(np.int64)).to(dtype) + 0.5) / 2**32
+    radius, angle = uniform[..., 0].log().mul_(-2.0).sqrt_(), uniform[..., 1] * (2.0 * math.pi)
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=2).flatten(1)[:, :width]
+
+
+class Noise:
+    r"""Standard normal numbers for the rows of one batch, :math:`\sqrt\rho \, p_j + \sqrt{1 - \rho} \, e_j`.
+
+    Parameters
+    ----------
+    generator : torch.Generator
+        Draws what is fresh, on the device of the batch.
+    rho : float
+        Share of the variance that is persistent, 0 to 1.
+    key : bytes
+        Of the persistent share.
+    rows : ndarray of int64, (B,), optional
+        Which rows the batch has; needed for a persistent share.
+    part : int
+        Of several parties' parts with noise of their own, the number of this one.
+    """
+
+    def __init__(
+        self,
+        generator: torch.Generator,
+        *,
+        rho: float = 0.0,
+        key: bytes = b"",
+        rows: Rows | None = None,
+        part: int = 0,
+    ) -> None:
+        self._generator, self._rho, self._key, self._rows, self._part = generator, rho, key, rows, part
+
+    def draw(self, g: Tensor, width: int, *, chosen: Tensor | None = None, stream: int = 0) -> Tensor:
+        """Return numbers (B, `width`) for the batch `g`, or for its rows `chosen`, in its number format and place.
+
+        Calls of one batch with different streams are independent; `stream` is from 0 to 255.
+        """
+        count = len(g) if chosen is None else len(chosen)
+        if self._rho < 1.0:
+            fresh = torch.randn((count, width), generator=self._generator, device=g.device, dtype=g.dtype)
+            if self._rho == 0.0:
+                return fresh
+        if self._rows is None or len(self._rows) != len(g):
+            raise ConfigError("persistent noise follows the rows of a batch: call `begin_batch` before `protect`")
+        rows = self._rows if chosen is None else self._rows[chosen.cpu().numpy()]
+        stream |= self._part << 8
+        kept = keyed_normals(self._key, rows, width, stream=stream, dtype=g.dtype).to(g.device)
+        return kept if self._rho == 1.0 else math.sqrt(self._rho) * kept + math.sqrt(1.0 - self._rho) * fresh
+
+
+class NoiseDefense(GradientDefense):
+    """A gradient defense that adds normal noise, of which a share may be persistent.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    scope : {"joint", "per-party"}
+        See `GradientDefense`.
+    rho : float
+        Share of the noise's variance that is the same whenever a row comes again, 0 to 1. What a party receives in one
+        step has the same law whatever it is. At 0 the noise is drawn anew each time, and a party that remembers what it
+        received averages it away over the epochs; at 1 two gradients of one row have the same noise, and it is gone
+        from their difference. The persistent noise of a row follows from the label party's secret and from the row's
+        place in the aligned table.
+    """
+
+    def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint", rho: float = 0.0) -> None:
+        super().__init__(strategy, scope=scope)
+        if isinstance(rho, bool) or not isinstance(rho, int | float) or not 0.0 <= rho <= 1.0:
+            raise ConfigError(f"{self.name}: rho must be a number from 0 to 1, given {rho!r}")
+        self.rho = float(rho)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The persistent share and the scope; a subclass with parameters adds its own."""
+        return {"rho": self.rho, "scope": self.scope}
+
+    def noise(self, g: Tensor) -> Noise:
+        """Return where the noise of this batch comes from."""
+        depth = len(self.strategy.chain())
+        key = self.base.secret.key("defense", self.name, depth, "persistent") if self.rho else b""
+        generator = self.generator(g.device)
+        return Noise(generator, rho=self.rho, key=key, rows=self.base.batch, part=self.part)

@@ -1,0 +1,165 @@
+"""Noise of which a share is the same whenever a row comes again."""
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from flower_vfl.apps import run
+from flower_vfl.errors import ConfigError
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import Iso, Marvell, MaxNorm
+from flower_vfl.strategies.noise import Noise, keyed_normals
+from flower_vfl.testing.subject import batch, labels_of, send, strategy
+from tests.toys import toy_config, toy_data
+
+KEY = bytes(range(16))
+ALARM = 1e-6
+"""How probable it is that a test of the numbers fails although they are as they should be."""
+
+DEFENSES = [lambda base, **more: Iso(base, t=1.0, **more), MaxNorm, lambda base, **more: Marvell(base, s=4.0, **more)]
+
+
+def draws(rho, steps, rows=64, width=8):
+    """What is drawn for the same rows in several steps, (steps, rows, width)."""
+    g = torch.zeros(rows, width, dtype=torch.float64)
+    noise = Noise(torch.Generator().manual_seed(3), rho=rho, key=KEY, rows=np.arange(rows))
+    return torch.stack([noise.draw(g, width) for _ in range(steps)])
+
+
+def test_keyed_numbers_are_normal_and_neighbours_are_independent():
+    numbers = keyed_normals(KEY, np.arange(20_000), 8, dtype=torch.float64)
+    assert stats.kstest(numbers.flatten().numpy(), "norm").pvalue > ALARM
+    flat = numbers.numpy()
+    for one, other in (
+        (flat[:, 0], flat[:, 1]),  # of one block and one pair
+        (flat[:, 0], flat[:, 2]),
+        (flat[:, 0], flat[:, 4]),  # of two blocks
+        (flat[:-1, 0], flat[1:, 0]),  # of two rows
+        (np.abs(flat[:, 0]), np.abs(flat[:, 1])),
+        (flat[:, 0], keyed_normals(KEY, np.arange(20_000), 8, stream=1, dtype=torch.float64)[:, 0].numpy()),
+        (flat[:, 0], keyed_normals(KEY[::-1], np.arange(20_000), 8, dtype=torch.float64)[:, 0].numpy()),
+    ):
+        assert stats.pearsonr(one, other).pvalue > ALARM
+
+
+@given(
+    rows=st.lists(st.integers(0, 2**62), min_size=0, max_size=5),
+    width=st.integers(1, 20),
+    stream=st.integers(0, 2**16 - 1),
+)
+def test_a_number_follows_from_key_row_place_and_stream_alone(rows, width, stream):
+    rows = np.array(rows, np.int64)
+    numbers = keyed_normals(KEY, rows, width, stream=stream)
+    assert numbers.shape == (len(rows), width)
+    assert bool(torch.isfinite(numbers).all())
+    for index in range(len(rows)):
+        assert torch.equal(
+            numbers[index], keyed_normals(KEY, rows[index : index + 1], width + 3, stream=stream)[0, :width]
+        )
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.8, 1.0])
+def test_one_step_has_the_same_law_and_two_steps_share_rho_whatever_rho_is(rho):
+    """E p q of two steps' noise is rho; a z-test with known variance 1 + rho^2, 8 sigma where rho is 1."""
+    one, other = draws(rho, 2, rows=20_000)
+    assert stats.kstest(one.flatten().numpy(), "norm").pvalue > ALARM
+    products = (one * other).flatten()
+    sigma = math.sqrt((1 + rho**2) / len(products))
+    assert abs(float(products.mean()) - rho) < stats.norm.isf(ALARM / 2) * sigma
+
+
+def test_what_remains_of_the_noise_after_many_steps_is_the_persistent_share():
+    """Mean of n draws: variance rho + (1 - rho) / n; chi-square interval over rows and columns."""
+    rho, steps = 0.4, 50
+    mean = draws(rho, steps, rows=2_000).mean(dim=0).flatten()
+    expected = rho + (1 - rho) / steps
+    low, high = (stats.chi2.ppf(q, len(mean)) / len(mean) * expected for q in (ALARM / 2, 1 - ALARM / 2))
+    assert low < float(mean.square().mean()) < high
+
+
+@pytest.mark.parametrize("make", DEFENSES)
+@pytest.mark.parametrize("scope", ["joint", "per-party"])
+def test_all_persistent_noise_comes_again_with_its_rows_and_no_other_noise_does(make, scope):
+    g, y = batch(16), labels_of(64)
+    defense = make(strategy({"a": 8, "b": 8}), scope=scope, rho=1.0)
+    first, again, others = (send(defense, g, y, first=first)[0] for first in (0, 0, 64))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, others)
+    fresh = make(strategy({"a": 8, "b": 8}), scope=scope)
+    assert not torch.equal(send(fresh, g, y)[0], send(fresh, g, y)[0])
+
+
+def test_parties_that_are_protected_apart_have_noise_apart():
+    g = batch(8)
+    defense = Iso(strategy({"a": 8, "b": 8}), scope="per-party", rho=1.0)
+    sent = send(defense, torch.cat([g, g], dim=1), labels_of(64))[0] - torch.cat([g, g], dim=1)
+    assert not torch.allclose(sent[:, :8], sent[:, 8:])
+
+
+def test_another_secret_or_another_defense_of_the_chain_has_other_noise():
+    g, y = batch(8), labels_of(64)
+    one, other = (send(Iso(strategy(secret=secret), rho=1.0), g, y)[0] for secret in (1, 2))
+    assert not torch.equal(one, other)
+    inner = Iso(strategy(), rho=1.0)
+    twice = send(Iso(inner, rho=1.0), g, y)[0]
+    assert not torch.allclose(twice - send(inner, g, y)[0], send(inner, g, y)[0] - g)
+
+
+def test_rows_are_told_apart_by_their_place_in_the_table_not_in_the_batch():
+    g = batch(8)[:1].repeat(64, 1)
+    defense = Iso(strategy(), rho=1.0)
+    defense.begin_batch(np.arange(64)[::-1].copy())
+    backwards = defense.protect(g, labels_of(64))[0]
+    assert torch.equal(backwards.flip(0), send(defense, g, labels_of(64))[0])
+
+
+def test_without_the_rows_persistent_noise_is_refused():
+    defense = Iso(strategy(), rho=0.5)
+    defense.base.batch = None
+    with pytest.raises(ConfigError, match="begin_batch"):
+        defense.protect(batch(8), labels_of(64))
+
+
+@pytest.mark.parametrize("rho", [-0.1, 1.1, math.nan, math.inf, True, "much"])
+@pytest.mark.parametrize("make", DEFENSES)
+def test_a_share_that_is_none_is_refused(make, rho):
+    with pytest.raises(ConfigError, match="rho must be a number from 0 to 1"):
+        make(strategy(), rho=rho)
+
+
+def test_keys_of_other_purposes_and_secrets_differ():
+    keys = {Secret(bytes([value]) * 32, "test").key(*purpose) for value in (1, 2) for purpose in (("a",), ("a", 1))}
+    assert len(keys) == 4
+    assert {len(key) for key in keys} == {16}
+
+
+class Noted(Iso):
+    """Writes down the noise of each row, in the units in which it was drawn."""
+
+    name = "noted"
+    seen: ClassVar[dict[int, list[torch.Tensor]]] = {}
+
+    def protect(self, grads, labels):
+        sent, log = super().protect(grads, labels)
+        scale = float(grads.norm(dim=1).max()) / math.sqrt(grads.shape[1])
+        for row, noise in zip(self.base.batch, (sent - grads) / scale, strict=True):
+            self.seen.setdefault(int(row), []).append(noise)
+        return sent, log
+
+
+def test_in_training_a_row_has_the_same_noise_in_every_epoch():
+    Noted.seen.clear()
+    config = toy_config(
+        training={"epochs": 3, "validation": 0.0}, defenses=[{"name": "tests.strategies.test_noise:Noted", "rho": 1.0}]
+    )
+    run(config, data=lambda _: toy_data())
+    assert {len(noises) for noises in Noted.seen.values()} == {3}
+    for first, *others in Noted.seen.values():
+        for other in others:
+            torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-3)
