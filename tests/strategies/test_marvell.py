@@ -199,7 +199,8 @@ def test_labels_and_shapes_that_do_not_fit_are_refused():
 )
 def test_a_strength_is_given_in_one_of_four_ways(given, expected):
     assert defense(**given).params == {**expected, "rho": 0.0, "scope": "joint"}
-    assert repr(defense(**given)) == f"Marvell({next(iter(expected))}={next(iter(expected.values()))}, rho=0.0, scope='joint')"
+    ((name, value),) = expected.items()
+    assert repr(defense(**given)) == f"Marvell({name}={value}, rho=0.0, scope='joint')"
 
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "1", True])
