@@ -133,7 +133,7 @@ def test_where_rows_depend_on_each_other_or_on_chance_the_graph_of_the_batch_is_
     follow = attacker._follow
 
     def spy(rows, output):
-        (first,) = attacker._outputs.values()
+        (first,) = attacker._seen.outputs.values()
         clean = torch.zeros(16, 4)
         clean[3] = gradients(9, (4,))
         seen.append(torch.autograd.grad(output, first, clean, retain_graph=True)[0][3])
