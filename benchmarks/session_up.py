@@ -70,7 +70,7 @@ def deployment(root: Path, data: str) -> Iterator[dict[str, str]]:
     common = {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
     }
     common |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLOWER_VFL_DATA": str(root / dataset.label_party)}
     environment = {**os.environ, **common, "FLWR_HOME": str(root / "home"), "BEGUN": str(root / "begun")}

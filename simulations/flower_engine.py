@@ -104,7 +104,7 @@ def flwr_run(run_config: Mapping[str, Value], parties: int) -> int:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         }
         with super_link(home, environment):
             resources = f"num-supernodes={parties} client-resources-num-cpus=1 init-args-num-cpus={parties}"

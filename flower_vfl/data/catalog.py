@@ -7,28 +7,16 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from flower_vfl.data import layout
-from flower_vfl.data.avazu import Avazu
 from flower_vfl.data.builder import Builder
-from flower_vfl.data.census import CensusIncome
-from flower_vfl.data.cifar import Cifar10, Cifar10Jpeg
-from flower_vfl.data.criteo import Criteo
 from flower_vfl.data.dataset import Dataset, open_dataset
-from flower_vfl.data.dbpedia import Dbpedia, Dbpedia5000
-from flower_vfl.data.files import Files
-from flower_vfl.data.flights import Flights
-from flower_vfl.data.isic import Isic
-from flower_vfl.data.mnist import FashionMnist, Mnist, SomeDigits
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
-from flower_vfl.data.small import BreastCancer, Digits
-from flower_vfl.data.synthetic import Synthetic
-from flower_vfl.data.toy import ToyGap, ToyHemispheres
-from flower_vfl.data.wordnet import WordnetGlosses
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError
 from flower_vfl.registry import lookup
 
@@ -41,15 +29,49 @@ CACHE_VARIABLE = "FLOWER_VFL_CACHE"
 DATA_VARIABLE = "FLOWER_VFL_DATA"
 """Names a folder in which the raw or prepared data of a data set lies under its name, where no path is given."""
 
-RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        *(CensusIncome(), Mnist(), SomeDigits(), FashionMnist(), Cifar10(), Cifar10Jpeg(), Isic()),
-        *(Criteo(), Avazu(), Files(), Flights(), BreastCancer(), Digits()),
-        *(Dbpedia(), Dbpedia5000(), WordnetGlosses()),
-        *(Synthetic(), ToyGap(), ToyHemispheres()),
-    )
-}
+
+class _Recipes(Mapping[str, Recipe]):
+    """Recipes by name; the module of one is imported when somebody asks for it: a party opens one data set."""
+
+    def __init__(self, classes: Mapping[str, str]) -> None:
+        self._classes, self._made = classes, dict[str, Recipe]()
+
+    def __getitem__(self, name: str) -> Recipe:
+        if name not in self._made:
+            module, _, kind = self._classes[name].partition(":")
+            self._made[name] = getattr(import_module(f"flower_vfl.data.{module}"), kind)()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+
+RECIPES = _Recipes(
+    {
+        "census-income": "census:CensusIncome",
+        "mnist": "mnist:Mnist",
+        "mnist-5000": "mnist:SomeDigits",
+        "fashion-mnist": "mnist:FashionMnist",
+        "cifar10": "cifar:Cifar10",
+        "cifar10-jpeg": "cifar:Cifar10Jpeg",
+        "isic": "isic:Isic",
+        "criteo": "criteo:Criteo",
+        "avazu": "avazu:Avazu",
+        "files": "files:Files",
+        "flights": "flights:Flights",
+        "breast-cancer": "small:BreastCancer",
+        "digits": "small:Digits",
+        "dbpedia": "dbpedia:Dbpedia",
+        "dbpedia-5000": "dbpedia:Dbpedia5000",
+        "wordnet-glosses": "wordnet:WordnetGlosses",
+        "synthetic": "synthetic:Synthetic",
+        "toy-gap": "toy:ToyGap",
+        "toy-hemispheres": "toy:ToyHemispheres",
+    }
+)
 
 
 @dataclass(frozen=True)

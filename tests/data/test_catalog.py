@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from flower_vfl.data import catalog
-from flower_vfl.data.catalog import available, load, prepare
+from flower_vfl.data.catalog import RECIPES, available, load, prepare
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError
 
 SMALL = {"rows": 40, "test_rows": 10}
@@ -133,3 +133,7 @@ def test_listing_data_sets_loads_neither_torch_nor_flwr():
     code = "import sys; from flower_vfl.data import available; available(); print({'torch', 'flwr'} & set(sys.modules))"
     listed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert listed.stdout == "set()\n"
+
+
+def test_each_recipe_is_found_under_its_own_name():
+    assert {name: recipe.name for name, recipe in RECIPES.items()} == {name: name for name in RECIPES}
