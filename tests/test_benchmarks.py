@@ -51,6 +51,7 @@ def test_regularisers_hold_at_most_three_numbers_a_pair():
         assert 0 < line[name]["floats_over_b2"] <= 3.0 < line[name]["autograd_floats_over_b2"]
 
 
+@pytest.mark.release
 @pytest.mark.flower
 def test_the_benchmark_of_sessions_says_when_each_run_began():
     line = last_line("session_up.py")
@@ -58,6 +59,7 @@ def test_the_benchmark_of_sessions_says_when_each_run_began():
     assert all(seconds > 0 for seconds in line["seconds"])
 
 
+@pytest.mark.release
 @pytest.mark.flower
 def test_the_benchmark_of_a_deployment_compares_it_with_one_process():
     line = last_line("deployed.py")
@@ -66,6 +68,7 @@ def test_the_benchmark_of_a_deployment_compares_it_with_one_process():
     assert min(line["steps_a_second"][name] for name in ("deployed", "inproc")) > 0
 
 
+@pytest.mark.release
 @pytest.mark.flower
 def test_the_benchmark_of_flowers_own_messages_measures_both_runtimes():
     line = last_line("flower_messages.py")

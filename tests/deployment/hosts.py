@@ -27,6 +27,7 @@ class Hosts:
         self.folder, self.parties, self.isolation = folder, parties, isolation
         self._label_data = label_data
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._begun: dict[str, int] = {}
         self.keys = folder / "keys"
         self.port = self.dialled = free_port()
 
@@ -67,6 +68,7 @@ class Hosts:
     def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         log = (self.folder / f"{name}.log").open("ab")
         with log:
+            self._begun[name] = log.tell()
             self._processes[name] = subprocess.Popen(
                 [tool(command[0]), *command[1:]], env=environment, stdout=log, stderr=log, cwd=self.folder
             )
@@ -99,9 +101,10 @@ class Hosts:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def wait_for(self, name: str, words: str, seconds: float = 60.0) -> None:
-        """Wait until a host's log holds these words."""
+        """Wait until a host has logged these words since it was last started."""
         deadline = time.monotonic() + seconds
-        while words not in self.log(name):
+        log, begun = self.folder / f"{name}.log", self._begun.get(name, 0)
+        while words not in log.read_bytes()[begun:].decode(errors="replace"):
             if time.monotonic() > deadline or (name in self._processes and self._processes[name].poll() is not None):
                 raise AssertionError(f"{name} did not say {words!r}:\n{self.log(name)[-3000:]}")
             time.sleep(0.2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
-from concurrent.futures import ProcessPoolExecutor
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,15 @@ import pytest
 from flower_vfl.parties.label import LabelParty
 from tests.faults import soak
 
+ROOT = Path(__file__).resolve().parents[2]
 
-def alone(function: Any, *args: Any) -> dict[str, Any]:
-    """Call a function of this module or the soak's in a process of its own: others' leftovers go away meanwhile."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(function, *args).result()
+
+def alone(call: str) -> dict[str, Any]:
+    """Do that in a process of its own: what other tests have left in this one goes away meanwhile."""
+    code = f"import json; from tests.faults import soak, test_soak; print(json.dumps({call}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def hoard(steps: int) -> dict[str, Any]:
@@ -32,7 +38,7 @@ def hoard(steps: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_memory_handles_and_threads_stay_as_they_are_over_thousands_of_steps():
-    found = alone(soak.soak, int(os.environ.get("FLOWER_VFL_SOAK_STEPS", "3000")))
+    found = alone(f"soak.soak({int(os.environ.get('FLOWER_VFL_SOAK_STEPS', '3000'))})")
     assert found["status"] == "finished"
     assert found["steps"] >= 3000
     assert found["memory_grown_mib"] < 16
@@ -41,6 +47,6 @@ def test_memory_handles_and_threads_stay_as_they_are_over_thousands_of_steps():
 
 @pytest.mark.slow
 def test_what_is_held_for_good_is_found():
-    found = alone(hoard, 1000)
+    found = alone("test_soak.hoard(1000)")
     assert found["memory_grown_mib"] > 32
     assert found["handles_grown"] >= 8

@@ -79,6 +79,7 @@ def test_the_divergence_is_the_least_to_sixty_digits(seed):
     assert float(divergence_of(u, v, d, g, noise) / found) == pytest.approx(1.0, abs=1e-9)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_the_divergence_is_the_least_to_sixty_digits_on_a_thousand_problems():
     rng = random.Random(1)
