@@ -22,6 +22,7 @@ from flower_vfl.apps.local import run
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable
 from flower_vfl.data.memory import MemoryData, VerticalData
+from flower_vfl.data.periods import Periods
 from flower_vfl.data.source import FeatureSource
 from flower_vfl.reports import render
 from flower_vfl.simulations.sweep.checking import OpenData, Told, plain, quiet_log
@@ -52,6 +53,8 @@ class Probe:
         Of the whole data.
     measured_test_rows : int
         Test rows of the probe.
+    periods : Periods, optional
+        The days of data in time order.
     """
 
     opening: float
@@ -63,13 +66,14 @@ class Probe:
     rows: int
     test_rows: int
     measured_test_rows: int
+    periods: Periods | None = None
 
     def seconds(self, config: Config) -> float:
         """Return how long a trial takes by itself; where it may stop early, at most."""
-        schedule = schedule_of(config, self.rows, self.test_rows)
-        evaluated = schedule.validation_rows + self.test_rows
-        steps = schedule.steps * self.step
-        return self.opening + steps + config.training.epochs * evaluated * self.row + self.ending
+        schedule = schedule_of(config, self.rows, self.test_rows, periods=self.periods)
+        following = sum(schedule.periods[1:])  # in time order, each day is evaluated by the model of the days before
+        evaluated = schedule.epochs * (schedule.validation_rows + self.test_rows) + following
+        return self.opening + schedule.steps * self.step + evaluated * self.row + self.ending
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
     whole = data(config)
     part = _part(whole, config)
     card = config.device != "cpu" and torch.cuda.is_available()
-    training = config.training.model_copy(update={"epochs": 1, "patience": 0})
+    training = config.training.model_copy(update={"epochs": 1, "patience": 0, "order": "random"})
     small = config.model_copy(
         update={"training": training, "sinks": [], "device": config.device if card else "cpu", "data": config.data}
     )
@@ -168,6 +172,7 @@ def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
         rows=alignment.rows,
         test_rows=alignment.test_rows,
         measured_test_rows=part.alignment.test_rows,
+        periods=alignment.periods,
     )
 
 

@@ -1,5 +1,6 @@
 """What a sweep will take."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -15,6 +16,8 @@ from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.plan import check_card, print_plan
 from flower_vfl.simulations.sweep.planning import Probe, fitting, makespan, measure, shapes_of
 from flower_vfl.simulations.sweep.trials import trials_of
+from flower_vfl.tracking import read_steps
+from tests.apps.test_time_order import DAYS, in_time, timed
 
 SMALL = """
 [set]
@@ -83,6 +86,17 @@ def test_a_probe_measures_a_part_of_the_data_on_the_path_of_a_trial(definition, 
     assert (probe.rows, probe.test_rows) == (whole.rows, whole.test_rows)
     assert all(math.isfinite(value) and value > 0 for value in (probe.opening, probe.step, probe.ending))
     assert probe.memory > 0
+
+
+def test_days_in_time_order_are_counted_with_the_evaluation_of_each_by_the_model_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "STEPS", 3)
+    config = in_time()
+    probe = measure(config, lambda _: timed(*DAYS))
+    alone = {"opening": 0.0, "step": 0.0, "row": 0.0, "ending": 0.0}
+    result = run(config, out=tmp_path / "run", data=lambda _: timed(*DAYS))
+    assert dataclasses.replace(probe, **{**alone, "step": 1.0}).seconds(config) == result.summary["cost"]["steps"]
+    tested = read_steps(tmp_path / "run")["metric"].to_pylist().count("test_auc")
+    assert dataclasses.replace(probe, **{**alone, "row": 1.0}).seconds(config) == sum(DAYS[1:]) + tested * 150
 
 
 def test_rows_of_a_part_are_spread_evenly_and_are_those_of_the_whole():
