@@ -126,6 +126,10 @@ class ModelConfig(Section):
     embedding_width: int = Field(
         default=8, ge=1, le=4096, description="width of the embedding of one category, or of one word"
     )
+    embedding_device: Literal["same", "cpu"] = Field(
+        default="same",
+        description="where embedding tables are: with the rest, or in main memory, for those too large for a card",
+    )
     bottom: list[int] = Field(default_factory=lambda: [128], description="hidden layers of a bottom model, for tables")
     channels: list[int] = Field(
         default_factory=lambda: [16],

@@ -12,6 +12,7 @@ from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import embed, embedding_shape
 from flower_vfl.parties.label import LabelParty, adds_to_logits
 from flower_vfl.parties.monitor import LeakageMonitor
@@ -54,7 +55,7 @@ def build_label_party(
         clip_norm=config.training.clip_norm,
         keep_clean=bool(base.watching),
         snapshots=config.attack.snapshots,
-        device=config.device,
+        placement=Placement.of(config),
     )
 
 
@@ -72,19 +73,19 @@ def build_models(
     probe : tuple, optional
         Columns of the label party, and rows of them that tell the shape of its own embedding, if it gives one.
     """
-    config, bottom = base.config, None
+    config, placement, bottom = base.config, Placement.of(base.config), None
     if base.bottom is not None and probe is not None:
         with seeded_initialisation(base.secret.seed("weights", "bottom")):
-            bottom = base.bottom().to(config.device)
+            bottom = placement.place(base.bottom())
         if not adds_to_logits(bottom):
-            shapes = [*shapes, embedding_shape(embed(bottom, *probe, config.device), "the label party")]
+            shapes = [*shapes, embedding_shape(embed(bottom, *probe, placement), "the label party")]
     if not shapes:
         raise ConfigError("nobody has features: name feature parties or let the label party use its own columns")
     top = base.top
     if not isinstance(top, nn.Module):
         with seeded_initialisation(base.secret.seed("weights", "top")):
             top = top(fused_shape(shapes, config.model.fusion))
-    return top.to(config.device), bottom
+    return placement.place(top), bottom
 
 
 def build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import PartyError
+from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.label import LabelModel
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
@@ -88,8 +89,8 @@ def run_prediction(
         links = sessions.open(lambda link: _check(link, strategy, ask))
         probe = None if ask.own is None else (ask.own, np.arange(min(2, len(ask.own))))
         top, bottom = build_models(base, [link.shape for link in links.values()], probe)
-        fusion, device = config.model.fusion, config.device
-        model = LabelModel(top, strategy, base.parties, bottom=bottom, fusion=fusion, device=device)
+        fusion, placement = config.model.fusion, Placement.of(config)
+        model = LabelModel(top, strategy, base.parties, bottom=bottom, fusion=fusion, placement=placement)
         load(model.module)
         for index, rows in _under_way(links, ask.batches):
             embeddings = _receive(links, index, len(rows), config.transport.step_timeout)

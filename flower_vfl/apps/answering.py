@@ -21,6 +21,7 @@ from flower_vfl.data.scoring import new_rows, rows_of
 from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError, ProtocolError, UnreachableError
 from flower_vfl.files import write_json_atomic
 from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.predictor import Predictor
 from flower_vfl.transport.messages import answer, bundle
 from flower_vfl.transport.sessions import FINISHED, OPEN, REPLY, SPARE
@@ -203,8 +204,9 @@ class Answering:
         check_data(kept.card, dataset)
         rows = new_rows(Path(asked.data), dataset) if asked.data else rows_of(dataset)
         features = check_features(kept.card, rows.features(asked.party))
+        placement = Placement.of(config)
         with seeded_initialisation(0):  # every weight is replaced
-            model = self._bottom(dataset.party(asked.party).spec, config).to(config.device)
+            model = placement.place(self._bottom(dataset.party(asked.party).spec, config))
         kept.load_into(model)
         machine = Predictor(
             asked.party,
@@ -214,7 +216,7 @@ class Answering:
             weights=kept.digest,
             batch_size=config.training.eval_batch_size,
             permit=asked.permit,
-            device=config.device,
+            placement=placement,
         )
         _log.info(
             "party %r answers for %s rows of %s", asked.party, asked.offer.get("asked"), asked.data or dataset.name

@@ -16,6 +16,7 @@ from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn import bind_dropout, network_of, seeded_initialisation
+from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import FeatureParty, Store
 from flower_vfl.parties.inference import FreshModels
@@ -110,14 +111,14 @@ def build_feature_party(
     aligned = dataset.alignment
     schedule = schedule_of(config, aligned.rows, aligned.test_rows, periods=aligned.periods)
     with seeded_initialisation(secret.seed("weights")):
-        model = bottom(table.spec, config).to(config.device)
+        model = Placement.of(config).place(bottom(table.spec, config))
     dropout = secret.generator("dropout", device=config.device)
     bind_dropout(model, dropout)
     shared: dict[str, Any] = {
         "alignment": aligned.digest,
         "in_flight": config.transport.in_flight,
         "dropout": dropout,
-        "device": config.device,
+        "placement": Placement.of(config),
         "store": store,
     }
     optimizers = optimizers_of(config, model, schedule, optimizer)

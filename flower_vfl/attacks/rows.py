@@ -131,7 +131,8 @@ def raw_features(inputs: Sequence[Tensor]) -> Tensor:
     columns = [column for tensor in flat if not tensor.is_floating_point() for column in tensor.unbind(dim=1)]
     levels = max(1, min(LEVELS, COLUMNS // max(1, len(columns))))
     numbers = [tensor.float() for tensor in flat if tensor.is_floating_point()]
-    return torch.cat([*numbers, *(_one_hot(column, levels) for column in columns)], dim=1)
+    device = (*numbers, *flat)[0].device  # categories may have stayed in main memory
+    return torch.cat([*numbers, *(_one_hot(column, levels).to(device) for column in columns)], dim=1)
 
 
 def _one_hot(column: Tensor, levels: int) -> Tensor:

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import math
-import mmap
 import os
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_vfl.data.mapped import let_go
 from flower_vfl.errors import DataError, InputError, OutputExistsError
 from flower_vfl.files import FolderLock, replacing, write_text_atomic, writing_to
 
@@ -106,16 +106,7 @@ def chunks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
     for start in range(0, len(array), step):
         yield start, array[start : start + step]
         if not array.flags.writeable:
-            _let_go(array)
-
-
-def _let_go(array: NDArray[Any]) -> None:
-    """Take the pages of a memory map out of this process, so that reading a large one holds none of it."""
-    mapped: Any = array
-    while mapped is not None and not isinstance(mapped, mmap.mmap):
-        mapped = getattr(mapped, "base", None)
-    if mapped is not None:
-        mapped.madvise(mmap.MADV_DONTNEED)
+            let_go(array)
 
 
 def check_range(path: Path, array: NDArray[Any], cardinalities: Sequence[int]) -> None:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_vfl.data.mapped import file_of, let_go
 from flower_vfl.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 
@@ -52,7 +55,7 @@ class ArraySource:
     [[[4.0, 5.0], [0.0, 1.0]], [[9], [7]]]
     """
 
-    __slots__ = ("_arrays", "_length")
+    __slots__ = ("_arrays", "_files", "_length", "_wanted")
 
     def __init__(self, *arrays: NDArray[Any]) -> None:
         if not arrays:
@@ -68,10 +71,22 @@ class ArraySource:
             raise DataError(f"arrays of one source must be equally long, given {lengths} rows")
         self._length = lengths[0]
         # A plain view: np.memmap's own indexing costs several microseconds a call.
-        self._arrays = tuple((np.asarray(array), _wanted(array.dtype)) for array in arrays)
+        self._arrays = tuple(np.asarray(array) for array in arrays)
+        self._wanted = tuple(np.dtype(np.float32 if array.dtype.kind == "f" else np.int64) for array in arrays)
+        self._files = tuple(file_of(array) for array in self._arrays)
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row as it is stored."""
+        return sum(array.nbytes for array in self._arrays) // max(1, self._length)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its arrays where they all lie in files, else 0."""
+        return sum(array.nbytes for array in self._arrays) if None not in self._files else 0
 
     def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
         """Return copies of the rows.
@@ -91,15 +106,44 @@ class ArraySource:
         DataError
             When `rows` is no vector of integers, or when a position lies outside the table.
         """
+        self._check(rows)
+        return self.converted([array.take(rows, axis=0) for array in self._arrays])
+
+    def read(self, rows: NDArray[np.integer]) -> list[NDArray[Any]]:
+        """Return copies of very many rows as they are stored; files are read from front to end, in large pieces.
+
+        That takes as long as reading the whole files, however the rows lie in them, and holds one piece of them. A
+        `gather` of rows that are nowhere in memory waits for the disk once a row.
+
+        Raises
+        ------
+        DataError
+            As `gather`, and when a file became shorter.
+        """
+        self._check(rows)
+        order = np.argsort(rows, kind="stable")
+        return [
+            array.take(rows, axis=0) if file is None else file.rows(rows[order], order)
+            for array, file in zip(self._arrays, self._files, strict=True)
+        ]
+
+    def converted(self, stored: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
+        """Return rows as they are stored, one array (B, ...) each, as `gather` returns them."""
         import torch
 
+        pairs = zip(stored, self._wanted, strict=True)
+        return tuple(torch.from_numpy(array.astype(wanted, copy=False)) for array, wanted in pairs)
+
+    def let_go(self) -> None:
+        """Take the pages of its files out of this process; the system may keep them in its cache."""
+        for array in self._arrays:
+            let_go(array)
+
+    def _check(self, rows: NDArray[np.integer]) -> None:
         if rows.ndim != 1 or rows.dtype.kind not in "iu":
             raise DataError(f"rows must be a vector of integers, given {rows.dtype} of shape {rows.shape}")
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._length:
             raise DataError(f"rows {rows.min()} to {rows.max()} were asked for, the table has 0 to {self._length - 1}")
-        return tuple(
-            torch.from_numpy(array.take(rows, axis=0).astype(dtype, copy=False)) for array, dtype in self._arrays
-        )
 
 
 class PixelSource(ArraySource):
@@ -127,12 +171,8 @@ class PixelSource(ArraySource):
         if images.dtype != np.uint8:
             raise DataError(f"pixels are bytes (uint8), given {images.dtype}")
         super().__init__(images)
-        self._arrays = tuple((array, np.dtype(np.float32)) for array, _ in self._arrays)
+        self._wanted = (np.dtype(np.float32),)
 
-    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
-        """Return copies of the rows, (B, ...) float32 from 0 to 1."""
-        return tuple(images.div_(255) for images in super().gather(rows))
-
-
-def _wanted(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float32 if dtype.kind == "f" else np.int64)
+    def converted(self, stored: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
+        """Return rows of bytes as (B, ...) float32 from 0 to 1."""
+        return tuple(images.div_(255) for images in super().converted(stored))

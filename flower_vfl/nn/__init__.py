@@ -9,6 +9,7 @@ from flower_vfl.nn.layers import watched_layers
 from flower_vfl.nn.network import Network
 from flower_vfl.nn.networks import NETWORKS, network_of
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
+from flower_vfl.nn.placement import Placement
 from flower_vfl.nn.staged import Stage, StagedNetwork
 from flower_vfl.nn.tabular import TabularBottom, Top
 from flower_vfl.nn.text import TextBottom
@@ -22,6 +23,7 @@ __all__ = [
     "Network",
     "Optimizers",
     "OwnOptimizer",
+    "Placement",
     "Stage",
     "StagedNetwork",
     "TabularBottom",

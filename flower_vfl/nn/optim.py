@@ -143,7 +143,8 @@ class Optimizers:
                 values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
         if not values:
             return 0.0
-        norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in values])))
+        norms = [torch.linalg.vector_norm(value) for value in values]  # tables may be on another device than the rest
+        norm = float(torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms])))
         if norm > max_norm:
             for value in values:
                 value.mul_(max_norm / norm)

@@ -159,7 +159,7 @@ class Attacker(FeatureParty):
         row, rows = frame.integer(AUDIT_ROW), len(self._pending[0].rows) if self._pending else 0
         if not 0 <= row < rows:
             raise ProtocolError(f"the clean gradient of row {row} came, the batch has {rows}")
-        return row, clean.to(self._device)
+        return row, clean.to(self._placement.device)
 
     def _follow(self, rows: Rows, output: Tensor) -> None:
         """Take the clean cut gradient of the one row through the party's own model, to the layers that are watched.
@@ -186,7 +186,7 @@ class Attacker(FeatureParty):
         if self._rows_independent is False:
             return None
         of_batch, self._seen.outputs = self._seen.outputs, {}
-        inputs = self._gather("train", rows)
+        inputs = self._placement.bring_all(self._table.train.gather(rows))
         output = self.bottom(*inputs) if self._rows_independent else self._rehearse(inputs)
         alone, self._seen.outputs = self._seen.outputs, of_batch
         tolerance = 1e-5 * float(expected.abs().max())
@@ -201,7 +201,7 @@ class Attacker(FeatureParty):
         """Do the first pass of single rows where it can leave no trace, and see whether it would leave one."""
         copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
         drawn = None if self._dropout is None else self._dropout.get_state()
-        with torch.random.fork_rng(devices=[self._device] if self._device.startswith("cuda") else []):
+        with torch.random.fork_rng(devices=[self._placement.device] if self._placement.on_card else []):
             output: Tensor = functional_call(self.bottom, copies, tuple(inputs))
         if any(not torch.equal(copies[name], buffer) for name, buffer in self.bottom.named_buffers()):
             self._left_traces = True
@@ -279,7 +279,7 @@ class Attacker(FeatureParty):
             epoch=self._schedule.epoch_of(max(self._next_step - 1, 0)),
         )
         model = TrainedModel(
-            self.bottom, self._table, self._audit.numbers, self._classes, self._fresh, device=self._device
+            self.bottom, self._table, self._audit.numbers, self._classes, self._fresh, placement=self._placement
         )
         return model.entries(self._trained_attacks, self._layers, scorer)
 

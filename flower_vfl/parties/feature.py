@@ -19,6 +19,8 @@ from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ProtocolError, TrainingError
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
+from flower_vfl.nn.placement import IN_MEMORY, Placement
+from flower_vfl.parties.loading import Loader, gather
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows, Schedule, is_part
@@ -34,6 +36,7 @@ class _Pending:
 
     step: int
     rows: Rows
+    inputs: list[Tensor]
     output: Tensor | None
     dropout: Tensor | None
 
@@ -71,7 +74,7 @@ class FeatureParty:
         forward pass is done again with the weights of the moment. With 0 the label party says how many.
     dropout : torch.Generator, optional
         What the bottom model's dropout draws from.
-    device : str
+    placement : Placement
         Where the bottom model is.
     store : Store, optional
         Where its states are kept when the label party says so.
@@ -94,7 +97,7 @@ class FeatureParty:
         alignment: str = "",
         in_flight: int = 1,
         dropout: torch.Generator | None = None,
-        device: str = "cpu",
+        placement: Placement = IN_MEMORY,
         store: Store | None = None,
     ) -> None:
         self.name = name
@@ -103,7 +106,8 @@ class FeatureParty:
         self.optimizers = optimizers
         self.seconds_compute = 0.0
         self._table, self._schedule, self._alignment = table, schedule, alignment
-        self._configured, self._in_flight, self._dropout, self._device = in_flight, in_flight or 1, dropout, device
+        self._configured, self._in_flight, self._dropout = in_flight, in_flight or 1, dropout
+        self._placement, self._loader = placement, Loader(table.train, schedule, placement)
         self._pending: deque[_Pending] = deque()
         self._next_step = 0
         self._store = store
@@ -112,7 +116,7 @@ class FeatureParty:
 
     def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Find the shape and number format of one row's embedding."""
-        output = embed(self.bottom, self._table.train, self._schedule.train_batch(0)[:2], self._device)
+        output = embed(self.bottom, self._table.train, self._schedule.train_batch(0)[:2], self._placement)
         return embedding_shape(output, f"party {self.name!r}"), output.dtype
 
     @property
@@ -179,9 +183,10 @@ class FeatureParty:
         exact = self._in_flight == 1
         state = None if self._dropout is None else self._dropout.get_state()
         set_mode(self.bottom, train=True)
+        inputs = self._loader.batch(step)
         with torch.set_grad_enabled(exact):
-            output = self.bottom(*self._gather("train", rows))
-        self._pending.append(_Pending(step, rows, output if exact else None, state))
+            output = self.bottom(*(inputs if exact else map(torch.clone, inputs)))  # a model may change what it takes
+        self._pending.append(_Pending(step, rows, inputs, output if exact else None, state))
         self._next_step += 1
         return Frame(Kind.EMBEDDING, step, tensors={"embedding": output.detach()})
 
@@ -191,7 +196,7 @@ class FeatureParty:
             raise ProtocolError(f"the gradient of step {step} came, that of step {expected} was expected")
         pending = self._pending[0]
         shape = (len(pending.rows), *self._shape)
-        gradient = frame.tensor("gradient", shape=shape, dtype=self._dtype).to(self._device)
+        gradient = frame.tensor("gradient", shape=shape, dtype=self._dtype).to(self._placement.device)
         self._pending.popleft()
         output = pending.output if pending.output is not None else self._repeat(pending)
         self.optimizers.zero_grad()
@@ -207,7 +212,7 @@ class FeatureParty:
             self._dropout.set_state(pending.dropout)
         copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
         set_mode(self.bottom, train=True)
-        output: Tensor = functional_call(self.bottom, copies, tuple(self._gather("train", pending.rows)))
+        output: Tensor = functional_call(self.bottom, copies, tuple(pending.inputs))
         if self._dropout is not None and now is not None:
             self._dropout.set_state(now)
         return output
@@ -221,7 +226,8 @@ class FeatureParty:
             raise ProtocolError(f"there is no evaluation batch {frame.step} of {part!r}")
         rows = self._schedule.eval_batch(part, frame.step)
         source = self._table.test if part == "test" else self._table.train
-        return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": embed(self.bottom, source, rows, self._device)})
+        embedding = embed(self.bottom, source, rows, self._placement)
+        return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": embedding})
 
     def _keep(self, frame: Frame) -> Frame:
         """Keep the state after so many steps, or go back to it or to its model alone."""
@@ -269,19 +275,16 @@ class FeatureParty:
     def _try_step(self, frame: Frame) -> Frame:
         """Do the work of the next step on a copy of the model: a pass ahead, the pass again, the pass back."""
         started = time.perf_counter()
-        rows = self._schedule.train_batch(self._next_step)
-        gradient = frame.tensor("gradient", shape=(len(rows), *self._shape), dtype=self._dtype).to(self._device)
+        shape = (self._schedule.batch_rows(self._next_step), *self._shape)
+        gradient = frame.tensor("gradient", shape=shape, dtype=self._dtype).to(self._placement.device)
         model = copy.deepcopy(self.bottom)  # with it, the generator of its dropout
         set_mode(model, train=True)
+        inputs = self._loader.batch(self._next_step)
         with torch.no_grad():
-            embedding: Tensor = model(*self._gather("train", rows))
-        torch.autograd.backward(model(*self._gather("train", rows)), gradient)
+            embedding: Tensor = model(*map(torch.clone, inputs))
+        torch.autograd.backward(model(*inputs), gradient)
         fields = {"seconds": time.perf_counter() - started}
         return Frame(Kind.REHEARSED, fields=fields, tensors={"embedding": embedding})
-
-    def _gather(self, table: str, rows: Rows) -> list[Tensor]:
-        source = self._table.test if table == "test" else self._table.train
-        return [tensor.to(self._device) for tensor in source.gather(rows)]
 
     def settle(self) -> None:
         """Write down what is still to be written down; an honest feature party has nothing."""
@@ -321,17 +324,18 @@ class FeatureParty:
         self.seconds_compute = state["seconds_compute"]
         self._pending.clear()
         for entry in state["pending"]:
-            rows = self._schedule.train_batch(entry["step"])
-            self._pending.append(_Pending(entry["step"], rows, None, entry["dropout"]))
+            step = entry["step"]
+            inputs = self._loader.batch(step)
+            self._pending.append(_Pending(step, self._schedule.train_batch(step), inputs, None, entry["dropout"]))
         if self._dropout is not None:
             self._dropout.set_state(state["dropout"])
 
 
 @torch.no_grad()
-def embed(bottom: nn.Module, source: FeatureSource, rows: Rows, device: str) -> Tensor:
+def embed(bottom: nn.Module, source: FeatureSource, rows: Rows, placement: Placement) -> Tensor:
     """Return the embedding (B, ...) of rows as the trained bottom model gives it."""
     set_mode(bottom, train=False)
-    output: Tensor = bottom(*(tensor.to(device) for tensor in source.gather(rows)))
+    output: Tensor = bottom(*gather(source, rows, placement))
     return output
 
 

@@ -23,6 +23,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import LeakSummary, mean_interval
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.measures import ACCURACY, AUC, chance, measured, sample_interval
 from flower_vfl.parties.scoring import NoRecorder, Recorder, draw_examples
 from flower_vfl.protocol.schedule import Rows
@@ -281,7 +282,7 @@ class TrainedModel:
         Number of classes.
     fresh : FreshModels
         How models are made.
-    device : str
+    placement : Placement
         Where they run.
     """
 
@@ -293,10 +294,10 @@ class TrainedModel:
         classes: int,
         fresh: FreshModels,
         *,
-        device: str,
+        placement: Placement,
     ) -> None:
         self._bottom, self._table, self._labels = bottom, table, labels
-        self._classes, self._fresh, self._device = classes, fresh, device
+        self._classes, self._fresh, self._placement = classes, fresh, placement
         self._attacked = np.arange(len(table.test))
         self._inputs = self._gather(table.test, self._attacked)
         self._cut_shape = tuple(self._outputs(None, table.test, self._attacked[:2]).shape[1:])
@@ -347,7 +348,7 @@ class TrainedModel:
 
     def _leaked(self, module: nn.Module | None, draw: int, count: int) -> Leaked:
         rows = draw_examples(self._labels, draw, classes=self._classes, count=count)
-        labels = torch.from_numpy(self._labels[rows].astype(np.int64)).to(self._device)
+        labels = torch.from_numpy(self._labels[rows].astype(np.int64)).to(self._placement.device)
         table = self._table.train
         return Leaked(self._outputs(module, table, rows), self._gather(table, rows), labels)
 
@@ -371,7 +372,7 @@ class TrainedModel:
         return torch.cat(pieces)
 
     def _gather(self, source: FeatureSource, rows: Rows) -> tuple[Tensor, ...]:
-        return tuple(tensor.to(self._device) for tensor in source.gather(rows))
+        return tuple(self._placement.bring_all(source.gather(rows)))
 
     def _network(self) -> nn.Module:
         return _Network(self._fresh.bottom(), self._fresh.top(self._cut_shape, self._classes))
@@ -380,4 +381,5 @@ class TrainedModel:
         """Make a fresh model whose weights and dropout come from the seed and from nowhere else."""
         with seeded_initialisation(seed):
             model = factory()
-        return bind_dropout(model, torch.Generator(device=self._device).manual_seed(seed)).to(self._device)
+        generator = torch.Generator(device=self._placement.device).manual_seed(seed)
+        return self._placement.place(bind_dropout(model, generator))

@@ -20,7 +20,9 @@ from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.fusion import fuse
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
+from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.feature import set_mode
+from flower_vfl.parties.loading import Loader, gather
 from flower_vfl.protocol.frame import is_finite
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
 
@@ -95,7 +97,7 @@ class LabelModel:
         ``adds_to_logits``, it gives logits, which are added to those of the top model.
     fusion : str
         "concat", "sum" or "mean".
-    device : str
+    placement : Placement
         Where the models are.
     """
 
@@ -107,10 +109,10 @@ class LabelModel:
         *,
         bottom: nn.Module | None = None,
         fusion: str = "concat",
-        device: str = "cpu",
+        placement: Placement = IN_MEMORY,
     ) -> None:
         self.top, self.bottom = top, bottom
-        self._hooks, self._parties, self._fusion, self._device = hooks, tuple(parties), fusion, device
+        self._hooks, self._parties, self._fusion, self._placement = hooks, tuple(parties), fusion, placement
 
     @torch.no_grad()
     def logits(self, embeddings: Mapping[str, Tensor], own: FeatureSource | None, rows: Rows) -> Tensor:
@@ -126,15 +128,16 @@ class LabelModel:
             (B,) positions in `own`.
         """
         set_mode(self.top, train=False)
-        parts = [self._hooks.embed(embeddings[party].to(self._device))[0] for party in self._parties]
-        return self._join(parts, self._own(own, rows, train=False))
+        parts = [self._hooks.embed(embeddings[party].to(self._placement.device))[0] for party in self._parties]
+        inputs = () if self.bottom is None or own is None else gather(own, rows, self._placement)
+        return self._join(parts, self._own(inputs, train=False))
 
-    def _own(self, source: FeatureSource | None, rows: Rows, *, train: bool) -> list[Tensor]:
+    def _own(self, inputs: Sequence[Tensor], *, train: bool) -> list[Tensor]:
         """Return what the model of the label party's own columns gives, if there is one."""
-        if self.bottom is None or source is None:
+        if self.bottom is None or not inputs:
             return []
         set_mode(self.bottom, train=train)
-        return [self.bottom(*(tensor.to(self._device) for tensor in source.gather(rows)))]
+        return [self.bottom(*inputs)]
 
     def _join(self, parts: list[Tensor], own: list[Tensor]) -> Tensor:
         """Return the network's logits; a single column (B, 1) counts as (B,).
@@ -192,7 +195,7 @@ class LabelParty(LabelModel):
         Whether each step keeps the gradients as they were before `protect`, for whoever measures.
     snapshots : Collection[int]
         Steps that also say what their gradients were made of, where there are two classes.
-    device : str
+    placement : Placement
         Where the models are.
     """
 
@@ -211,12 +214,14 @@ class LabelParty(LabelModel):
         clip_norm: float = 0.0,
         keep_clean: bool = False,
         snapshots: Collection[int] = (),
-        device: str = "cpu",
+        placement: Placement = IN_MEMORY,
     ) -> None:
-        super().__init__(top, hooks, parties, bottom=bottom, fusion=fusion, device=device)
+        super().__init__(top, hooks, parties, bottom=bottom, fusion=fusion, placement=placement)
         self.optimizers = optimizers
         self._labels, self._schedule, self._table, self._clip_norm = labels, schedule, table, clip_norm
         self._keep_clean, self._snapshots = keep_clean, frozenset(snapshots)
+        has_own = bottom is not None and table is not None
+        self._loader = Loader(table.train, schedule, placement) if table is not None and has_own else None
         self._ahead: dict[int, list[Tensor]] = {}
         for module in (top, bottom):
             if module is not None:
@@ -245,10 +250,11 @@ class LabelParty(LabelModel):
         self._hooks.begin_batch(rows)
         labels = self._batch_labels(rows)
         set_mode(self.top, train=True)
-        received = {party: embeddings[party].detach().to(self._device).requires_grad_() for party in self._parties}
+        device = self._placement.device
+        received = {party: embeddings[party].detach().to(device).requires_grad_() for party in self._parties}
         parts, log = self._embed(received)
         ahead = self._ahead.pop(step, None)
-        logits = self._join(parts, self._own(self._source("train"), rows, train=True) if ahead is None else ahead)
+        logits = self._join(parts, self._own(self._inputs(step), train=True) if ahead is None else ahead)
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         value = loss.item()
@@ -278,19 +284,18 @@ class LabelParty(LabelModel):
 
     def prepare(self, step: int) -> None:
         """Do what of the next step needs no embeddings: the label party's own bottom model goes ahead."""
-        rows = self._schedule.train_batch(step)
-        self._ahead = {step: self._own(self._source("train"), rows, train=True)}
+        self._ahead = {step: self._own(self._inputs(step), train=True)}
 
     def rehearse(self, embeddings: Mapping[str, Tensor]) -> None:
         """Do the network's part of the first step on copies of the models, to see what it takes; nothing changes."""
-        rows, other = self._schedule.train_batch(0), copy.copy(self)
+        other = copy.copy(self)
         other.top, other.bottom = copy.deepcopy((self.top, self.bottom))
         set_mode(other.top, train=True)
-        received = [embeddings[party].to(self._device).requires_grad_() for party in self._parties]
-        torch.autograd.backward(other._join(received, other._own(self._source("train"), rows, train=True)).sum())
+        received = [embeddings[party].to(self._placement.device).requires_grad_() for party in self._parties]
+        torch.autograd.backward(other._join(received, other._own(self._inputs(0), train=True)).sum())
 
     def _batch_labels(self, rows: Rows) -> Tensor:
-        return torch.from_numpy(self._labels.take(rows).astype(np.int64, copy=False)).to(self._device)
+        return torch.from_numpy(self._labels.take(rows).astype(np.int64, copy=False)).to(self._placement.device)
 
     def _embed(self, received: Mapping[str, Tensor]) -> tuple[list[Tensor], Log]:
         log: Log = {}
@@ -300,6 +305,9 @@ class LabelParty(LabelModel):
             parts.append(part)
             log |= more
         return parts, log
+
+    def _inputs(self, step: int) -> list[Tensor]:
+        return [] if self._loader is None else self._loader.batch(step)
 
     def _source(self, part: str) -> FeatureSource | None:
         if self._table is None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ProtocolError
+from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.feature import batch_limit, embed, embedding_shape
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
@@ -37,7 +38,7 @@ class Predictor:
         Most rows of one request.
     permit : Callable[[int], None]
         Called with the number of rows before they are read; it raises when the party's owner does not want that.
-    device : str
+    placement : Placement
         Where the bottom model is.
     """
 
@@ -51,13 +52,13 @@ class Predictor:
         weights: str,
         batch_size: int,
         permit: Callable[[int], None],
-        device: str = "cpu",
+        placement: Placement = IN_MEMORY,
     ) -> None:
         self.name = name
         self.finished = False
         self._bottom, self._source, self._rows, self._weights = bottom, source, rows, weights
-        self._batch_size, self._permit, self._device = batch_size, permit, device
-        output = embed(bottom, source, torch.arange(min(2, len(source))).numpy(), device)
+        self._batch_size, self._permit, self._placement = batch_size, permit, placement
+        output = embed(bottom, source, torch.arange(min(2, len(source))).numpy(), placement)
         self._shape, self._dtype = embedding_shape(output, f"party {name!r}"), output.dtype
 
     @property
@@ -92,7 +93,7 @@ class Predictor:
         if frame.kind is Kind.PREDICT:
             rows = self._asked(frame)
             self._permit(len(rows))
-            output = embed(self._bottom, self._source, rows, self._device)
+            output = embed(self._bottom, self._source, rows, self._placement)
             return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": output})
         if frame.kind is Kind.FINISH:
             self.finished = True

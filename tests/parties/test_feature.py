@@ -237,7 +237,7 @@ def test_the_first_layer_gradient_is_the_one_that_autograd_gives():
     attacker = make_attacker(simulation=False)
     twin = make_party()
     attacker.handle(ask(0))
-    x = twin._gather("train", SCHEDULE.train_batch(0))[0]
+    x = twin._loader.batch(0)[0]
     twin.bottom.train()
     hidden = twin.bottom[2](twin.bottom[1](twin.bottom[0](x)))
     hidden.retain_grad()

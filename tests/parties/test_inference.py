@@ -15,6 +15,7 @@ from flower_vfl.attacks import InferenceAttack, TrainedView
 from flower_vfl.data.memory import array_table
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import auc_interval, leak_auc, mean_interval, share_interval
+from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScorer
 from flower_vfl.parties.scoring import NoRecorder, draw_examples
 from flower_vfl.rng import Secret
@@ -71,7 +72,7 @@ def trained(bottom=None):
         seed=partial(Secret.for_simulation(0, "a").seed, "attacks"),
     )
     bottom = bottom or Bottom()
-    return bottom, TrainedModel(bottom, TABLE, TRAIN, 3, fresh, device="cpu")
+    return bottom, TrainedModel(bottom, TABLE, TRAIN, 3, fresh, placement=Placement())
 
 
 def scorer(labels=TEST, classes=3):

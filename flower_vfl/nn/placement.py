@@ -1,0 +1,93 @@
+"""Where a party's network and its batches are: on one device, or with the embedding tables in main memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from flower_vfl.config import Config
+
+EmbeddingDevice = Literal["same", "cpu"]
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where things are.
+
+    Parameters
+    ----------
+    device : str
+        Of the network.
+    embeddings : {"same", "cpu"}
+        Where its embedding tables are, and with them the numbers of categories and words that are looked up: on the
+        same device, or in main memory, from where only the rows of a batch travel. That is for vocabularies that do
+        not fit on a card beside their optimizer's state.
+
+    Examples
+    --------
+    >>> Placement("cuda:1", "cpu").mixed, Placement("cpu", "cpu").mixed
+    (True, False)
+    """
+
+    device: str = "cpu"
+    embeddings: EmbeddingDevice = "same"
+
+    @classmethod
+    def of(cls, config: Config) -> Placement:
+        """Return what a configuration says of a party's networks."""
+        return cls(config.device, config.model.embedding_device)
+
+    @property
+    def on_card(self) -> bool:
+        """Whether the network is elsewhere than in main memory."""
+        return torch.device(self.device).type != "cpu"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether embedding tables are elsewhere than the rest of the network."""
+        return self.on_card and self.embeddings == "cpu"
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Move a model to where it belongs; its tables never pass a device on which they might not fit."""
+        if not self.mixed:
+            return model.to(self.device)
+        moved: dict[nn.Parameter, nn.Parameter] = {}  # one that two parts share is still shared
+        for part in model.modules():
+            if isinstance(part, _TABLES):
+                part.register_forward_hook(partial(_send, self.device))
+                continue
+            for name, parameter in part.named_parameters(recurse=False):
+                if parameter not in moved:
+                    there = parameter.detach().to(self.device)
+                    moved[parameter] = nn.Parameter(there, requires_grad=parameter.requires_grad)
+                setattr(part, name, moved[parameter])
+            for name, buffer in part.named_buffers(recurse=False):
+                setattr(part, name, self.bring(buffer))
+        return model
+
+    def travels(self, tensor: Tensor) -> bool:
+        """Say whether a tensor goes to the device: integers are looked up where the embedding tables are."""
+        return self.on_card and (tensor.is_floating_point() or not self.mixed)
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in main memory, such as one that was gathered, where the model takes it."""
+        return tensor.to(self.device, non_blocking=True) if self.travels(tensor) else tensor
+
+    def bring_all(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return several."""
+        return [self.bring(tensor) for tensor in tensors]
+
+
+IN_MEMORY = Placement()
+"""All of it in main memory."""
+
+
+def _send(device: str, _table: nn.Module, _ids: Any, rows: Tensor) -> Tensor:
+    return rows.to(device)

@@ -1,0 +1,192 @@
+"""Batches of the training rows, brought to where a party's model takes them, loaded while it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, Generic, TypeGuard, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.data.source import ArraySource, FeatureSource
+from flower_vfl.nn.placement import Placement
+from flower_vfl.protocol.schedule import Rows, Schedule
+
+LARGE = 2**30
+"""Bytes of the files of a table from which on its rows are read in windows."""
+
+WINDOW = 384 * 2**20
+"""Bytes of a window; two of them are in memory."""
+
+T = TypeVar("T")
+
+
+class Loader:
+    """Loads the batch of a step and, where the model is on a card, that of the next step while the card computes.
+
+    For a card, the next batch is gathered into pinned memory by a thread of its own and copied on a stream of its own.
+    In main memory a gather is so short that a second thread would cost more than it saves. Tables in large files are
+    read in windows, see `Windows`.
+
+    Parameters
+    ----------
+    source : FeatureSource
+        The training rows.
+    schedule : Schedule
+        Which of them make which step.
+    placement : Placement
+        Where the model takes them.
+    ahead : bool, optional
+        Whether the next batch is loaded ahead; by default where the model is on a card.
+    """
+
+    def __init__(
+        self, source: FeatureSource, schedule: Schedule, placement: Placement, *, ahead: bool | None = None
+    ) -> None:
+        self._schedule, self._placement = schedule, placement
+        self._gather = Windows(source, schedule).batch if in_windows(source) else _directly(source, schedule)
+        ahead = placement.on_card if ahead is None else ahead
+        self._stream: torch.cuda.Stream | None = None
+        if ahead and placement.on_card:
+            self._stream = torch.cuda.Stream(placement.device)  # type: ignore[no-untyped-call]
+        self._ahead: _Ahead[_Loaded] | None = _Ahead() if ahead else None
+
+    def batch(self, step: int) -> list[Tensor]:
+        """Return the features of a step's rows, each tensor (B, ...).
+
+        Raises
+        ------
+        DataError
+            When the source cannot gather them.
+        """
+        if self._ahead is None:
+            return self._load(step).tensors
+        return self._ahead.get(self._load, step, _within_epoch(self._schedule, step, 1)).ready()
+
+    def _load(self, step: int) -> _Loaded:
+        gathered = self._gather(step)
+        if self._stream is None:
+            return _Loaded(self._placement.bring_all(gathered))
+        with torch.cuda.stream(self._stream):
+            pinned = (tensor.pin_memory() if self._placement.travels(tensor) else tensor for tensor in gathered)
+            return _Loaded(self._placement.bring_all(pinned), self._stream.record_event())
+
+
+class Windows:
+    """Reads a table in files that may be larger than the memory: the rows of many steps in one pass over the files.
+
+    Rows in random order are nowhere near each other: each would be a page to wait for. So the rows of as many batches
+    as a window holds are read together, from the files' front to their end, by a thread of its own while the window
+    before is used up. What is held is two windows, whatever the size of the table, and nothing of the files.
+
+    Parameters
+    ----------
+    source : ArraySource
+        The training rows.
+    schedule : Schedule
+        Which of them make which step.
+    window : int
+        Bytes of a window.
+    """
+
+    def __init__(self, source: ArraySource, schedule: Schedule, *, window: int = WINDOW) -> None:
+        self._source, self._schedule = source, schedule
+        self._batches = max(1, window // max(1, source.row_bytes * schedule.batch_size))
+        self._ahead = _Ahead[list[NDArray[Any]]]()
+        self._first, self._stored = -1, list[NDArray[Any]]()
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Return the features of a step's rows, each tensor (B, ...).
+
+        Raises
+        ------
+        DataError
+            When the files cannot be read.
+        """
+        epoch = self._schedule.steps_of(self._schedule.epoch_of(step))
+        first = step - (step - epoch.start) % self._batches
+        if first != self._first:
+            self._first, self._stored = -1, []  # it is not held beside the two that follow
+            following = _within_epoch(self._schedule, first, self._batches)
+            self._stored = self._ahead.get(self._read, first, following)
+            self._first = first
+        low = (step - first) * self._schedule.batch_size
+        return self._source.converted([array[low : low + self._schedule.batch_rows(step)] for array in self._stored])
+
+    def _read(self, first: int) -> list[NDArray[Any]]:
+        steps = self._schedule.steps_of(self._schedule.epoch_of(first))
+        last = min(first + self._batches, steps.stop)
+        return self._source.read(np.concatenate([self._schedule.train_batch(step) for step in range(first, last)]))
+
+
+def in_windows(source: FeatureSource) -> TypeGuard[ArraySource]:
+    """Say whether a table lies in files so large that its rows are read in windows."""
+    return isinstance(source, ArraySource) and source.file_bytes > LARGE
+
+
+def gather(source: FeatureSource, rows: Rows, placement: Placement) -> list[Tensor]:
+    """Return the features of any rows where a model takes them; of a table in large files nothing stays mapped."""
+    found = placement.bring_all(source.gather(rows))
+    if in_windows(source):
+        source.let_go()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A batch, and when its copy on a stream of its own is finished."""
+
+    tensors: list[Tensor]
+    copied: torch.cuda.Event | None = None
+
+    def ready(self) -> list[Tensor]:
+        """Return the batch for use on the card's current stream; the processor does not wait for the copy."""
+        for tensor in self.tensors:
+            if self.copied is not None and tensor.is_cuda:
+                used = torch.cuda.current_stream(tensor.device)
+                used.wait_event(self.copied)
+                tensor.record_stream(used)
+        return self.tensors
+
+
+class _Ahead(Generic[T]):
+    """Loads what belongs to a step, and what is asked for next in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._next: tuple[int, Future[T]] | None = None
+
+    def get(self, load: Callable[[int], T], step: int, following: int | None) -> T:
+        """Return what belongs to `step`, and begin with `following`; what goes wrong there is told when it is asked."""
+        waiting, self._next = self._next, None
+        found = waiting[1].result() if waiting is not None and waiting[0] == step else load(step)
+        if following is not None:
+            future: Future[T] = Future()
+            # A daemon: a run that is ended does not wait for it.
+            Thread(target=_fulfil, args=(future, load, following), name="loader", daemon=True).start()
+            self._next = (following, future)
+        return found
+
+
+def _fulfil(future: Future[T], load: Callable[[int], T], step: int) -> None:
+    try:
+        future.set_result(load(step))
+    except Exception as error:  # noqa: BLE001 # whoever waits for it gets it
+        future.set_exception(error)
+
+
+def _directly(source: FeatureSource, schedule: Schedule) -> Callable[[int], Sequence[Tensor]]:
+    return lambda step: source.gather(schedule.train_batch(step))
+
+
+def _within_epoch(schedule: Schedule, step: int, more: int) -> int | None:
+    """Return so many steps later, in the same epoch.
+
+    The order of the next epoch's rows would have to be held beside that of this one, and for tables of many million
+    rows it is as large as the rest of the process.
+    """
+    return step + more if step + more in schedule.steps_of(schedule.epoch_of(step)) else None
