@@ -38,7 +38,6 @@ SCHEMA = pa.schema(
         ("value", pa.float64()),
     ]
 )
-NO_PERIODS = SCHEMA.empty_table()
 _LEAKS = ("auc", "monitor_auc")
 _NEXT, _TEST = "next_", "test_"
 
@@ -96,7 +95,7 @@ def read_periods(folder: Path) -> pa.Table:
     """
     path = folder / PERIODS
     if not path.exists():
-        return NO_PERIODS
+        return SCHEMA.empty_table()  # not made on import: Arrow would import pandas for it, where that is installed
     try:
         table = pq.read_table(path, columns=SCHEMA.names).select(SCHEMA.names).cast(SCHEMA)
         table.validate(full=True)

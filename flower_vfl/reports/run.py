@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.apps.periods import NO_PERIODS, read_periods
+from flower_vfl.apps.periods import SCHEMA as PERIODS_SCHEMA
+from flower_vfl.apps.periods import read_periods
 from flower_vfl.errors import InputError
 from flower_vfl.tracking import SCHEMA, STEPS, read_embeddings, read_snapshots, read_steps
 
@@ -39,7 +40,7 @@ class Run:
     steps: pa.Table
     snapshots: Mapping[int, Values] = field(default_factory=dict)
     embeddings: Sequence[Embeddings] = ()
-    periods: pa.Table = field(default_factory=lambda: NO_PERIODS)
+    periods: pa.Table = field(default_factory=PERIODS_SCHEMA.empty_table)
 
     @property
     def name(self) -> str:
