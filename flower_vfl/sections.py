@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -197,6 +197,10 @@ class AttackConfig(Section):
         description="layers of their own models that attackers look at; empty: the cut and what the model watches",
     )
     every: int = Field(default=1, ge=1, description="log each so many steps")
+    positives: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list,
+        description="classes that gradient attacks look for, in turn; empty: class 1 of two classes, each of more",
+    )
     monitor: bool = Field(default=True, description="the label party attacks its own outgoing messages")
     audit: bool = Field(default=True, description="in a simulation, true labels go to the attackers' scorers")
     max_leak: float = Field(

@@ -16,7 +16,6 @@ from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import embed, embedding_shape
 from flower_vfl.parties.label import LabelParty, adds_to_logits
 from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.checkpointing import MODEL, Checkpointing
@@ -96,7 +95,7 @@ def build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:
     return LeakageMonitor(
         [*base.parties, *base.config.parties.coalitions(base.parties)],
         base.attacks,
-        AuditLabels.of(base.labels.train),
+        base.audit_labels,
         defended=bool(strategy.chain()),
         recorder=base.observer,
         every=attack.every,

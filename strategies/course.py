@@ -14,7 +14,7 @@ from flower_vfl.attacks import InferenceAttack
 from flower_vfl.metrics import Embeddings, compact, sample_rows
 from flower_vfl.metrics.embeddings import READ, RECEIVED
 from flower_vfl.parties.label import LabelParty
-from flower_vfl.parties.scoring import AuditLabels, Oracle
+from flower_vfl.parties.scoring import Oracle
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.arrivals import check_fit, read_report, send_audit
@@ -101,7 +101,7 @@ class _Course:
             monitor=self._monitor,
             observer=base.observer,
             outcome=base.outcome,
-            oracle=Oracle(base.watching, AuditLabels.of(base.labels.train), base.config.attack.every),
+            oracle=Oracle(base.watching, base.audit_labels, base.config.attack.every),
             audited=self._audited,
             sample=_sample(base),
         )

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_vfl.attacks import Attack, make_attacks
+from flower_vfl.attacks import Attack, InferenceAttack, make_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable
 from flower_vfl.data.periods import Periods
@@ -116,19 +116,23 @@ class VerticalStrategy(HookedStrategy):
     def _check_attacks(self) -> None:
         """Refuse attacks that this data cannot be attacked with."""
         classes = self.labels.classes
-        binary = [attack.label for attack in self.watching]
+        binary = [a.label for a in self.attacks if isinstance(a, InferenceAttack) and a.reads == "scores"]
         if binary and classes != 2:
             raise ConfigError(
-                f"{', '.join(binary)} read two classes, this data has {classes}; attack.names may hold clustering and "
-                "model_completion, or be []"
+                f"{', '.join(binary)} can tell two classes in embeddings, this data has {classes}; take clustering and "
+                "model_completion, and any attack on gradients"
             )
+        positives = self.config.attack.positives
+        if not all(positive < classes for positive in positives):
+            raise ConfigError(f"attack.positives is {positives}; classes of this data are 0 to {classes - 1}")
         if self.attacks and classes > AuditLabels.CLASSES:
             raise ConfigError(f"attacks read {AuditLabels.CLASSES} classes at most, this data has {classes}")
-        if self.config.attack.max_leak < 1.0 and not binary:
+        if self.config.attack.max_leak < 1.0 and not any(attack.reads == "scores" for attack in self.watching):
             raise ConfigError("attack.max_leak is measured by attacks that look while training: name one, such as norm")
+        audit, counts = self.audit_labels, np.bincount(self.labels.train.astype(np.int64), minlength=classes)
         check_side_information(
             self.watching,
-            positives=int(np.count_nonzero(self.labels.train)),
+            positives=min(int(counts[audit.positive(turn)]) for turn in range(classes)),
             batch_size=self.config.training.batch_size,
         )
         check_trained_attacks(
@@ -137,6 +141,11 @@ class VerticalStrategy(HookedStrategy):
             classes=classes,
             test_rows=len(self.labels.test),
         )
+
+    @property
+    def audit_labels(self) -> AuditLabels:
+        """The true labels, for who measures attacks."""
+        return AuditLabels.of(self.labels.train, classes=self.labels.classes, positives=self.config.attack.positives)
 
     @property
     def watching(self) -> list[Attack]:

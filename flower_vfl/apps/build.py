@@ -142,6 +142,7 @@ def build_feature_party(
         defended=bool(config.defenses),
         recorder=recorder,
         every=config.attack.every,
+        positives=config.attack.positives,
         **shared,
     )
 

@@ -9,6 +9,7 @@ from flower_vfl.attacks.base import NOTHING, Attack, AttackMethod, SideInformati
 from flower_vfl.attacks.clustering import ClusteringAttack
 from flower_vfl.attacks.cosine import CosineAttack
 from flower_vfl.attacks.direction_count import DirectionCountAttack
+from flower_vfl.attacks.gradient_clustering import GradientClusteringAttack
 from flower_vfl.attacks.hint import HintAttack
 from flower_vfl.attacks.inference import InferenceAttack, Leaked, TrainedView
 from flower_vfl.attacks.inner_product import InnerProductAttack
@@ -27,6 +28,7 @@ _GRADIENTS: tuple[type[AttackMethod], ...] = (
     InnerProductAttack,
     DirectionCountAttack,
     HintAttack,
+    GradientClusteringAttack,
 )
 _EMBEDDINGS: tuple[type[AttackMethod], ...] = (SpectralAttack, ClusteringAttack, ModelCompletionAttack)
 
@@ -86,6 +88,7 @@ __all__ = [
     "ClusteringAttack",
     "CosineAttack",
     "DirectionCountAttack",
+    "GradientClusteringAttack",
     "HintAttack",
     "InferenceAttack",
     "InnerProductAttack",

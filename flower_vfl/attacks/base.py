@@ -9,7 +9,7 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,9 @@ KINDS: Mapping[str, str] = {
 }
 """What an attack can be told about the last step at one layer, by the name that `Attack.needs` declares."""
 
+Reads: TypeAlias = Literal["scores", "classes", "logits", "clusters"]
+"""What an attack says of the attacked rows."""
+
 
 def _nobody() -> NDArray[np.int64]:
     return np.empty(0, dtype=np.int64)
@@ -46,6 +49,8 @@ class SideInformation:
     left_out
         (n,) positions in the batch of the examples that supplied it. Who measures the attack leaves them out: to
         recognise what one was told is no attack.
+    classes
+        Number of classes; every party knows it.
 
     Examples
     --------
@@ -57,6 +62,7 @@ class SideInformation:
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     left_out: NDArray[np.int64] = field(default_factory=_nobody)
+    classes: int = 2
 
     def tensor(self, name: str) -> Tensor:
         """Return what was told under a name.
@@ -127,7 +133,12 @@ class Attack(AttackMethod):
     ----------
     needs
         Names of the side information that must be given to `score`: ``"reference"`` or ``"hints"``, see `KINDS`.
+    reads
+        What `score` returns: ``"scores"``, or ``"clusters"``, groups without names. Of more than two classes, scores
+        are for one against the rest; which one is the positive class the scorer says, by the side information.
     """
+
+    reads: ClassVar[Reads] = "scores"
 
     @property
     def hints(self) -> int:
@@ -150,5 +161,6 @@ class Attack(AttackMethod):
         Returns
         -------
         Tensor
-            (B,), higher means more likely positive; never NaN for finite gradients.
+            (B,), higher means more likely positive; never NaN for finite gradients. Of clusters, whole numbers below
+            the number of classes, ``side.classes``.
         """

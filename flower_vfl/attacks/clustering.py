@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from flower_vfl.attacks.inference import InferenceAttack, Reads, TrainedView
+from flower_vfl.attacks.base import Reads
+from flower_vfl.attacks.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.rows import as_rows, normalised, raw_features
 from flower_vfl.metrics import ArgumentError
 from flower_vfl.metrics.arrays import as_numpy

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from flower_vfl.attacks.base import AttackMethod
+from flower_vfl.attacks.base import AttackMethod, Reads
 from flower_vfl.metrics import ArgumentError
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 LEAKED = "leaked"
 """The one thing that an attack on the trained model can declare in `needs`: labelled examples, see `Leaked`."""
-
-Reads: TypeAlias = Literal["scores", "classes", "logits", "clusters"]
-"""What an attack on the trained model says of the attacked rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

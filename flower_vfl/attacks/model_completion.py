@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from flower_vfl.attacks.inference import LEAKED, InferenceAttack, Reads, TrainedView, classes_of
+from flower_vfl.attacks.base import Reads
+from flower_vfl.attacks.inference import LEAKED, InferenceAttack, TrainedView, classes_of
 from flower_vfl.attacks.rows import normalised
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError

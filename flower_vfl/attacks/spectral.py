@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from flower_vfl.attacks.base import NOTHING, Attack, SideInformation
-from flower_vfl.attacks.inference import InferenceAttack, Reads, TrainedView
+from flower_vfl.attacks.base import NOTHING, Attack, Reads, SideInformation
+from flower_vfl.attacks.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.rows import as_rows, narrowed, normalised, raw_features
 
 if TYPE_CHECKING:

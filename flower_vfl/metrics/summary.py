@@ -69,10 +69,23 @@ class LeakSummary:
     one_class_steps: int = field(default=0, init=False)
     values: array[float] = field(default_factory=lambda: array("d"), init=False, repr=False)
     errors: array[float] = field(default_factory=lambda: array("d"), init=False, repr=False)
+    nulls: array[float] = field(default_factory=lambda: array("d"), init=False, repr=False)
     class_counts: Counter[tuple[int, int]] = field(default_factory=Counter, init=False, repr=False)
 
-    def add(self, value: float, negatives: int, positives: int, detection_error: float = math.nan) -> None:
-        """Take in one step: the attack's value (NaN where the batch has one class) and what the batch was made of."""
+    def add(
+        self,
+        value: float,
+        negatives: int,
+        positives: int,
+        detection_error: float = math.nan,
+        null: float = math.nan,
+    ) -> None:
+        """Take in one step: the attack's value (NaN where the batch has one class) and what the batch was made of.
+
+        `null` is what knowing nothing reached in this very step, where that does not follow from the class counts.
+        """
+        if not math.isnan(null):
+            self.nulls.append(null)
         if not math.isnan(detection_error):
             self.errors.append(detection_error)
         if math.isnan(value):
@@ -90,7 +103,8 @@ class LeakSummary:
         belong to attacks that are compared with training alone.
         """
         values, errors = np.array(self.values), np.array(self.errors)
-        null = null_quantile(self.class_counts.elements()) if self.metric == "auc" else math.nan
+        by_chance = self.metric == "auc"
+        null = null_quantile(self.class_counts.elements()) if by_chance else nearest_rank(self.nulls)
         return {
             "attack": self.attack,
             "params": dict(self.params),

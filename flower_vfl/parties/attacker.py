@@ -78,6 +78,8 @@ class Attacker(FeatureParty):
         Where leak AUCs go.
     every : int
         Score each so many steps.
+    positives : Sequence[int]
+        Classes that attacks on gradients look for, see `AuditLabels`.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Attacker(FeatureParty):
         defended: bool = False,
         recorder: Recorder | None = None,
         every: int = 1,
+        positives: Sequence[int] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -109,8 +112,8 @@ class Attacker(FeatureParty):
         for layer, module in watched.items():
             module.register_forward_hook(self._seen.watch(layer))
         self._layers = {layer: watched.get(layer) for layer in layers or ["cut", *watched]}
-        self._audit, self._test_audit = AuditLabels(len(self._table.train)), AuditLabels(len(self._table.test))
-        self._classes = 0
+        self._audit = AuditLabels(len(self._table.train), positives=positives)
+        self._test_audit = AuditLabels(len(self._table.test))
         self._scorer = Scorer(
             [attack for attack in attacks if isinstance(attack, Attack)],
             list(self._layers),
@@ -244,11 +247,8 @@ class Attacker(FeatureParty):
         piece = frame.tensors.get("labels")
         if piece is None or piece.dtype != torch.uint8 or piece.dim() != 1:
             raise ProtocolError("an audit frame carries labels of one byte each")
-        if frame.fields.get("table") == "test":
-            self._classes = frame.integer("classes")
-            self._test_audit.fill(offset, piece)
-        else:
-            self._audit.fill(offset, piece)
+        audit = self._test_audit if frame.fields.get("table") == "test" else self._audit
+        audit.fill(offset, piece, classes=frame.integer("classes"))
         return None
 
     def settle(self) -> None:
@@ -270,7 +270,7 @@ class Attacker(FeatureParty):
             return []
         scorer = TrainedScorer(
             labels,
-            self._classes,
+            self._test_audit.classes,
             party=self.name,
             source="attacker",
             defended=self._defended,
@@ -279,7 +279,12 @@ class Attacker(FeatureParty):
             epoch=self._schedule.epoch_of(max(self._next_step - 1, 0)),
         )
         model = TrainedModel(
-            self.bottom, self._table, self._audit.numbers, self._classes, self._fresh, placement=self._placement
+            self.bottom,
+            self._table,
+            self._audit.numbers,
+            self._test_audit.classes,
+            self._fresh,
+            placement=self._placement,
         )
         return model.entries(self._trained_attacks, self._layers, scorer)
 
@@ -289,16 +294,15 @@ class Attacker(FeatureParty):
             name: torch.from_numpy(audit.numbers) if audit.complete else None
             for name, audit in (("audit", self._audit), ("test_audit", self._test_audit))
         }
-        return {**super().state(), "scores": self._scorer.state(), **audits, "classes": self._classes}
+        return {**super().state(), "scores": self._scorer.state(), **audits, "classes": self._audit.classes}
 
     def restore(self, state: Any) -> None:
         """Go on from what `state` returned."""
         super().restore(state)
         self._scorer.restore(state["scores"])
-        self._classes = state["classes"]
         for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):
             if state[name] is not None and not audit.complete:
-                audit.fill(0, state[name])
+                audit.fill(0, state[name], classes=state["classes"])
 
 
 def _holds(gradient: Tensor | None, row: int, clean: Tensor) -> bool:

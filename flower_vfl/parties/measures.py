@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_vfl.attacks.base import Reads
 from flower_vfl.attacks.clustering import matched_accuracy, matched_balanced_accuracy
-from flower_vfl.attacks.inference import Reads, classes_of
+from flower_vfl.attacks.inference import classes_of
 from flower_vfl.metrics import (
     ArgumentError,
     auc_interval,

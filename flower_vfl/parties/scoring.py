@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from array import array
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,15 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, SideInformation
+from flower_vfl.attacks.base import HINTS, KINDS, REFERENCE, Attack, SideInformation
+from flower_vfl.attacks.clustering import matched_accuracy
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import separation
 from flower_vfl.metrics.arrays import as_numpy
-from flower_vfl.metrics.summary import LeakSummary, nearest_rank
+from flower_vfl.metrics.summary import nearest_rank
+from flower_vfl.parties.summaries import StepLeaks
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import Transcript
-from flower_vfl.registry import from_elsewhere
 
 _log = logging.getLogger(__name__)
 _DRAWS = {REFERENCE: 1, HINTS: 2, LEAKED: 3}
@@ -59,6 +58,8 @@ class AuditLabels:
     ----------
     rows : int
         Rows of the training table.
+    positives : Sequence[int]
+        Classes that attacks look for, one a scored step, in turn; empty: class 1 of two classes, each of more.
     """
 
     PIECE = 32_768
@@ -67,25 +68,28 @@ class AuditLabels:
     CLASSES = 256
     """Class numbers that a label, one byte, can hold."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, positives: Sequence[int] = ()) -> None:
         self._labels = np.zeros(rows, dtype=np.uint8)
-        self._filled = 0
+        self._filled, self._positives, self.classes = 0, positives, 2
 
     @classmethod
-    def of(cls, labels: NDArray[Any]) -> AuditLabels:
+    def of(cls, labels: NDArray[Any], *, classes: int = 2, positives: Sequence[int] = ()) -> AuditLabels:
         """Wrap labels that are at hand."""
-        audit = cls(0)
-        audit._labels, audit._filled = labels, len(labels)
+        audit = cls(0, positives=positives)
+        audit._labels, audit._filled, audit.classes = labels, len(labels), classes
         return audit
 
-    def fill(self, offset: int, piece: torch.Tensor) -> None:
+    def fill(self, offset: int, piece: torch.Tensor, *, classes: int) -> None:
         """Put in one piece; pieces come in their order.
 
         Raises
         ------
         ProtocolError
-            When it does not follow the last piece.
+            When it does not follow the last piece, and for a number of classes that cannot be.
         """
+        if not 2 <= classes <= self.CLASSES:
+            raise ProtocolError(f"audit labels of {classes} classes came; 2 to {self.CLASSES} are possible")
+        self.classes = classes
         if offset != self._filled or offset + len(piece) > len(self._labels):
             raise ProtocolError(f"audit labels from row {offset} came, row {self._filled} was next")
         self._labels[offset : offset + len(piece)] = piece.numpy()
@@ -101,10 +105,14 @@ class AuditLabels:
         """Whether all labels are there."""
         return self._filled == len(self._labels)
 
-    def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which rows of a batch are positive, (B,)."""
-        positive: NDArray[np.bool_] = self._labels.take(rows) == 1
-        return positive
+    def positive(self, turn: int) -> int:
+        """Return the class that is looked for in a scored step, the first of which is turn 0."""
+        turns = self._positives or ((1,) if self.classes == 2 else range(self.classes))
+        return turns[turn % len(turns)]
+
+    def at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the class numbers of the rows of a batch, (B,)."""
+        return self._labels.take(rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,7 +235,8 @@ class Oracle:
         """
         if not self._wanted or step % self._every:
             return {}
-        positives = draw_positives(self._labels.at(rows), step, REFERENCE)
+        positive = self._labels.positive(step // self._every)
+        positives = draw_positives(self._labels.at(rows) == positive, step, REFERENCE)
         if not positives.size:
             return {}
         row = int(positives[0])
@@ -240,7 +249,8 @@ class _Scored:
 
     step: int
     epoch: int
-    labels: NDArray[np.bool_]
+    labels: NDArray[Any]
+    positive: int
     scores: list[tuple[NDArray[Any], NDArray[np.int64]] | None]
 
 
@@ -292,13 +302,10 @@ class Scorer:
         view: str = "",
     ) -> None:
         self._labels, self._recorder, self._every, self._party = labels, recorder, every, party
-        prefix = view or ("" if source == "attacker" else "monitor")
-        self._metrics = [f"{prefix}_{name}".lstrip("_") for name in ("auc", "detection_error")]
+        self._prefix = view or ("" if source == "attacker" else "monitor")
         self._warned: set[str] = set()
-        self._summaries = [
-            (attack, LeakSummary(attack.name, party, layer, attack.params, source=source, defended=defended))
-            for attack in attacks
-            for layer in layers
+        self._leaks = [
+            StepLeaks(attack, party, layer, source=source, defended=defended) for attack in attacks for layer in layers
         ]
         self._epoch: tuple[int, list[list[float]]] = (-1, [])
         self._hinted = any(HINTS in attack.needs for attack in attacks)
@@ -311,17 +318,18 @@ class Scorer:
         trace = transcript.last
         if trace.step % self._every:
             return
-        labels = self._labels.at(trace.rows)
+        labels, positive = self._labels.at(trace.rows), self._labels.positive(trace.step // self._every)
+        nothing = SideInformation(classes=self._labels.classes)
         # An attack with k hints knows the first k positives, at every layer the same.
-        hinted = draw_positives(labels, trace.step, HINTS) if self._hinted else NOTHING.left_out
+        hinted = draw_positives(labels == positive, trace.step, HINTS) if self._hinted else nothing.left_out
         scores: list[tuple[NDArray[Any], NDArray[np.int64]] | None] = []
-        for attack, summary in self._summaries:
-            side = self._tell(attack, summary.layer, transcript, reference, hinted)
+        for leaks in self._leaks:
+            side = self._tell(leaks, transcript, reference, hinted) if leaks.attack.needs else nothing
             if side is None:
                 scores.append(None)
             else:
-                scores.append((as_numpy(attack.score(transcript, summary.layer, side)), side.left_out))
-        self._waiting.append(_Scored(trace.step, trace.epoch, labels, scores))
+                scores.append((as_numpy(leaks.attack.score(transcript, leaks.layer, side)), side.left_out))
+        self._waiting.append(_Scored(trace.step, trace.epoch, labels, positive, scores))
         if len(self._waiting) >= self._together:
             self.settle()
 
@@ -333,40 +341,54 @@ class Scorer:
 
     def _compare(self, scored: _Scored) -> None:
         if scored.epoch != self._epoch[0]:
-            self._epoch = (scored.epoch, [[] for _ in self._summaries])
-        labels = scored.labels
+            self._epoch = (scored.epoch, [[] for _ in self._leaks])
+        labels = scored.labels == scored.positive
         positives = int(np.count_nonzero(labels))
         values = []
-        for (attack, summary), found, seen in zip(self._summaries, scored.scores, self._epoch[1], strict=True):
+        for leaks, found, seen in zip(self._leaks, scored.scores, self._epoch[1], strict=True):
+            if leaks.attack.reads == "clusters":
+                self._compare_groups(leaks, scored, found)
+                continue
             value, error = (math.nan, math.nan) if found is None else _measure(*found, labels)
             told = 0 if found is None else len(found[1])
-            summary.add(value, len(labels) - positives, positives - told, error)
-            for metric, number in zip(self._metrics, (value, error), strict=True):
-                self._recorder.add(
-                    step=scored.step,
-                    epoch=scored.epoch,
-                    party=self._party,
-                    layer=summary.layer,
-                    attack=attack.label,
-                    metric=metric,
-                    value=number,
-                )
+            leaks.add(scored.positive, value, len(labels) - positives, positives - told, error)
+            self._record(leaks, scored, auc=value, detection_error=error)
             if not math.isnan(value):
                 seen.append(value)
                 values.append(value)
         self.latest = max(values, default=math.nan)
 
+    def _compare_groups(
+        self, leaks: StepLeaks, scored: _Scored, found: tuple[NDArray[Any], NDArray[np.int64]] | None
+    ) -> None:
+        """Measure groups without names, and the same groups given to the rows in random order."""
+        value = null = math.nan
+        if found is not None and len(np.unique(scored.labels)) > 1:
+            kept = np.setdiff1d(np.arange(len(scored.labels)), found[1])
+            groups, labels = found[0][kept], scored.labels[kept]
+            shuffled = np.random.default_rng(scored.step).permutation(groups)
+            value, null = (matched_accuracy(g, labels, classes=self._labels.classes) for g in (groups, shuffled))
+        counts = np.bincount(scored.labels.astype(np.int64))
+        leaks.add(0, value, len(scored.labels) - int(counts.max()), int(counts.max()), null=null)
+        self._record(leaks, scored, accuracy=value, accuracy_null=null)
+
+    def _record(self, leaks: StepLeaks, scored: _Scored, **values: float) -> None:
+        for name, value in values.items():
+            self._recorder.add(
+                step=scored.step,
+                epoch=scored.epoch,
+                party=self._party,
+                layer=leaks.layer,
+                attack=leaks.attack.label,
+                metric=f"{self._prefix}_{name}".lstrip("_"),
+                value=value,
+            )
+
     def _tell(
-        self,
-        attack: Attack,
-        layer: str,
-        transcript: Transcript,
-        reference: Reference | None,
-        hinted: NDArray[np.int64],
+        self, leaks: StepLeaks, transcript: Transcript, reference: Reference | None, hinted: NDArray[np.int64]
     ) -> SideInformation | None:
         """Return what the attack declares that it needs; None where the batch does not have it."""
-        if not attack.needs:
-            return NOTHING
+        attack, layer = leaks.attack, leaks.layer
         tensors: dict[str, torch.Tensor] = {}
         left_out: list[int] = []
         if HINTS in attack.needs and len(hinted) >= attack.hints:
@@ -377,7 +399,7 @@ class Scorer:
             tensors[REFERENCE] = reference.gradients[layer]
             left_out.append(reference.row)
         if tensors.keys() >= attack.needs:
-            return SideInformation(tensors, np.array(sorted(set(left_out))))
+            return SideInformation(tensors, np.array(sorted(set(left_out))), self._labels.classes)
         if attack.label not in self._warned:  # once is enough: the count stands in the result
             self._warned.add(attack.label)
             _log.warning(
@@ -402,10 +424,7 @@ class Scorer:
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry an attack and layer for `result.json`."""
         self.settle()
-        return [
-            {**summary.result(), "label": attack.label, **from_elsewhere(type(attack))}
-            for attack, summary in self._summaries
-        ]
+        return [leaks.result() for leaks in self._leaks]
 
     def state(self) -> dict[str, Any]:
         """Return what was measured so far, as plain values."""
@@ -413,7 +432,7 @@ class Scorer:
         return {
             "epoch": list(self._epoch),
             "latest": self.latest,
-            "summaries": [_summary_state(summary) for _, summary in self._summaries],
+            "summaries": [leaks.state() for leaks in self._leaks],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -421,26 +440,8 @@ class Scorer:
         self._waiting = []
         epoch, seen = state["epoch"]
         self._epoch, self.latest = (epoch, [list(values) for values in seen]), state["latest"]
-        for (_, summary), entry in zip(self._summaries, state["summaries"], strict=True):
-            _restore_summary(summary, entry)
-
-
-def _summary_state(summary: LeakSummary) -> dict[str, Any]:
-    """Return what a summary has collected; a value a step is too much for JSON."""
-    counts = [[n, p, times] for (n, p), times in summary.class_counts.items()]
-    return {
-        "values": torch.from_numpy(np.array(summary.values)),
-        "errors": torch.from_numpy(np.array(summary.errors)),
-        "one_class_steps": summary.one_class_steps,
-        "class_counts": torch.tensor(counts, dtype=torch.int64).reshape(-1, 3),
-    }
-
-
-def _restore_summary(summary: LeakSummary, state: Mapping[str, Any]) -> None:
-    summary.values = array("d", state["values"].tolist())
-    summary.errors = array("d", state["errors"].tolist())
-    summary.one_class_steps = state["one_class_steps"]
-    summary.class_counts = Counter({(n, p): times for n, p, times in state["class_counts"].tolist()})
+        for leaks, entry in zip(self._leaks, state["summaries"], strict=True):
+            leaks.restore(entry)
 
 
 def _measure(scores: NDArray[Any], left_out: NDArray[np.int64], labels: NDArray[np.bool_]) -> tuple[float, float]:

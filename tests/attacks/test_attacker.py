@@ -34,7 +34,7 @@ def make_attacker(*, simulation=True, layers=(), in_flight=1, bottom=None, attac
     )  # fmt: skip
     if simulation:
         labels = torch.from_numpy(TABLE.target.train).to(torch.uint8)
-        attacker.handle(Frame(Kind.AUDIT, fields={"offset": 0}, tensors={"labels": labels}))
+        attacker.handle(Frame(Kind.AUDIT, fields={"offset": 0, "classes": 2}, tensors={"labels": labels}))
     return attacker
 
 

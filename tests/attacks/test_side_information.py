@@ -119,7 +119,7 @@ def test_a_batch_with_too_few_positives_is_counted_and_told_once(caplog):
 def test_chance_is_that_of_the_rows_that_were_scored():
     scorer, _ = scorer_of(HintAttack(k=3), NormAttack())
     scorer.score(transcript_of(cut=gradients(shape=(10, 3))))
-    counts = [dict(summary.class_counts) for _, summary in scorer._summaries]
+    counts = [dict(leaks.whole.class_counts) for leaks in scorer._leaks]
     assert counts == [{(6, 1): 1}, {(6, 4): 1}]
 
 

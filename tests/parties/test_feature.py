@@ -196,7 +196,7 @@ def make_attacker(**more):
 
 def audit_frame(rows=100):
     labels = torch.from_numpy(toy_data(rows=100, test_rows=20, parties=1).target.train[:rows]).to(torch.uint8)
-    return Frame(Kind.AUDIT, fields={"offset": 0}, tensors={"labels": labels})
+    return Frame(Kind.AUDIT, fields={"offset": 0, "classes": 2}, tensors={"labels": labels})
 
 
 def test_a_deployed_attacker_refuses_labels_and_scores_nothing():
@@ -230,7 +230,7 @@ def test_audit_labels_that_skip_rows_are_refused():
     attacker = make_attacker(simulation=True)
     piece = audit_frame().tensors["labels"][:10]
     with pytest.raises(ProtocolError, match="row 0 was next"):
-        attacker.handle(Frame(Kind.AUDIT, fields={"offset": 5}, tensors={"labels": piece}))
+        attacker.handle(Frame(Kind.AUDIT, fields={"offset": 5, "classes": 2}, tensors={"labels": piece}))
 
 
 def test_the_first_layer_gradient_is_the_one_that_autograd_gives():

@@ -1,0 +1,106 @@
+"""What one attack read at one layer over the steps of a run: altogether and, where classes take turns, of each."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from flower_vfl.attacks.base import Attack
+from flower_vfl.metrics.summary import LeakSummary
+from flower_vfl.parties.measures import ACCURACY, AUC
+from flower_vfl.registry import from_elsewhere
+
+_SHOWN = ("q95", "q95_null", "mean", "max", "steps", "one_class_steps")
+
+
+class StepLeaks:
+    """Collects what an attack read in each step.
+
+    Parameters
+    ----------
+    attack : Attack
+        What is run; scores are measured by their AUC, groups by the accuracy of their best assignment to classes.
+    party, layer, source, defended
+        As for `LeakSummary`.
+    """
+
+    def __init__(self, attack: Attack, party: str, layer: str, *, source: str, defended: bool) -> None:
+        self.attack, self.layer = attack, layer
+        metric = AUC if attack.reads == "scores" else ACCURACY
+        self._make = partial(
+            LeakSummary, attack.name, party, layer, attack.params, metric=metric, source=source, defended=defended
+        )
+        self.whole = self._make()
+        self._by_class: dict[int, LeakSummary] = {}
+
+    def add(
+        self,
+        positive: int,
+        value: float,
+        negatives: int,
+        positives: int,
+        detection_error: float = math.nan,
+        null: float = math.nan,
+    ) -> None:
+        """Take in one step in which one class was looked for, see `LeakSummary.add`."""
+        for summary in (self.whole, self._by_class.setdefault(positive, self._make())):
+            summary.add(value, negatives, positives, detection_error, null)
+
+    def result(self) -> dict[str, Any]:
+        """Return the entry for `result.json`.
+
+        Where several classes were looked for, ``by_class`` has what was read of each, ``worst_class`` the one of which
+        the most was (by q95), and ``macro_q95`` is the mean of their q95. The numbers beside them are over all steps.
+        """
+        entry = {**self.whole.result(), "label": self.attack.label, **from_elsewhere(type(self.attack))}
+        if len(self._by_class) < 2 or self.whole.metric != AUC:
+            return entry
+        each = []
+        for positive, summary in sorted(self._by_class.items()):
+            found = summary.result()
+            each.append({"class": positive, **{key: found[key] for key in _SHOWN}})
+        read = [one for one in each if one["q95"] is not None]
+        return {
+            **entry,
+            "by_class": each,
+            "worst_class": max(read, key=lambda one: float(one["q95"]), default=None),
+            "macro_q95": float(np.mean([one["q95"] for one in read])) if read else None,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return what was collected so far; a value a step is too much for JSON."""
+        by_class = {str(positive): _state(summary) for positive, summary in self._by_class.items()}
+        return {**_state(self.whole), "by_class": by_class}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        _restore(self.whole, state)
+        self._by_class = {int(positive): self._make() for positive in state["by_class"]}
+        for positive, summary in self._by_class.items():
+            _restore(summary, state["by_class"][str(positive)])
+
+
+def _state(summary: LeakSummary) -> dict[str, Any]:
+    counts = [[n, p, times] for (n, p), times in summary.class_counts.items()]
+    return {
+        **{name: torch.from_numpy(np.array(getattr(summary, name))) for name in _ARRAYS},
+        "one_class_steps": summary.one_class_steps,
+        "class_counts": torch.tensor(counts, dtype=torch.int64).reshape(-1, 3),
+    }
+
+
+def _restore(summary: LeakSummary, state: Mapping[str, Any]) -> None:
+    for name in _ARRAYS:
+        setattr(summary, name, array("d", state[name].tolist()))
+    summary.one_class_steps = state["one_class_steps"]
+    summary.class_counts = Counter({(n, p): times for n, p, times in state["class_counts"].tolist()})
+
+
+_ARRAYS = ("values", "errors", "nulls")
