@@ -1,7 +1,8 @@
 """Marvell: the Gaussian noise on cut gradients that hides labels best for its power [L22 section 4.2, A.4].
 
 `marvell_solver` finds the optimal noise, `marvell_estimates` learns the two classes from batches; here the noise is
-drawn, and the strategy decides what happens to a batch that cannot be protected by itself.
+drawn, and the strategy decides what happens to a batch that cannot be protected by itself. For more than two classes
+`marvell_classes` finds the noise, and `marvell_many` learns the classes and draws it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
-from flower_vfl.metrics import auc_bound
+from flower_vfl.metrics import accuracy_bound, auc_bound, one_against_rest_bound
 from flower_vfl.parties.label import Log
+from flower_vfl.strategies import marvell_many
 from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.marvell_classes import ClassNoise
 from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, estimate, working
+from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
 from flower_vfl.strategies.noise import Noise, NoiseDefense
 
@@ -114,7 +118,8 @@ def _draw(g: Tensor, y: Tensor, classes: Classes, spectrum: NoiseSpectrum[float]
 class Marvell(NoiseDefense):
     """Optimal Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
 
-    The strength is one of four; none given means s = 4.
+    The strength is one of four; none given means s = 4. Of more than two classes, s is relative to the mean squared
+    distance of two class means, and the two targets hold for any two of them, and so for one against the rest.
 
     A batch that cannot be estimated from (one class only, one row) gets the noise that the running estimates of the
     latest batches ask for. Where there are none yet, and where a value is not finite, zeros are sent instead of the
@@ -126,9 +131,9 @@ class Marvell(NoiseDefense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps; its labels must be of two classes.
+        What it wraps.
     s : float
-        Power of the noise relative to the squared distance of the class means, at least 0.
+        Power of the noise relative to the (mean) squared distance of the class means, at least 0.
     P : float
         Power of the noise itself, the mean squared norm of a row's noise, at least 0.
     sum_kl : float
@@ -145,7 +150,6 @@ class Marvell(NoiseDefense):
     """
 
     name: ClassVar[str] = "marvell"
-    two_classes_only: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
 
     def __init__(
@@ -162,7 +166,7 @@ class Marvell(NoiseDefense):
         super().__init__(strategy, scope=scope, rho=rho)
         given = {"s": s, "P": P, "sum_kl": sum_kl, "detection_error": detection_error}
         self.strength, self.value = _strength({name: value for name, value in given.items() if value is not None})
-        self._estimates: dict[str, RunningEstimates] = {}
+        self._estimates: dict[str, RunningEstimates | ManyEstimates] = {}
         self._turns: Iterator[str] = iter(())
 
     @property
@@ -179,9 +183,12 @@ class Marvell(NoiseDefense):
         """Add the noise and log its mean power, the divergence before and after, and the bound on any attack's AUC.
 
         `sum_kl_before` and `sum_kl_after` are inf where nothing is known of the classes, and where they do not spread
-        and no noise hides that.
+        and no noise hides that. Of more than two classes they are the largest ones of two classes; the bound is on the
+        AUC of any class against the rest, and one on the accuracy of any attack stands beside it.
         """
-        estimates = self._estimates.setdefault(next(self._turns, ""), RunningEstimates())
+        estimates = self._estimates.setdefault(next(self._turns, ""), self._nothing_known())
+        if isinstance(estimates, ManyEstimates):
+            return self._perturb_many(g, y, estimates)
         if not g.numel():
             return g.clone(), _report(0.0, 0.0, 0.0)
         fallback = False
@@ -202,6 +209,38 @@ class Marvell(NoiseDefense):
         power = spectrum.power(classes.d, share) * classes.unit**2
         noisy = _draw(g, y, classes, spectrum, self.noise(g))
         return noisy, _report(power, before, spectrum.sum_kl, fallback=fallback)
+
+    def _perturb_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates) -> tuple[Tensor, Log]:
+        if not g.numel():
+            return g.clone(), _report(0.0, 0.0, 0.0)
+        fallback = False
+        try:
+            model = marvell_many.estimate(g, y, estimates)
+            noise = model.noise(self.strength, self.value)
+        except UnprotectedBatchError as error:
+            fallback = True
+            self.count_fallback(error, "its noise comes from earlier batches, or zeros are sent")
+            recalled = self._recall_many(g, y, estimates)
+            if recalled is None:
+                log = _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
+                log["accuracy_bound"] = float(torch.bincount(y.long()).max()) / len(y)  # who sees zeros can guess
+                return torch.zeros_like(g), log
+            model, noise = recalled
+        else:
+            estimates.add(model, y)
+        problem = model.problem
+        before, after = problem.divergences(0.0 * noise.levels), noise.divergences
+        log = _report(model.power(y, noise), float(before.max()), noise.largest, fallback=fallback)
+        log["auc_bound"] = one_against_rest_bound(after, problem.shares)
+        log["accuracy_bound"] = accuracy_bound(after, problem.shares)
+        return model.draw(g, y, noise, self.noise(g)), log
+
+    def _recall_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates) -> tuple[ManyClasses, ClassNoise] | None:
+        try:
+            model = estimates.recall(g, y)
+            return None if model is None else (model, model.noise(self.strength, self.value))
+        except UnprotectedBatchError:
+            return None
 
     def _spectrum(self, classes: Classes) -> NoiseSpectrum[float]:
         """Return the noise of the chosen strength, in the units of `classes`."""
@@ -230,8 +269,12 @@ class Marvell(NoiseDefense):
         super().restore(state)
         self._estimates = {}
         for party, running in state["estimates"].items():
-            self._estimates[party] = RunningEstimates()
+            self._estimates[party] = self._nothing_known()
             self._estimates[party].restore(running)
+
+    def _nothing_known(self) -> RunningEstimates | ManyEstimates:
+        classes = self.base.labels.classes
+        return RunningEstimates() if classes == 2 else ManyEstimates(classes)
 
 
 def _strength(given: dict[str, float]) -> tuple[str, float]:

@@ -309,7 +309,7 @@ class Training:
             leak = self._monitor.latest
         for metric, value in done.log.items():
             self.outcome.logged[metric] = self.outcome.logged.get(metric, 0.0) + value
-        for metric, value in {"train_loss": done.loss, **done.log, **self._class_counts(done)}.items():
+        for metric, value in {"train_loss": done.loss, **done.log, **self._class_counts(step, done)}.items():
             self._log(step, epoch, metric, value)
         if done.inside is not None:
             inside, generator = done.inside, np.random.default_rng(step)
@@ -317,12 +317,12 @@ class Training:
             self._observer.on_snapshot(step, values)
         self._observer.on_step(step, epoch, done.loss, leak)
 
-    def _class_counts(self, done: Step) -> dict[str, float]:
-        """Return what chance depends on: how many rows the batch has, and how many of them are truly positive."""
-        if self._classes != 2:
+    def _class_counts(self, step: int, done: Step) -> dict[str, float]:
+        """Return what chance depends on: how many rows the batch has, and how many are of the class looked for."""
+        if self._oracle is None:
             return {}
-        labels = self._labels[0].take(done.rows)
-        return {"batch_rows": labels.size, "batch_positives": int(np.count_nonzero(labels))}
+        positives = self._oracle.looked_for(step, done.rows)
+        return {"batch_rows": positives.size, "batch_positives": int(np.count_nonzero(positives))}
 
     def _log(self, step: int, epoch: int, metric: str, value: float) -> None:
         self._observer.add(step=step, epoch=epoch, party="label", layer="", attack="", metric=metric, value=value)

@@ -2,7 +2,14 @@
 
 from flower_vfl.metrics.arrays import ArgumentError
 from flower_vfl.metrics.calibration import adaptive_calibration_error
-from flower_vfl.metrics.certificate import Exceedances, auc_bound, detection_error_bound, exceedances
+from flower_vfl.metrics.certificate import (
+    Exceedances,
+    accuracy_bound,
+    auc_bound,
+    detection_error_bound,
+    exceedances,
+    one_against_rest_bound,
+)
 from flower_vfl.metrics.embeddings import Embeddings, compact, pair_angles, sample_rows
 from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_interval, share_interval
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
@@ -18,6 +25,7 @@ __all__ = [
     "LeakSummary",
     "Observations",
     "Values",
+    "accuracy_bound",
     "adaptive_calibration_error",
     "auc_bound",
     "auc_interval",
@@ -33,6 +41,7 @@ __all__ = [
     "nearest_rank",
     "null_quantile",
     "observations",
+    "one_against_rest_bound",
     "pair_angles",
     "recalls",
     "sample_rows",

@@ -90,6 +90,117 @@ def detection_error_bound(sum_kl: float) -> float:
     return max(0.5 - math.sqrt(sum_kl) / 4, 0.0)
 
 
+def one_against_rest_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
+    r"""Largest AUC with which any fixed scoring function can tell any one class from the rest.
+
+    .. math:: \max_c \sum_{k \ne c} \frac{p_k}{1 - p_c} \, b(\epsilon_{ck})
+
+    with b the `auc_bound` of a pair's symmetric divergence: the AUC against a mixture is the mean of the AUCs against
+    its parts.
+
+    Parameters
+    ----------
+    divergences
+        (C, C) symmetric divergences of the classes' distributions, at least 0; infinity is allowed.
+    shares
+        (C,) how frequent the classes are.
+
+    Returns
+    -------
+    float
+        The bound; of two classes it is `auc_bound`.
+
+    Raises
+    ------
+    ArgumentError
+        For shapes that do not fit, and for values that are negative or NaN.
+
+    Examples
+    --------
+    >>> one_against_rest_bound([[0, 1, 9], [1, 0, 9], [9, 9, 0]], [0.25, 0.25, 0.5])
+    1.0
+    >>> one_against_rest_bound([[0, 1, 1], [1, 0, 1], [1, 1, 0]], [0.25, 0.25, 0.5])
+    0.875
+    """
+    epsilon, p = _classes(divergences, shares)
+    bounds = np.array([[auc_bound(float(value)) for value in row] for row in epsilon])
+    np.fill_diagonal(bounds, 0.0)
+    return min(float((bounds @ p / (1.0 - p)).max()), 1.0)
+
+
+def accuracy_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
+    r"""Largest share of examples of which any attack can name the class: the smaller one of two bounds.
+
+    .. math::
+        \max_c p_c + \min_k \sum_c p_c T(\epsilon_{ck}), \quad
+        T(\epsilon) = \min\big(\tfrac12 \sqrt\epsilon, \sqrt{1 - e^{-\epsilon / 2}}\big)
+
+    by total variation (Pinsker, Bretagnolle and Huber), and :math:`1 - e` with the least e for which, by Fano's
+    inequality,
+
+    .. math:: h(e) + e \log(C - 1) \ge H(p) - \sum_{c < k} p_c p_k \epsilon_{ck},
+
+    since the last sum is at least the information that a gradient has about its label. It holds for the modelled
+    distributions and examples that are drawn by these shares, one at a time.
+
+    Parameters
+    ----------
+    divergences, shares
+        As for `one_against_rest_bound`.
+
+    Returns
+    -------
+    float
+        At least the share of the most frequent class, which is what saying always the same reaches.
+
+    Raises
+    ------
+    ArgumentError
+        As `one_against_rest_bound`.
+
+    References
+    ----------
+    Cover and Thomas, *Elements of Information Theory*, theorem 2.10.1; Tsybakov, *Introduction to Nonparametric
+    Estimation*, lemmas 2.5 and 2.6.
+
+    Examples
+    --------
+    >>> accuracy_bound([[0, 1, 1], [1, 0, 1], [1, 1, 0]], [0.25, 0.25, 0.5])  # Pinsker: 0.5 + 0.5 * 0.5
+    0.75
+    >>> round(accuracy_bound(np.ones((10, 10)) - np.eye(10), np.full(10, 0.1)), 3)  # Fano
+    0.472
+    """
+    epsilon, p = _classes(divergences, shares)
+    known = float(p.max())
+    variation = np.minimum(np.sqrt(epsilon) / 2.0, np.sqrt(-np.expm1(-epsilon / 2.0)))
+    by_variation = known + float((p @ variation).min())
+    pairs = p[:, None] * p
+    information = float((pairs * np.where(pairs > 0.0, epsilon, 0.0)).sum()) / 2.0
+    entropy = -float(np.sum(p * np.log(np.maximum(p, 1e-300))))
+    return float(min(by_variation, 1.0 - _least_error(entropy - information, len(p))))
+
+
+def _least_error(entropy: float, classes: int) -> float:
+    """Return the least e in [0, 1 - 1 / C] with h(e) + e log(C - 1) of at least so much, by bisection from below."""
+    if entropy <= 0.0:
+        return 0.0
+    low, high = 0.0, 1.0 - 1.0 / classes
+    for _ in range(60):
+        e = 0.5 * (low + high)
+        reached = -e * math.log(e) - (1.0 - e) * math.log1p(-e) + e * math.log(classes - 1)
+        low, high = (low, e) if reached >= entropy else (e, high)
+    return low
+
+
+def _classes(divergences: ArrayLike, shares: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    epsilon, p = np.asarray(divergences, dtype=np.float64), np.asarray(shares, dtype=np.float64)
+    if p.ndim != 1 or len(p) < 2 or epsilon.shape != (len(p), len(p)):
+        raise ArgumentError(f"Divergences {epsilon.shape} of shares {p.shape}: give (C, C) and (C,), C > 1.")
+    if not (epsilon >= 0).all() or not (p >= 0).all() or not 0.0 < p.max() < p.sum():
+        raise ArgumentError("Divergences are at least 0, and shares too, of which two are above 0.")
+    return epsilon, p / p.sum()
+
+
 def _refuse_negative(sum_kl: float) -> None:
     if not sum_kl >= 0:
         raise ArgumentError(f"sum_kl is {sum_kl}: a divergence is at least 0.")

@@ -221,6 +221,11 @@ class Oracle:
         self._wanted = any(REFERENCE in attack.needs for attack in attacks)
         self._labels, self._every = labels, every
 
+    def looked_for(self, step: int, rows: Rows) -> NDArray[np.bool_]:
+        """Return which rows of a step's batch are of the class that is looked for in it, (B,)."""
+        found: NDArray[np.bool_] = self._labels.at(rows) == self._labels.positive(step // self._every)
+        return found
+
     def references(self, step: int, rows: Rows, clean: Mapping[str, torch.Tensor]) -> dict[str, Reference]:
         """Return each party's reference at the cut, none for a step that is not scored or has no positive.
 
@@ -235,8 +240,7 @@ class Oracle:
         """
         if not self._wanted or step % self._every:
             return {}
-        positive = self._labels.positive(step // self._every)
-        positives = draw_positives(self._labels.at(rows) == positive, step, REFERENCE)
+        positives = draw_positives(self.looked_for(step, rows), step, REFERENCE)
         if not positives.size:
             return {}
         row = int(positives[0])

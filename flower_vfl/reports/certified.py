@@ -79,6 +79,8 @@ class Certificate:
         Shares of steps whose noise came from earlier batches, and in which zeros were sent.
     steps
         How many steps there were.
+    accuracy
+        Bound on the share of examples whose class any attack names, where there are more than two classes.
     measured
         The attacks.
     """
@@ -93,6 +95,7 @@ class Certificate:
     fallback: float
     withheld: float
     steps: int
+    accuracy: float | None
     measured: list[Measured]
 
 
@@ -137,6 +140,7 @@ def _certificate(run: Run, defense: dict[str, Any], party: str) -> Certificate:
         fallback=mean("fallback"),
         withheld=mean("withheld"),
         steps=bounds.size,
+        accuracy=mean("accuracy_bound") or None,
         measured=[_measured(run, *key, (steps, bounds)) for key in wanted],
     )
 

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, norm, rankdata
 
-from flower_vfl.metrics import ArgumentError, auc_bound, detection_error_bound, exceedances, null_quantile
+from flower_vfl.metrics import (
+    ArgumentError,
+    accuracy_bound,
+    auc_bound,
+    detection_error_bound,
+    exceedances,
+    null_quantile,
+    one_against_rest_bound,
+)
 from flower_vfl.strategies.marvell_solver import optimal_noise
 
 
@@ -161,3 +169,78 @@ def test_classes_that_are_not_as_modelled_are_noticed():
     aucs, _ = simulated_aucs("linear", 1.5, (ONES, ONES), 100, 10, 200, rng)
     found = exceedances(aucs, [auc_bound(0.01)] * 200, [100] * 200, [10] * 200)
     assert found.beyond_chance.size > 150
+
+
+def gaussian_classes(distance, classes=4):
+    """Unit Gaussians at the corners of a simplex; all pairs have the divergence distance ** 2."""
+    return distance**2 * (1.0 - np.eye(classes))
+
+
+def naive_bayes_accuracy(distance, shares, rows=200_000, seed=0):
+    """What the best attack on those classes reaches, by drawing examples."""
+    rng = np.random.default_rng(seed)
+    classes = len(shares)
+    y = rng.choice(classes, size=rows, p=shares)
+    corners = np.eye(classes) * distance / math.sqrt(2.0)
+    x = corners[y] + rng.normal(size=(rows, classes))
+    squares = ((x[:, None, :] - corners) ** 2).sum(axis=2)
+    return float(np.mean((np.log(shares) - squares / 2).argmax(axis=1) == y))
+
+
+@pytest.mark.parametrize("shares", [np.full(4, 0.25), np.array([0.7, 0.1, 0.1, 0.1])])
+@pytest.mark.parametrize("distance", [0.0, 0.3, 1.0, 2.0, 4.0])
+def test_no_attack_names_more_classes_than_the_bound(distance, shares):
+    bound = accuracy_bound(gaussian_classes(distance), shares)
+    best = naive_bayes_accuracy(distance, shares)
+    assert best <= bound + 0.005
+    assert shares.max() <= bound <= 1.0
+    if distance == 0.0:
+        assert bound == pytest.approx(shares.max(), abs=1e-7)
+    if distance == 0.3:
+        assert bound < best + 0.15
+
+
+def test_of_many_classes_information_bounds_better_than_variation():
+    by_variation = 0.1 + 0.9 * 0.5
+    assert accuracy_bound(gaussian_classes(1.0, 10), np.full(10, 0.1)) < by_variation - 0.05
+    e = 1.0 - accuracy_bound(gaussian_classes(1.0, 10), np.full(10, 0.1))
+    information = 45 * 0.01 * 1.0
+    assert -e * math.log(e) - (1 - e) * math.log(1 - e) + e * math.log(9) == pytest.approx(math.log(10) - information)
+
+
+def test_of_two_classes_the_accuracy_is_what_the_detection_error_leaves():
+    for sum_kl in (0.0, 0.1, 1.0):
+        bound = accuracy_bound([[0.0, sum_kl], [sum_kl, 0.0]], [0.5, 0.5])
+        assert bound == pytest.approx(1.0 - detection_error_bound(sum_kl), abs=1e-7)
+
+
+def test_one_class_against_the_rest_is_a_mean_over_the_rest():
+    assert one_against_rest_bound([[0.0, 0.3], [0.3, 0.0]], [0.2, 0.8]) == pytest.approx(auc_bound(0.3))
+    divergences = np.array([[0.0, 0.1, 2.0], [0.1, 0.0, 0.5], [2.0, 0.5, 0.0]])
+    b = {value: auc_bound(value) for value in (0.1, 0.5, 2.0)}
+    each = [
+        (0.3 * b[0.1] + 0.2 * b[2.0]) / 0.5,
+        (0.5 * b[0.1] + 0.2 * b[0.5]) / 0.7,
+        (0.5 * b[2.0] + 0.3 * b[0.5]) / 0.8,
+    ]
+    assert one_against_rest_bound(divergences, [0.5, 0.3, 0.2]) == pytest.approx(max(each))
+    assert one_against_rest_bound(np.full((3, 3), math.inf), [1, 1, 1]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("bound", [one_against_rest_bound, accuracy_bound])
+def test_divergences_and_shares_that_make_no_sense_are_refused(bound):
+    for divergences, shares in (
+        (np.zeros((2, 3)), [0.5, 0.5]),
+        (np.zeros((1, 1)), [1.0]),
+        (-np.ones((2, 2)), [0.5, 0.5]),
+        (np.full((2, 2), math.nan), [0.5, 0.5]),
+        (np.zeros((2, 2)), [-0.5, 1.5]),
+        (np.zeros((2, 2)), [0.0, 1.0]),
+    ):
+        with pytest.raises(ArgumentError):
+            bound(divergences, shares)
+
+
+def test_nothing_is_promised_where_classes_are_apart():
+    assert accuracy_bound(gaussian_classes(100.0), np.full(4, 0.25)) == pytest.approx(1.0)
+    assert accuracy_bound(np.where(np.eye(3) > 0, 0.0, math.inf), np.full(3, 1 / 3)) == 1.0

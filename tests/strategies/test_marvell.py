@@ -225,11 +225,6 @@ def test_targets_out_of_reach_and_two_strengths_are_refused(given, words):
         defense(**given)
 
 
-def test_more_than_two_classes_are_refused_with_a_way_out():
-    with pytest.raises(ConfigError, match="two classes, this data has 3; these take any number: iso, max_norm"):
-        defense(classes=3)
-
-
 def test_the_log_tells_power_divergence_before_and_after_bound_and_fallback():
     g, y = batch(rows=500)
     u, v, gap, p, _ = estimates(g, y)

@@ -44,9 +44,12 @@ def test_the_class_counts_of_every_batch_are_those_of_the_true_labels(tmp_path, 
         assert (rows[step], positives[step]) == (labels.size, labels.sum())
 
 
-def test_more_than_two_classes_have_no_class_counts(tmp_path):
-    trained(tmp_path / "run", toy_data(rows=300, classes=3), attack={"names": []})
-    assert values_of(tmp_path / "run", "batch_positives") == {}
+def test_of_more_than_two_classes_those_are_counted_that_are_looked_for(tmp_path):
+    data, _ = trained(tmp_path / "run", toy_data(rows=300, classes=3), attack={"names": ["norm"], "every": 2})
+    schedule = schedule_of(toy_config(), 300, 150)
+    for step, count in values_of(tmp_path / "run", "batch_positives").items():
+        labels = data.target.train[schedule.train_batch(step)]
+        assert count == np.count_nonzero(labels == (step // 2) % 3)
 
 
 @pytest.mark.parametrize("attack", [{"names": ["norm"]}, {"names": []}, {"monitor": False, "audit": False}])
