@@ -84,6 +84,17 @@ def writing_to(path: Path | str) -> Iterator[None]:
         ) from error
 
 
+def boot() -> str:
+    """Return what tells one start of this machine from the next; empty where the system does not say it.
+
+    What was written without waiting for the disk survives the end of a process, not that of the machine.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files that a kill in `replacing` has left in a folder, of which nobody else writes any."""
     for path in folder.glob(LEFTOVERS):

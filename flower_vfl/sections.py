@@ -207,7 +207,7 @@ class AttackConfig(Section):
         default=1.0,
         gt=0.5,
         le=1.0,
-        description="limit of the monitor's q95 leak AUC of an epoch, oracle attacks included; 1: off",
+        description="limit of the monitor's leak AUC of an epoch, q95 over steps or remembered, oracles too; 1: off",
     )
     on_leak: Literal["stop", "warn"] = Field(
         default="stop",

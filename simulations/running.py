@@ -21,7 +21,9 @@ from flower_vfl.strategies import Observer
 from flower_vfl.terminal import console
 
 DEMO_PRESET = "census"
-DEMO_ATTACKS = ", ".join(["norm", "cosine", *(f"model_completion(k={k})" for k in (1, 4, 16))])
+DEMO_ATTACKS = ", ".join(
+    ["norm", "cosine", "remembered_norm", "remembered_direction", *(f"model_completion(k={k})" for k in (1, 4, 16))]
+)
 DEMO_DEFENSES = {
     "none": "",
     "iso-t1": "iso(t=1.0)",

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from flower_vfl.attacks import ATTACK_METHODS, Attack, AttackMethod
+from flower_vfl.attacks import ATTACK_METHODS, Attack, AttackMethod, MemoryAttack
 from flower_vfl.config import build_config
 from flower_vfl.data.catalog import available, prepare
 from flower_vfl.data.columns import columns_of
@@ -39,27 +39,34 @@ def _defenses(summary: Mapping[str, Any]) -> str:
 
 
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """Return one row a run: utility beside the worst leak of attacks that somebody could run, and of oracles."""
+    """Return one row a run: utility beside the worst leak of attacks that somebody could run, and of oracles.
+
+    Leaks of single steps are the papers' measure; beside them is what is remembered over the epochs.
+    """
     from flower_vfl.reports.leaks import worst
     from flower_vfl.reports.rebuilt import answers
+    from flower_vfl.reports.remembered import strongest
 
     leaks = {("cut", False): "leak,\ncut", ("first", False): "leak,\nfirst"}
     if any(worst(summary, "cut", oracle=True) for summary in summaries):
         leaks["cut", True] = "oracle,\ncut"
+    remembered = [strongest(summary) for summary in summaries]
+    kept = ["remem-\nbered"] if any(remembered) else []
     table = Table(title="Leak AUC (q95): 0.5 the attacker learns nothing, 1 it reads every label")
     table.add_column("defense", overflow="fold")
     rebuilt = [next(iter(answers(summary)), None) for summary in summaries]
     asked = ["labels to\nrebuild"] if any(rebuilt) else []
-    for column in ("test\nAUC", "test\nloss", *leaks.values(), "chance", *asked):
+    for column in ("test\nAUC", "test\nloss", *leaks.values(), *kept, "chance", *asked):
         table.add_column(column, justify="right")
-    for summary, answer in zip(summaries, rebuilt, strict=True):
+    for summary, answer, memory in zip(summaries, rebuilt, remembered, strict=True):
         last = summary["utility"]["last"]
-        found = [worst(summary, layer, oracle=oracle) or {} for layer, oracle in leaks]
+        found = [worst(summary, layer, oracle=oracle, remembered=False) or {} for layer, oracle in leaks]
         table.add_row(
             _defenses(summary),
             _number(last["test_auc"]) if last["test_auc"] is not None else f"acc. {_number(last['test_accuracy'])}",
             _number(last["test_loss"]),
             *(_number(entry.get("q95"), 3) for entry in found),
+            *(_number(max(memory.values) if memory else None, 3) for _ in kept),
             _number(next((entry["q95_null"] for entry in found if entry), None), 3),
             *("–" if answer is None or answer.federation is None else answer.labels(answer.k, ">") for _ in asked),
         )
@@ -82,10 +89,31 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         Console().print(text, highlight=False)
     for text in filter(None, map(kept_model, summaries)):
         Console().print(text, highlight=False)
+    for line in _remembered_lines(summaries):
+        Console().print(line, highlight=False)
     alone = next((summary["alone"] for summary in summaries if summary.get("alone")), None)
     if alone:
         reached = ", ".join(f"party {party} {_number(auc)}" for party, auc in alone.items())
         Console().print(f"Alone, with the same architecture, test AUC: {reached}", highlight=False)
+
+
+def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return for each run what remembering added to what single steps give away, the largest first of each."""
+    from flower_vfl.reports.remembered import single_steps, strongest
+
+    lines = []
+    for summary in summaries:
+        found = strongest(summary)
+        if found is None:
+            continue
+        step = single_steps(summary, found.entry["party"], found.entry["layer"])
+        alone = "" if step is None else f"; single steps {_number(step['q95'], 3)} (q95)"
+        lines.append(
+            f"Remembered, {_defenses(summary)}: {_number(found.first, 3)} after epoch {found.epochs[0]}, "
+            f"{_number(found.last, 3)} after epoch {found.epochs[-1]}{alone} ({found.entry['label']}, party "
+            f"{found.entry['party']}, {found.entry['layer']})"
+        )
+    return lines
 
 
 def print_data_sets() -> None:
@@ -108,7 +136,7 @@ def print_methods() -> None:
         attacks.add_column(column, no_wrap=column in ("name", "classes"), overflow="fold")
     for attack in ATTACK_METHODS.listed():
         told = ", ".join(sorted(attack.method.needs)) or "nothing" if attack.method else ""
-        classes = ("2" if issubclass(attack.method, Attack) else "any") if attack.method else ""
+        classes = ("2" if issubclass(attack.method, Attack | MemoryAttack) else "any") if attack.method else ""
         attacks.add_row(*map(Text, (attack.name, attack.source, told, _parameters(attack), classes, _words(attack))))
     defenses = Table(title="Defenses")
     for column in ("name", "from", "parameters", "classes", "what it does"):

@@ -52,7 +52,7 @@ def build_label_party(
         table=base.table,
         fusion=config.model.fusion,
         clip_norm=config.training.clip_norm,
-        keep_clean=bool(base.watching),
+        keep_clean=bool(base.watching or base.remembering),
         snapshots=config.attack.snapshots,
         placement=Placement.of(config),
     )
@@ -87,7 +87,7 @@ def build_models(
     return placement.place(top), bottom
 
 
-def build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:
+def build_monitor(strategy: HookedStrategy, schedule: Schedule) -> LeakageMonitor | None:
     """Build what attacks at the label party, with its own labels; None where nothing does."""
     base, attack = strategy.base, strategy.base.config.attack
     if not base.attacks or not attack.monitor:
@@ -96,9 +96,11 @@ def build_monitor(strategy: HookedStrategy) -> LeakageMonitor | None:
         [*base.parties, *base.config.parties.coalitions(base.parties)],
         base.attacks,
         base.audit_labels,
+        schedule,
         defended=bool(strategy.chain()),
         recorder=base.observer,
         every=attack.every,
+        memory=base.memory,
     )
 
 

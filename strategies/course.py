@@ -90,7 +90,7 @@ class _Course:
         base, links = strategy.base, sessions.links
         self._strategy, self._sessions, self._label, self._schedule = strategy, sessions, label, schedule
         self._audited = base.config.parties.attackers or list(links) if audits else []
-        self._monitor = build_monitor(strategy)
+        self._monitor = build_monitor(strategy, schedule)
         self._training = Training(
             label,
             links,
@@ -149,6 +149,8 @@ class _Course:
         for party in self._sessions.links:
             report = outcome.reports[party] = read_report(party, self._sessions.reports[party])
             outcome.leakage = [*report.get("leakage", []), *outcome.leakage]
+        if self._monitor is not None:
+            self._monitor.forget()
 
     def _read_trained(self) -> None:
         """Let the monitor read labels from what the trained bottom models gave for the test rows."""

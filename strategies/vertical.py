@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_vfl.attacks import Attack, InferenceAttack, make_attacks
+from flower_vfl.attacks import Attack, InferenceAttack, MemoryAttack, make_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable
 from flower_vfl.data.periods import Periods
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.parties.inference import check_trained_attacks
 from flower_vfl.parties.label import LabelParty, Log
+from flower_vfl.parties.remembering import check_memory_attacks
 from flower_vfl.parties.scoring import AuditLabels, check_side_information
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.rng import Secret
@@ -109,6 +111,7 @@ class VerticalStrategy(HookedStrategy):
         self.offer: dict[str, str] = {}
         self.session = ""
         self.ledger: Ledger | None = None
+        self.memory: Path | None = None  # of the monitor; a run with a ledger has a folder that survives it
         self.resume = False
         self._secret = secret
         self._class_weights: Tensor | None = None
@@ -127,16 +130,18 @@ class VerticalStrategy(HookedStrategy):
             raise ConfigError(f"attack.positives is {positives}; classes of this data are 0 to {classes - 1}")
         if self.attacks and classes > AuditLabels.CLASSES:
             raise ConfigError(f"attacks read {AuditLabels.CLASSES} classes at most, this data has {classes}")
-        if self.config.attack.max_leak < 1.0 and not any(attack.reads == "scores" for attack in self.watching):
+        scores = [*self.remembering, *(attack for attack in self.watching if attack.reads == "scores")]
+        if self.config.attack.max_leak < 1.0 and not scores:
             raise ConfigError("attack.max_leak is measured by attacks that look while training: name one, such as norm")
         audit, counts = self.audit_labels, np.bincount(self.labels.train.astype(np.int64), minlength=classes)
+        check_memory_attacks(self.remembering, audit, repeats=self.config.training.order != "time")
         check_side_information(
             self.watching,
             positives=min(int(counts[audit.positive(turn)]) for turn in range(classes)),
             batch_size=self.config.training.batch_size,
         )
         check_trained_attacks(
-            [attack for attack in self.attacks if not isinstance(attack, Attack)],
+            [attack for attack in self.attacks if not isinstance(attack, Attack | MemoryAttack)],
             self.labels.train,
             classes=classes,
             test_rows=len(self.labels.test),
@@ -151,6 +156,11 @@ class VerticalStrategy(HookedStrategy):
     def watching(self) -> list[Attack]:
         """The attacks that look while the network is trained."""
         return [attack for attack in self.attacks if isinstance(attack, Attack)]
+
+    @property
+    def remembering(self) -> list[MemoryAttack]:
+        """The attacks that remember, and read after each epoch."""
+        return [attack for attack in self.attacks if isinstance(attack, MemoryAttack)]
 
     @property
     def periods_in_order(self) -> Periods | None:

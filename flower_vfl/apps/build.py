@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,8 +106,12 @@ def build_feature_party(
     simulation: bool,
     recorder: Recorder | None = None,
     store: Store | None = None,
+    memory: Path | None = None,
 ) -> FeatureParty:
-    """Build a feature party, or an attacker where the configuration says so; `top` is what an attacker rebuilds."""
+    """Build a feature party, or an attacker where the configuration says so.
+
+    `top` is what an attacker rebuilds, and `memory` the folder for what it remembers.
+    """
     table = dataset.party(name)
     aligned = dataset.alignment
     schedule = schedule_of(config, aligned.rows, aligned.test_rows, periods=aligned.periods)
@@ -143,6 +148,7 @@ def build_feature_party(
         recorder=recorder,
         every=config.attack.every,
         positives=config.attack.positives,
+        memory=memory,
         **shared,
     )
 

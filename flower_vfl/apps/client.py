@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -82,6 +83,21 @@ class _Session:
             return _state_folder() / f"session-{self.id}-{self.party}.safetensors"
         return self.folder / CHECKPOINTS / self.party / "session.safetensors"
 
+    def memory(self, config: Config) -> Path | None:
+        """Return the folder for what the party remembers of each row; None where it is gone with this process."""
+        folder = None if self.keeping is None else self.keeping.memory(config)
+        other_processes = "messages" in (self.offer.get("kind", "messages"), self.offer.get("fallback"))
+        return self._memory_between if folder is None and other_processes else folder
+
+    @property
+    def _memory_between(self) -> Path:
+        return self.state_path.with_suffix(".memory")
+
+    def discard(self) -> None:
+        """Remove what lay there between two Flower messages."""
+        self.state_path.unlink(missing_ok=True)
+        shutil.rmtree(self._memory_between, ignore_errors=True)
+
     def hold(self) -> AbstractContextManager[object]:
         """Let nobody else work in a deployed party's folder; that of a simulation is held by its label party.
 
@@ -143,6 +159,7 @@ class _Client:
             if offer["kind"] == "messages":
                 return self._open(message, context, session, machine, journal)
             with ExitStack() as leaving:
+                leaving.callback(session.discard)
                 leaving.callback(_leave, machine, journal)
                 try:
                     _attend(offer, machine, config)
@@ -168,7 +185,7 @@ class _Client:
             else:
                 machine, journal = self._build(session, context, config, dataset)
                 machine.restore(session.load())
-            failing.callback(session.state_path.unlink, missing_ok=True)  # an error ends the session
+            failing.callback(session.discard)  # an error ends the session
             content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
             if not machine.finished:
                 self._store(context, session, machine, journal, count + 1)
@@ -209,6 +226,7 @@ class _Client:
             simulation=session.simulation,
             recorder=journal,
             store=None if keeping is None else keeping.store(config, dataset.alignment),
+            memory=session.memory(config),
         )
         card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)
         machine.on_finish = partial(_keep_results, session, journal, card)

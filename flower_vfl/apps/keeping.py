@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import secrets
+import shutil
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -75,6 +76,19 @@ class Keeping:
     def secret(self) -> Path:
         """Where the party keeps a secret that it drew for this training."""
         return self.folder / f"secret-{self.training}"
+
+    def memory(self, config: Config) -> Path | None:
+        """Return the folder for what the party remembers of each row; None where no states are kept to go on from.
+
+        What is there of another training is removed: it may be large, and nothing goes on from it.
+        """
+        if config.checkpoint.every < 0:
+            return None
+        own = self.folder / f"memory-{self.training}"
+        for other in self.folder.glob("memory-*"):
+            if other != own:
+                shutil.rmtree(other, ignore_errors=True)
+        return own
 
     def store(self, config: Config, alignment: Alignment) -> Checkpoints:
         """Return the party's checkpoints of this training, and of no other."""

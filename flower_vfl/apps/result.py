@@ -14,6 +14,7 @@ import numpy as np
 from flower_vfl.apps.periods import describe_periods
 from flower_vfl.apps.rebuild import rebuild
 from flower_vfl.attacks.base import HINTS, Attack
+from flower_vfl.attacks.remembering import MemoryAttack
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
@@ -120,7 +121,7 @@ def summarise(
                 "attack": attack.name,
                 "label": attack.label,
                 "needs": sorted(attack.needs),
-                "hints": attack.hints if isinstance(attack, Attack) and HINTS in attack.needs else 0,
+                "hints": attack.hints if isinstance(attack, Attack | MemoryAttack) and HINTS in attack.needs else 0,
                 "sees": attack.sees,
             }
             for attack in strategy.base.attacks

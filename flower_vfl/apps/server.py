@@ -255,6 +255,7 @@ def make_server_app(
                 secret.keep(keeping.secret)
                 base = strategy.base
                 base.ledger, base.resume = keeping.store(settings, dataset.alignment), keeping.begun
+                base.memory = keeping.memory(settings)
                 base.offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
                 _log.info("results go to %s", folder.path)
             if simulation and not isinstance(grid, LocalGrid):

@@ -1,4 +1,4 @@
-"""Attacks on labels. They see a transcript and declared side information, never a label or a defense."""
+"""Attacks on labels. They see a transcript or a memory, and declared side information, never a label or a defense."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from flower_vfl.attacks.inference import InferenceAttack, Leaked, TrainedView
 from flower_vfl.attacks.inner_product import InnerProductAttack
 from flower_vfl.attacks.model_completion import ModelCompletionAttack
 from flower_vfl.attacks.norm import NormAttack
+from flower_vfl.attacks.remembered_difference import RememberedDifferenceAttack
+from flower_vfl.attacks.remembered_direction import RememberedDirectionAttack
+from flower_vfl.attacks.remembered_fit import RememberedFitAttack
+from flower_vfl.attacks.remembered_hint import RememberedHintAttack
+from flower_vfl.attacks.remembered_norm import RememberedNormAttack
+from flower_vfl.attacks.remembering import KnownRows, Memory, MemoryAttack
 from flower_vfl.attacks.spectral import SpectralAttack
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import Methods
@@ -30,14 +36,23 @@ _GRADIENTS: tuple[type[AttackMethod], ...] = (
     HintAttack,
     GradientClusteringAttack,
 )
+_MEMORIES: tuple[type[AttackMethod], ...] = (
+    RememberedNormAttack,
+    RememberedDirectionAttack,
+    RememberedDifferenceAttack,
+    RememberedHintAttack,
+    RememberedFitAttack,
+)
 _EMBEDDINGS: tuple[type[AttackMethod], ...] = (SpectralAttack, ClusteringAttack, ModelCompletionAttack)
 
 ATTACKS: Mapping[str, type[AttackMethod]] = MappingProxyType(
-    {attack.name: attack for attack in (*_GRADIENTS, *_EMBEDDINGS)}
+    {attack.name: attack for attack in (*_GRADIENTS, *_MEMORIES, *_EMBEDDINGS)}
 )
 """Every built-in attack by the name that configs and results use."""
 
-ATTACK_METHODS: Methods[AttackMethod] = Methods("attack", "flower_vfl.attacks", (Attack, InferenceAttack), ATTACKS)
+ATTACK_METHODS: Methods[AttackMethod] = Methods(
+    "attack", "flower_vfl.attacks", (Attack, InferenceAttack, MemoryAttack), ATTACKS
+)
 """The built-in attacks and those of other installed packages."""
 
 
@@ -92,9 +107,17 @@ __all__ = [
     "HintAttack",
     "InferenceAttack",
     "InnerProductAttack",
+    "KnownRows",
     "Leaked",
+    "Memory",
+    "MemoryAttack",
     "ModelCompletionAttack",
     "NormAttack",
+    "RememberedDifferenceAttack",
+    "RememberedDirectionAttack",
+    "RememberedFitAttack",
+    "RememberedHintAttack",
+    "RememberedNormAttack",
     "SideInformation",
     "SpectralAttack",
     "TrainedView",

@@ -114,6 +114,23 @@ def normalised(z: Tensor) -> Tensor:
     return narrowed((centred / scale.where(~constant, 1.0)).where(~constant, 0.0), z).reshape(z.shape)
 
 
+def rarer_side_up(along: Tensor) -> Tensor:
+    """Return scores (B,) around 0 with their sign settled without labels; rounding errors count as zeros.
+
+    Positives are the rarer class: at most half of the scores are positive; on a tie the larger third moment decides.
+    """
+    if not len(along):
+        return along
+    largest = along.abs().argmax()
+    along = along * along[largest].sign()  # one of the two, whatever the eigenvectors' sign was
+    noise = 64 * torch.finfo(along.dtype).eps
+    near = along[largest] * noise
+    above, below = int((along > near).sum()), int((along < -near).sum())
+    skewness = float((along / along[largest]).pow(3).mean())
+    turned = above > below or (above == below and skewness < -noise)
+    return -along if turned else along
+
+
 def raw_features(inputs: Sequence[Tensor]) -> Tensor:
     """Return what a model takes, numbers (N, ...) and category numbers (N, K), as plain rows (N, F) of float32.
 

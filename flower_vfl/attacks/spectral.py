@@ -8,7 +8,7 @@ import torch
 
 from flower_vfl.attacks.base import NOTHING, Attack, Reads, SideInformation
 from flower_vfl.attacks.inference import InferenceAttack, TrainedView
-from flower_vfl.attacks.rows import as_rows, narrowed, normalised, raw_features
+from flower_vfl.attacks.rows import as_rows, narrowed, normalised, rarer_side_up, raw_features
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ def score(z: Tensor) -> Tensor:
     if x is None:
         return narrowed(torch.zeros(len(rows), device=rows.device), rows)
     along = _first_component(x)
-    return narrowed(_signed(along) * unit, rows)
+    return narrowed(rarer_side_up(along) * unit, rows)
 
 
 def _centred(rows: Tensor) -> tuple[Tensor | None, float]:
@@ -113,18 +113,6 @@ def _first_direction(x: Tensor) -> Tensor:
     start = longest if matrix.shape[1] <= matrix.shape[0] else matrix @ longest
     _, _, directions = svds(matrix, k=1, v0=start)
     return torch.from_numpy(directions[0].copy()).to(x)
-
-
-def _signed(along: Tensor) -> Tensor:
-    """Return the scores with their sign settled; rounding errors count as zeros."""
-    largest = along.abs().argmax()
-    along = along * along[largest].sign()  # one of the two, whatever the eigenvectors' sign was
-    noise = 64 * torch.finfo(along.dtype).eps
-    near = along[largest] * noise
-    above, below = int((along > near).sum()), int((along < -near).sum())
-    skewness = float((along / along[largest]).pow(3).mean())
-    turned = above > below or (above == below and skewness < -noise)
-    return -along if turned else along
 
 
 class SpectralAttack(Attack, InferenceAttack):

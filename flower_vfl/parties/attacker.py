@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from torch.func import functional_call
 
 from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack
+from flower_vfl.attacks.remembering import MemoryAttack
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.feature import FeatureParty, _Pending
 from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScorer
+from flower_vfl.parties.remembering import MemoryScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, NoRecorder, Recorder, Reference, Scorer
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
@@ -54,8 +57,9 @@ class Attacker(FeatureParty):
     It records a transcript of what it saw: cut gradients, and by going on with back-propagation the gradients of its
     own earlier layers. In a simulation a scorer beside it compares the attacks' scores with true labels that come over
     the audit channel, and tells oracle attacks the clean gradient of one positive that comes the same way; the attacks
-    themselves see the transcript and the side information that they declare. Once training is finished, attacks on the
-    trained model read the test rows, scored in the same way.
+    themselves see the transcript and the side information that they declare. Attacks that remember read, after each
+    epoch, what it has added up for each row. Once training is finished, attacks on the trained model read the test
+    rows, scored in the same way.
 
     Parameters
     ----------
@@ -77,9 +81,11 @@ class Attacker(FeatureParty):
     recorder : Recorder, optional
         Where leak AUCs go.
     every : int
-        Score each so many steps.
+        Score each so many steps; what is remembered is of every step.
     positives : Sequence[int]
         Classes that attacks on gradients look for, see `AuditLabels`.
+    memory : Path, optional
+        Folder for what it remembers; without one that has no name and is gone with the process.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class Attacker(FeatureParty):
         recorder: Recorder | None = None,
         every: int = 1,
         positives: Sequence[int] = (),
+        memory: Path | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -125,6 +132,20 @@ class Attacker(FeatureParty):
             every=every,
             together=TOGETHER,
         )
+        remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
+        self._remembered: MemoryScorer | None = None
+        if remembering:
+            self._remembered = MemoryScorer(
+                remembering,
+                list(self._layers),
+                self._audit,
+                self._schedule,
+                party=self.name,
+                source="attacker",
+                defended=defended,
+                recorder=self._recorder,
+                folder=memory,
+            )
 
     def _choose(self, layers: Sequence[str]) -> dict[str, nn.Module]:
         """Return the modules whose outputs are watched, by the name of the layer."""
@@ -237,6 +258,8 @@ class Attacker(FeatureParty):
         if self._audit.complete:
             with torch.no_grad():
                 self._scorer.score(self.transcript, self._references)
+                if self._remembered is not None:
+                    self._remembered.observe(step, rows, gradients)
 
     def _other(self, frame: Frame) -> Frame | None:
         if frame.kind is not Kind.AUDIT:
@@ -261,6 +284,9 @@ class Attacker(FeatureParty):
         """Attack the trained model, and add what the attacks read where it could be scored."""
         self.settle()
         leakage = self._scorer.entries() if self._audit.complete else []
+        if self._remembered is not None:
+            leakage += self._remembered.entries() if self._audit.complete else []
+            self._remembered.forget()
         return {**super().report(), "leakage": [*leakage, *self._read_trained_model()]}
 
     def _read_trained_model(self) -> list[dict[str, Any]]:
@@ -294,12 +320,16 @@ class Attacker(FeatureParty):
             name: torch.from_numpy(audit.numbers) if audit.complete else None
             for name, audit in (("audit", self._audit), ("test_audit", self._test_audit))
         }
-        return {**super().state(), "scores": self._scorer.state(), **audits, "classes": self._audit.classes}
+        remembered = None if self._remembered is None else self._remembered.state()
+        scores = {"scores": self._scorer.state(), "remembered": remembered}
+        return {**super().state(), **scores, **audits, "classes": self._audit.classes}
 
     def restore(self, state: Any) -> None:
         """Go on from what `state` returned."""
         super().restore(state)
         self._scorer.restore(state["scores"])
+        if self._remembered is not None:
+            self._remembered.restore(state["remembered"])
         for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):
             if state[name] is not None and not audit.complete:
                 audit.fill(0, state[name], classes=state["classes"])

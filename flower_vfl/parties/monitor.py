@@ -7,8 +7,10 @@ stays with that party.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,9 +20,11 @@ from torch import Tensor
 
 from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack, TrainedView
+from flower_vfl.attacks.remembering import MemoryAttack
 from flower_vfl.parties.inference import TrainedScorer
+from flower_vfl.parties.remembering import MemoryScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Recorder, Reference, Scorer
-from flower_vfl.protocol.schedule import Rows
+from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 
 
@@ -30,7 +34,27 @@ class _View:
 
     parties: tuple[str, ...]
     scorer: Scorer
+    remembered: MemoryScorer | None
     transcript: Transcript = field(default_factory=Transcript)
+
+    @property
+    def latest(self) -> float:
+        """The largest leak that was last found, of a step or of what is remembered."""
+        return _largest([self.scorer.latest, self._remembered])
+
+    @property
+    def last(self) -> float:
+        """The same, with the last step in it."""
+        return _largest([self.scorer.last, self._remembered])
+
+    @property
+    def epoch_q95(self) -> float:
+        """The largest 95 % quantile over the steps of this epoch, or leak that is remembered since the last one."""
+        return _largest([self.scorer.epoch_q95, self._remembered])
+
+    @property
+    def _remembered(self) -> float:
+        return math.nan if self.remembered is None else self.remembered.latest
 
     def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return what these parties hold together, (B, D); one alone holds its tensor as it is."""
@@ -57,12 +81,16 @@ class LeakageMonitor:
         What is run; attacks on the trained model that need leaked labels are left to the parties.
     labels : AuditLabels
         The true labels; they do not leave this object.
+    schedule : Schedule
+        Says when an epoch ends, for attacks that remember.
     defended : bool
         Whether any defense is in force: then the undefended gradients are attacked as well.
     recorder : Recorder
         Where each value goes.
     every : int
-        Score each so many steps.
+        Score each so many steps; what is remembered is of every step.
+    memory : Path, optional
+        Folder for what it remembers; without one that has no name and is gone with the process.
     """
 
     def __init__(
@@ -70,41 +98,48 @@ class LeakageMonitor:
         parties: Sequence[str],
         attacks: Sequence[AttackMethod],
         labels: AuditLabels,
+        schedule: Schedule,
         *,
         defended: bool,
         recorder: Recorder,
         every: int,
+        memory: Path | None = None,
     ) -> None:
+        self._labels, self._schedule, self._memory = labels, schedule, memory
         watching = [attack for attack in attacks if isinstance(attack, Attack)]
         self._trained_attacks = [
             attack for attack in attacks if isinstance(attack, InferenceAttack) and not attack.needs
         ]
         self._trained_entries: list[dict[str, Any]] = []
 
-        def views(view: str, attacks: Sequence[Attack], *, defended: bool) -> list[_View]:
-            return [
-                _View(
-                    tuple(party.split("+")),
-                    Scorer(
-                        attacks,
-                        ["cut"],
-                        labels,
-                        party=party,
-                        source="monitor",
-                        defended=defended,
-                        recorder=recorder,
-                        every=every,
-                        together=TOGETHER,
-                        view=view,
-                    ),
-                )
-                for party in parties
-            ]
-
-        self._sent = views("monitor", watching, defended=defended)
+        remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
+        self._every, self._defended, self._recorder = every, defended, recorder
+        self._sent = [self._view("monitor", party, watching, remembering, defended=defended) for party in parties]
         on_gradients = [attack for attack in watching if attack.sees == "gradients"]  # embeddings are what they are
-        self._unsent = views("undefended", on_gradients, defended=False) if defended and on_gradients else []
-        self._watches, self._every, self._defended, self._recorder = bool(watching), every, defended, recorder
+        self._unsent: list[_View] = []
+        if defended and (on_gradients or remembering):
+            self._unsent = [
+                self._view("undefended", party, on_gradients, remembering, defended=False) for party in parties
+            ]
+        self._watches, self._remembers = bool(watching), bool(remembering)
+
+    def _view(
+        self, view: str, party: str, attacks: Sequence[Attack], remembering: Sequence[MemoryAttack], *, defended: bool
+    ) -> _View:
+        """Return what attacks one party, or several together."""
+        shared: dict[str, Any] = {
+            "party": party,
+            "source": "monitor",
+            "defended": defended,
+            "recorder": self._recorder,
+            "view": view,
+        }
+        remembered = None
+        if remembering:
+            folder = None if self._memory is None else self._memory / f"{view}-{party}"
+            remembered = MemoryScorer(remembering, ["cut"], self._labels, self._schedule, folder=folder, **shared)
+        scorer = Scorer(attacks, ["cut"], self._labels, every=self._every, together=TOGETHER, **shared)
+        return _View(tuple(party.split("+")), scorer, remembered)
 
     @torch.no_grad()
     def observe(
@@ -133,28 +168,35 @@ class LeakageMonitor:
         references : Mapping[str, Reference]
             What oracle attacks are told, by party.
         """
-        if not self._watches or step % self._every:
+        scores = self._watches and step % self._every == 0
+        if not (scores or self._remembers):
             return
         for seen, tensors in ((self._sent, gradients), (self._unsent, clean)):
             for view in seen:
-                trace = StepTrace(step, epoch, rows, view.joined(embeddings), {"cut": view.joined(tensors)})
-                view.transcript.record(trace)
-                view.scorer.score(view.transcript, view.reference(references))
+                cut = {"cut": view.joined(tensors)}
+                if scores:
+                    view.transcript.record(StepTrace(step, epoch, rows, view.joined(embeddings), cut))
+                    view.scorer.score(view.transcript, view.reference(references))
+                if view.remembered is not None:
+                    view.remembered.observe(step, rows, cut)
 
     @property
     def latest(self) -> float:
-        """The largest leak AUC in one of the last 16 steps; unlike `last`, it costs nothing."""
-        return _largest(view.scorer.latest for view in self._sent)
+        """The largest leak AUC in one of the last 16 steps, or remembered; unlike `last`, it costs nothing."""
+        return _largest(view.latest for view in self._sent)
 
     @property
     def last(self) -> float:
-        """The largest leak AUC of what was sent in the last step, over parties and attacks."""
-        return _largest(view.scorer.last for view in self._sent)
+        """The largest leak AUC of what was sent in the last step, or remembered, over parties and attacks."""
+        return _largest(view.last for view in self._sent)
 
     @property
     def epoch_q95(self) -> float:
-        """The largest 95 % quantile of what was sent in the current epoch, over parties and attacks."""
-        return _largest(view.scorer.epoch_q95 for view in self._sent)
+        """The largest leak of the current epoch, over parties and attacks.
+
+        Of attacks on steps it is the 95 % quantile of what was sent; of those that remember what they last read.
+        """
+        return _largest(view.epoch_q95 for view in self._sent)
 
     @property
     def reads_trained_models(self) -> bool:
@@ -205,18 +247,36 @@ class LeakageMonitor:
 
     def state(self) -> list[dict[str, Any]]:
         """Return what was measured so far, as plain values."""
-        return [view.scorer.state() for view in (*self._sent, *self._unsent)]
+        return [
+            {
+                "steps": view.scorer.state(),
+                "remembered": None if view.remembered is None else view.remembered.state(),
+            }
+            for view in (*self._sent, *self._unsent)
+        ]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Go on from what `state` returned."""
         for view, entry in zip((*self._sent, *self._unsent), state, strict=True):
-            view.scorer.restore(entry)
+            view.scorer.restore(entry["steps"])
+            if view.remembered is not None:
+                view.remembered.restore(entry["remembered"])
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry a party and attack for `result.json`."""
         views = (*self._sent, *self._unsent)
-        return [*(entry for view in views for entry in view.scorer.entries()), *self._trained_entries]
+        remembered = [view.remembered for view in views if view.remembered is not None]
+        found = [entry for view in views for entry in view.scorer.entries()]
+        return [*found, *(entry for scorer in remembered for entry in scorer.entries()), *self._trained_entries]
+
+    def forget(self) -> None:
+        """Let go of what is remembered, once training has ended."""
+        for view in (*self._sent, *self._unsent):
+            if view.remembered is not None:
+                view.remembered.forget()
+        if self._memory is not None:
+            shutil.rmtree(self._memory, ignore_errors=True)
 
 
-def _largest(values: Any) -> float:
+def _largest(values: Iterable[float]) -> float:
     return max((value for value in values if not math.isnan(value)), default=math.nan)

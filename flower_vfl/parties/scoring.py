@@ -105,10 +105,14 @@ class AuditLabels:
         """Whether all labels are there."""
         return self._filled == len(self._labels)
 
+    @property
+    def positives(self) -> Sequence[int]:
+        """The classes that are looked for, one a scored step, in turn."""
+        return self._positives or ((1,) if self.classes == 2 else range(self.classes))
+
     def positive(self, turn: int) -> int:
         """Return the class that is looked for in a scored step, the first of which is turn 0."""
-        turns = self._positives or ((1,) if self.classes == 2 else range(self.classes))
-        return turns[turn % len(turns)]
+        return self.positives[turn % len(self.positives)]
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return the class numbers of the rows of a batch, (B,)."""

@@ -76,18 +76,19 @@ class StepLeaks:
 
     def state(self) -> dict[str, Any]:
         """Return what was collected so far; a value a step is too much for JSON."""
-        by_class = {str(positive): _state(summary) for positive, summary in self._by_class.items()}
-        return {**_state(self.whole), "by_class": by_class}
+        by_class = {str(positive): summary_state(summary) for positive, summary in self._by_class.items()}
+        return {**summary_state(self.whole), "by_class": by_class}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        _restore(self.whole, state)
+        restore_summary(self.whole, state)
         self._by_class = {int(positive): self._make() for positive in state["by_class"]}
         for positive, summary in self._by_class.items():
-            _restore(summary, state["by_class"][str(positive)])
+            restore_summary(summary, state["by_class"][str(positive)])
 
 
-def _state(summary: LeakSummary) -> dict[str, Any]:
+def summary_state(summary: LeakSummary) -> dict[str, Any]:
+    """Return what a summary has collected, as plain values and tensors."""
     counts = [[n, p, times] for (n, p), times in summary.class_counts.items()]
     return {
         **{name: torch.from_numpy(np.array(getattr(summary, name))) for name in _ARRAYS},
@@ -96,7 +97,8 @@ def _state(summary: LeakSummary) -> dict[str, Any]:
     }
 
 
-def _restore(summary: LeakSummary, state: Mapping[str, Any]) -> None:
+def restore_summary(summary: LeakSummary, state: Mapping[str, Any]) -> None:
+    """Let a summary go on from what `summary_state` returned."""
     for name in _ARRAYS:
         setattr(summary, name, array("d", state[name].tolist()))
     summary.one_class_steps = state["one_class_steps"]

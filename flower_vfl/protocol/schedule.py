@@ -127,6 +127,19 @@ class Schedule:
         order = _epoch_order(self.seed, rows, self.validation_rows, epoch - 1)
         return first + order[low : low + self.batch_size].astype(np.int64)
 
+    def times_before(self, epoch: int) -> int:
+        """Return how often the rows of an epoch (from 1) came before it."""
+        return 0 if self.periods else epoch - 1
+
+    def came(self, epoch: int) -> NDArray[np.bool_]:
+        """Return which rows (N,) of the training table have come by the end of an epoch (from 1)."""
+        came = np.ones(self.rows, dtype=bool)
+        if self.periods:
+            came[sum(self.periods[:epoch]) :] = False
+        elif self.validation_rows:
+            came[_validation(self.seed, self.rows, self.validation_rows)] = False
+        return came
+
     def batch_rows(self, step: int) -> int:
         """Return how many rows make `step`."""
         epoch = self.epoch_of(step)

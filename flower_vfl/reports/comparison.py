@@ -10,7 +10,7 @@ from markupsafe import Markup
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.figures import leak_comparison_figure, setting_figure, trade_off_figure
-from flower_vfl.reports.leaks import worst
+from flower_vfl.reports.leaks import is_remembered, worst
 from flower_vfl.reports.settings import UTILITIES, differences, families, measured_at, settings_of
 from flower_vfl.reports.trained import of_settings, worst_answer
 
@@ -81,7 +81,8 @@ def _leak_figure(settings: Sequence[Setting], attack: str, layer: str) -> Markup
         entry = worst(setting.runs[0].result, layer, attack=attack)
         if entry is None:
             continue
-        metric = "monitor_auc" if entry.get("source") == "monitor" else "auc"
+        metric = "remembered_auc" if is_remembered(entry) else "auc"
+        metric = f"monitor_{metric}" if entry.get("source") == "monitor" else metric
         run, party = setting.runs[0], str(entry.get("party"))
         steps, _, values = run.curve(attack=attack, party=party, layer=layer, metric=metric)
         if np.isfinite(values).any():

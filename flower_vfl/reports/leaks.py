@@ -39,8 +39,16 @@ def on_embeddings(result: Result, attack: str) -> bool:
     return any(a.get("label") == attack and a.get("sees") == "embeddings" for a in result.get("attacks", ()))
 
 
+def is_remembered(entry: Entry) -> bool:
+    """Return whether an entry is what an attacker read who remembers each row over the epochs."""
+    return bool(entry.get("phase") == "remembered")
+
+
 def received(result: Result) -> list[Entry]:
-    """Return the leak AUCs, while training, of what the parties really saw, defended where there is a defense."""
+    """Return the leak AUCs, while training, of what the parties really saw, defended where there is a defense.
+
+    Those of single steps and those of what is remembered over the epochs.
+    """
     defended = bool(result["defenses"])
     return [
         entry
@@ -51,7 +59,14 @@ def received(result: Result) -> list[Entry]:
     ]
 
 
-def worst(result: Result, layer: str, *, attack: str | None = None, oracle: bool | None = None) -> Entry | None:
+def worst(
+    result: Result,
+    layer: str,
+    *,
+    attack: str | None = None,
+    oracle: bool | None = None,
+    remembered: bool | None = None,
+) -> Entry | None:
     """Return the entry with the largest q95 at a layer; None without any.
 
     What attackers measured counts; what the monitor measured stands in where none did.
@@ -66,6 +81,8 @@ def worst(result: Result, layer: str, *, attack: str | None = None, oracle: bool
         Only this one, by its label.
     oracle
         Only attacks that are told what no real attacker has, or only the others.
+    remembered
+        Only attacks that remember over the epochs, or only those on single steps.
     """
     entries = [
         entry
@@ -74,6 +91,7 @@ def worst(result: Result, layer: str, *, attack: str | None = None, oracle: bool
         and entry.get("q95") is not None
         and attack in (None, label_of(entry))
         and oracle in (None, told(result, entry)[0])
+        and remembered in (None, is_remembered(entry))
     ]
     entries = [entry for entry in entries if entry.get("source") != "monitor"] or entries
     return max(entries, key=lambda entry: float(entry["q95"]), default=None)

@@ -18,8 +18,9 @@ from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
-from flower_vfl.reports.leaks import label_of, told
+from flower_vfl.reports.leaks import is_remembered, label_of, told
 from flower_vfl.reports.periods import period_figures
+from flower_vfl.reports.remembered import of_remembered
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.sweep import of_sweep
 from flower_vfl.reports.trained import of_run
@@ -130,7 +131,10 @@ def _of_one(run: Run) -> dict[str, Any]:
         "oracle": words.worst_leak(run, oracle=True),
         "kept": words.kept_model(result),
         "certificates": certificates(run),
-        "leaks": [(e, told(result, e)[0]) for e in result["leakage"] if e.get("phase") != "inference"],
+        "leaks": [
+            (e, told(result, e)[0]) for e in result["leakage"] if e.get("phase") != "inference" and not is_remembered(e)
+        ],
+        **of_remembered(run),
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import pyarrow.compute as pc
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flower_vfl.apps.periods import SCHEMA as PERIODS_SCHEMA
 from flower_vfl.apps.periods import read_periods
 from flower_vfl.errors import InputError
+from flower_vfl.reports.leaks import is_remembered
 from flower_vfl.tracking import SCHEMA, STEPS, read_embeddings, read_snapshots, read_steps
 
 if TYPE_CHECKING:
@@ -131,8 +132,22 @@ def _result(path: Path) -> dict[str, Any]:
     for attack in result.get("attacks", []):
         if not (isinstance(attack.get("needs"), list) and isinstance(attack.get("hints"), int)):
             raise InputError(f"{path}: every entry of 'attacks' must have a list 'needs' and a number 'hints'.")
-    for entry in result["leakage"]:
+    _check_leaks(path, result["leakage"])
+    return result
+
+
+def _check_leaks(path: Path, leakage: Sequence[Mapping[str, Any]]) -> None:
+    for entry in filter(is_remembered, leakage):
+        epochs, values = entry.get("epochs"), entry.get("values")
+        if not (_numbers(epochs, int) and _numbers(values, float | int) and len(epochs) == len(values)):
+            raise InputError(
+                f"{path}: a remembered leak has a value for each of its epochs; it has {epochs}, {values}."
+            )
+    for entry in leakage:
         for number in ("q95", "q95_null", "mean", "max", "detection_error_mean", "detection_error_q05"):
             if not isinstance(entry.get(number), float | int | None):
                 raise InputError(f"{path}: {number!r} of a leak is {entry[number]!r}, a number or null is needed.")
-    return result
+
+
+def _numbers(value: Any, kind: Any) -> TypeGuard[list[float]]:
+    return isinstance(value, list) and all(isinstance(n, kind) and not isinstance(n, bool) for n in value)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.reports.leaks import label_of, received, told
+from flower_vfl.reports.leaks import is_remembered, label_of, received, told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -192,6 +192,11 @@ class Leak:
         )[self.level]
 
     @property
+    def remembered(self) -> bool:
+        """Whether it was read of what came over the epochs, and not of single steps."""
+        return is_remembered(self.entry)
+
+    @property
     def turned(self) -> bool:
         """Whether the scores are so wrong that turned around they read more than as they are."""
         return self.reached > self.q95
@@ -235,11 +240,12 @@ def not_tested(run: Run) -> list[str]:
         )
     if not any(entry.get("phase") == "inference" for entry in leakage):
         gaps.append("Embeddings: what a party can read from its own trained model, after training.")
+    if not any(is_remembered(entry) for entry in leakage):
+        gaps.append("Attackers that remember each person over the epochs, and so average noise away.")
     if len(run.parties()) > 1 and not any("+" in str(entry.get("party")) for entry in leakage):
         gaps.append("Parties that put together what they see.")
     return [
         *gaps,
-        "Attackers that remember each person over the epochs, and so average noise away.",
         "Active attackers, which send crafted embeddings to steer the training instead of only looking.",
         "Leakage of features: what the label party can read about the columns of the others.",
     ]

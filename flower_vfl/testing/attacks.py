@@ -13,6 +13,7 @@ from torch import Tensor
 from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, AttackMethod, SideInformation
 from flower_vfl.attacks.inference import InferenceAttack
+from flower_vfl.attacks.remembering import MemoryAttack
 from flower_vfl.errors import InputError
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from flower_vfl.testing.common import (
@@ -25,6 +26,7 @@ from flower_vfl.testing.common import (
     run_checks,
     scaled,
 )
+from flower_vfl.testing.remembering import MEMORIES, MemorySubject
 from flower_vfl.testing.trained import TRAINED, TrainedSubject
 
 _LAYERS = ("cut", "first")
@@ -39,12 +41,13 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
     every device of this machine; no score is NaN, be the batch of one or two rows, of one class, of zeros, of equal
     rows, or of gradients of 1e-30 or 1e30; the same input gives the same scores and is not changed; side information
     that is missing is refused with a message. An attack on the trained model says one thing a row in the same way, of
-    two classes and of five, from the seed that it is given and no other randomness.
+    two classes and of five, from the seed that it is given and no other randomness. One on what is remembered gives one
+    score for each row that has come, after any number of epochs.
 
     Parameters
     ----------
     attack_class : type[AttackMethod]
-        The class, an `Attack`, an `InferenceAttack` or both.
+        The class: an `Attack`, an `InferenceAttack` or a `MemoryAttack`, or several of them.
     **params
         Its parameters.
 
@@ -54,14 +57,17 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
         Listing everything that is wrong.
     """
     title = str(getattr(attack_class, "__name__", attack_class))
-    watching, trained = (
-        isinstance(attack_class, type) and issubclass(attack_class, base) for base in (Attack, InferenceAttack)
+    watching, trained, remembering = (
+        isinstance(attack_class, type) and issubclass(attack_class, base)
+        for base in (Attack, InferenceAttack, MemoryAttack)
     )
-    if watching or not trained:
+    if watching or not (trained or remembering):
         checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _devices)
         run_checks("an attack", title, params, _Subject(attack_class, params), (_declarations, *checks))
     if trained:
         run_checks("an attack on the trained model", title, params, TrainedSubject(attack_class, params), TRAINED)
+    if remembering:
+        run_checks("an attack that remembers", title, params, MemorySubject(attack_class, params), MEMORIES)
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def _side(attack: Attack, g: Tensor) -> SideInformation:
 def _declarations(subject: _Subject) -> Iterator[str]:
     cls: Any = subject.attack_class
     if not isinstance(cls, type) or not issubclass(cls, Attack):
-        yield "it is no subclass of flower_vfl.attacks.Attack or InferenceAttack"
+        yield "it is no subclass of flower_vfl.attacks.Attack, InferenceAttack or MemoryAttack"
         return
     yield from name_problems(getattr(cls, "name", None))
     if cls.sees not in ("gradients", "embeddings"):

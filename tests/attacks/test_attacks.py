@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flower_vfl import attacks
-from flower_vfl.attacks import ATTACKS, Attack, AttackMethod, InferenceAttack, make_attack
+from flower_vfl.attacks import ATTACKS, Attack, AttackMethod, InferenceAttack, MemoryAttack, make_attack
 from flower_vfl.errors import ConfigError
 
 FOLDER = Path(attacks.__file__).parent
@@ -39,7 +39,7 @@ def test_a_parameter_that_an_attack_does_not_have_is_refused():
         make_attack("norm", strength=3)
 
 
-@pytest.mark.parametrize("base", [Attack, InferenceAttack])
+@pytest.mark.parametrize("base", [Attack, InferenceAttack, MemoryAttack])
 def test_an_attack_cannot_be_made_without_its_method(base):
     with pytest.raises(TypeError, match="abstract"):
         base()
@@ -56,13 +56,15 @@ def test_a_method_author_writes_one_method():
     assert First().params == {}
 
 
-def test_attacks_take_a_transcript_a_layer_and_side_information_or_a_view_of_the_trained_model_only():
+def test_attacks_take_a_transcript_a_memory_or_a_view_of_the_trained_model_and_what_they_are_told_only():
     for attack in ATTACKS.values():
         if issubclass(attack, Attack):
             assert list(inspect.signature(attack.score).parameters) == ["self", "transcript", "layer", "side"]
         if issubclass(attack, InferenceAttack):
             for method in (attack.infer, attack.baseline):
                 assert list(inspect.signature(method).parameters) == ["self", "view"]
+        if issubclass(attack, MemoryAttack):
+            assert list(inspect.signature(attack.score).parameters) == ["self", "memory", "known"]
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.name)

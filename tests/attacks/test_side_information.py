@@ -15,9 +15,11 @@ from flower_vfl.errors import InputError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import AuditLabels, NoRecorder, Oracle, Reference, Scorer, draw_positives
+from flower_vfl.protocol.schedule import Schedule
 from tests.attacks.common import Remembering, gradients, transcript_of
 
 LABELS = np.array([0, 1, 0, 0, 1, 1, 0, 1, 0, 0])
+SCHEDULE = Schedule(0, len(LABELS), 0, len(LABELS), 10, 1, validation=0.0)
 
 
 class Kept(NoRecorder):
@@ -152,7 +154,7 @@ def test_under_a_defense_the_monitor_also_attacks_what_would_have_been_sent():
     clean, sent = gradients(shape=(10, 3)), gradients(1, (10, 3))
     clean[torch.from_numpy(LABELS) == 1] *= 100
     attacks = [NormAttack(), CosineAttack()]
-    monitor = LeakageMonitor(["a"], attacks, audit, defended=True, recorder=kept, every=1)
+    monitor = LeakageMonitor(["a"], attacks, audit, SCHEDULE, defended=True, recorder=kept, every=1)
     told = {"a": Reference(1, {"cut": clean[1]})}
     rows, z = np.arange(10), torch.zeros(10, 3)
     monitor.observe(0, 1, rows, {"a": z}, {"a": sent}, clean={"a": clean}, references=told)
@@ -171,7 +173,7 @@ def test_under_a_defense_the_monitor_also_attacks_what_would_have_been_sent():
 
 def test_without_a_defense_there_is_nothing_that_was_not_sent():
     monitor = LeakageMonitor(
-        ["a"], [NormAttack()], AuditLabels.of(LABELS), defended=False, recorder=NoRecorder(), every=1
+        ["a"], [NormAttack()], AuditLabels.of(LABELS), SCHEDULE, defended=False, recorder=NoRecorder(), every=1
     )
     g = {"a": gradients(shape=(10, 3))}
     monitor.observe(0, 1, np.arange(10), g, g)

@@ -16,7 +16,10 @@ SETUP = {
     "training": {"epochs": 3, "batch_size": 64, "patience": 2},
     "model": {"bottom": [8], "cut": 4, "top": [8], "dropout": 0.1},
     "attack": {
-        "names": ["norm", "cosine", "hint(k=2)", "direction_count", "spectral", "model_completion(k=1,draws=1)"],
+        "names": [
+            *("norm", "cosine", "hint(k=2)", "direction_count", "spectral", "model_completion(k=1,draws=1)"),
+            *("remembered_norm", "remembered_difference", "remembered_hint(k=2)", "remembered_fit(k=2)"),
+        ],
         "layers": ["cut"],
         "snapshots": [3, 12],
         "max_leak": 0.99,

@@ -10,11 +10,13 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import leak_auc, separation
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import AuditLabels, NoRecorder, Reference
+from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.strategies import VerticalStrategy
 from tests.toys import toy_config, toy_data
 
 LABELS = np.array([0, 1, 0, 0, 1, 1, 0, 1, 0, 0])
 ROWS = np.arange(len(LABELS))
+SCHEDULE = Schedule(0, len(LABELS), 0, len(LABELS), 10, 1, validation=0.0)
 
 
 def seen(seed, shape):
@@ -39,6 +41,7 @@ def test_colluding_parties_are_attacked_on_their_joined_gradients(gradients):
         ["a", "b", "a+b"],
         [NormAttack(), CosineAttack()],
         AuditLabels.of(LABELS),
+        SCHEDULE,
         defended=False,
         recorder=NoRecorder(),
         every=1,
@@ -54,7 +57,9 @@ def test_colluding_parties_are_attacked_on_their_joined_gradients(gradients):
 
 def test_colluding_parties_are_also_attacked_on_what_would_have_been_sent(gradients):
     kept = Kept()
-    monitor = LeakageMonitor(["a+c"], [NormAttack()], AuditLabels.of(LABELS), defended=True, recorder=kept, every=1)
+    monitor = LeakageMonitor(
+        ["a+c"], [NormAttack()], AuditLabels.of(LABELS), SCHEDULE, defended=True, recorder=kept, every=1
+    )
     sent = {party: torch.zeros_like(g) for party, g in gradients.items()}
     monitor.observe(0, 1, ROWS, gradients, sent, clean=gradients)
     monitor.entries()

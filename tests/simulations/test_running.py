@@ -18,7 +18,9 @@ def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_r
     gradients = [["iso"], ["iso"], ["max_norm"], ["marvell"], ["marvell"], ["marvell"]]
     assert used == [[], *gradients, ["potential_energy"]]
     for summary in summaries:
-        assert {entry["attack"] for entry in summary["leakage"]} == {"norm", "cosine", "model_completion"}
+        assert {entry["attack"] for entry in summary["leakage"]} == {
+            *("norm", "cosine", "remembered_norm", "remembered_direction", "model_completion"),
+        }
         assert {(entry["party"], entry["layer"]) for entry in summary["rebuild"]} >= {("a", "cut")}
         assert [point["k"] for point in summary["rebuild"][0]["curve"]] == [1, 4, 16]
         assert summary["alone"] == summaries[0]["alone"]

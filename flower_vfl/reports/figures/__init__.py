@@ -4,7 +4,12 @@ from flower_vfl.reports.figures.embeddings import Reached, angle_figure, map_fig
 from flower_vfl.reports.figures.periods import period_figure
 from flower_vfl.reports.figures.snapshots import snapshot_figures
 from flower_vfl.reports.figures.trade_off import Point, setting_figure, trade_off_figure
-from flower_vfl.reports.figures.training import epoch_figure, leak_comparison_figure, leak_figure
+from flower_vfl.reports.figures.training import (
+    epoch_figure,
+    leak_comparison_figure,
+    leak_figure,
+    remembered_figure,
+)
 
 __all__ = [
     "Point",
@@ -17,6 +22,7 @@ __all__ = [
     "period_figure",
     "protection_figure",
     "rebuild_figure",
+    "remembered_figure",
     "setting_figure",
     "snapshot_figures",
     "trade_off_figure",

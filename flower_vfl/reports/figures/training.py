@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from flower_vfl.metrics import nearest_rank
-from flower_vfl.reports.figures.canvas import chance_band, draw, short, strokes
+from flower_vfl.reports.figures.canvas import INK, chance_band, draw, short, strokes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +81,43 @@ def leak_comparison_figure(title: str, curves: Mapping[str, Curve], null: float 
         axes.set(xlabel="training step", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
 
     return draw(title, paint)
+
+
+def remembered_figure(
+    title: str, curves: Mapping[str, Curve], null: float | None, name: str = "", alone: Curve | None = None
+) -> str:
+    """Draw what is remembered over the epochs beside what single steps give away.
+
+    Parameters
+    ----------
+    title
+        Whose leak, at which layer.
+    curves
+        Epochs and leak AUCs by attack.
+    null
+        The 95 % quantile that chance reaches over all rows.
+    name, alone
+        An attack on single steps, with its epochs and 95 % quantiles; by default none.
+
+    Returns
+    -------
+    str
+        An ``<svg>`` element.
+    """
+
+    def paint(axes: Axes) -> None:
+        chance_band(axes, null)
+        lowest = 0.45
+        for stroke, (label, (epochs, values)) in zip(strokes(), curves.items(), strict=False):
+            axes.plot(epochs, values, **stroke | {"linestyle": "-"}, markersize=3.5, label=short(label))
+            lowest = min([lowest, *values])
+        if alone is not None:
+            axes.plot(*alone, color=INK, linestyle=(0, (4, 2)), linewidth=1.2, label=short(name))
+            lowest = min([lowest, *alone[1]])
+        axes.set(xlabel="epoch", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+
+    return draw(title, paint, columns=2)
 
 
 def epoch_figure(title: str, ylabel: str, curves: Mapping[str, Curve]) -> str:

@@ -1,0 +1,100 @@
+"""Hints over the epochs: the attacker knows a few positives, and looks for rows that it remembers like them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+
+from flower_vfl.attacks.base import HINTS
+from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory, MemoryAttack
+from flower_vfl.errors import ConfigError
+from flower_vfl.registry import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+Measure = Literal["inner", "cosine"]
+MEASURES: tuple[Measure, ...] = ("inner", "cosine")
+
+
+def score(pieces: Callable[[], Iterable[Tensor]], known: Tensor, measure: Measure = "inner") -> Tensor:
+    r"""Score each row by how near it is to the mean of known positives, both seen from the mean of all rows.
+
+    .. math:: r(x_i) = \langle x_i - \bar x, \; \bar h - \bar x \rangle \quad \text{or their cosine}
+
+    Parameters
+    ----------
+    pieces
+        Gives the rows anew each time that it is called, (n, D) a piece.
+    known
+        (k, D) rows of positives, k > 0.
+    measure
+        "inner" or "cosine".
+
+    Returns
+    -------
+    Tensor
+        (N,) of float64; a row at the mean of all has 0.
+
+    Examples
+    --------
+    >>> rows = torch.tensor([[2.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]])
+    >>> score(lambda: [rows], rows[:1], "cosine")
+    tensor([ 1.0000, -0.7071, -0.7071], dtype=torch.float64)
+    """
+    count, total = 0, torch.zeros((), dtype=torch.float64)
+    for piece in pieces():
+        count, total = count + len(piece), total + piece.sum(dim=0, dtype=torch.float64)
+    mean = total / max(count, 1)
+    towards = known.double().mean(dim=0) - mean
+    found = []
+    for piece in pieces():
+        x = piece.double() - mean
+        inner = x @ towards
+        if measure == "cosine":
+            both = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(towards)
+            inner = inner / both.where(both > 0, 1.0)
+        found.append(inner)
+    return torch.cat(found)
+
+
+class RememberedHintAttack(MemoryAttack):
+    """Scores each row by how near its remembered mean is to that of k positives which the attacker knows.
+
+    Parameters
+    ----------
+    k
+        How many positives it knows, at least 1.
+    measure
+        "inner" or "cosine".
+    """
+
+    name: ClassVar[str] = "remembered_hint"
+    needs: ClassVar[frozenset[str]] = frozenset({HINTS})
+
+    def __init__(self, k: int = 5, measure: Measure = "inner") -> None:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise ConfigError(f"remembered_hint: k is {k!r}, the number of known positives; give a whole number from 1")
+        if measure not in MEASURES:
+            raise ConfigError(f"remembered_hint: there is no measure {measure!r}; {suggestion(str(measure), MEASURES)}")
+        self.k = k
+        self.measure: Measure = measure
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """How many positives are known, and how nearness is measured."""
+        return {"k": self.k, "measure": self.measure}
+
+    @property
+    def hints(self) -> int:
+        """How many positives it knows."""
+        return self.k
+
+    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+        """Return the nearness of the remembered means to that of the known positives, (N,)."""
+        positives = known.require(1).rows[known.labels == 1]
+        return score(partial(memory.pieces, "mean"), memory.at(positives, "mean"), self.measure)

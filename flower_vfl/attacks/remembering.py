@@ -1,0 +1,231 @@
+"""What an attack that remembers is: what came for each row over the epochs in, a score for each row out.
+
+Attacks on one step see each person once, with the noise of that step. A party that adds up what it receives for the
+same person averages noise away that is drawn anew. Such an attack runs after each epoch, over all rows that came until
+then. It sees a memory, and the labels of the few rows that it declares to know: it is a *reader* of what a party holds
+about its rows, fitted on known rows where it knows some.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from flower_vfl.attacks.base import AttackMethod
+from flower_vfl.attacks.rows import as_rows
+from flower_vfl.metrics import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+Kept: TypeAlias = Literal["mean", "last", "difference"]
+"""What a memory can give of each row, in units of the batches in which it came: the mean over the epochs, the gradient
+of the last epoch, and that less the one of the epoch before."""
+
+DEPTH: dict[Kept, int] = {"mean": 1, "last": 2, "difference": 3}
+"""Of how many epochs the running sums must be kept for it: 4 bytes a row and scalar each."""
+
+PIECE = 1 << 20
+"""Numbers of one piece of a memory: 4 MiB, which stay in a processor's cache."""
+
+_SAFE = (1e-12, 1e18)
+"""Between these no square of a batch's norm that matters has vanished or overflowed in float32."""
+
+
+def in_batch_units(g: Tensor) -> Tensor:
+    r"""Return gradients as rows in units of their batch's root mean square, so that all epochs weigh alike.
+
+    .. math:: x_i = g_i \Big/ \sqrt{\tfrac{1}{BD} \sum_{j} \| g_j \|^2}
+
+    Losses fall and gradients shrink while a network learns; a sum of them as they are would be that of the first epoch.
+
+    Parameters
+    ----------
+    g
+        (B, ...) gradients of one batch.
+
+    Returns
+    -------
+    Tensor
+        (B, D) of float32; zeros for a batch of zeros. The scale of ``g`` changes nothing, from 1e-30 to 1e30.
+
+    Examples
+    --------
+    >>> in_batch_units(torch.tensor([[4.0, 0.0], [0.0, -4.0]]) * 1e-30).square().mean().round(decimals=4)
+    tensor(1.)
+    """
+    rows = as_rows(g)
+    rows = rows if rows.dtype.itemsize >= 4 else rows.float()
+    norm = torch.linalg.vector_norm(rows).item()
+    if not _SAFE[0] < norm < _SAFE[1]:
+        rows = rows.double()
+        largest = float(rows.abs().amax()) if rows.numel() else 0.0
+        rows = rows / (largest or 1.0)
+        norm = torch.linalg.vector_norm(rows).item()
+    return (rows * (math.sqrt(rows.numel()) / norm if norm else 0.0)).float()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """What a party remembers of one layer at the end of an epoch.
+
+    Attributes
+    ----------
+    seen
+        (R,) which rows of the training table have come.
+    times
+        How often each of them came, at least 1.
+    sums
+        (R, D) running sums of gradients in units of their batches (`in_batch_units`): as they stand, as they stood
+        before the last time, and before that; so many as are kept. They may be larger than the machine's memory: read
+        them piece by piece.
+
+    Examples
+    --------
+    >>> before = np.array([[1.0, 0.0], [9.0, 9.0], [0.0, 1.0]], dtype=np.float32)
+    >>> memory = Memory(np.array([True, False, True]), 2, (before + 2, before))
+    >>> torch.cat(list(memory.pieces("mean"))), memory.at(np.array([2]), "last")
+    (tensor([[1.5000, 1.0000],
+            [1.0000, 1.5000]]), tensor([[2., 2.]]))
+    """
+
+    seen: NDArray[np.bool_]
+    times: int
+    sums: tuple[NDArray[np.float32], ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows have come, N."""
+        return int(np.count_nonzero(self.seen))
+
+    @property
+    def width(self) -> int:
+        """Numbers of one row, D."""
+        return int(self.sums[0].shape[1])
+
+    def pieces(self, kept: Kept) -> Iterator[Tensor]:
+        """Yield the rows that have come, in the order of the table, piece by piece, (n, D) each.
+
+        Raises
+        ------
+        ArgumentError
+            Where it is not kept.
+        """
+        step = max(1, PIECE // max(1, self.width))
+        for low in range(0, len(self.seen), step):
+            which = np.flatnonzero(self.seen[low : low + step])
+            if which.size:
+                yield self.at(which + low, kept)
+
+    def at(self, rows: NDArray[np.int64], kept: Kept) -> Tensor:
+        """Return rows (n, D) by their place in the table.
+
+        Raises
+        ------
+        ArgumentError
+            Where it is not kept.
+        """
+        wanted = min(DEPTH[kept], self.times)  # before the first time all sums are zero
+        if len(self.sums) < wanted:
+            raise ArgumentError(f"The memory does not give {kept!r}: an attack declares what it reads in `keeps`.")
+        now, *before = (sums.take(rows, axis=0) for sums in self.sums[:wanted])
+        if kept == "mean":
+            return torch.from_numpy(now / np.float32(self.times))
+        if kept == "difference" and self.times == 1:
+            return torch.zeros(len(rows), self.width)
+        last = now - before[0] if before else now
+        if kept == "last":
+            return torch.from_numpy(last)
+        return torch.from_numpy(last - (before[0] - before[1] if len(before) > 1 else before[0]))
+
+
+def _nobody() -> NDArray[np.int64]:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownRows:
+    """Rows whose labels an attack knows; who measures it leaves them out.
+
+    Attributes
+    ----------
+    rows
+        (n,) their places in the training table; all of them have come.
+    labels
+        (n,) 0 or 1.
+    """
+
+    rows: NDArray[np.int64] = field(default_factory=_nobody)
+    labels: NDArray[np.int64] = field(default_factory=_nobody)
+
+    def require(self, *classes: int) -> KnownRows:
+        """Return itself where it has rows of each of these classes.
+
+        Raises
+        ------
+        ArgumentError
+            Where it has none: the attack must declare what it needs to know.
+        """
+        missing = [str(label) for label in classes if label not in self.labels]
+        if missing:
+            raise ArgumentError(f"No row of class {' or '.join(missing)} is known: declare it in `hints` or `leaks`.")
+        return self
+
+
+NOBODY = KnownRows()
+
+
+class MemoryAttack(AttackMethod):
+    """A curious feature party's way to read labels from what it remembers of each row over the epochs.
+
+    It sees the memory of one layer and the labels that it declares to know, nothing else. It is run at the end of each
+    epoch; scoring its scores against the true labels is somebody else's work.
+
+    Attributes
+    ----------
+    needs
+        Empty; or ``{"hints"}``, the rows of `hints` positives; or ``{"leaked"}``, those of `leaks` examples of each
+        class. Then it is measured where somebody knows them.
+    keeps
+        What it reads of the memory; nothing else is kept for it.
+    first_epoch
+        How often a row must have come before there is something to read.
+    """
+
+    keeps: ClassVar[frozenset[Kept]] = frozenset({"mean"})
+    first_epoch: ClassVar[int] = 1
+
+    @property
+    def hints(self) -> int:
+        """How many positives it knows."""
+        return 0
+
+    @property
+    def leaks(self) -> int:
+        """How many labelled rows of each class it knows."""
+        return 0
+
+    @abstractmethod
+    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+        """Score all rows that have come.
+
+        Parameters
+        ----------
+        memory
+            What the party remembers of one layer.
+        known
+            The rows whose labels it knows, as `needs` declares.
+
+        Returns
+        -------
+        Tensor
+            (N,) in the order of the table, higher means more likely positive; never NaN for finite memories.
+        """

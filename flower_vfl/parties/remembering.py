@@ -1,0 +1,276 @@
+"""From what is remembered to a measured leak: attacks that run after each epoch meet true labels here."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.attacks.base import HINTS
+from flower_vfl.attacks.inference import LEAKED
+from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory, MemoryAttack
+from flower_vfl.errors import ConfigError
+from flower_vfl.files import boot
+from flower_vfl.metrics import LeakSummary, auc_interval, separation
+from flower_vfl.metrics.arrays import as_numpy
+from flower_vfl.parties.memory import RowMemory
+from flower_vfl.parties.scoring import AuditLabels, Recorder, draw_examples, draw_positives
+from flower_vfl.parties.summaries import restore_summary, summary_state
+from flower_vfl.protocol.schedule import Rows, Schedule
+from flower_vfl.registry import from_elsewhere
+
+_log = logging.getLogger(__name__)
+
+REMEMBERED = "remembered"
+"""The phase of an entry of `result.json` that was read of a memory."""
+
+WIDEST = 4096
+"""Numbers of a row up to which a layer is remembered: a direction takes a matrix of their square."""
+
+
+_UNSEEN = 255
+"""Of rows that have not come, where 0 and 1 are what the label of a row can be."""
+
+
+def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *, repeats: bool) -> None:
+    """Refuse attacks on a memory that nobody could tell what they need, or that find nothing to read.
+
+    Parameters
+    ----------
+    attacks : Iterable[MemoryAttack]
+        What is run.
+    labels : AuditLabels
+        The true labels of the training table.
+    repeats : bool
+        Whether rows come more than once.
+
+    Raises
+    ------
+    ConfigError
+        For more known rows than there are, for side information that does not exist, where rows must come again, and
+        where it is not one class that is looked for.
+    """
+    positive = labels.numbers == labels.positive(0)
+    for attack in attacks:
+        if len(labels.positives) != 1:
+            raise ConfigError(
+                f"the attack {attack.label!r} looks for one class in all epochs; {len(labels.positives)} are looked for "
+                f"in turn ({', '.join(map(str, labels.positives))}): name one in attack.positives"
+            )
+        if not attack.needs <= {HINTS, LEAKED}:
+            raise ConfigError(f"the attack {attack.label!r} needs {sorted(attack.needs)}; there is {HINTS}, {LEAKED}")
+        positives = int(np.count_nonzero(positive))
+        if attack.hints >= positives and HINTS in attack.needs:
+            raise ConfigError(
+                f"the attack {attack.label!r} knows {attack.hints} positives and looks for others; {positives} of the "
+                f"training rows are positive, so that it can know {max(positives - 1, 0)} at most: lower k"
+            )
+        if attack.leaks:
+            draw_examples(positive, 0, classes=2, count=attack.leaks)
+        if attack.first_epoch > 1 and not repeats:
+            raise ConfigError(
+                f'the attack {attack.label!r} compares epochs, but with training.order "time" each row comes once'
+            )
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """What one attack read at one layer, epoch by epoch."""
+
+    attack: MemoryAttack
+    summary: LeakSummary
+    epochs: list[int] = field(default_factory=list)
+    intervals: list[list[float] | None] = field(default_factory=list)
+
+
+class MemoryScorer:
+    """Remembers what a party receives, lets attacks read it after each epoch, and writes down how right they are.
+
+    Parameters
+    ----------
+    attacks : Sequence[MemoryAttack]
+        What is run, at least one.
+    layers : Sequence[str]
+        Layers that are remembered.
+    labels : AuditLabels
+        The true labels.
+    schedule : Schedule
+        Says which rows make which step, and when an epoch ends.
+    party : str
+        The feature party whose view is attacked.
+    source : str
+        "attacker" or "monitor".
+    defended : bool
+        Whether any defense is in force.
+    recorder : Recorder
+        Where each value goes.
+    folder : Path, optional
+        Where the memory lies, see `RowMemory`.
+    view : str
+        What the names of the values for `recorder` begin with, as in "monitor_remembered_auc"; empty for an attacker's.
+    """
+
+    def __init__(
+        self,
+        attacks: Sequence[MemoryAttack],
+        layers: Sequence[str],
+        labels: AuditLabels,
+        schedule: Schedule,
+        *,
+        party: str,
+        source: str,
+        defended: bool,
+        recorder: Recorder,
+        folder: Path | None = None,
+        view: str = "",
+    ) -> None:
+        self._labels, self._schedule, self._recorder, self._party = labels, schedule, recorder, party
+        self._metrics = [f"{view}_{REMEMBERED}_{name}".lstrip("_") for name in ("auc", "detection_error")]
+        self._memory = RowMemory(schedule, {kept for attack in attacks for kept in attack.keeps}, folder=folder)
+        self._layers = list(layers)
+        self._unread: dict[str, str] = {}
+        self._found = [
+            _Remembered(
+                attack,
+                LeakSummary(
+                    *(attack.name, party, layer, attack.params), phase=REMEMBERED, source=source, defended=defended
+                ),
+            )
+            for attack in attacks
+            for layer in layers
+        ]
+        self.latest = math.nan
+        """The largest leak after the last epoch that was read."""
+
+    def observe(self, step: int, rows: Rows, gradients: Mapping[str, Tensor]) -> None:
+        """Take in the gradients (B, ...) of one step, by layer; every step counts. At an epoch's end, read and score.
+
+        Parameters
+        ----------
+        step : int
+            The step.
+        rows : Rows
+            (B,) its rows.
+        gradients : Mapping[str, Tensor]
+            (B, ...) by layer.
+        """
+        kept = {layer: gradients[layer] for layer in tuple(self._layers) if self._fits(layer, gradients[layer])}
+        self._memory.record(step, rows, kept)
+        epoch = self._schedule.epoch_of(step)
+        if step == self._schedule.steps_of(epoch)[-1]:
+            self._score(step, epoch, list(kept))
+
+    def _fits(self, layer: str, gradient: Tensor) -> bool:
+        width = gradient[0].numel()
+        if width > WIDEST:
+            self._give_up(layer, f"it is {width} numbers wide; up to {WIDEST} are remembered")
+        return width <= WIDEST
+
+    def _give_up(self, layer: str, why: str) -> None:
+        self._layers.remove(layer)
+        self._unread[layer] = why
+        _log.warning("party %r: attacks that remember do not go on at layer %r: %s", self._party, layer, why)
+
+    def _score(self, step: int, epoch: int, layers: Sequence[str]) -> None:
+        times, values = self._schedule.times_before(epoch) + 1, []
+        for layer in layers:
+            memory = self._memory.at(layer, epoch)
+            labels = self._labels.at(np.flatnonzero(memory.seen)) == self._labels.positive(0)
+            for found in self._found:
+                if found.summary.layer == layer and found.attack.first_epoch <= times:
+                    values.append(self._read(found, memory, labels, step, epoch))
+        self.latest = max((value for value in values if not math.isnan(value)), default=math.nan)
+
+    def _read(self, found: _Remembered, memory: Memory, labels: NDArray[np.bool_], step: int, epoch: int) -> float:
+        """Let one attack read one layer, and write down what comes out."""
+        known = self._known(found.attack, memory)
+        values, interval, scored = (math.nan, math.nan), None, labels[:0]
+        if known is not None:
+            others = ~np.isin(np.flatnonzero(memory.seen), known.rows) if known.rows.size else slice(None)
+            scores, scored = as_numpy(found.attack.score(memory, known))[others], labels[others]
+            values, interval = separation(scores, scored), auc_interval(scores, scored)
+        positives = int(np.count_nonzero(scored))
+        found.summary.add(values[0], len(scored) - positives, positives, values[1])
+        if not math.isnan(values[0]):
+            found.epochs.append(epoch)
+            found.intervals.append(None if interval is None else list(interval))
+        for metric, value in zip(self._metrics, values, strict=True):
+            self._recorder.add(
+                step=step,
+                epoch=epoch,
+                party=self._party,
+                layer=found.summary.layer,
+                attack=found.attack.label,
+                metric=metric,
+                value=value,
+            )
+        return values[0]
+
+    def _known(self, attack: MemoryAttack, memory: Memory) -> KnownRows | None:
+        """Return the rows that the attack knows, the same after each epoch; None where too few have come."""
+        if not attack.needs:
+            return NOBODY
+        labels = (self._labels.numbers == self._labels.positive(0)).astype(np.uint8)
+        labels[~memory.seen] = _UNSEEN
+        if HINTS in attack.needs:
+            positives = draw_positives(labels == 1, 0, HINTS)[: attack.hints]
+            enough = len(positives) == attack.hints
+            return KnownRows(np.sort(positives), np.ones(len(positives), dtype=np.int64)) if enough else None
+        try:
+            rows = np.sort(draw_examples(labels, 0, classes=2, count=attack.leaks))
+        except ConfigError:  # in time order, the first days may have too few
+            return None
+        return KnownRows(rows, labels[rows].astype(np.int64))
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return one entry an attack and layer for `result.json`, with the value after each epoch."""
+        return [
+            {
+                **found.summary.result(),
+                "label": found.attack.label,
+                "epochs": found.epochs,
+                "values": list(found.summary.values),
+                "interval95": found.intervals[-1] if found.intervals else None,
+                **({"unavailable": why} if (why := self._unread.get(found.summary.layer)) else {}),
+                **from_elsewhere(type(found.attack)),
+            }
+            for found in self._found
+        ]
+
+    def forget(self) -> None:
+        """Let go of what is remembered, once no step can come any more."""
+        self._memory.forget()
+
+    def state(self) -> dict[str, Any]:
+        """Return what was measured so far, as plain values; what is remembered is in files already."""
+        return {
+            "boot": boot(),
+            "latest": self.latest,
+            "layers": list(self._layers),
+            "unread": dict(self._unread),
+            "found": [
+                {"summary": summary_state(found.summary), "epochs": found.epochs, "intervals": found.intervals}
+                for found in self._found
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned.
+
+        Nobody waited for the disk to write what is remembered: where the machine was started anew since, it may not be
+        there, and nothing is read of it any more.
+        """
+        self.latest, self._layers, self._unread = state["latest"], list(state["layers"]), dict(state["unread"])
+        if state["boot"] != boot():
+            for layer in tuple(self._layers):
+                self._give_up(layer, "this machine was started anew, and what was remembered until then may be lost")
+        for found, entry in zip(self._found, state["found"], strict=True):
+            restore_summary(found.summary, entry["summary"])
+            found.epochs, found.intervals = list(entry["epochs"]), list(entry["intervals"])

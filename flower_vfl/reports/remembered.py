@@ -1,0 +1,115 @@
+"""What attackers read who remember each person over the epochs, beside what single steps give away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from flower_vfl.metrics import nearest_rank
+from flower_vfl.reports.figures import remembered_figure
+from flower_vfl.reports.leaks import Entry, Result, is_remembered, label_of, received, worst
+
+if TYPE_CHECKING:
+    from flower_vfl.reports.figures.training import Curve
+    from flower_vfl.reports.run import Run
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """One entry that was read of a memory.
+
+    Attributes
+    ----------
+    entry
+        The entry of ``result.json``.
+    epochs, values
+        After which epochs it was read, and the leak AUC of all rows then.
+    """
+
+    entry: Entry
+    epochs: Sequence[int]
+    values: Sequence[float]
+
+    @property
+    def first(self) -> float:
+        """The leak AUC when it was read for the first time."""
+        return self.values[0]
+
+    @property
+    def last(self) -> float:
+        """The leak AUC after the last epoch."""
+        return self.values[-1]
+
+    @property
+    def knows(self) -> str:
+        """What the attacker was told, in words."""
+        params = self.entry.get("params")
+        k = params.get("k") if isinstance(params, Mapping) else None
+        if k is None:
+            return "nothing"
+        return f"{k} positives" if self.entry.get("attack") == "remembered_hint" else f"{k} rows of each class"
+
+
+def remembered_in(entries: Sequence[Entry]) -> list[Remembered]:
+    """Return the entries that were read of a memory, at least once, in their order."""
+    found = (Remembered(entry, entry["epochs"], entry["values"]) for entry in entries if is_remembered(entry))
+    return [known for known in found if known.values]
+
+
+def strongest(result: Result) -> Remembered | None:
+    """Return the largest remembered leak of what the parties really received; None without any."""
+    return max(remembered_in(received(result)), key=lambda found: max(found.values), default=None)
+
+
+def single_steps(result: Result, party: Any, layer: Any) -> Entry | None:
+    """Return the largest leak of single steps at a place, of attacks that somebody could run; None without any."""
+    here = {**result, "leakage": [e for e in result["leakage"] if e.get("party") == party]}
+    return worst(here, str(layer), oracle=False, remembered=False)
+
+
+def of_remembered(run: Run) -> dict[str, Any]:
+    """Return what the page of one run shows of attackers that remember."""
+    found = strongest(run.result)
+    step = None if found is None else single_steps(run.result, found.entry.get("party"), found.entry.get("layer"))
+    return {
+        "remembered": found,
+        "single_step": step,
+        "remembered_rows": remembered_in(run.result["leakage"]),
+        "unread": [e for e in run.result["leakage"] if is_remembered(e) and e.get("unavailable")],
+        "remembered_figures": _figures(run),
+    }
+
+
+def _figures(run: Run) -> list[Markup]:
+    """Return one figure for each party and layer, what attackers measured before what the monitor did."""
+    places: dict[tuple[Any, Any], list[Remembered]] = {}
+    for source in ("attacker", "monitor"):
+        for found in remembered_in(received(run.result)):
+            place = (found.entry.get("party"), found.entry.get("layer"))
+            known = places.setdefault(place, [])
+            if found.entry.get("source") == source and all(other.entry.get("source") == source for other in known):
+                known.append(found)
+    return [_figure(run, *place, found) for place, found in places.items()]
+
+
+def _figure(run: Run, party: Any, layer: Any, found: Sequence[Remembered]) -> Markup:
+    curves: dict[str, Curve] = {label_of(f.entry): (np.array(f.epochs), np.array(f.values)) for f in found}
+    step = single_steps(run.result, party, layer)
+    alone = None if step is None else _by_epoch(run, step)
+    nulls = [f.entry["q95_null"] for f in found if f.entry.get("q95_null") is not None]
+    name = "" if step is None else f"{label_of(step)}, single steps"
+    return Markup(remembered_figure(f"Party {party}, {layer} layer", curves, max(nulls, default=None), name, alone))
+
+
+def _by_epoch(run: Run, entry: Entry) -> Curve | None:
+    """Return the 95 % quantile over the steps of each epoch of an attack on single steps."""
+    metric = "monitor_auc" if entry.get("source") == "monitor" else "auc"
+    keys = {key: str(entry.get(key)) for key in ("party", "layer")}
+    _, epochs, values = run.curve(attack=label_of(entry), metric=metric, **keys)
+    which = [epoch for epoch in np.unique(epochs) if np.isfinite(values[epochs == epoch]).any()]
+    quantiles = [nearest_rank(v[np.isfinite(v)]) for v in (values[epochs == epoch] for epoch in which)]
+    return (np.array(which), np.array(quantiles)) if which else None

@@ -1,0 +1,180 @@
+"""What a report says of attackers that remember: beside the papers' measure, and first where it is larger."""
+
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+
+from flower_vfl.errors import InputError
+from flower_vfl.reports import render
+from flower_vfl.reports.leaks import worst
+from flower_vfl.reports.remembered import _by_epoch, of_remembered, single_steps, strongest
+from flower_vfl.reports.run import load_run
+from flower_vfl.reports.words import not_tested, worst_leak
+from flower_vfl.simulations.tables import print_results
+
+FIRST_READ = {"remembered_norm": [0.53, 0.6, 0.66], "remembered_direction": [0.64, 0.75, 0.84]}
+
+
+def entry_of(attack, values, **more):
+    return {
+        **{"attack": attack, "label": attack, "params": {}, "metric": "auc", "phase": "remembered"},
+        **{"source": "attacker", "defended": True, "party": "a", "layer": "cut", "epochs": [1, 2, 3]},
+        **{"values": values, "q95": max(values), "q95_null": 0.505, "mean": float(np.mean(values)), "max": max(values)},
+        **{"interval95": [values[-1] - 0.01, values[-1] + 0.01], "steps": 3, "one_class_steps": 0},
+        **more,
+    }
+
+
+def remember(folder, entries):
+    """Write into a run's result what was remembered."""
+    result = json.loads((folder / "result.json").read_text())
+    result["leakage"] += entries
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+@pytest.fixture
+def remembering(run_folder):
+    """Returns a function that writes a run with a defense, and with these remembered leaks."""
+
+    def make(entries=None, **facts):
+        found = [entry_of(*pair) for pair in FIRST_READ.items()] if entries is None else entries
+        facts = {"defenses": ({"name": "marvell", "params": {"s": 4.0}},), "leak": 0.6, **facts}
+        return remember(run_folder(epochs=3, **facts), found)
+
+    return make
+
+
+def text_of(folder):
+    page = re.sub(r"<svg.*?</svg>", "[figure]", render([folder]).read_text(), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
+
+
+def test_the_page_sets_what_is_remembered_beside_single_steps(remembering):
+    text = text_of(remembering())
+    assert "A single step gives away a leak AUC of 0.6" in text
+    assert "Who adds up what came for each of them, and knows nothing, read the labels of all people with 0.640" in text
+    assert re.search(
+        r"with 0\.840 after epoch 3 \(remembered_direction\)\. Noise that is drawn anew averages out", text
+    )
+    assert "What an attacker reads who remembers" in text
+
+
+def test_the_largest_leak_of_a_run_is_the_remembered_one_where_that_is_larger(remembering):
+    folder = remembering()
+    leak = worst_leak(load_run(folder))
+    assert leak.remembered
+    assert leak.q95 == 0.84
+    text = text_of(folder)
+    assert "0.840" in text.split("How much it leaks")[1][:40]
+    assert "it adds up what comes for each person over the epochs" in text
+    assert "By the papers’ measure, single steps, it is 0.6" in text
+
+
+def test_where_single_steps_leak_more_the_headline_is_theirs(remembering):
+    folder = remembering(leak=0.97)
+    assert not worst_leak(load_run(folder)).remembered
+    assert "in 95 of 100 steps it was no higher" in text_of(folder)
+
+
+def test_single_steps_are_compared_at_the_same_place(remembering):
+    result = load_run(remembering()).result
+    for party, layer in (("a", "cut"), ("b", "first")):
+        step = single_steps(result, party, layer)
+        assert (step["party"], step["layer"], step["phase"]) == (party, layer, "train")
+    assert worst(result, "cut", remembered=True)["attack"] == "remembered_direction"
+    assert worst(result, "cut", remembered=False)["attack"] == "norm"
+    assert worst(result, "cut")["attack"] == "remembered_direction"
+
+
+def test_there_is_a_figure_a_party_and_layer_and_the_monitor_stands_in(remembering):
+    entries = [
+        entry_of("remembered_norm", [0.5, 0.6, 0.7], party=party, layer=layer, source=source)
+        for party, layer, source in (
+            ("a", "cut", "attacker"),
+            ("a", "cut", "monitor"),
+            ("a", "first", "attacker"),
+            ("a+b", "cut", "monitor"),
+        )
+    ]
+    folder = remembering(entries)
+    figures = of_remembered(load_run(folder))["remembered_figures"]
+    assert len(figures) == 3
+    assert "norm, single steps" in figures[0]
+    assert "single steps" not in figures[2]  # nobody attacked both together step by step
+
+
+def test_single_steps_are_drawn_by_the_quantile_of_each_epoch(remembering):
+    run = load_run(remembering(leak=0.9))
+    epochs, quantiles = _by_epoch(run, single_steps(run.result, "a", "cut"))
+    _, of, values = run.curve(attack="norm", party="a", layer="cut", metric="auc")
+    assert epochs.tolist() == [1, 2, 3]
+    for epoch, quantile in zip(epochs, quantiles, strict=True):
+        assert np.mean(values[of == epoch] <= quantile) >= 0.95
+        assert quantile in values[of == epoch]
+
+
+def test_what_would_have_been_sent_undefended_is_no_leak_of_the_run(remembering):
+    folder = remembering([entry_of("remembered_norm", [0.9, 0.95, 0.99], defended=False, source="monitor")])
+    assert strongest(load_run(folder).result) is None
+    text = text_of(folder)
+    assert "Who adds up" not in text
+    assert "0.990" in text  # it stands in the table
+
+
+def test_what_was_not_read_to_the_end_is_told(remembering):
+    nothing = {"epochs": [], "values": [], "q95": None, "unavailable": "it is wide"}
+    folder = remembering([{**entry_of("remembered_norm", [0.5]), **nothing}])
+    assert "remembered_norm at party a, cut layer was not read to the end: it is wide." in text_of(folder)
+
+
+def test_that_nobody_remembered_is_named_where_nobody_did(remembering, run_folder):
+    words = "Attackers that remember each person over the epochs, and so average noise away."
+    assert words in not_tested(load_run(run_folder("plain")))
+    assert words not in not_tested(load_run(remembering()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"values": [0.5]}, {"values": "high"}, {"epochs": None}, {"epochs": [1, 2, "x"]}, {"values": [0.5, None, 1.0]}],
+)
+def test_a_remembered_leak_of_another_shape_is_refused(remembering, change):
+    folder = remembering([{**entry_of("remembered_norm", [0.5, 0.6, 0.7]), **change}])
+    with pytest.raises(InputError, match="a value for each of its epochs"):
+        render([folder])
+
+
+def test_hostile_text_in_a_remembered_leak_stays_text(remembering):
+    entry = entry_of("<script>x</script>", [0.5, 0.6, 0.9], unavailable="<img src=x>", params={"k": "<b>5"})
+    page = render([remembering([entry])]).read_text()
+    assert "<script>x" not in page
+    assert "<img src=x>" not in page
+    assert "<b>5" not in page
+
+
+def test_the_table_of_runs_has_both_measures(remembering, capsys):
+    result = json.loads((remembering() / "result.json").read_text())
+    print_results([result])
+    shown = capsys.readouterr().out
+    assert "remem" in shown
+    assert "0.840" in shown
+    line = re.sub(r"\s+", " ", shown)
+    assert "Remembered, marvell(s=4.0): 0.640 after epoch 1, 0.840 after epoch 3; single steps 0.6" in line
+
+
+def test_without_attackers_that_remember_the_table_is_as_it_was(run_folder, capsys):
+    print_results([json.loads((run_folder() / "result.json").read_text())])
+    assert "emem" not in capsys.readouterr().out
+
+
+def test_runs_are_compared_by_what_is_remembered_too(remembering, run_folder, tmp_path):
+    folders = [
+        remembering(),
+        remember(run_folder("other", epochs=3), [entry_of("remembered_direction", [0.9, 0.9, 0.9], defended=False)]),
+    ]
+    page = html.unescape(render(folders).read_text())
+    assert "remembered_direction, cut" in page
+    assert "0.900" in page
