@@ -61,8 +61,8 @@ def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *
     for attack in attacks:
         if len(labels.positives) != 1:
             raise ConfigError(
-                f"the attack {attack.label!r} looks for one class in all epochs; {len(labels.positives)} are looked for "
-                f"in turn ({', '.join(map(str, labels.positives))}): name one in attack.positives"
+                f"the attack {attack.label!r} looks for one class in all epochs; here {len(labels.positives)} take "
+                f"turns ({', '.join(map(str, labels.positives))}): name one in attack.positives"
             )
         if not attack.needs <= {HINTS, LEAKED}:
             raise ConfigError(f"the attack {attack.label!r} needs {sorted(attack.needs)}; there is {HINTS}, {LEAKED}")
