@@ -15,6 +15,7 @@ from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
 from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
 from flower_vfl.metrics.null import null_quantile
+from flower_vfl.metrics.releases import Release, Together, together
 from flower_vfl.metrics.snapshot import Observations, Values, observations, snapshot
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
 
@@ -24,6 +25,8 @@ __all__ = [
     "Exceedances",
     "LeakSummary",
     "Observations",
+    "Release",
+    "Together",
     "Values",
     "accuracy_bound",
     "adaptive_calibration_error",
@@ -48,4 +51,5 @@ __all__ = [
     "separation",
     "share_interval",
     "snapshot",
+    "together",
 ]

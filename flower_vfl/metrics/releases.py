@@ -1,0 +1,221 @@
+"""What several releases of one example give away together: the joint divergence of all epochs, for Theorem 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.metrics.arrays import ArgumentError
+from flower_vfl.metrics.leakage import leak_auc
+
+Matrix = NDArray[np.float64]
+
+_NEGLIGIBLE = 1e-9
+"""Of the largest variance: what is below is rounding. Directions nearer than its square root count as one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Release:
+    r"""What is known of the perturbed gradients that examples get in one epoch.
+
+    A negative's is :math:`N(\mu_0, u I)` plus noise of variance `along[0]` on the line of the means' difference and
+    `across[0]` in each other direction; a positive's has :math:`\mu_1`, v and the second ones.
+
+    Parameters
+    ----------
+    direction : ndarray, (D,)
+        Of the difference of the class means, of length 1.
+    distance : float
+        Of the class means.
+    spread : tuple of float
+        (u, v), the variance of clean gradients a coordinate.
+    along, across : tuple of float
+        Variances of the noise of a negative's and of a positive's; along is not below across.
+
+    Raises
+    ------
+    ArgumentError
+        For numbers that are no such variances, and for a direction of another length than 1.
+    """
+
+    direction: NDArray[np.float64]
+    distance: float
+    spread: tuple[float, float]
+    along: tuple[float, float]
+    across: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        direction = np.asarray(self.direction, dtype=np.float64)
+        numbers = (self.distance, *self.spread, *self.along, *self.across)
+        if direction.ndim != 1 or not abs(np.linalg.norm(direction) - 1.0) < 1e-3:
+            raise ArgumentError(f"The direction {direction.shape} must be a vector of length 1.")
+        if not all(math.isfinite(value) and value >= 0 for value in numbers):
+            raise ArgumentError(f"Distances and variances are finite and at least 0, given {numbers}.")
+        if any(one < two for one, two in zip(self.along, self.across, strict=True)):
+            raise ArgumentError(f"Noise along the means, {self.along}, must not be less than across, {self.across}.")
+        object.__setattr__(self, "direction", direction / np.linalg.norm(direction))
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The two classes of an example's releases, all epochs side by side.
+
+    The T releases are vectors of T D numbers. In the span of the r directions the covariances, (T r, T r), are general;
+    each of the D - r coordinates outside has the same (T, T), and no difference of means.
+
+    Attributes
+    ----------
+    difference
+        (T r,) between the class means.
+    inside
+        (T r, T r) covariances of negatives and of positives.
+    outside
+        (T, T) of one coordinate outside, of negatives and of positives.
+    others
+        D - r.
+    """
+
+    difference: NDArray[np.float64]
+    inside: tuple[Matrix, Matrix]
+    outside: tuple[Matrix, Matrix]
+    others: int
+
+    def sum_kl(self) -> float:
+        """Return KL(P1 || P0) + KL(P0 || P1); inf where a direction without variance tells the classes apart."""
+        found = _sum_kl(self.difference, *self.inside)
+        if self.others:
+            found += self.others * _sum_kl(np.zeros(len(self.outside[0])), *self.outside)
+        return found
+
+    def best_auc(self, samples: int = 20_000, seed: int = 0) -> float:
+        """Return the AUC of the best rule there is, the ratio of the likelihoods, from so many examples of each class.
+
+        Its standard error is at most ``sqrt(1 / (6 * samples))``.
+
+        Raises
+        ------
+        ArgumentError
+            Where a class has no variance in some direction: there is no density then.
+        """
+        rng, scores = np.random.default_rng(seed), np.zeros((2, samples))
+        parts = [(self.difference, self.inside, 1)]
+        if self.others:
+            parts.append((np.zeros(len(self.outside[0])), self.outside, self.others))
+        for difference, covariances, copies in parts:
+            factors = [_factor(covariance) for covariance in covariances]
+            inverses = [np.linalg.inv(factor) for factor in factors]
+            for _ in range(copies):
+                for label in (0, 1):
+                    drawn = rng.standard_normal((samples, len(difference))) @ factors[label].T + label * difference
+                    near, far = ((drawn - c * difference) @ inverses[c].T for c in (0, 1))
+                    scores[label] += 0.5 * ((near**2).sum(axis=1) - (far**2).sum(axis=1))
+        return leak_auc(scores.ravel(), np.repeat([False, True], samples))
+
+
+def together(releases: Sequence[Release], *, rho: float, kept: float) -> Together:
+    r"""Return the joint model of an example's releases, one an epoch.
+
+    With :math:`\tau = \lambda_1 - \lambda_2`, an example of class c in epoch t gets
+
+    .. math::
+        \mu_c^t + \sqrt{w_c^t} \, \zeta^t + \sqrt{\tau_c^t} \, \varepsilon^t \hat\Delta^t + \sqrt{\lambda_2^{c,t}} \,
+        \eta^t
+
+    where :math:`\varepsilon^t` and :math:`\eta^t` of two epochs correlate by rho, the persistent share of the noise,
+    and the example's own deviations :math:`\zeta^t` from its class by `kept`. So for two epochs s and t
+
+    .. math::
+        Cov_c^{st} = k \sqrt{w^s w^t} I + \rho \left( \sqrt{\tau^s \tau^t} \, \hat\Delta^s \hat\Delta^{t\top} +
+        \sqrt{\lambda_2^s \lambda_2^t} I \right).
+
+    Its divergence, put into `auc_bound`, bounds the AUC of every rule that sees all T of them.
+
+    Parameters
+    ----------
+    releases : Sequence[Release]
+        One an epoch, all of one width.
+    rho : float
+        Persistent share of the noise, 0 to 1.
+    kept : float
+        How an example's deviation from its class mean correlates between epochs, 0 (drawn anew) to 1 (always the same).
+
+    Returns
+    -------
+    Together
+        The two classes.
+
+    Raises
+    ------
+    ArgumentError
+        Without a release, for releases of several widths, and for shares outside 0 to 1.
+
+    References
+    ----------
+    The model of one release: Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, A.4.
+
+    Examples
+    --------
+    >>> one = Release(np.array([1.0, 0.0]), 1.0, (0.0, 0.0), (4.0, 4.0), (4.0, 4.0))
+    >>> [round(together([one] * epochs, rho=0.0, kept=0.0).sum_kl(), 3) for epochs in (1, 2, 8)]
+    [0.25, 0.5, 2.0]
+    >>> round(together([one] * 8, rho=1.0, kept=0.0).sum_kl(), 3)
+    0.25
+    """
+    if not releases or len({len(release.direction) for release in releases}) != 1:
+        raise ArgumentError("Give at least one release, all of one width.")
+    if not (0.0 <= rho <= 1.0 and 0.0 <= kept <= 1.0):
+        raise ArgumentError(f"rho is {rho} and kept is {kept}: shares lie between 0 and 1.")
+    directions = np.stack([release.direction for release in releases])
+    _, sizes, basis = np.linalg.svd(directions, full_matrices=False)
+    basis = basis[sizes > math.sqrt(_NEGLIGIBLE) * sizes[0]]
+    places = directions @ basis.T
+    count, rank = places.shape
+    difference = (np.array([release.distance for release in releases])[:, None] * places).ravel()
+    noise, own = _correlated(rho, count), _correlated(kept, count)
+    inside, outside = [], []
+    for c in (0, 1):
+        spread, along, across = (
+            np.sqrt([getattr(release, name)[c] for release in releases]) for name in ("spread", "along", "across")
+        )
+        line = np.sqrt(np.maximum(along**2 - across**2, 0.0))
+        shared = own * np.outer(spread, spread) + noise * np.outer(across, across)
+        stretched = (line[:, None] * places).ravel()
+        on_line = np.kron(noise, np.ones((rank, rank))) * np.outer(stretched, stretched)
+        inside.append(np.kron(shared, np.eye(rank)) + on_line)
+        outside.append(shared)
+    return Together(difference, (inside[0], inside[1]), (outside[0], outside[1]), directions.shape[1] - rank)
+
+
+def _correlated(share: float, count: int) -> Matrix:
+    return share + (1.0 - share) * np.eye(count)
+
+
+def _sum_kl(difference: NDArray[np.float64], first: Matrix, second: Matrix) -> float:
+    """Return the symmetric divergence of two Gaussians; what is the same in both for certain tells nothing."""
+    scale, axes = np.linalg.eigh(first + second)
+    largest = float(scale[-1]) if len(scale) else 0.0
+    held = scale > _NEGLIGIBLE * largest
+    lost = difference - axes[:, held] @ (axes[:, held].T @ difference)
+    if np.linalg.norm(lost) > math.sqrt(_NEGLIGIBLE * largest):
+        return math.inf
+    if not held.any():
+        return 0.0
+    kept = axes[:, held]
+    one, two = (kept.T @ covariance @ kept for covariance in (first, second))
+    if min(np.linalg.eigvalsh(one)[0], np.linalg.eigvalsh(two)[0]) <= _NEGLIGIBLE * largest:
+        return math.inf
+    inverses = np.linalg.inv(one), np.linalg.inv(two)
+    away = kept.T @ difference
+    traces = np.trace(inverses[0] @ two) + np.trace(inverses[1] @ one) - 2 * len(one)
+    return max(0.0, 0.5 * float(traces + away @ (inverses[0] + inverses[1]) @ away))
+
+
+def _factor(covariance: Matrix) -> Matrix:
+    try:
+        return np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        raise ArgumentError("A class has no variance in some direction: its likelihood has no density.") from None

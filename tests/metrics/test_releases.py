@@ -1,0 +1,164 @@
+"""What several releases of one example give away, against dense matrices, closed forms and samples."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from flower_vfl.metrics import ArgumentError, Release, auc_bound, together
+from flower_vfl.strategies.marvell_solver import optimal_noise
+from flower_vfl.strategies.noise import Noise
+
+
+def unit(*values):
+    vector = np.array(values, dtype=np.float64)
+    return vector / np.linalg.norm(vector)
+
+
+def drawn(seed, epochs, width):
+    """Releases of that many epochs, with everything changing from one to the next."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(epochs):
+        across = rng.uniform(0.0, 2.0, 2)
+        along = across + rng.uniform(0.0, 3.0, 2)
+        spread = tuple(rng.uniform(0.1, 1.0, 2))
+        found.append(
+            Release(unit(*rng.standard_normal(width)), rng.uniform(0.1, 2), spread, tuple(along), tuple(across))
+        )
+    return found
+
+
+def dense(releases, c, rho, kept):
+    """Mean and covariance of all T D numbers of a class, block by block as the model is written."""
+    width, blocks = len(releases[0].direction), []
+    for s, one in enumerate(releases):
+        row = []
+        for t, two in enumerate(releases):
+            own, noise = (1.0, 1.0) if s == t else (kept, rho)
+            lines = [math.sqrt(r.along[c] - r.across[c]) * r.direction for r in (one, two)]
+            block = own * math.sqrt(one.spread[c] * two.spread[c]) * np.eye(width)
+            block = block + noise * np.outer(*lines)
+            row.append(block + noise * math.sqrt(one.across[c] * two.across[c]) * np.eye(width))
+        blocks.append(row)
+    mean = np.concatenate([c * r.distance * r.direction for r in releases])
+    return mean, np.block(blocks)
+
+
+def divergence(first, second):
+    """KL(second || first) + KL(first || second) by the textbook formula."""
+    total = 0.0
+    for (m0, s0), (m1, s1) in ((first, second), (second, first)):
+        inverse = np.linalg.inv(s1)
+        logs = np.linalg.slogdet(s1)[1] - np.linalg.slogdet(s0)[1]
+        total += 0.5 * (np.trace(inverse @ s0) + (m1 - m0) @ inverse @ (m1 - m0) - len(m0) + logs)
+    return total
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 4])
+@pytest.mark.parametrize("width", [2, 7])
+@pytest.mark.parametrize(("rho", "kept"), [(0.0, 0.0), (0.7, 0.0), (1.0, 0.3), (0.4, 0.9)])
+def test_the_divergence_is_that_of_the_dense_covariances(epochs, width, rho, kept):
+    releases = drawn(epochs * width, epochs, width)
+    expected = divergence(*(dense(releases, c, rho, kept) for c in (0, 1)))
+    assert together(releases, rho=rho, kept=kept).sum_kl() == pytest.approx(expected, rel=1e-8)
+
+
+def test_one_release_has_the_divergence_that_marvell_leaves():
+    u, v, d, g, p = 0.02, 0.05, 16, 1.0, 0.1
+    spectrum = optimal_noise(u, v, d, g, p, 4.0)
+    along, across = (spectrum.lam1_neg, spectrum.lam1_pos), (spectrum.lam2_neg, spectrum.lam2_pos)
+    release = Release(unit(*range(1, 17)), math.sqrt(g), (u, v), along, across)
+    assert together([release], rho=0.5, kept=0.5).sum_kl() == pytest.approx(spectrum.sum_kl, rel=1e-9)
+    assert together([release] * 5, rho=0.0, kept=0.0).sum_kl() == pytest.approx(5 * spectrum.sum_kl, rel=1e-9)
+
+
+def test_the_same_release_again_tells_nothing_new():
+    (release,) = drawn(3, 1, 5)
+    once = together([release], rho=1.0, kept=1.0).sum_kl()
+    assert together([release] * 4, rho=1.0, kept=1.0).sum_kl() == pytest.approx(once, rel=1e-7)
+
+
+def test_persistent_noise_is_gone_from_the_difference_of_two_epochs():
+    near, far = (Release(unit(1, 0, 0), distance, (0.0, 0.0), (4.0, 4.0), (4.0, 4.0)) for distance in (1.0, 2.0))
+    assert math.isinf(together([near, far], rho=1.0, kept=0.0).sum_kl())
+    for rho in (0.0, 0.9, 0.999):
+        expected = (1 + 4 - 4 * rho) / (4 * (1 - rho**2))
+        assert together([near, far], rho=rho, kept=0.0).sum_kl() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("rho", "epochs"), [(0.0, 10), (0.3, 10), (1.0, 10), (0.5, 3)])
+def test_of_noise_that_is_the_same_for_both_classes_the_mean_is_all_there_is_to_know(rho, epochs):
+    """The mean of T releases has the variance lam (rho + (1 - rho) / T), and nothing else depends on the class."""
+    lam, distance = 2.5, 1.5
+    release = Release(unit(2, 1), distance, (0.0, 0.0), (lam, lam), (lam, lam))
+    expected = distance**2 / (lam * (rho + (1 - rho) / epochs))
+    assert together([release] * epochs, rho=rho, kept=0.0).sum_kl() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_best_rule_is_that_of_two_gaussians_and_stays_below_the_bound():
+    release = Release(unit(1, 1, 0), 1.0, (0.3, 0.3), (4.0, 4.0), (1.0, 1.0))
+    for epochs in (1, 10):
+        both = together([release] * epochs, rho=0.2, kept=0.5)
+        best = both.best_auc(samples=40_000)
+        assert best == pytest.approx(norm.cdf(math.sqrt(both.sum_kl() / 2)), abs=4 * math.sqrt(1 / 6 / 40_000))
+        assert best < auc_bound(both.sum_kl())
+
+
+@given(st.integers(0, 10_000), st.integers(1, 4), st.floats(0.0, 0.99), st.floats(0.0, 0.99))
+@settings(max_examples=60, deadline=None)
+def test_one_release_more_never_tells_less(seed, epochs, rho, kept):
+    releases = drawn(seed, epochs + 1, 3)
+    fewer = together(releases[:-1], rho=rho, kept=kept).sum_kl()
+    assert together(releases, rho=rho, kept=kept).sum_kl() >= fewer * (1 - 1e-9)
+
+
+def test_the_noise_that_defenses_draw_has_the_covariance_of_the_model():
+    """Two epochs of one row under many keys; each entry of the covariance within five standard errors."""
+    rho, count, width = 0.6, 4_000, 3
+    releases = drawn(1, 2, width)
+    samples = np.zeros((count, 2 * width))
+    rows, zeros = np.array([7]), torch.zeros(1, width, dtype=torch.float64)
+    for key in range(count):
+        for epoch, release in enumerate(releases):
+            generator = torch.Generator().manual_seed(2 * key + epoch)
+            noise = Noise(generator, rho=rho, key=key.to_bytes(16, "big"), rows=rows)
+            line = float(noise.draw(zeros, 1)[0, 0]) * math.sqrt(release.along[1] - release.across[1])
+            rest = noise.draw(zeros, width, stream=1)[0].numpy() * math.sqrt(release.across[1])
+            samples[key, epoch * width : (epoch + 1) * width] = line * release.direction + rest
+    bare = [Release(r.direction, 0.0, (0.0, 0.0), r.along, r.across) for r in releases]
+    expected = dense(bare, 1, rho, 0.0)[1]
+    spread = np.sqrt((np.outer(np.diag(expected), np.diag(expected)) + expected**2) / count)
+    assert (np.abs(samples.T @ samples / count - expected) < 5 * spread).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"direction": np.array([1.0, 1.0])}, "length 1"),
+        ({"distance": -1.0}, "at least 0"),
+        ({"spread": (math.nan, 0.0)}, "finite"),
+        ({"along": (1.0, 0.5)}, "not be less than across"),
+    ],
+)
+def test_what_is_no_release_is_refused(values, words):
+    sound = {"direction": unit(1, 0), "distance": 1.0, "spread": (0.1, 0.1), "along": (1.0, 1.0), "across": (1.0, 1.0)}
+    with pytest.raises(ArgumentError, match=words):
+        Release(**{**sound, **values})
+
+
+def test_what_cannot_be_put_together_is_refused():
+    two, three = drawn(0, 1, 2), drawn(0, 1, 3)
+    for releases in ([], [*two, *three]):
+        with pytest.raises(ArgumentError, match="one width"):
+            together(releases, rho=0.0, kept=0.0)
+    with pytest.raises(ArgumentError, match="between 0 and 1"):
+        together(two, rho=1.5, kept=0.0)
+    bare = Release(unit(1, 0), 1.0, (0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
+    assert math.isinf(together([bare], rho=0.0, kept=0.0).sum_kl())
+    with pytest.raises(ArgumentError, match="no density"):
+        together([bare], rho=0.0, kept=0.0).best_auc()
