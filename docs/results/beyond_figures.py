@@ -1,0 +1,73 @@
+"""The figures of `beyond.md`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import beyond_numbers as n
+import matplotlib as mpl
+import numpy as np
+from matplotlib import pyplot as plt
+from studies import Summary, Values, interval
+
+mpl.use("Agg")
+
+SHOWN = ("marvell-4-rho-0", "marvell-4-rho-0.5", "marvell-4-rho-1", "max_norm-rho-0", "iso-5-rho-0", "none")
+COLOURS = ("#444444", "#1f5fa8", "#c05020", "#3a8a3a", "#8a3a8a", "#b08a20", "#2a9a9a")
+
+
+def epochs(summary: Summary, path: Path) -> None:
+    """Draw what is read after each epoch at the cut: of single steps, and by each attack that remembers."""
+    settings = [name for name in SHOWN if name in summary["settings"]]
+    figure, axes = plt.subplots(1, len(settings), figsize=(2.7 * len(settings), 3.2), sharey=True, squeeze=False)
+    for axis, setting in zip(axes[0], settings, strict=True):
+        for colour, attack in zip(COLOURS, (n.STEP, *n.readers(summary)), strict=False):
+            values = n.leak(summary, setting, attack)
+            last = len(n.leak(summary, setting, n.STEP)[0])
+            label = "norm, single steps" if attack == n.STEP else attack
+            _line(axis, np.arange(last - values.shape[1] + 1, last + 1), values, colour, label)
+        axis.set_title(setting, fontsize=9)
+        axis.set_xlabel("epoch")
+        axis.axhline(0.5, color="grey", ls=":", lw=0.8)
+        axis.grid(alpha=0.25)
+    axes[0][0].set_ylabel("leak AUC at the cut")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="lower center", ncol=4)
+    figure.tight_layout(rect=(0, 0.12, 1, 1))
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def shares(summary: Summary, path: Path) -> None:
+    """Draw what is read after the last epoch over the persistent share of Marvell's noise, and the test AUC beside."""
+    settings = [name for name in n.defended(summary) if name.startswith("marvell-4-")]
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4))
+    for axis, layer in zip(axes, n.LAYERS, strict=False):
+        for colour, attack in zip(COLOURS[1:], n.readers(summary), strict=False):
+            values = np.stack([interval(n.leak(summary, setting, attack, layer)[:, -1]) for setting in settings])
+            _bars(axis, settings, values, colour, attack)
+        axis.set_title(f"after the last epoch, {layer}", fontsize=9)
+        axis.set_ylabel("leak AUC")
+    utility = np.stack([interval(summary["settings"][setting]["test_auc"]) for setting in settings])
+    _bars(axes[2], settings, utility, "#1f5fa8", "marvell-4")
+    undefended = float(np.mean(summary["settings"]["none"]["test_auc"]))
+    axes[2].axhline(undefended, color="#444444", ls=":", label="no defense")
+    axes[2].set_ylabel("test AUC")
+    axes[2].legend(fontsize=7)
+    for axis in axes:
+        axis.set_xlabel("rho, the persistent share of the noise")
+        axis.grid(alpha=0.25)
+    axes[0].legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _line(axis: plt.Axes, x: Values, values: Values, colour: str, label: str) -> None:
+    axis.plot(x, values.mean(axis=0), color=colour, marker="o", ms=2.5, lw=1.2, label=label)
+    axis.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.12, lw=0)
+
+
+def _bars(axis: plt.Axes, settings: list[str], values: Values, colour: str, label: str) -> None:
+    x = [n.share_of(setting) for setting in settings]
+    half = np.where(np.isfinite(values[:, 1]), values[:, 1], 0.0)
+    axis.errorbar(x, values[:, 0], yerr=half, color=colour, marker="o", ms=3, lw=1.2, elinewidth=0.7, label=label)

@@ -1,0 +1,150 @@
+"""From the runs' files to the numbers, verdicts and tables of `beyond.md`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from studies import Summary, Values, Verdict, interval, places, shown, table, verdict
+
+LAYERS = ("cut", "first")
+STEP = "norm"
+READERS = (
+    "remembered_norm",
+    "remembered_direction",
+    "remembered_hint",
+    "remembered_difference",
+    "remembered_difference(by=direction)",
+    "remembered_fit",
+)
+"""Attacks that remember, by the labels under which the runs have them."""
+
+NEAR, COST = 0.02, 0.005
+"""What the remembered leak may be above that of one epoch, and what persistent noise may cost of test AUC."""
+
+
+def collect(folder: Path, settings: Iterable[str]) -> Summary:
+    """Read the finished runs of a study: values by setting, one a seed; of leaks, one list of epochs a seed."""
+    found: Summary = {"dataset": {}, "settings": {}}
+    for setting in settings:
+        paths = sorted((folder / setting).glob("seed-*/result.json"))
+        results = [json.loads(path.read_text(encoding="utf8")) for path in paths]
+        if results:
+            found["dataset"] = results[0]["dataset"]
+            found["settings"][setting] = {
+                "seeds": [result["environment"]["seed"] for result in results],
+                "test_auc": [result["utility"]["last"]["test_auc"] for result in results],
+                "leak": _leaks(results, [path.parent / "steps.parquet" for path in paths]),
+            }
+    return found
+
+
+def _leaks(results: list[Summary], steps: list[Path]) -> Summary:
+    leaks: Summary = {}
+    for result, path in zip(results, steps, strict=True):
+        for entry in result["leakage"]:
+            if entry.get("phase") == "remembered":
+                values = [round(value, 5) for value in entry["values"]]
+                leaks.setdefault(f"{entry['label']} {entry['layer']}", []).append(values)
+        for layer in LAYERS:
+            leaks.setdefault(f"{STEP} {layer}", []).append(_by_epoch(path, layer))
+    return leaks
+
+
+def _by_epoch(path: Path, layer: str) -> list[float]:
+    """Return the mean over each epoch's steps of what an attack reads from single steps."""
+    found = pq.read_table(path, columns=["epoch", "attack", "layer", "metric", "value"])
+    for column, value in (("attack", STEP), ("layer", layer), ("metric", "auc")):
+        found = found.filter(pc.equal(found[column].cast("string"), value))
+    found = found.filter(pc.is_finite(found["value"]))
+    means = found.group_by("epoch").aggregate([("value", "mean")]).sort_by("epoch")
+    return [round(value, 5) for value in means["value_mean"].to_pylist()]
+
+
+def readers(summary: Summary) -> list[str]:
+    """Return the attacks that remember, and that the study has."""
+    known = {name.rsplit(" ", 1)[0] for values in summary["settings"].values() for name in values["leak"]}
+    return [name for name in READERS if name in known]
+
+
+def leak(summary: Summary, setting: str, attack: str, layer: str = "cut") -> Values:
+    """Return a leak, (seeds, epochs); an AUC below one half reads labels as well as one above."""
+    values = np.asarray(summary["settings"][setting]["leak"][f"{attack} {layer}"], dtype=np.float64)
+    return np.maximum(values, 1.0 - values)
+
+
+def growth(summary: Summary, setting: str, attack: str, layer: str) -> Values:
+    """Return how much more is read after the last epoch than after the first that can be read, one value a seed."""
+    values = leak(summary, setting, attack, layer)
+    return values[:, -1] - values[:, 0]
+
+
+def loss(summary: Summary, setting: str) -> Values:
+    """Return what a setting loses of test AUC against the same defense with fresh noise, one value a shared seed."""
+    fresh = f"{setting.rsplit('-', 1)[0]}-0"
+    at = places(summary, [setting, fresh])
+    auc = {name: np.asarray(summary["settings"][name]["test_auc"]) for name in (setting, fresh)}
+    return auc[fresh][at[fresh]] - auc[setting][at[setting]]
+
+
+def defended(summary: Summary) -> list[str]:
+    """Return the settings with noise."""
+    return [name for name in summary["settings"] if "-rho-" in name]
+
+
+def share_of(setting: str) -> float:
+    """Return the persistent share of a setting's noise."""
+    return float(setting.rsplit("-", 1)[1])
+
+
+def verdicts(summary: Summary) -> list[Verdict]:
+    """Say of each defense whether a persistent share keeps the remembered leak near that of one epoch, at what loss."""
+    found = []
+    for setting in defended(summary):
+        pairs = [(attack, layer) for attack in readers(summary) for layer in LAYERS]
+        rows = {pair: interval(growth(summary, setting, *pair)) for pair in pairs}
+        worst = max(rows, key=lambda pair: rows[pair][0])
+        (grown, half), (lost, spread) = rows[worst], interval(loss(summary, setting))
+        near, cheap = _below(grown, half, NEAR), _below(lost, spread, COST)
+        holds = False if False in (near, cheap) else None if None in (near, cheap) else True
+        grew = f"at most {grown:+.3f} ± {half:.3f} ({worst[0]}, {worst[1]})"
+        found.append(
+            verdict(
+                f"{setting}: remembering adds at most {NEAR}, and the share costs at most {COST} of test AUC",
+                holds,
+                f"{grew}; loss {lost:+.4f} ± {spread:.4f}",
+            )
+        )
+    return found
+
+
+def _below(mean: float, half: float, limit: float) -> bool | None:
+    if mean + half <= limit or (half == 0.0 and mean <= limit):
+        return True
+    return False if mean - half > limit else None
+
+
+def leak_table(summary: Summary) -> str:
+    """Write, for each setting and layer, what single steps of the last epoch give away and what is remembered."""
+    rows = []
+    for setting, values in summary["settings"].items():
+        for layer in LAYERS:
+            rows.append(
+                [
+                    setting,
+                    layer,
+                    str(len(values["seeds"])),
+                    shown(values["test_auc"], 4),
+                    shown(leak(summary, setting, STEP, layer)[:, -1]),
+                    *(
+                        f"{shown(leak(summary, setting, attack, layer)[:, 0])} → "
+                        f"{shown(leak(summary, setting, attack, layer)[:, -1])}"
+                        for attack in readers(summary)
+                    ),
+                ]
+            )
+    return table(["defense", "layer", "seeds", "test AUC", "norm, a step", *readers(summary)], rows)
