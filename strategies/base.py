@@ -56,6 +56,10 @@ class HookedStrategy(Strategy):
     def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
         """Change the cut gradients of all feature parties, (B, D), before they leave."""
 
+    def end_epoch(self) -> Log:
+        """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
+        return {}
+
     @abstractmethod
     def chain(self) -> list[Defense]:
         """Return the defenses, outermost first."""
@@ -211,6 +215,9 @@ class Defense(HookedStrategy):
 
     def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
         return self.strategy.protect(grads, labels)
+
+    def end_epoch(self) -> Log:  # noqa: D102
+        return self.strategy.end_epoch()
 
     def chain(self) -> list[Defense]:  # noqa: D102
         return [self, *self.strategy.chain()]

@@ -20,6 +20,7 @@ from flower_vfl.parties.label import Log
 from flower_vfl.strategies import marvell_many
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.marvell_classes import ClassNoise
+from flower_vfl.strategies.marvell_course import Course
 from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, estimate, working
 from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
@@ -167,6 +168,7 @@ class Marvell(NoiseDefense):
         given = {"s": s, "P": P, "sum_kl": sum_kl, "detection_error": detection_error}
         self.strength, self.value = _strength({name: value for name, value in given.items() if value is not None})
         self._estimates: dict[str, RunningEstimates | ManyEstimates] = {}
+        self._courses: dict[str, Course] = {}
         self._turns: Iterator[str] = iter(())
 
     @property
@@ -186,7 +188,8 @@ class Marvell(NoiseDefense):
         and no noise hides that. Of more than two classes they are the largest ones of two classes; the bound is on the
         AUC of any class against the rest, and one on the accuracy of any attack stands beside it.
         """
-        estimates = self._estimates.setdefault(next(self._turns, ""), self._nothing_known())
+        party = next(self._turns, "")
+        estimates = self._estimates.setdefault(party, self._nothing_known())
         if isinstance(estimates, ManyEstimates):
             return self._perturb_many(g, y, estimates)
         if not g.numel():
@@ -204,6 +207,7 @@ class Marvell(NoiseDefense):
             classes, spectrum = recalled
         else:
             estimates.add(classes)
+            self._courses.setdefault(party, Course()).add(classes, spectrum, g, y, self.base.batch)
         before = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 0.0).sum_kl
         share = float((y == 1).double().mean()) if fallback else classes.p
         power = spectrum.power(classes.d, share) * classes.unit**2
@@ -259,10 +263,25 @@ class Marvell(NoiseDefense):
         except UnprotectedBatchError:
             return None
 
+    def end_epoch(self) -> Log:
+        """Log what Theorem 1 says of a row's releases in all epochs so far, taken together (two classes only)."""
+        log = super().end_epoch()
+        for name, course in self._courses.items():
+            party, found = name if len(self.base.widths) > 1 else "", course.end_epoch(self.rho)
+            if found:
+                values = {
+                    "sum_kl_remembered": found["sum_kl"],
+                    "auc_bound_remembered": auc_bound(found["sum_kl"]),
+                    "kept": found["kept"],
+                }
+                log |= {f"{self.name}.{key}{'.' if party else ''}{party}": value for key, value in values.items()}
+        return log
+
     def state(self) -> dict[str, Any]:
-        """Add the running estimates."""
+        """Add the running estimates, and what was done in each epoch."""
         estimates = {party: running.state() for party, running in self._estimates.items()}
-        return {**super().state(), "estimates": estimates}
+        courses = {party: course.state() for party, course in self._courses.items()}
+        return {**super().state(), "estimates": estimates, "courses": courses}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
@@ -271,6 +290,10 @@ class Marvell(NoiseDefense):
         for party, running in state["estimates"].items():
             self._estimates[party] = self._nothing_known()
             self._estimates[party].restore(running)
+        self._courses = {}
+        for party, course in state["courses"].items():
+            self._courses[party] = Course()
+            self._courses[party].restore(course)
 
     def _nothing_known(self) -> RunningEstimates | ManyEstimates:
         classes = self.base.labels.classes

@@ -366,6 +366,8 @@ class Training:
         for metric, value in metrics.items():
             if metric != "epoch":
                 self._log(step, epoch, f"epoch_{metric}" if metric == "train_loss" else metric, value)
+        for metric, value in self._label.end_epoch().items():
+            self._log(step, epoch, metric, value)
         self._observer.on_epoch(step, epoch, metrics)
         return metrics
 

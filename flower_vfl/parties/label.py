@@ -47,6 +47,9 @@ class Hooks(Protocol):
     def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
         """Change the cut gradients of all feature parties, (B, D), before they leave."""
 
+    def end_epoch(self) -> Log:
+        """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inside:
@@ -275,6 +278,10 @@ class LabelParty(LabelModel):
         protected, protection = self._protect(joint, labels)
         gradients = _split(protected, received)
         return Step(rows, value, gradients, {**log, **more, **protection}, clean, inside)
+
+    def end_epoch(self) -> Log:
+        """Tell the defenses that an epoch has ended, and return what they log then."""
+        return self._hooks.end_epoch()
 
     def learn(self) -> None:
         """Update the label party's own weights by the last `train_step`."""

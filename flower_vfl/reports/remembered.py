@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from flower_vfl.reports.figures.training import Curve
     from flower_vfl.reports.run import Run
 
+BOUND = ".auc_bound_remembered"
+
 
 @dataclass(frozen=True)
 class Remembered:
@@ -81,6 +83,7 @@ def of_remembered(run: Run) -> dict[str, Any]:
         "remembered_rows": remembered_in(run.result["leakage"]),
         "unread": [e for e in run.result["leakage"] if is_remembered(e) and e.get("unavailable")],
         "remembered_figures": _figures(run),
+        "bounded": any(promised(run, row.entry.get("party")) for row in remembered_in(run.result["leakage"])),
     }
 
 
@@ -102,7 +105,20 @@ def _figure(run: Run, party: Any, layer: Any, found: Sequence[Remembered]) -> Ma
     alone = None if step is None else _by_epoch(run, step)
     nulls = [f.entry["q95_null"] for f in found if f.entry.get("q95_null") is not None]
     name = "" if step is None else f"{label_of(step)}, single steps"
-    return Markup(remembered_figure(f"Party {party}, {layer} layer", curves, max(nulls, default=None), name, alone))
+    bound = promised(run, party) if layer == "cut" else None
+    title = f"Party {party}, {layer} layer"
+    return Markup(remembered_figure(title, curves, max(nulls, default=None), name, alone, bound))
+
+
+def promised(run: Run, party: Any) -> Curve | None:
+    """Return what the outermost defense that says so promises of all releases until each epoch; None without any."""
+    known = {str(metric) for metric in run.steps["metric"].unique().to_pylist()}
+    for defense in run.result["defenses"]:
+        for metric in (f"{defense.get('name')}{BOUND}", f"{defense.get('name')}{BOUND}.{party}"):
+            if metric in known:
+                _, epochs, values = run.curve(party="label", metric=metric)
+                return epochs, values
+    return None
 
 
 def _by_epoch(run: Run, entry: Entry) -> Curve | None:

@@ -7,13 +7,15 @@ import re
 import numpy as np
 import pytest
 
+from flower_vfl.apps import run
 from flower_vfl.errors import InputError
 from flower_vfl.reports import render
 from flower_vfl.reports.leaks import worst
-from flower_vfl.reports.remembered import _by_epoch, of_remembered, single_steps, strongest
+from flower_vfl.reports.remembered import _by_epoch, of_remembered, promised, single_steps, strongest
 from flower_vfl.reports.run import load_run
 from flower_vfl.reports.words import not_tested, worst_leak
 from flower_vfl.simulations.tables import print_results
+from tests.toys import toy_config, toy_data
 
 FIRST_READ = {"remembered_norm": [0.53, 0.6, 0.66], "remembered_direction": [0.64, 0.75, 0.84]}
 
@@ -178,3 +180,19 @@ def test_runs_are_compared_by_what_is_remembered_too(remembering, run_folder, tm
     page = html.unescape(render(folders).read_text())
     assert "remembered_direction, cut" in page
     assert "0.900" in page
+
+
+def test_what_is_promised_of_all_epochs_stands_beside_what_was_read(tmp_path):
+    attack = {"names": ["norm", "remembered_norm"]}
+    config = toy_config(training={"epochs": 3}, defenses=[{"name": "marvell", "s": 4.0}], attack=attack)
+    run(config, out=tmp_path / "run", data=lambda _: toy_data())
+    epochs, values = promised(load_run(tmp_path / "run"), "a")
+    assert epochs.tolist() == [1, 2, 3]
+    assert np.all(np.diff(values) >= 0)
+    assert "Dotted: what Theorem 1 allows" in text_of(tmp_path / "run")
+
+
+def test_without_a_promise_none_is_shown(remembering):
+    folder = remembering()
+    assert promised(load_run(folder), "a") is None
+    assert "Dotted" not in text_of(folder)

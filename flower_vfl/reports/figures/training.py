@@ -84,7 +84,12 @@ def leak_comparison_figure(title: str, curves: Mapping[str, Curve], null: float 
 
 
 def remembered_figure(
-    title: str, curves: Mapping[str, Curve], null: float | None, name: str = "", alone: Curve | None = None
+    title: str,
+    curves: Mapping[str, Curve],
+    null: float | None,
+    name: str = "",
+    alone: Curve | None = None,
+    bound: Curve | None = None,
 ) -> str:
     """Draw what is remembered over the epochs beside what single steps give away.
 
@@ -98,6 +103,8 @@ def remembered_figure(
         The 95 % quantile that chance reaches over all rows.
     name, alone
         An attack on single steps, with its epochs and 95 % quantiles; by default none.
+    bound
+        What the defense promises about all epochs until then; by default nothing.
 
     Returns
     -------
@@ -108,6 +115,8 @@ def remembered_figure(
     def paint(axes: Axes) -> None:
         chance_band(axes, null)
         lowest = 0.45
+        if bound is not None:
+            axes.plot(*bound, color=INK, linestyle=(0, (1, 2)), linewidth=1.2, label="bound over the epochs")
         for stroke, (label, (epochs, values)) in zip(strokes(), curves.items(), strict=False):
             axes.plot(epochs, values, **stroke | {"linestyle": "-"}, markersize=3.5, label=short(label))
             lowest = min([lowest, *values])

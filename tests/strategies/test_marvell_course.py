@@ -1,0 +1,115 @@
+"""What Marvell promises about all releases of a row together."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from flower_vfl.apps import run
+from flower_vfl.metrics import auc_bound
+from flower_vfl.strategies import Marvell
+from flower_vfl.strategies.marvell_course import Course
+from flower_vfl.strategies.marvell_estimates import estimate
+from flower_vfl.strategies.marvell_solver import optimal_noise
+from flower_vfl.testing.subject import strategy
+from flower_vfl.tracking import read_steps
+from tests.toys import toy_config, toy_data
+
+ROWS, WIDTH = 512, 6
+LABELS = torch.arange(ROWS) % 4 == 0
+
+
+def gradients(own, seed=0):
+    """Gradients of two classes with a common spread; `own` says which rows' deviations come again, (ROWS, WIDTH)."""
+    generator = torch.Generator().manual_seed(seed)
+    fresh = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+    means = torch.zeros(ROWS, WIDTH, dtype=torch.float64)
+    means[:, 0] = LABELS.double() * 2.0
+    return means + (own if own is not None else fresh)
+
+
+def epochs(count, own=None, rho=0.0, step=128):
+    """Let a course see epochs, batch by batch; return what it says after each, and what each batch's noise leaves."""
+    course, said, left = Course(), [], []
+    for epoch in range(count):
+        g = gradients(own, seed=epoch)
+        order = np.random.default_rng(epoch).permutation(ROWS)
+        for low in range(0, ROWS, step):
+            rows = order[low : low + step]
+            mine, y = g[rows], LABELS[rows].long()
+            classes = estimate(mine, y)
+            spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 4.0 * classes.g)
+            course.add(classes, spectrum, mine, y, rows)
+            left.append(spectrum.sum_kl)
+        said.append(course.end_epoch(rho))
+    return said, np.array(left)
+
+
+def test_with_fresh_noise_the_divergences_of_the_epochs_add_up():
+    said, left = epochs(5)
+    single = left.mean()
+    for count, found in enumerate(said, start=1):
+        assert found["kept"] == pytest.approx(0.0, abs=0.1)
+        assert found["sum_kl"] == pytest.approx(count * single, rel=0.2)
+
+
+def test_how_much_of_a_rows_own_deviation_comes_again_is_measured():
+    own = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    assert epochs(3, own)[0][-1]["kept"] == pytest.approx(1.0, abs=0.05)
+    half = epochs(3, own)[0]
+    assert half[0]["kept"] == 0.0  # of one epoch nothing is known
+
+
+def test_persistent_noise_promises_more_than_fresh_noise():
+    fresh, kept = (epochs(5, rho=rho)[0][-1]["sum_kl"] for rho in (0.0, 0.5))
+    assert kept < 0.7 * fresh
+
+
+def test_more_epochs_never_promise_more():
+    promised = [found["sum_kl"] for found in epochs(6, rho=0.3)[0]]
+    assert all(later >= earlier * 0.99 for earlier, later in pairwise(promised))
+
+
+def test_a_course_goes_on_as_if_it_had_not_been_interrupted():
+    g, rows = gradients(None), np.arange(ROWS)
+    classes = estimate(g, LABELS.long())
+    spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, classes.g)
+    course, other = Course(), Course()
+    course.add(classes, spectrum, g, LABELS.long(), rows)
+    course.end_epoch(0.5)
+    course.add(classes, spectrum, 1.1 * g, LABELS.long(), rows)
+    other.restore(course.state())
+    assert other.end_epoch(0.5) == course.end_epoch(0.5)
+    course.add(classes, spectrum, g, LABELS.long(), rows)
+    other.restore(course.state())
+    assert other.end_epoch(0.5) == course.end_epoch(0.5)
+
+
+def test_an_epoch_without_both_classes_says_nothing():
+    assert Course().end_epoch(0.0) == {}
+    base = Marvell(strategy())
+    base.begin_batch(np.arange(4))
+    base.protect(torch.ones(4, 8), torch.zeros(4, dtype=torch.int64))
+    assert base.end_epoch() == {}
+
+
+@pytest.mark.parametrize("scope", ["joint", "per-party"])
+def test_a_run_logs_the_promise_after_each_epoch_beside_that_of_its_steps(tmp_path, scope):
+    config = toy_config(
+        training={"epochs": 3}, defenses=[{"name": "marvell", "s": 4.0, "scope": scope}], attack={"names": ["norm"]}
+    )
+    run(config, out=tmp_path / "run", data=lambda _: toy_data())
+    steps = read_steps(tmp_path / "run").to_pylist()
+    found = [row for row in steps if row["metric"].startswith("marvell.auc_bound_remembered")]
+    assert {row["metric"].replace("_remembered", "") for row in found} <= {row["metric"] for row in steps}
+    assert {row["epoch"] for row in found} == {1, 2, 3}
+    kls = [row["value"] for row in steps if row["metric"].startswith("marvell.sum_kl_remembered")]
+    assert all(math.isclose(row["value"], auc_bound(kl)) for row, kl in zip(found, kls, strict=True))
+
+
+def test_more_classes_than_two_have_no_promise_over_epochs(tmp_path):
+    config = toy_config(training={"epochs": 1}, defenses=[{"name": "marvell"}], attack={"names": []})
+    run(config, out=tmp_path / "run", data=lambda _: toy_data(classes=3))
+    assert not [m for m in read_steps(tmp_path / "run")["metric"].to_pylist() if "remembered" in m]
