@@ -31,7 +31,7 @@ from flower_vfl.metrics import Embeddings
 from flower_vfl.registry import lookup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -76,6 +76,7 @@ FLUSH_SECONDS = 5.0
 
 Series = tuple[str, str, str, str]  # party, layer, attack, metric
 Row = tuple[int, int, int, float]  # step, epoch, position of its series, value
+Column = np.ndarray[Any, Any]
 
 
 class Sink(Protocol):
@@ -292,6 +293,26 @@ def merge_steps(folder: Path | str) -> Path:
         for journal in journals:
             journal.unlink()
     return target
+
+
+def write_steps(folder: Path | str, series: Mapping[Series, tuple[Column, Column, Column]]) -> None:
+    """Write whole curves into a folder's ``steps.parquet`` at once, before anything else is logged there.
+
+    Parameters
+    ----------
+    folder
+        The run's folder.
+    series
+        Steps, epochs and values (T,) of each curve, by party, layer, attack and metric.
+    """
+    tables = []
+    for key, (steps, epochs, values) in series.items():
+        names = [pa.repeat(name, len(steps)) for name in key]
+        columns = [pa.array(steps), pa.array(epochs, pa.int32()), *names, pa.array(values, pa.float64())]
+        tables.append(pa.table(columns, schema=SCHEMA))
+    with replacing(Path(folder) / STEPS) as temporary:
+        whole = pa.concat_tables([SCHEMA.empty_table(), *tables])
+        pq.write_table(whole.sort_by([(key, "ascending") for key in KEYS]), temporary, compression="zstd")
 
 
 def read_steps(folder: Path | str) -> pa.Table:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -296,6 +296,46 @@ class GradientDefense(Defense):
             pieces.append(perturbed)
             log |= {f"{self.name}.{key}.{party}": value for key, value in more.items()}
         return torch.cat(pieces, dim=1), log
+
+    @classmethod
+    def protect_stacked(cls, defenses: Sequence[Self], grads: Tensor, labels: Tensor) -> tuple[Tensor, list[Log]]:
+        """Do what `protect` does for gradients (R, B, D) and labels (R, B) of R runs, each with a defense of its own.
+
+        All are of this class and of one scope, and each wraps a strategy without another defense of gradients.
+        """
+        first = defenses[0]
+        widths = first.base.widths
+        if first.scope == "joint" or len(widths) < 2:
+            found, more = cls._perturb_or_withhold_stacked(defenses, grads, labels)
+            return found, [{f"{cls.name}.{key}": value for key, value in log.items()} for log in more]
+        pieces, logs = [], [Log() for _ in defenses]
+        for part, (party, piece) in enumerate(
+            zip(widths, torch.split(grads, list(widths.values()), dim=2), strict=True)
+        ):
+            for defense in defenses:
+                defense.part = part
+            found, more = cls._perturb_or_withhold_stacked(defenses, piece.contiguous(), labels)
+            pieces.append(found)
+            for log, new in zip(logs, more, strict=True):
+                log |= {f"{cls.name}.{key}.{party}": value for key, value in new.items()}
+        return torch.cat(pieces, dim=2), logs
+
+    @classmethod
+    def _perturb_or_withhold_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log]]:
+        found, logs = cls.perturb_stacked(defenses, g, y)
+        for run, (defense, log) in enumerate(zip(defenses, logs, strict=True)):
+            if log is None:
+                found[run], logs[run] = defense._perturb_or_withhold(g[run], y[run])
+        return found, [{"fallback": 0.0, **(log or {})} for log in logs]
+
+    @classmethod
+    def perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        """Perturb gradients (R, B, D) of R runs at once, with the numbers that each run alone would draw.
+
+        A subclass may do that for the batches that are as usual. None instead of a log says that a run's own `perturb`
+        shall do it; for such a run nothing was drawn and nothing has changed. By default that is so for all.
+        """
+        return torch.empty_like(g), [None] * len(defenses)
 
     def _perturb_or_withhold(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.label import Log
 from flower_vfl.strategies.base import HookedStrategy, Scope
-from flower_vfl.strategies.noise import Noise, NoiseDefense
+from flower_vfl.strategies.noise import WORKING, Noise, NoiseDefense, draw_stacked
 
 
 def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
@@ -61,7 +62,7 @@ def _perturb(g: Tensor, t: float, noise: Noise) -> tuple[Tensor, float]:
     """Return the perturbed gradients and the power of the noise; reads the device once."""
     if not g.numel():
         return g.clone(), 0.0
-    work = g if g.dtype in (torch.float32, torch.float64) else g.float()
+    work = g if g.dtype in WORKING else g.float()
     longest = _longest(work)
     length = longest.item()
     if not math.isfinite(length):
@@ -71,10 +72,13 @@ def _perturb(g: Tensor, t: float, noise: Noise) -> tuple[Tensor, float]:
 
 
 def _longest(g: Tensor) -> Tensor:
-    """Return the largest norm of the rows, computed so that squares neither overflow nor vanish; NaN if a value is."""
-    largest = g.abs().amax()
+    """Return the largest norm of the rows of (..., B, D), (...), computed so that no square overflows or vanishes.
+
+    NaN if a value is.
+    """
+    largest = g.abs().amax(dim=(-2, -1))
     unit = torch.where(largest > 0, largest, torch.ones_like(largest))
-    longest: Tensor = (g / unit).norm(dim=1).amax() * unit
+    longest: Tensor = (g / unit[..., None, None]).norm(dim=-1).amax(dim=-1) * unit
     return longest
 
 
@@ -107,6 +111,16 @@ class Iso(NoiseDefense):
     def params(self) -> dict[str, Any]:
         """The strength, the persistent share and the scope."""
         return {"t": self.t, **super().params}
+
+    @classmethod
+    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        longest = _longest(g)
+        lengths = longest.tolist()
+        powers = [defense.t * length * length for defense, length in zip(defenses, lengths, strict=True)]
+        logs: list[Log | None] = [{"noise_power": power} if math.isfinite(power) else None for power in powers]
+        generators = [d.generator(g.device) if log else None for d, log in zip(defenses, logs, strict=True)]
+        scales = torch.tensor([math.sqrt(defense.t / g.shape[2]) for defense in defenses]).to(longest)
+        return g + draw_stacked(generators, g, g.shape[2]) * (longest * scales)[:, None, None], logs
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Add the noise and log its power."""

@@ -8,8 +8,9 @@ drawn, and the strategy decides what happens to a batch that cannot be protected
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -21,10 +22,10 @@ from flower_vfl.strategies import marvell_many
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.marvell_classes import ClassNoise
 from flower_vfl.strategies.marvell_course import Course
-from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, estimate, working
+from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, classes_of, estimate, statistics, working
 from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
-from flower_vfl.strategies.noise import Noise, NoiseDefense
+from flower_vfl.strategies.noise import Noise, NoiseDefense, draw_stacked
 
 __all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
 
@@ -100,11 +101,56 @@ def _strongest(classes: Classes, power: float, *, required: bool) -> NoiseSpectr
     return spectrum
 
 
+class _Plan(NamedTuple):
+    """The noise of one run of several: its spectrum in the units of `classes`, where it is drawn, rows a class."""
+
+    classes: Classes
+    spectrum: NoiseSpectrum[float]
+    generator: torch.Generator
+    rows: tuple[int, int]
+
+    @property
+    def along(self) -> list[float]:
+        """Standard deviation along the difference of means, of negatives and of positives."""
+        return _along(self.classes, self.spectrum)
+
+    @property
+    def wide(self) -> int:
+        """The class, one at most, that gets noise in all directions; -1 for none."""
+        return 0 if self.spectrum.lam2_neg > 0.0 else 1 if self.spectrum.lam2_pos > 0.0 else -1
+
+
+def _along(classes: Classes, spectrum: NoiseSpectrum[float]) -> list[float]:
+    pairs = ((spectrum.lam1_neg, spectrum.lam2_neg), (spectrum.lam1_pos, spectrum.lam2_pos))
+    return [math.sqrt(max(one - two, 0.0)) * classes.unit for one, two in pairs]
+
+
+def _draw_stacked(g: Tensor, y: Tensor, plans: Sequence[_Plan | None]) -> Tensor:
+    """Return what `_draw` gives each of R runs, for gradients (R, B, D) and labels (R, B); no noise without a plan."""
+    along = torch.tensor([[0.0, 0.0] if plan is None else plan.along for plan in plans]).to(g)
+    nowhere = g.new_zeros(g.shape[2])
+    directions = torch.stack([nowhere if plan is None else plan.classes.direction for plan in plans])
+    draws = draw_stacked([plan and plan.generator for plan in plans], g, 1)[..., 0]
+    lengths = draws * torch.where(y == 1, along[:, 1:], along[:, :1])
+    noisy = torch.baddbmm(g, lengths[..., None], directions[:, None])
+    wide = [-1 if plan is None else plan.wide for plan in plans]
+    counts = [0 if plan is None or label < 0 else plan.rows[label] for plan, label in zip(plans, wide, strict=True)]
+    if any(counts):
+        numbers = g.new_empty((sum(counts), g.shape[2]))
+        for plan, part in zip(plans, torch.split(numbers, counts), strict=True):
+            if plan is not None and len(part):
+                torch.randn(part.shape, generator=plan.generator, out=part)
+                part.mul_(math.sqrt(plan.spectrum.lam2_neg or plan.spectrum.lam2_pos) * plan.classes.unit)
+        rows = (y == torch.tensor(wide, device=y.device)[:, None]).flatten().nonzero()[:, 0]
+        noisy.view(-1, g.shape[2]).index_add_(0, rows, numbers)
+    return noisy
+
+
 def _draw(g: Tensor, y: Tensor, classes: Classes, spectrum: NoiseSpectrum[float], noise: Noise) -> Tensor:
     """Return `g` with noise; `spectrum` is in the units of `classes`."""
     work = working(g)
-    lam1, lam2 = (spectrum.lam1_neg, spectrum.lam1_pos), (spectrum.lam2_neg, spectrum.lam2_pos)
-    along = [math.sqrt(max(one - two, 0.0)) * classes.unit for one, two in zip(lam1, lam2, strict=True)]
+    lam2 = (spectrum.lam2_neg, spectrum.lam2_pos)
+    along = _along(classes, spectrum)
     negative, positive = (torch.full((), value, dtype=work.dtype, device=work.device) for value in along)
     lengths = noise.draw(work, 1)[:, 0] * torch.where(y == 1, positive, negative)
     noisy: Tensor = torch.addr(work, lengths, classes.direction)
@@ -169,17 +215,30 @@ class Marvell(NoiseDefense):
         self.strength, self.value = _strength({name: value for name, value in given.items() if value is not None})
         self._estimates: dict[str, RunningEstimates | ManyEstimates] = {}
         self._courses: dict[str, Course] = {}
-        self._turns: Iterator[str] = iter(())
 
     @property
     def params(self) -> dict[str, Any]:
         """The strength by its name, the persistent share and the scope."""
         return {self.strength: self.value, **super().params}
 
-    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
-        """Let the inner strategy protect first, then perturb; each party has estimates of its own."""
-        self._turns = iter(self.base.widths if self.scope == "per-party" else ())
-        return super().protect(grads, labels)
+    @classmethod
+    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        if defenses[0].base.labels.classes > 2:
+            return torch.empty_like(g), [None] * len(defenses)  # each by itself
+        numbers, differences = statistics(g, y)
+        plans: list[_Plan | None] = [None] * len(defenses)
+        logs: list[Log | None] = [None] * len(defenses)
+        for run, (defense, values) in enumerate(zip(defenses, numbers.tolist(), strict=True)):
+            with suppress(UnprotectedBatchError):
+                classes = classes_of(values, differences[run], g.shape[1])
+                spectrum = defense._spectrum(classes)
+                running = defense._running()
+                if isinstance(running, RunningEstimates):
+                    running.add(classes)
+                defense._course().add(classes, spectrum, g[run], y[run], defense.base.batch)
+                plans[run] = _Plan(classes, spectrum, defense.generator(g.device), (int(values[2]), int(values[3])))
+                logs[run] = _logged(classes, spectrum, classes.p)
+        return _draw_stacked(g, y, plans), logs
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Add the noise and log its mean power, the divergence before and after, and the bound on any attack's AUC.
@@ -188,8 +247,7 @@ class Marvell(NoiseDefense):
         and no noise hides that. Of more than two classes they are the largest ones of two classes; the bound is on the
         AUC of any class against the rest, and one on the accuracy of any attack stands beside it.
         """
-        party = next(self._turns, "")
-        estimates = self._estimates.setdefault(party, self._nothing_known())
+        estimates = self._running()
         if isinstance(estimates, ManyEstimates):
             return self._perturb_many(g, y, estimates)
         if not g.numel():
@@ -207,12 +265,22 @@ class Marvell(NoiseDefense):
             classes, spectrum = recalled
         else:
             estimates.add(classes)
-            self._courses.setdefault(party, Course()).add(classes, spectrum, g, y, self.base.batch)
-        before = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 0.0).sum_kl
+            self._course().add(classes, spectrum, g, y, self.base.batch)
         share = float((y == 1).double().mean()) if fallback else classes.p
-        power = spectrum.power(classes.d, share) * classes.unit**2
         noisy = _draw(g, y, classes, spectrum, self.noise(g))
-        return noisy, _report(power, before, spectrum.sum_kl, fallback=fallback)
+        return noisy, _logged(classes, spectrum, share, fallback=fallback)
+
+    def _running(self) -> RunningEstimates | ManyEstimates:
+        """Return what is known of earlier batches, of the party whose turn it is where each has noise of its own."""
+        return self._estimates.setdefault(self._whose, self._nothing_known())
+
+    def _course(self) -> Course:
+        """Return what was done in each epoch, of the same."""
+        return self._courses.setdefault(self._whose, Course())
+
+    @property
+    def _whose(self) -> str:
+        return [*self.base.widths, ""][self.part] if self.scope == "per-party" else ""
 
     def _perturb_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates) -> tuple[Tensor, Log]:
         if not g.numel():
@@ -298,6 +366,13 @@ class Marvell(NoiseDefense):
     def _nothing_known(self) -> RunningEstimates | ManyEstimates:
         classes = self.base.labels.classes
         return RunningEstimates() if classes == 2 else ManyEstimates(classes)
+
+
+def _logged(classes: Classes, spectrum: NoiseSpectrum[float], share: float, *, fallback: bool = False) -> Log:
+    """Return what is logged of a batch that got this noise, of which so large a share is positive."""
+    before = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 0.0).sum_kl
+    power = spectrum.power(classes.d, share) * classes.unit**2
+    return _report(power, before, spectrum.sum_kl, fallback=fallback)
 
 
 def _strength(given: dict[str, float]) -> tuple[str, float]:

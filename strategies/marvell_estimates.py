@@ -6,7 +6,7 @@ Everything is relative to a unit of length, so that gradients of any scale give 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +62,8 @@ def working(g: Tensor) -> Tensor:
 
 
 def largest_entry(g: Tensor) -> Tensor:
-    """Return the largest absolute entry, as a tensor; NaN if one is."""
-    low, high = torch.aminmax(g)
+    """Return the largest absolute entry of (..., B, D), (...); NaN if one is."""
+    low, high = torch.aminmax(g.flatten(-2), dim=-1)
     return torch.maximum(high, -low)
 
 
@@ -81,28 +81,48 @@ def estimate(g: Tensor, y: Tensor) -> Classes:
         raise ConfigError(f"marvell: gradients {tuple(g.shape)} and labels {tuple(y.shape)}; give (B, D) and (B,)")
     if not g.numel():
         raise UnprotectedBatchError("marvell: the batch is empty")
-    work = working(g)
+    numbers, difference = statistics(working(g), y)
+    return classes_of(numbers.tolist(), difference, len(g))
+
+
+def statistics(work: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eight numbers (..., 8) of gradients (..., B, D) with labels (..., B), and the means' difference (..., D).
+
+    The numbers are the unit in which the rest is measured, the distance of the class means and, for negatives and
+    positives, how many there are, the variance (summed over coordinates) and the squared norm of the mean.
+    """
     unit = largest_entry(work)
-    work = work / torch.where(unit > 0, unit, torch.ones_like(unit))
-    members = torch.stack([y == 0, y == 1]).to(work.dtype)
-    counts = members.sum(dim=1)
+    work = work / torch.where(unit > 0, unit, torch.ones_like(unit))[..., None, None]
+    members = torch.stack([y == 0, y == 1], dim=-2).to(work.dtype)
+    counts = members.sum(dim=-1)
     sizes = counts.clamp(min=1.0)
-    means = (members @ work) / sizes[:, None]
+    means = (members @ work) / sizes[..., None]
     # Deviations first and squares afterwards: the variance may be tiny beside the mean.
-    deviations = torch.linalg.vector_norm(torch.addmm(work, members.T, means, alpha=-1), dim=1)
-    variances = (members @ deviations.square()) / sizes
-    squares = means.square().sum(dim=1)
-    difference = means[1] - means[0]
-    distance = torch.linalg.vector_norm(difference)
-    numbers = torch.cat([torch.stack([unit, distance]), counts, variances, squares]).tolist()
+    subtract = torch.addmm if work.dim() == 2 else torch.baddbmm
+    deviations = torch.linalg.vector_norm(subtract(work, members.mT, means, alpha=-1), dim=-1)
+    variances = (members @ deviations.square()[..., None])[..., 0] / sizes
+    squares = means.square().sum(dim=-1)
+    difference = means[..., 1, :] - means[..., 0, :]
+    distance = torch.linalg.vector_norm(difference, dim=-1)
+    return torch.cat([torch.stack([unit, distance], dim=-1), counts, variances, squares], dim=-1), difference
+
+
+def classes_of(numbers: Sequence[float], difference: Tensor, rows: int) -> Classes:
+    """Return the model that the `statistics` of one batch of so many rows mean.
+
+    Raises
+    ------
+    UnprotectedBatchError, ConfigError
+        As `estimate` does.
+    """
     scale, gap, negatives, positives, spread0, spread1, square0, square1 = numbers
     if not all(map(math.isfinite, numbers)):
         raise UnprotectedBatchError("marvell: a gradient is not finite, so the classes cannot be estimated")
-    if negatives + positives != len(g):
+    if negatives + positives != rows:
         raise ConfigError("marvell hides two classes, but some labels are neither 0 nor 1")
     if not (negatives and positives):
-        raise UnprotectedBatchError(f"marvell: all {len(g)} examples of the batch are of one class; it needs both")
-    p, d = positives / len(g), g.shape[1]
+        raise UnprotectedBatchError(f"marvell: all {rows} examples of the batch are of one class; it needs both")
+    p, d = positives / rows, len(difference)
     rms = math.sqrt((1.0 - p) * (spread0 + square0) + p * (spread1 + square1))
     return Classes(scale or 1.0, spread0 / d, spread1 / d, gap * gap, p, rms, _unit_vector(difference, gap))
 

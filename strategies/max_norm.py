@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.parties.label import Log
-from flower_vfl.strategies.noise import Noise, NoiseDefense
+from flower_vfl.strategies.noise import WORKING, Noise, NoiseDefense, draw_stacked
 
 _TINY = 1e-12
 
@@ -64,28 +65,44 @@ def _perturb(g: Tensor, noise: Noise) -> tuple[Tensor, float]:
     """Return the perturbed gradients and the mean power of the noise; reads the device once."""
     if not g.numel():
         return g.clone(), 0.0
-    work = g if g.dtype in (torch.float32, torch.float64) else g.float()
-    low, high = torch.aminmax(work)
-    unit = torch.maximum(high, -low)
-    unit = torch.where(unit > 0, unit, torch.ones_like(unit))
-    scaled = work / unit  # no square overflows, and of the longest row none vanishes
-    lengths = torch.linalg.vector_norm(scaled, dim=1)
-    longest = lengths.amax()
-    missing = (longest.square() - lengths.square()).clamp(min=0.0)  # what the noise adds to each squared norm
-    numbers = torch.stack([unit, longest, lengths.amin(), missing.mean()]).tolist()
+    work = g if g.dtype in WORKING else g.float()
+    scaled, unit, lengths, missing, measured = _measure(work)
+    numbers = measured.tolist()
     scale, reach, shortest, spread = numbers
     if not all(map(math.isfinite, numbers)):
         raise UnprotectedBatchError("max_norm: a gradient is not finite, so its noise cannot be computed")
     if shortest < _TINY * reach or reach == 0.0:
         scaled, lengths = _lengthen(scaled, lengths, work)
-    draw = noise.draw(work, 1)[:, 0]
-    stretch = torch.where(lengths > 0, draw * missing.sqrt() / lengths, torch.zeros_like(lengths))
-    noisy = torch.addcmul(work, scaled * stretch[:, None], unit)  # in this order: unit * stretch may overflow
+    noisy = _stretched(work, scaled, unit, lengths, missing, noise.draw(work, 1)[:, 0])
     if shortest == 0.0:
         zeros = (lengths == 0.0).nonzero()[:, 0]
         isotropic = noise.draw(work, g.shape[1], chosen=zeros, stream=1)
         noisy[zeros] = isotropic * (reach * scale / math.sqrt(g.shape[1]))
     return noisy.to(g.dtype), spread * scale * scale
+
+
+def _measure(work: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients (..., B, D) in units of their largest entry, and what the noise of each batch follows from.
+
+    That unit (...), the rows' lengths in it (..., B), what the noise adds to the square of each, and the four numbers
+    (..., 4) that decide: unit, largest and smallest length, mean of what is added.
+    """
+    low, high = torch.aminmax(work.flatten(-2), dim=-1)
+    unit = torch.maximum(high, -low)
+    unit = torch.where(unit > 0, unit, torch.ones_like(unit))
+    scaled = work / unit[..., None, None]  # no square overflows, and of the longest row none vanishes
+    lengths = torch.linalg.vector_norm(scaled, dim=-1)
+    longest = lengths.amax(dim=-1)
+    missing = (longest.square()[..., None] - lengths.square()).clamp(min=0.0)
+    numbers = torch.stack([unit, longest, lengths.amin(dim=-1), missing.mean(dim=-1)], dim=-1)
+    return scaled, unit, lengths, missing, numbers
+
+
+def _stretched(work: Tensor, scaled: Tensor, unit: Tensor, lengths: Tensor, missing: Tensor, draw: Tensor) -> Tensor:
+    """Return gradients (..., B, D), each stretched along itself by its number of `draw` (..., B); zeros stay zeros."""
+    stretch = torch.where(lengths > 0, draw * missing.sqrt() / lengths, torch.zeros_like(lengths))
+    # In this order: unit * stretch may overflow.
+    return torch.addcmul(work, scaled * stretch[..., None], unit[..., None, None])
 
 
 def _lengthen(scaled: Tensor, lengths: Tensor, work: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,6 +132,16 @@ class MaxNorm(NoiseDefense):
 
     name: ClassVar[str] = "max_norm"
     unbiased: ClassVar[bool] = True
+
+    @classmethod
+    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        scaled, unit, lengths, missing, numbers = _measure(g)
+        logs: list[Log | None] = []
+        for scale, reach, shortest, spread in numbers.tolist():
+            usual = math.isfinite(spread) and shortest >= _TINY * reach > 0.0 and g.shape[1] > 1
+            logs.append({"noise_power": spread * scale * scale} if usual else None)
+        generators = [d.generator(g.device) if log else None for d, log in zip(defenses, logs, strict=True)]
+        return _stretched(g, scaled, unit, lengths, missing, draw_stacked(generators, g, 1)[..., 0]), logs
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Add the noise and log its mean power.

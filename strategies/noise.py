@@ -7,7 +7,9 @@ gradient. The persistent share of a row's noise does not; it follows from a key 
 from __future__ import annotations
 
 import math
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,8 +17,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.parties.label import Log
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
+
+WORKING = (torch.float32, torch.float64)
+"""Number formats in which noise is computed."""
 
 _WORDS = 4
 """Random numbers of 32 bits in a block of AES; two of them make two normal numbers."""
@@ -107,6 +113,15 @@ class Noise:
         return kept if self._rho == 1.0 else math.sqrt(self._rho) * kept + math.sqrt(1.0 - self._rho) * fresh
 
 
+def draw_stacked(generators: Sequence[torch.Generator | None], g: Tensor, width: int) -> Tensor:
+    """Return what `Noise.draw` gives each of R runs for gradients (R, B, D), (R, B, `width`); no generator: zeros."""
+    numbers = g.new_zeros((*g.shape[:2], width))
+    for generator, part in zip(generators, numbers, strict=True):
+        if generator is not None:
+            torch.randn(part.shape, generator=generator, out=part)
+    return numbers
+
+
 class NoiseDefense(GradientDefense):
     """A gradient defense that adds normal noise, of which a share may be persistent.
 
@@ -134,6 +149,18 @@ class NoiseDefense(GradientDefense):
     def params(self) -> dict[str, Any]:
         """The persistent share and the scope; a subclass with parameters adds its own."""
         return {"rho": self.rho, "scope": self.scope}
+
+    @classmethod
+    def perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        """Perturb the usual batches at once where all noise is fresh and computed in the gradients' own format."""
+        if any(defense.rho for defense in defenses) or not g.numel() or g.dtype not in WORKING:
+            return super().perturb_stacked(defenses, g, y)
+        return cls._perturb_stacked(defenses, g, y)
+
+    @classmethod
+    @abstractmethod
+    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        """Do it for fresh noise and gradients in a format of `WORKING`."""
 
     def noise(self, g: Tensor) -> Noise:
         """Return where the noise of this batch comes from."""

@@ -44,6 +44,7 @@ _MEASURED = (
     "bytes_up",
     "bytes_down",
     "logged",
+    "together",
 )
 Epoch = dict[str, float]
 
@@ -66,6 +67,8 @@ class Outcome:
         Bytes of frames handed to the transport.
     logged : dict[str, float]
         What the defenses' hooks logged, such as "marvell.fallback", summed over the steps.
+    together : int
+        Runs that were trained in one stack, this one included; the time is its share.
     stopped : str
         Why training ended: "finished", "early stopping" or "leak limit".
     kept : int or None
@@ -87,6 +90,7 @@ class Outcome:
     bytes_up: int = 0
     bytes_down: int = 0
     logged: dict[str, float] = field(default_factory=dict)
+    together: int = 1
     stopped: str = ""
     kept: int | None = None
     leakage: list[dict[str, Any]] = field(default_factory=list)
@@ -109,6 +113,11 @@ class Outcome:
     def best(self) -> Epoch:
         """The epoch of that model with the best validation; the last one where there is no validation part."""
         return max(self.model_epochs, key=_validation_score, default={})
+
+
+def measured(outcome: Outcome) -> dict[str, Any]:
+    """Return what of an outcome is measured step by step, as the state of a `Training` holds it."""
+    return {name: getattr(outcome, name) for name in _MEASURED}
 
 
 def _validation_score(epoch: Epoch) -> float:
@@ -246,7 +255,7 @@ class Training:
     def state(self) -> dict[str, Any]:
         """Return what was measured so far, as plain values."""
         self._count()
-        return {"losses": list(self._losses), "outcome": {name: getattr(self.outcome, name) for name in _MEASURED}}
+        return {"losses": list(self._losses), "outcome": measured(self.outcome)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""

@@ -139,6 +139,7 @@ def summarise(
             "bytes_down": outcome.bytes_down,
             "seconds_compute": outcome.seconds_compute,
             "seconds_wait": outcome.seconds_wait,
+            "together": outcome.together,
         },
         "weights": {"label": outcome.weights, **parties},
         "environment": {

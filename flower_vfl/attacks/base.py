@@ -165,3 +165,24 @@ class Attack(AttackMethod):
             (B,), higher means more likely positive; never NaN for finite gradients. Of clusters, whole numbers below
             the number of classes, ``side.classes``.
         """
+
+
+class RowAttack(Attack):
+    """An attack that looks at the gradients of the last step alone, so that it can read those of many runs at once."""
+
+    @abstractmethod
+    def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
+        """Score rows (..., B, D), each batch by itself.
+
+        Parameters
+        ----------
+        rows
+            (..., B, D) gradients, detached and flattened.
+        known
+            (..., k, D) what it is told of each batch, by the one name in `needs`; None where it needs nothing.
+
+        Returns
+        -------
+        Tensor
+            (..., B), as `score` gives them for one batch.
+        """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from flower_vfl.attacks.base import NOTHING, REFERENCE, Attack, SideInformation
-from flower_vfl.attacks.rows import as_known, as_rows, cosines, narrowed
+from flower_vfl.attacks.base import NOTHING, REFERENCE, RowAttack, SideInformation
+from flower_vfl.attacks.rows import as_known, as_rows, cosines, narrowed, required
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,14 +52,23 @@ def score(g: Tensor, reference: Tensor) -> Tensor:
     tensor([ 1.,  0., -1.,  0.])
     """
     rows = as_rows(g)
-    return narrowed(cosines(as_known(reference.reshape(1, -1), rows, "A reference"), rows)[0], rows)
+    return _cosines(rows, as_known(reference.reshape(1, -1), rows, "A reference"))
 
 
-class CosineAttack(Attack):
+def _cosines(rows: Tensor, known: Tensor) -> Tensor:
+    """Return the cosines (..., B) of rows (..., B, D) with the only known one (..., 1, D)."""
+    return narrowed(cosines(known, rows)[..., 0, :], rows)
+
+
+class CosineAttack(RowAttack):
     """Scores each example by its cosine with the clean gradient of a positive of the batch, which an oracle tells."""
 
     name: ClassVar[str] = "cosine"
     needs: ClassVar[frozenset[str]] = frozenset({REFERENCE})
+
+    def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
+        """Return the cosines of the rows with the reference of their batch."""
+        return _cosines(rows, required(known, self.label))
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Return the cosines of the layer's gradients in the last step with the reference, (B,)."""

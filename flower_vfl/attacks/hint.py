@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from flower_vfl.attacks.base import HINTS, NOTHING, Attack, SideInformation
-from flower_vfl.attacks.rows import as_known, as_rows, cosines, inner_products, lengths, narrowed
+from flower_vfl.attacks.base import HINTS, NOTHING, RowAttack, SideInformation
+from flower_vfl.attacks.rows import as_known, as_rows, cosines, inner_products, lengths, narrowed, required
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
 from flower_vfl.registry import suggestion
@@ -68,28 +68,33 @@ def score(g: Tensor, hints: Tensor, measure: Measure = "inner") -> Tensor:
     tensor([-1.0000, -2.0000, -1.4142])
     """
     rows = as_rows(g)
-    known = as_known(hints, rows, "Hints")
+    return _nearness(rows, as_known(hints, rows, "Hints"), measure)
+
+
+def _nearness(rows: Tensor, known: Tensor, measure: Measure) -> Tensor:
+    """Return how near rows (..., B, D) are to the nearest of those known of their batch (..., k, D), (..., B)."""
     if measure == "inner":
-        return inner_products(known, rows).amax(dim=0)
+        return inner_products(known, rows).amax(dim=-2)
     if measure == "cosine":
-        return narrowed(cosines(known, rows).amax(dim=0), rows)
+        return narrowed(cosines(known, rows).amax(dim=-2), rows)
     if measure == "distance":
         return narrowed(-_nearest(rows, known), rows)
     raise ArgumentError(f"There is no measure {measure!r}; {suggestion(str(measure), MEASURES)}.")
 
 
 def _nearest(rows: Tensor, known: Tensor) -> Tensor:
-    """Return each row's Euclidean distance (B,) from the nearest known row.
+    """Return the Euclidean distance (..., B) of each row from the nearest known row of its batch.
 
     Differences are taken entry by entry: the usual way over inner products loses all digits of a small distance.
     """
     wide = torch.promote_types(torch.promote_types(rows.dtype, known.dtype), torch.float32)
     rows, known = rows.to(wide), known.to(wide)
     difference = torch.empty_like(rows)  # memory taken anew for each hint costs more than the arithmetic
-    return torch.stack([lengths(torch.sub(rows, hint, out=difference)) for hint in known]).amin(dim=0)
+    apart = (lengths(torch.sub(rows, hint[..., None, :], out=difference)) for hint in known.unbind(dim=-2))
+    return torch.stack(list(apart)).amin(dim=0)
 
 
-class HintAttack(Attack):
+class HintAttack(RowAttack):
     """Scores each example by its nearness to the gradients of k positives of the batch that the attacker knows.
 
     Parameters
@@ -126,6 +131,10 @@ class HintAttack(Attack):
     def hints(self) -> int:
         """How many positives of the batch it must be told."""
         return self.k
+
+    def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
+        """Return the nearness of the rows to the hints of their batch."""
+        return _nearness(rows, required(known, self.label), self.measure)
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Return the nearness of the layer's gradients in the last step to the hints, (B,)."""

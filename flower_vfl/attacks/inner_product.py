@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from flower_vfl.attacks.base import NOTHING, REFERENCE, Attack, SideInformation
-from flower_vfl.attacks.rows import as_known, as_rows, inner_products
+from flower_vfl.attacks.base import NOTHING, REFERENCE, RowAttack, SideInformation
+from flower_vfl.attacks.rows import as_known, as_rows, inner_products, required
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,11 +53,15 @@ def score(g: Tensor, reference: Tensor) -> Tensor:
     return inner_products(as_known(reference.reshape(1, -1), rows, "A reference"), rows)[0]
 
 
-class InnerProductAttack(Attack):
+class InnerProductAttack(RowAttack):
     """Scores each example by its inner product with the clean gradient of a positive, which an oracle tells."""
 
     name: ClassVar[str] = "inner_product"
     needs: ClassVar[frozenset[str]] = frozenset({REFERENCE})
+
+    def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
+        """Return the inner products of the rows with the reference of their batch."""
+        return inner_products(required(known, self.label), rows)[..., 0, :]
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Return the inner products of the layer's gradients in the last step with the reference, (B,)."""

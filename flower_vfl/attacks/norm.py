@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from flower_vfl.attacks.base import NOTHING, Attack, SideInformation
+from flower_vfl.attacks.base import NOTHING, RowAttack, SideInformation
 from flower_vfl.attacks.rows import as_rows, in_own_units, narrowed
 
 if TYPE_CHECKING:
@@ -51,22 +51,30 @@ def score(g: Tensor) -> Tensor:
     >>> score(torch.tensor([[3.0, 4.0], [0.0, 0.0]]) * 1e-30) / 1e-30
     tensor([5., 0.])
     """
-    rows = as_rows(g)
+    return _norms(as_rows(g))
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """Return the norms (...) of rows (..., D)."""
     rows = narrowed(rows, rows)
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)  # four times as fast as by way of float64
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)  # four times as fast as by way of float64
     shortest, longest = _SAFE[norms.dtype]
-    ends = torch.aminmax(norms) if len(norms) else (torch.ones(()), torch.ones(()))
+    ends = torch.aminmax(norms) if norms.numel() else (torch.ones(()), torch.ones(()))
     if not (ends[0].item() > shortest and ends[1].item() < longest):
         odd = ~((norms > shortest) & (norms < longest))
         x, unit = in_own_units(rows[odd])
-        norms[odd] = torch.linalg.vector_norm(x, dim=1) * unit
+        norms[odd] = torch.linalg.vector_norm(x, dim=-1) * unit
     return norms
 
 
-class NormAttack(Attack):
+class NormAttack(RowAttack):
     """Scores each example by the norm of its gradient; needs nothing and works from the first step on."""
 
     name: ClassVar[str] = "norm"
+
+    def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
+        """Return the norms of the rows."""
+        return _norms(rows)
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Return the norms of the layer's gradients in the last step, (B,)."""

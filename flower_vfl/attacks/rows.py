@@ -52,24 +52,37 @@ def as_known(known: Tensor, g: Tensor, name: str) -> Tensor:
     return rows.to(g.device)
 
 
+def required(known: Tensor | None, attack: str) -> Tensor:
+    """Return what an attack was told.
+
+    Raises
+    ------
+    ArgumentError
+        When it was told nothing.
+    """
+    if known is None:
+        raise ArgumentError(f"The attack {attack} must be told gradients of positives: declare it in `needs`.")
+    return known
+
+
 def narrowed(scores: Tensor, like: Tensor) -> Tensor:
     """Return scores in the type of ``like``, but not in half precision: too many of them would be ties."""
     return scores.to(like.dtype if like.dtype.itemsize >= 4 else torch.float32)
 
 
 def in_own_units(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Split rows (B, D) into rows whose largest entries lie in [1, 2), and the units (B,) of them, powers of two.
+    """Split rows (..., D) into rows whose largest entries lie in [1, 2), and the units (...) of them, powers of two.
 
     No digit changes, and no product of such rows vanishes or overflows; a row of zeros has the unit 1.
     """
-    largest = rows.abs().amax(dim=1) if rows.shape[1] else rows.new_zeros(len(rows))
+    largest = rows.abs().amax(dim=-1) if rows.shape[-1] else rows.new_zeros(rows.shape[:-1])
     unit = largest / (2.0 * torch.frexp(largest).mantissa)
     unit = unit.where((largest > 0) & largest.isfinite(), 1.0)  # a difference of two rows may have overflowed
-    return rows / unit[:, None], unit
+    return rows / unit[..., None], unit
 
 
 def wide(rows: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Split rows (B, D) into float64 rows whose squares neither overflow nor vanish, and the units (B,) of them.
+    """Split rows (..., D) into float64 rows whose squares neither overflow nor vanish, and the units (...) of them.
 
     There are no units where there is nothing to split: a float64 has room for the squares of all narrower numbers.
     """
@@ -79,26 +92,26 @@ def wide(rows: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def lengths(rows: Tensor) -> Tensor:
-    """Return the Euclidean norms (B,) of rows (B, D), as float64."""
+    """Return the Euclidean norms (...) of rows (..., D), as float64."""
     x, unit = in_own_units(rows) if rows.dtype == torch.float64 else (rows, 1.0)
-    found: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) * unit
+    found: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64) * unit
     return found
 
 
 def inner_products(known: Tensor, rows: Tensor) -> Tensor:
-    """Return the inner products (k, B) of known rows (k, D) and rows (B, D), as float64."""
+    """Return the inner products (..., k, B) of known rows (..., k, D) and rows (..., B, D), as float64."""
     (h, known_unit), (x, unit) = wide(known), wide(rows)
-    found: Tensor = h @ x.T
+    found: Tensor = h @ x.mT
     if unit is not None:
-        found = found * unit
-    return found if known_unit is None else found * known_unit[:, None]
+        found = found * unit[..., None, :]
+    return found if known_unit is None else found * known_unit[..., None]
 
 
 def cosines(known: Tensor, rows: Tensor) -> Tensor:
-    """Return the cosines (k, B) of known rows (k, D) and rows (B, D), as float64; a zero row has cosine 0."""
+    """Return the cosines (..., k, B) of known rows (..., k, D) and rows (..., B, D), as float64; 0 for a zero row."""
     (h, _), (x, _) = wide(known), wide(rows)
-    both = torch.linalg.vector_norm(h, dim=1, keepdim=True) * torch.linalg.vector_norm(x, dim=1)
-    found: Tensor = (h @ x.T) / both.where(both > 0, 1.0)
+    both = torch.linalg.vector_norm(h, dim=-1, keepdim=True) * torch.linalg.vector_norm(x, dim=-1)[..., None, :]
+    found: Tensor = (h @ x.mT) / both.where(both > 0, 1.0)
     return found
 
 

@@ -46,12 +46,14 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` with a fresh mask while training, unchanged otherwise."""
-        if not self.training or self.p == 0.0:
-            return x
+        return x * self.mask(x) if self.training and self.p > 0.0 else x
+
+    def mask(self, x: Tensor) -> Tensor:
+        """Draw what `x` is multiplied by: 0, or 1 / (1 - p)."""
         kept = x.shape[: x.dim() - self.shared_dimensions]
         mask = torch.empty((*kept, *[1] * self.shared_dimensions), dtype=x.dtype, device=x.device)
         mask.bernoulli_(1.0 - self.p, generator=self.generator)
-        return x * mask.div_(1.0 - self.p)
+        return mask.div_(1.0 - self.p)
 
     def extra_repr(self) -> str:
         """Show the settings in the module's representation."""

@@ -112,7 +112,7 @@ class Attacker(FeatureParty):
         self._reference: tuple[int, Tensor] | None = None
         self._references: Reference | None = None
         self._received = False
-        watched = self._choose(layers)
+        watched = chosen_layers(self.bottom, layers, self.name)
         self._watched = watched.keys()
         self._rows_independent: bool | None = None
         self._left_traces = False
@@ -146,20 +146,6 @@ class Attacker(FeatureParty):
                 recorder=self._recorder,
                 folder=memory,
             )
-
-    def _choose(self, layers: Sequence[str]) -> dict[str, nn.Module]:
-        """Return the modules whose outputs are watched, by the name of the layer."""
-        watched = watched_layers(self.bottom)
-        if not layers:
-            return watched
-        known = {**{name: module for name, module in self.bottom.named_modules() if name}, **watched}
-        for layer in layers:
-            if layer != "cut" and layer not in known:
-                raise ConfigError(
-                    f"attack.layers names {layer!r}, which the model of party {self.name!r} does not have; "
-                    f"{suggestion(layer, ['cut', *known])}"
-                )
-        return {layer: known[layer] for layer in layers if layer != "cut"}
 
     def _learn(self, step: int, frame: Frame) -> None:
         self._reference, self._references = self._read_reference(frame), None
@@ -333,6 +319,27 @@ class Attacker(FeatureParty):
         for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):
             if state[name] is not None and not audit.complete:
                 audit.fill(0, state[name], classes=state["classes"])
+
+
+def chosen_layers(bottom: nn.Module, layers: Sequence[str], party: str) -> dict[str, nn.Module]:
+    """Return the modules of a bottom model whose outputs are watched, by the name of the layer.
+
+    Raises
+    ------
+    ConfigError
+        When `layers` names one that the party's model does not have.
+    """
+    watched = watched_layers(bottom)
+    if not layers:
+        return watched
+    known = {**{name: module for name, module in bottom.named_modules() if name}, **watched}
+    for layer in layers:
+        if layer != "cut" and layer not in known:
+            raise ConfigError(
+                f"attack.layers names {layer!r}, which the model of party {party!r} does not have; "
+                f"{suggestion(layer, ['cut', *known])}"
+            )
+    return {layer: known[layer] for layer in layers if layer != "cut"}
 
 
 def _holds(gradient: Tensor | None, row: int, clean: Tensor) -> bool:

@@ -133,7 +133,7 @@ class LabelModel:
         set_mode(self.top, train=False)
         parts = [self._hooks.embed(embeddings[party].to(self._placement.device))[0] for party in self._parties]
         inputs = () if self.bottom is None or own is None else gather(own, rows, self._placement)
-        return self._join(parts, self._own(inputs, train=False))
+        return self.join(parts, self._own(inputs, train=False))
 
     def _own(self, inputs: Sequence[Tensor], *, train: bool) -> list[Tensor]:
         """Return what the model of the label party's own columns gives, if there is one."""
@@ -142,8 +142,15 @@ class LabelModel:
         set_mode(self.bottom, train=train)
         return [self.bottom(*inputs)]
 
-    def _join(self, parts: list[Tensor], own: list[Tensor]) -> Tensor:
+    def join(self, parts: list[Tensor], own: list[Tensor]) -> Tensor:
         """Return the network's logits; a single column (B, 1) counts as (B,).
+
+        Parameters
+        ----------
+        parts : list of Tensor
+            (B, ...) embedding of each feature party.
+        own : list of Tensor
+            What the model of the label party's own columns gave, if there is one.
 
         Raises
         ------
@@ -257,7 +264,7 @@ class LabelParty(LabelModel):
         received = {party: embeddings[party].detach().to(device).requires_grad_() for party in self._parties}
         parts, log = self._embed(received)
         ahead = self._ahead.pop(step, None)
-        logits = self._join(parts, self._own(self._inputs(step), train=True) if ahead is None else ahead)
+        logits = self.join(parts, self._own(self._inputs(step), train=True) if ahead is None else ahead)
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         value = loss.item()
@@ -299,7 +306,7 @@ class LabelParty(LabelModel):
         other.top, other.bottom = copy.deepcopy((self.top, self.bottom))
         set_mode(other.top, train=True)
         received = [embeddings[party].to(self._placement.device).requires_grad_() for party in self._parties]
-        torch.autograd.backward(other._join(received, other._own(self._inputs(0), train=True)).sum())
+        torch.autograd.backward(other.join(received, other._own(self._inputs(0), train=True)).sum())
 
     def _batch_labels(self, rows: Rows) -> Tensor:
         return torch.from_numpy(self._labels.take(rows).astype(np.int64, copy=False)).to(self._placement.device)

@@ -19,7 +19,7 @@ from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import separation
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.summary import nearest_rank
-from flower_vfl.parties.summaries import StepLeaks
+from flower_vfl.parties.summaries import Measured, StepLeaks
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import Transcript
 
@@ -450,6 +450,18 @@ class Scorer:
         self._epoch, self.latest = (epoch, [list(values) for values in seen]), state["latest"]
         for leaks, entry in zip(self._leaks, state["summaries"], strict=True):
             leaks.restore(entry)
+
+
+def scorer_state(measured: Sequence[Measured]) -> dict[str, Any]:
+    """Return the `state` of a `Scorer` that had measured all this, one entry for each of its attacks and layers."""
+    epoch = int(measured[0].epochs[-1]) if measured and len(measured[0].epochs) else -1
+    seen = [entry.values[(entry.epochs == epoch) & ~np.isnan(entry.values)].tolist() for entry in measured]
+    last = [float(entry.values[-1]) for entry in measured if len(entry.values) and not np.isnan(entry.values[-1])]
+    return {
+        "epoch": [epoch, seen],
+        "latest": max(last, default=math.nan),
+        "summaries": [entry.state() for entry in measured],
+    }
 
 
 def _measure(scores: NDArray[Any], left_out: NDArray[np.int64], labels: NDArray[np.bool_]) -> tuple[float, float]:

@@ -6,11 +6,13 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flower_vfl.attacks.base import Attack
 from flower_vfl.metrics.summary import LeakSummary
@@ -85,6 +87,46 @@ class StepLeaks:
         self._by_class = {int(positive): self._make() for positive in state["by_class"]}
         for positive, summary in self._by_class.items():
             restore_summary(summary, state["by_class"][str(positive)])
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one attack measured at one layer, step by step, outside of a scorer.
+
+    Attributes
+    ----------
+    epochs, looked_for
+        (T,) epoch of each step, and the class that was looked for in it.
+    values, errors
+        (T,) leak AUC and detection error; NaN where a batch had none.
+    negatives, positives
+        (T,) how many rows of each kind were compared.
+    """
+
+    epochs: NDArray[Any]
+    looked_for: NDArray[Any]
+    values: NDArray[Any]
+    errors: NDArray[Any]
+    negatives: NDArray[Any]
+    positives: NDArray[Any]
+
+    def state(self) -> dict[str, Any]:
+        """Return the `state` of a `StepLeaks` that has collected all this."""
+        classes = np.unique(self.looked_for).tolist()
+        by_class = {str(number): self._state(self.looked_for == number) for number in classes}
+        return {**self._state(np.ones(len(self.values), dtype=bool)), "by_class": by_class}
+
+    def _state(self, chosen: NDArray[np.bool_]) -> dict[str, Any]:
+        known = chosen & ~np.isnan(self.values)
+        pairs = np.stack([self.negatives[known], self.positives[known]], axis=1).astype(np.int64)
+        pairs, times = np.unique(pairs, axis=0, return_counts=True)
+        return {
+            "values": torch.from_numpy(self.values[known]),
+            "errors": torch.from_numpy(self.errors[chosen & ~np.isnan(self.errors)]),
+            "nulls": torch.zeros(0, dtype=torch.float64),
+            "one_class_steps": int(np.count_nonzero(chosen & ~known)),
+            "class_counts": torch.from_numpy(np.column_stack([pairs, times])),
+        }
 
 
 def summary_state(summary: LeakSummary) -> dict[str, Any]:

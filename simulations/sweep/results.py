@@ -15,7 +15,7 @@ from flower_vfl.simulations.sweep.folder import SweepFolder
 from flower_vfl.simulations.sweep.trials import Trial
 
 WAITING, FAILED = "not run", "failed"
-_COSTS = ("steps", "seconds", "seconds_compute", "seconds_wait", "bytes_up", "bytes_down")
+_COSTS = ("steps", "seconds", "seconds_compute", "seconds_wait", "bytes_up", "bytes_down", "together")
 _LEAKS = (
     "q95",
     "q95_null",

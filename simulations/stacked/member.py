@@ -1,0 +1,173 @@
+"""One run of a stack: made as an ordinary run makes itself, and kept as an ordinary run keeps itself.
+
+What a stack leaves of a run is the checkpoint after its last step. The run then goes on from there by itself: attacks
+read its trained model, it writes its result and its report. All that is not training is done as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flower_vfl.apps.build import build_feature_party, default_bottom, default_top
+from flower_vfl.apps.keeping import Keeping
+from flower_vfl.apps.model import LABEL
+from flower_vfl.apps.server import build_strategy
+from flower_vfl.attacks import InferenceAttack
+from flower_vfl.config import Config
+from flower_vfl.data.memory import VerticalData
+from flower_vfl.nn.optim import State
+from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.scoring import Measured, scorer_state
+from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import Observer, Outcome
+from flower_vfl.strategies.arrivals import check_fit, send_audit
+from flower_vfl.strategies.building import build_checkpointing, build_label_party, build_monitor
+from flower_vfl.strategies.configured import schedule_of
+from flower_vfl.strategies.training import Training, measured
+from flower_vfl.transport.base import Link
+from flower_vfl.transport.inproc import InprocLink
+
+
+@dataclass(frozen=True)
+class Part:
+    """One party's share of a trained run: its weights, and where its optimizer and its dropout stand."""
+
+    weights: Mapping[str, Tensor]
+    optimizer: State
+    dropout: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """All that a training leaves of one run.
+
+    Attributes
+    ----------
+    label, parties
+        What each party has.
+    outcome, losses
+        What was measured; the losses (T,) of the last epoch.
+    seen
+        What each attacker's attacks measured, by party.
+    monitored
+        What the monitor's attacks measured, in the order of its views.
+    """
+
+    label: Part
+    parties: Mapping[str, Part]
+    outcome: Outcome
+    losses: list[float]
+    seen: Mapping[str, list[Measured]]
+    monitored: list[list[Measured]]
+
+
+class Member:
+    """What one run of a stack is made of; its random numbers are those of the run by itself.
+
+    Parameters
+    ----------
+    config : Config
+        The run's.
+    dataset : VerticalData
+        The data, which all runs of a stack share.
+
+    Attributes
+    ----------
+    strategy
+        The label party's, with its defenses: their noise is drawn from here.
+    label, bottoms
+        The label party, and the feature parties' models, as they begin.
+    """
+
+    def __init__(self, config: Config, dataset: VerticalData) -> None:
+        self.config, self._dataset, self.labels = config, dataset, dataset.labels()
+        self.strategy = build_strategy(
+            config,
+            dataset,
+            self.labels,
+            top=default_top,
+            bottom=default_bottom,
+            secret=Secret.for_simulation(config.seed, LABEL),
+            observer=Observer(),
+            outcome=Outcome(),
+        )
+        prepared, _ = self.strategy.prepare_labels(torch.from_numpy(self.labels.train))
+        self.prepared: NDArray[Any] = prepared.numpy()
+        aligned = dataset.alignment
+        self.schedule: Schedule = schedule_of(config, aligned.rows, aligned.test_rows)
+        # An attacker hooks itself into its model; a stack has its own way to look.
+        honest = config.attack.model_copy(update={"names": [], "max_leak": 1.0})
+        machines, links = self._parties(config.model_copy(update={"attack": honest}))
+        self.strategy.base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
+        self.label: LabelParty = self._label_party(links)
+        self.bottoms: dict[str, nn.Module] = {party: machine.bottom for party, machine in machines.items()}
+
+    def _parties(
+        self, config: Config, folder: Path | None = None, training: str = ""
+    ) -> tuple[dict[str, FeatureParty], dict[str, Link]]:
+        """Make the feature parties, which keep their states in the folder of a training, and links to them."""
+        machines: dict[str, FeatureParty] = {}
+        links: dict[str, Link] = {}
+        for party in self.strategy.base.parties:
+            secret, store = Secret.for_simulation(config.seed, party), None
+            if folder is not None:
+                keeping = Keeping.of_feature_party(folder, party, training)
+                store = keeping.store(self.config, self._dataset.alignment)
+            machine = build_feature_party(party, config, self._dataset, secret, simulation=True, store=store)
+            machines[party], links[party] = machine, InprocLink(machine)
+            check_fit(links[party], config, self.schedule, self._dataset.alignment.digest)
+        return machines, links
+
+    def _label_party(self, links: dict[str, Link]) -> LabelParty:
+        return build_label_party(self.strategy, self.prepared, self.schedule, links, None)
+
+    @property
+    def audited(self) -> list[str]:
+        """The parties whose attacks are scored."""
+        return self.config.parties.attackers or list(self.strategy.base.parties)
+
+    def keep(self, folder: Path, trained: Trained) -> None:
+        """Write the checkpoints of all parties after the last step into the run's folder."""
+        base, schedule = self.strategy.base, self.schedule
+        keeping = Keeping.of_label_party(folder, resume=False)
+        machines, links = self._parties(self.config, folder, keeping.training)
+        test = any(isinstance(attack, InferenceAttack) for attack in base.attacks)
+        send_audit({party: links[party] for party in self.audited}, self.labels, test=test)
+        for party, machine in machines.items():
+            part, state = trained.parties[party], machine.state()
+            scores = {"scores": scorer_state(trained.seen[party])} if party in trained.seen else {}
+            dropout = {"dropout": part.dropout[0]} if part.dropout else {}
+            done = {"bottom": part.weights, "optimizers": part.optimizer, "next_step": schedule.steps}
+            machine.restore({**state, **done, **dropout, **scores})
+        label, monitor = self._label_party(links), build_monitor(self.strategy)
+        label.restore(
+            {"modules": trained.label.weights, "optimizers": trained.label.optimizer, "dropout": trained.label.dropout}
+        )
+        if monitor is not None:
+            monitor.restore([scorer_state(view) for view in trained.monitored])
+        training = Training(
+            label,
+            links,
+            schedule,
+            (self.labels.train, self.labels.test),
+            self.labels.classes,
+            self.config,
+            monitor=monitor,
+            observer=base.observer,
+            outcome=trained.outcome,
+        )
+        training.restore({"losses": trained.losses, "outcome": measured(trained.outcome)})
+        base.ledger = keeping.store(self.config, self._dataset.alignment)
+        checkpointing = build_checkpointing(self.strategy, schedule, links, label, training, monitor)
+        if checkpointing is not None:
+            checkpointing.save(schedule.steps)

@@ -1,0 +1,196 @@
+"""What attacks read from the gradients of many runs in one step: each score vector once, whoever looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.attacks.base import HINTS, REFERENCE, RowAttack
+from flower_vfl.metrics.leakage_tensor import separations
+from flower_vfl.parties.scoring import draw_positives
+from flower_vfl.simulations.stacked.records import Reading, Records
+
+SENT, CLEAN = "sent", "clean"
+"""What a view shows of the cut: the gradients that leave, or those before any defense."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Gradients that are attacked.
+
+    Attributes
+    ----------
+    parties
+        Whose they are, one or several that put together what they see.
+    layer
+        Of which layer.
+    shows
+        `SENT` or `CLEAN`.
+    names
+        What the leak AUC and the detection error are called, once for each who looks.
+    """
+
+    parties: tuple[str, ...]
+    layer: str
+    shows: str
+    names: tuple[str, ...]
+
+    def readings(self, attacks: Sequence[RowAttack], name: str) -> list[Reading]:
+        """Return what is measured of this view under one name, an entry an attack."""
+        metrics = (f"{name}_auc".lstrip("_"), f"{name}_detection_error".lstrip("_"))
+        party = "+".join(self.parties)
+        return [
+            Reading(party, self.layer, attack.label, metrics, attack.hints if attack.needs else 0) for attack in attacks
+        ]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What all attackers' scorers know of one step of R runs.
+
+    Attributes
+    ----------
+    positive
+        (R, B) which rows are positive.
+    reference
+        (R,) the row of which oracle attacks are told the clean gradient, in `references` for each order of rows;
+        `referred` (R,) says where there is one.
+    hints
+        (R, k) the rows whose gradients are known to be positives', `hinted` (R,) how many of them there are.
+    """
+
+    positive: Tensor
+    reference: Tensor
+    references: list[int]
+    referred: NDArray[np.bool_]
+    hints: Tensor
+    hinted: NDArray[np.int64]
+
+    def at(self, rows: Tensor, gradients: Tensor) -> Tensor:
+        """Return some rows (R, k) of gradients (R, B, D), (R, k, D)."""
+        return gradients.gather(1, rows[..., None].expand(-1, -1, gradients.shape[2]))
+
+
+def batch_of(labels: Sequence[NDArray[np.bool_]], which: Tensor, step: int, most: int) -> Batch:
+    """Return what is known of a step.
+
+    Parameters
+    ----------
+    labels : Sequence of NDArray
+        (B,) which rows are positive, for each order of rows.
+    which : Tensor
+        (R,) the order that each run has.
+    step : int
+        The step.
+    most : int
+        Most hints of an attack.
+    """
+    references, referred, hints, hinted = [], [], [], []
+    for positive in labels:
+        drawn = draw_positives(positive, step, REFERENCE)
+        references.append(int(drawn[0]) if drawn.size else 0)
+        referred.append(drawn.size > 0)
+        known = draw_positives(positive, step, HINTS)[:most]
+        hints.append(np.pad(known, (0, most - known.size)))
+        hinted.append(known.size)
+    runs, device = which.cpu().numpy(), which.device
+    return Batch(
+        torch.from_numpy(np.stack(labels)).to(device)[which],
+        torch.tensor(references, device=device)[which],
+        references,
+        np.array(referred)[runs],
+        torch.from_numpy(np.stack(hints)).to(device)[which],
+        np.array(hinted)[runs],
+    )
+
+
+class Readers:
+    """Runs attacks on the views of R runs and records how well they read the labels.
+
+    Parameters
+    ----------
+    attacks : Sequence[RowAttack]
+        What is run.
+    views : Sequence[View]
+        What is attacked.
+    defended : NDArray
+        (R,) which runs have a defense: those without have nothing that was not sent.
+    """
+
+    def __init__(self, attacks: Sequence[RowAttack], views: Sequence[View], defended: NDArray[np.bool_]) -> None:
+        self.attacks, self.views, self._defended = list(attacks), list(views), defended
+        self._waiting: list[tuple[int, int, Tensor, list[NDArray[np.bool_]]]] = []
+        self.most_hints = max((attack.hints for attack in attacks if HINTS in attack.needs), default=0)
+        self.refers = any(REFERENCE in attack.needs for attack in attacks)
+
+    def read(
+        self,
+        step: int,
+        epoch: int,
+        batch: Batch,
+        gradients: Mapping[tuple[str, str, str], Tensor],
+        references: Mapping[tuple[str, str], Tensor],
+    ) -> None:
+        """Attack one step; what comes out stays on the device until `settle`.
+
+        Parameters
+        ----------
+        step, epoch : int
+            The step and its epoch.
+        batch : Batch
+            What scorers know of it.
+        gradients : Mapping
+            (R, B, D) by party, layer and what is shown.
+        references : Mapping
+            (R, D) clean gradients of the reference rows, by party and layer.
+        """
+        found, known = [], []
+        for view in self.views:
+            rows = _joined([gradients[party, view.layer, view.shows].flatten(2) for party in view.parties])
+            told = None
+            if self.refers:
+                told = _joined([references[party, view.layer] for party in view.parties])[:, None]
+            for attack in self.attacks:
+                side, left_out, possible = _tell(attack, batch, rows, told)
+                kept = torch.ones_like(batch.positive).scatter(1, left_out, False)
+                found.append(torch.stack(separations(attack.rate(rows, side), batch.positive, kept)))
+                known.append(possible)
+        self._waiting.append((step, epoch, torch.stack(found), known))
+
+    def settle(self, records: Records) -> None:
+        """Record what waits; the device is read once."""
+        if not self._waiting:
+            return
+        numbers = torch.stack([found for _, _, found, _ in self._waiting]).cpu().numpy()
+        for (step, epoch, _, known), values in zip(self._waiting, numbers, strict=True):
+            entries = iter(zip(values, known, strict=True))
+            for view in self.views:
+                of_view = [next(entries) for _ in self.attacks]
+                whose = None if view.shows == SENT else self._defended
+                for name in view.names:
+                    for reading, (pair, possible) in zip(view.readings(self.attacks, name), of_view, strict=True):
+                        for metric, value in zip(reading.metrics, pair, strict=True):
+                            key = (reading.party, reading.layer, reading.attack, metric)
+                            records.add(key, step, epoch, np.where(possible, value, np.nan), whose)
+        self._waiting = []
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
+
+
+def _tell(
+    attack: RowAttack, batch: Batch, rows: Tensor, reference: Tensor | None
+) -> tuple[Tensor | None, Tensor, NDArray[np.bool_]]:
+    """Return what an attack is told (R, k, D), the rows (R, k) that supplied it, and for which runs there is that."""
+    if HINTS in attack.needs:
+        chosen = batch.hints[:, : attack.hints]
+        return batch.at(chosen, rows), chosen, batch.hinted >= attack.hints
+    if REFERENCE in attack.needs:
+        return reference, batch.reference[:, None], batch.referred
+    return None, batch.hints[:, :0], np.ones_like(batch.referred)

@@ -1,0 +1,116 @@
+"""What is measured of many runs, step by step, and each run's part of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.parties.summaries import Measured
+from flower_vfl.tracking import Column, Series
+
+Values = NDArray[np.float64]
+Curves = Mapping[Series, tuple[Column, Column, Column]]
+
+
+@dataclass
+class _Curve:
+    """One value a step and run, and which of the runs have it."""
+
+    steps: list[int] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    values: list[Values] = field(default_factory=list)
+    known: list[NDArray[np.bool_]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one attack reads from one view.
+
+    Attributes
+    ----------
+    party, layer, attack
+        Whose view, of which layer, and the attack's label.
+    metrics
+        What the leak AUC and the detection error are called in the log.
+    told
+        How many rows of a batch supplied side information.
+    """
+
+    party: str
+    layer: str
+    attack: str
+    metrics: tuple[str, str]
+    told: int
+
+
+class Records:
+    """Curves of R runs.
+
+    Parameters
+    ----------
+    runs : int
+        R.
+    """
+
+    def __init__(self, runs: int) -> None:
+        self._everybody = np.ones(runs, dtype=bool)
+        self._curves: dict[Series, _Curve] = {}
+
+    def add(self, key: Series, step: int, epoch: int, values: Sequence[float] | Values, known: Any = None) -> None:
+        """Take one value (R,) of each run; those that are not `known` (R,) have none at this step."""
+        curve = self._curves.setdefault(key, _Curve())
+        curve.steps.append(step)
+        curve.epochs.append(epoch)
+        curve.values.append(np.asarray(values, dtype=np.float64))
+        curve.known.append(self._everybody if known is None else known)
+
+    def add_logs(self, step: int, epoch: int, logs: Sequence[Mapping[str, float]]) -> None:
+        """Take what the defenses of each run logged in a step."""
+        for metric in dict.fromkeys(metric for log in logs for metric in log):
+            values = [log.get(metric, math.nan) for log in logs]
+            known = np.array([metric in log for log in logs])
+            self.add(("label", "", "", metric), step, epoch, values, known)
+
+    def of_epoch(self, key: Series, epoch: int, run: int) -> list[float]:
+        """Return the values of one curve and run in an epoch."""
+        curve = self._curves[key]
+        return [float(values[run]) for values, place in zip(curve.values, curve.epochs, strict=True) if place == epoch]
+
+    def curves(self, run: int) -> Curves:
+        """Return steps, epochs and values of each curve of one run."""
+        found = {}
+        for key, curve in self._curves.items():
+            known = np.array([some[run] for some in curve.known])
+            if known.any():
+                columns = (curve.steps, curve.epochs, [values[run] for values in curve.values])
+                steps, epochs, values = (np.array(column)[known] for column in columns)
+                found[key] = (steps, epochs, values)
+        return found
+
+
+def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[int], int]) -> list[Measured]:
+    """Return what each reading found in one run, of which these are the curves.
+
+    Parameters
+    ----------
+    curves : Curves
+        Of the run.
+    readings : Sequence[Reading]
+        What is wanted.
+    looked_for : Callable
+        Says which class was looked for in a step.
+    """
+    rows, positives = (curves["label", "", "", name][2] for name in ("batch_rows", "batch_positives"))
+    found = []
+    for reading in readings:
+        place = (reading.party, reading.layer, reading.attack)
+        (steps, epochs, values), (_, _, errors) = (curves[*place, metric] for metric in reading.metrics)
+        classes = np.array([looked_for(step) for step in steps.tolist()])
+        yes = positives[steps]  # of every step there is one
+        found.append(Measured(epochs, classes, values, errors, rows[steps] - yes, yes - reading.told))
+    return found

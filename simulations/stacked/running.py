@@ -1,0 +1,72 @@
+"""A stack from its configurations to the checkpoints of its runs, in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from flower_vfl.apps.build import check_device, open_data, torch_threads
+from flower_vfl.apps.folder import RunFolder
+from flower_vfl.config import Config
+from flower_vfl.data.memory import VerticalData
+from flower_vfl.metrics import Values
+from flower_vfl.simulations.stacked.member import Member
+from flower_vfl.simulations.stacked.training import StackedTraining, Told
+from flower_vfl.tracking import add_snapshot, write_steps
+
+_log = logging.getLogger(__name__)
+
+
+def train_stack(
+    configs: Sequence[Config],
+    folders: Sequence[Path],
+    *,
+    data: Callable[[Config], VerticalData] = open_data,
+    told: Told = lambda step, steps, loss: None,
+) -> list[int]:
+    """Train runs together; each is left in its folder as after its last step, to be finished with ``resume``.
+
+    Parameters
+    ----------
+    configs, folders : Sequence
+        One a run; nothing has been trained in the folders.
+    data : Callable
+        Opens the data.
+    told : Told
+        Is told how training goes.
+
+    Returns
+    -------
+    list of int
+        The runs that diverged; nothing is kept of them, and by themselves they say what is wrong.
+
+    Raises
+    ------
+    FlowerVflError
+        When the runs cannot be trained together, or one cannot run at all.
+    """
+    first = configs[0]
+    check_device(first)
+    dataset = data(first)
+    with ExitStack() as open_folders, torch_threads(first.threads):
+        for config, folder in zip(configs, folders, strict=True):
+            open_folders.enter_context(RunFolder(folder, config, resume=True))
+        members = [Member(config, dataset) for config in configs]
+
+        def keep_snapshot(run: int, step: int, values: Values) -> None:
+            add_snapshot(folders[run], step, values)
+
+        training = StackedTraining(members, dataset, keep_snapshot)
+        training.train(told)
+        for run in np.flatnonzero(~training.diverged).tolist():
+            trained, curves = training.trained(run)
+            write_steps(folders[run], curves)
+            members[run].keep(folders[run], trained)  # last: from here on the run goes on from it
+    lost: list[int] = np.flatnonzero(training.diverged).tolist()
+    if lost:
+        _log.warning("%d of %d runs of a stack diverged (%s); they run by themselves", len(lost), len(configs), lost)
+    return lost

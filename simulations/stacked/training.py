@@ -1,0 +1,409 @@
+"""The training of many runs as one, without frames: what the parties' state machines do, for all runs at once.
+
+Every run has its own weights, order of rows, noise and dropout, drawn as the run by itself draws them. What differs is
+the order in which a product adds up its terms: the last digit of a float.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import vmap
+
+from flower_vfl.attacks.base import RowAttack
+from flower_vfl.data.memory import VerticalData
+from flower_vfl.metrics import Values, snapshot
+from flower_vfl.nn.dropout import bound_generators
+from flower_vfl.nn.stacked import Stack
+from flower_vfl.parties.attacker import chosen_layers
+from flower_vfl.parties.label import LabelModel
+from flower_vfl.parties.scoring import AuditLabels
+from flower_vfl.protocol.schedule import Part, Schedule
+from flower_vfl.simulations.stacked.feeding import Feeding
+from flower_vfl.simulations.stacked.member import Member, Trained
+from flower_vfl.simulations.stacked.member import Part as Share
+from flower_vfl.simulations.stacked.reading import CLEAN, SENT, Batch, Readers, View, batch_of
+from flower_vfl.simulations.stacked.records import Curves, Reading, Records, measured
+from flower_vfl.strategies import Outcome
+from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.strategies.configured import optimizers_of
+from flower_vfl.strategies.training import Epoch, utility
+
+SETTLE_STEPS = 64
+"""Steps after which losses and leaks are read from the device, and runs that diverged are found."""
+
+Gradients = dict[tuple[str, str, str], Tensor]
+Told = Callable[[int, int, float], None]
+"""Is told how many steps are done, of how many, and the mean loss."""
+
+
+class StackedTraining:
+    """Trains the members of a stack together.
+
+    Parameters
+    ----------
+    members : Sequence[Member]
+        The runs, R of them, of one data set, one architecture and one configuration but for seeds and defenses.
+    dataset : VerticalData
+        The data.
+    on_snapshot : Callable, optional
+        Gets the number of a run, a step and what its gradients are made of.
+
+    Attributes
+    ----------
+    diverged
+        (R,) which runs have had a loss that is not finite; what is recorded of them means nothing.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        dataset: VerticalData,
+        on_snapshot: Callable[[int, int, Values], None] = lambda run, step, values: None,
+    ) -> None:
+        first = members[0]
+        self._members, self._on_snapshot = list(members), on_snapshot
+        self._config, self._base = first.config, first.strategy.base
+        self._parties, self._labels = self._base.parties, first.labels
+        self._device = first.config.device
+        schedules = [member.schedule for member in members]
+        self._feeding = Feeding(schedules, dataset, self._base.table, self._device)
+        self.records, self.diverged = Records(len(members)), np.zeros(len(members), dtype=bool)
+        self.epochs: list[list[Epoch]] = [[] for _ in members]
+        self._losses: list[Tensor] = []
+        self.steps, self.seconds = 0, 0.0
+        self._build()
+        self._plan_readings()
+
+    def _build(self) -> None:
+        first, schedule = self._members[0], self._members[0].schedule
+        self._watched = {
+            party: chosen_layers(first.bottoms[party], self._config.attack.layers, party)
+            if party in self._looking
+            else {}
+            for party in self._parties
+        }
+        self._bottoms = {
+            party: Stack([member.bottoms[party] for member in self._members], watched=self._watched[party])
+            for party in self._parties
+        }
+        self._top = Stack([member.label.module for member in self._members], self._logits)
+        self._optimizers = {
+            party: optimizers_of(self._config, stack.module, schedule) for party, stack in self._bottoms.items()
+        }
+        self._top_optimizers = optimizers_of(self._config, self._top.module, schedule)
+        self._dropout = {party: bool(bound_generators(first.bottoms[party])) for party in self._parties}
+        self._defended: list[tuple[type[GradientDefense], list[GradientDefense], Tensor]] = []
+        kinds: dict[tuple[type[GradientDefense], str], list[tuple[int, GradientDefense]]] = {}
+        for run, member in enumerate(self._members):
+            for defense in member.strategy.chain():
+                if isinstance(defense, GradientDefense):
+                    kinds.setdefault((type(defense), defense.scope), []).append((run, defense))
+        for (kind, _), entries in kinds.items():
+            runs = torch.tensor([run for run, _ in entries], device=self._device)
+            self._defended.append((kind, [defense for _, defense in entries], runs))
+
+    @property
+    def _looking(self) -> list[str]:
+        """The parties whose attacks are scored while training."""
+        return self._members[0].audited if self._base.watching else []
+
+    def _logits(self, module: nn.ModuleDict, parts: Sequence[Tensor], own: Sequence[Tensor]) -> Tensor:
+        """Call one run's network of the label party."""
+        bottom = dict(module.named_children()).get("bottom")
+        model = LabelModel(module["top"], self._base, self._parties, bottom=bottom, fusion=self._config.model.fusion)
+        return model.join(list(parts), [] if bottom is None else [bottom(*own)])
+
+    def _plan_readings(self) -> None:
+        """Settle which gradients are attacked, and under which names it is recorded."""
+        attacks = [attack for attack in self._base.watching if isinstance(attack, RowAttack)]
+        monitors = self._config.attack.monitor
+        defended = np.array([bool(member.strategy.chain()) for member in self._members])
+        layers = {party: self._config.attack.layers or ["cut", *self._watched[party]] for party in self._looking}
+        views: list[View] = []
+        for party in self._parties:
+            names = ("",) * ("cut" in layers.get(party, [])) + ("monitor",) * monitors
+            views += [View((party,), "cut", SENT, names)] if names else []
+            views += [View((party,), layer, SENT, ("",)) for layer in layers.get(party, []) if layer != "cut"]
+        groups = [tuple(group.split("+")) for group in self._config.parties.coalitions(self._parties)]
+        views += [View(group, "cut", SENT, ("monitor",)) for group in groups if monitors]
+        if monitors and defended.any():
+            everybody = [*((party,) for party in self._parties), *groups]
+            views += [View(group, "cut", CLEAN, ("undefended",)) for group in everybody]
+        self._readers = Readers(attacks, views if attacks else [], defended)
+        self._layers = layers
+        self._audit = AuditLabels.of(self._labels.train)
+
+    def train(self, told: Told = lambda step, steps, loss: None, *, most_steps: int = 0) -> None:
+        """Train all runs to the end of their schedule, or for `most_steps` steps; stop where every run has diverged."""
+        schedule, began = self._members[0].schedule, time.perf_counter()
+        for epoch in range(1, schedule.epochs + 1):
+            self._feeding.begin_epoch(epoch)
+            for step in schedule.steps_of(epoch):
+                self._step(step, epoch)
+                self.steps = step + 1
+                last = self.steps == schedule.steps_of(epoch).stop
+                if last or self.steps % SETTLE_STEPS == 0 or self.steps == most_steps:
+                    self._settle(told)
+                    if self.diverged.all() or self.steps == most_steps:
+                        return
+            self._evaluate(epoch)
+        self.seconds = time.perf_counter() - began
+
+    def _step(self, step: int, epoch: int) -> None:
+        rows, which = self._feeding.rows(step), self._feeding.which
+        labels = self._feeding.per_run(
+            [torch.from_numpy(self._members[0].prepared[part].astype(np.int64)) for part in rows]
+        )
+        embeddings = {party: self._bottoms[party](*self._feeding.columns(party, rows)) for party in self._parties}
+        seen = self._watch()
+        leaves = {party: z.detach().requires_grad_() for party, z in embeddings.items()}
+        logits = self._top(list(leaves.values()), self._feeding.own(rows))
+        losses = vmap(lambda one, y: self._base.loss(one, y, one)[0])(logits, labels)
+        self._top_optimizers.zero_grad()
+        wanted = step in self._config.attack.snapshots and logits.dim() == 2
+        slopes = self._slopes(logits, leaves) if wanted else None
+        torch.autograd.backward(losses.sum())
+        joint = torch.cat([_gradient(leaf).flatten(2) for leaf in leaves.values()], dim=2)
+        protected, logs = self._protect(joint, labels, rows)
+        self._top_optimizers.step()
+        sent, clean = (self._split(each, leaves) for each in (protected, joint))
+        reads = bool(self._readers.views) and step % self._config.attack.every == 0
+        references: dict[tuple[str, str], Tensor] = {}
+        if reads:
+            positive = [self._audit.at(part) for part in rows]
+            batch = batch_of(positive, which, step, self._readers.most_hints)
+            if self._readers.refers:
+                references = self._follow(rows, batch, embeddings, seen, clean)
+        gradients = self._learn(embeddings, seen, sent)
+        if reads:
+            gradients |= {(party, "cut", CLEAN): tensor for party, tensor in clean.items()}
+            with torch.no_grad():
+                self._readers.read(step, epoch, batch, gradients, references)
+        self._record(step, epoch, rows, losses, logs)
+        if slopes is not None:
+            self._snapshot(step, labels, logits, slopes, joint)
+
+    def _watch(self) -> dict[str, dict[str, Tensor]]:
+        """Return what passed the watched layers in this pass, by party and layer."""
+        return {party: dict(stack.seen) for party, stack in self._bottoms.items()}
+
+    def _protect(
+        self, joint: Tensor, labels: Tensor, rows: Sequence[NDArray[np.int64]]
+    ) -> tuple[Tensor, list[dict[str, float]]]:
+        """Return the gradients (R, B, D) that leave, and what each run's defense logged."""
+        protected, logs = joint.clone(), [dict[str, float]() for _ in self._members]
+        for run, member in enumerate(self._members):
+            member.strategy.begin_batch(rows[self._feeding.orders[run]])
+        for kind, defenses, runs in self._defended:
+            protected[runs], found = kind.protect_stacked(defenses, joint[runs], labels[runs])
+            for run, log in zip(runs.tolist(), found, strict=True):
+                logs[run] = log
+        return protected, logs
+
+    def _split(self, joint: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Cut (R, B, D) into each party's gradient, in the shape of its embeddings."""
+        widths = [leaf.shape[2:].numel() for leaf in leaves.values()]
+        pieces = torch.split(joint, widths, dim=2)
+        return {party: piece.reshape(leaf.shape) for (party, leaf), piece in zip(leaves.items(), pieces, strict=True)}
+
+    def _learn(
+        self, embeddings: Mapping[str, Tensor], seen: Mapping[str, Mapping[str, Tensor]], sent: Mapping[str, Tensor]
+    ) -> Gradients:
+        """Let the feature parties learn; return the gradients that they saw, at the cut and at watched layers."""
+        gradients: Gradients = {(party, "cut", SENT): tensor for party, tensor in sent.items()}
+        for party, z in embeddings.items():
+            for layer, output in seen[party].items():
+                output.register_hook(_keeper(gradients, (party, layer, SENT)))  # type: ignore[no-untyped-call]
+            self._optimizers[party].zero_grad()
+            torch.autograd.backward(z, sent[party])
+            self._optimizers[party].step()
+        return gradients
+
+    def _follow(
+        self,
+        rows: Sequence[NDArray[np.int64]],
+        batch: Batch,
+        embeddings: Mapping[str, Tensor],
+        seen: Mapping[str, Mapping[str, Tensor]],
+        clean: Mapping[str, Tensor],
+    ) -> dict[tuple[str, str], Tensor]:
+        """Return the clean gradients (R, D) of the reference rows at the cut and, followed back, at watched layers.
+
+        With a pass of that row alone; with dropout, which such a pass would draw anew, in the graph of the batch.
+        """
+        found: dict[tuple[str, str], Tensor] = {}
+        for party, gradient in clean.items():
+            place = batch.reference[:, None]
+            cut = batch.at(place, gradient.flatten(2))
+            found[party, "cut"] = cut[:, 0]
+            if not seen[party]:
+                continue
+            if self._dropout[party]:
+                z, layers = embeddings[party], seen[party]
+                seed = torch.zeros_like(z.flatten(2)).scatter(1, place[..., None].expand_as(cut), cut).view_as(z)
+            else:
+                # Twice, as no model was ever asked for one row alone.
+                twice = [part[[row, row]] for part, row in zip(rows, batch.references, strict=True)]
+                z = self._bottoms[party](*self._feeding.columns(party, twice))
+                layers = self._bottoms[party].seen
+                seed = torch.cat([cut, torch.zeros_like(cut)], dim=1).view_as(z)
+                place = torch.zeros_like(place)
+            back = torch.autograd.grad(z, list(layers.values()), seed, retain_graph=self._dropout[party])
+            for layer, g in zip(layers, back, strict=True):
+                found[party, layer] = batch.at(place, g.flatten(2))[:, 0]
+        return found
+
+    def _slopes(self, logits: Tensor, leaves: Mapping[str, Tensor]) -> Tensor:
+        grads = torch.autograd.grad(logits.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True)
+        return torch.cat([grad.flatten(2) for grad in grads], dim=2)
+
+    def _snapshot(self, step: int, labels: Tensor, logits: Tensor, slopes: Tensor, joint: Tensor) -> None:
+        for run in np.flatnonzero(~self.diverged).tolist():
+            parts = (labels[run], logits[run].detach(), slopes[run], joint[run])
+            self._on_snapshot(run, step, snapshot(*parts, generator=np.random.default_rng(step)))
+
+    def _record(
+        self,
+        step: int,
+        epoch: int,
+        rows: Sequence[NDArray[np.int64]],
+        losses: Tensor,
+        logs: Sequence[Mapping[str, float]],
+    ) -> None:
+        self._losses.append(losses.detach())
+        self.records.add_logs(step, epoch, logs)
+        positives = np.array([np.count_nonzero(self._labels.train.take(part)) for part in rows])
+        counts = {"batch_rows": np.array([part.size for part in rows]), "batch_positives": positives}
+        for metric, values in counts.items():
+            self.records.add(("label", "", "", metric), step, epoch, values[self._feeding.orders])
+
+    def _settle(self, told: Told) -> None:
+        """Read from the device what was measured since the last time."""
+        losses = torch.stack(self._losses).double().cpu().numpy()
+        schedule = self._members[0].schedule
+        for ago, values in enumerate(losses, start=self.steps - len(losses)):
+            self.records.add(("label", "", "", "train_loss"), ago, schedule.epoch_of(ago), values)
+        self._losses = []
+        self.diverged |= ~np.isfinite(losses).all(axis=0)
+        self._readers.settle(self.records)
+        well = losses[-1][~self.diverged]
+        told(self.steps, schedule.steps, float(well.mean()) if well.size else math.nan)
+
+    @torch.no_grad()
+    def _evaluate(self, epoch: int) -> None:
+        """Measure what each run predicts for its validation rows and for the test rows."""
+        runs = np.flatnonzero(~self.diverged).tolist()
+        found = {run: Epoch(epoch=epoch) for run in runs}
+        for run, entry in found.items():
+            losses = self.records.of_epoch(("label", "", "", "train_loss"), epoch, run)
+            entry["train_loss"] = float(np.mean(losses))
+        parts: tuple[Part, ...] = ("validation", "test")
+        for part in parts:
+            truth = self._labels.test if part == "test" else self._labels.train
+            logits = self._predict(part)
+            for run, entry in found.items() if logits.shape[1] else ():
+                measures = utility(logits[run], truth[self._feeding.all_evaluated(part, run)], self._labels.classes)
+                entry |= {f"{part}_{name}": value for name, value in measures.items()}
+        for run, entry in found.items():
+            self.epochs[run].append(entry)
+        known = ~self.diverged
+        for name in [name for name in found[runs[0]] if name != "epoch"]:
+            metric = "epoch_train_loss" if name == "train_loss" else name
+            values = np.full(len(known), math.nan)
+            values[known] = [entry[name] for entry in found.values()]
+            self.records.add(("label", "", "", metric), self.steps - 1, epoch, values, known)
+
+    def _predict(self, part: Part) -> Tensor:
+        """Return each run's logits (R, N) for a part of the rows."""
+        pieces = [torch.zeros(len(self._members), 0)]
+        for rows in self._feeding.evaluated(part):
+            test = part == "test"
+            columns = {party: self._feeding.columns(party, rows, test=test) for party in self._parties}
+            z = [self._bottoms[party](*columns[party], train=False) for party in self._parties]
+            pieces.append(self._top(z, self._feeding.own(rows, test=test), train=False).cpu())
+        return torch.cat(pieces, dim=1)
+
+    def trained(self, run: int) -> tuple[Trained, Curves]:
+        """Return what the training leaves of one run, and everything that was measured of it."""
+        member, curves = self._members[run], self.records.curves(run)
+        logged = {key[3]: values for key, (_, _, values) in curves.items() if key[0] == "label"}
+        schedule, runs = member.schedule, len(self._members)
+        defenses = tuple(f"{kind.name}." for kind, _, _ in self._defended)
+        bytes_up, bytes_down = self._bytes(member.schedule)
+        outcome = Outcome(
+            epochs=self.epochs[run],
+            steps=schedule.steps,
+            seconds=self.seconds / runs,
+            seconds_compute=self.seconds / runs,
+            logged={name: float(np.cumsum(v)[-1]) for name, v in logged.items() if name.startswith(defenses)},
+            together=runs,
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+        )
+        losses = self.records.of_epoch(("label", "", "", "train_loss"), schedule.epochs, run)
+        readings = self._readings(bool(member.strategy.chain()))
+        trained = Trained(
+            self._share(self._top, self._top_optimizers, member.label.module, run),
+            {
+                party: self._share(self._bottoms[party], self._optimizers[party], member.bottoms[party], run)
+                for party in self._parties
+            },
+            outcome,
+            losses,
+            {party: measured(curves, found) for party, found in readings[0].items()},
+            [measured(curves, found) for found in readings[1]],
+        )
+        return trained, curves
+
+    @staticmethod
+    def _share(stack: Stack, optimizers: Any, module: nn.Module, run: int) -> Share:
+        """Return one run's share of what one party has trained; its dropout was drawn from its own generators."""
+        dropout = [generator.get_state() for generator in bound_generators(module)]
+        return Share(stack.state_of(run), stack.optimizer_of(optimizers.state_dict(), run), dropout)
+
+    def _readings(self, defended: bool) -> tuple[dict[str, list[Reading]], list[list[Reading]]]:
+        """Return what is measured of a run: by each attacker, and by the monitor, in the order of their scorers."""
+        views, attacks = self._readers.views, self._readers.attacks
+        seen: dict[str, list[Reading]] = {}
+        for party, layers in self._layers.items():
+            alone = {
+                view.layer: view.readings(attacks, "")
+                for view in views
+                if "" in view.names and view.parties == (party,)
+            }
+            seen[party] = [alone[layer][number] for number in range(len(attacks)) for layer in layers]
+        names = ("monitor", "undefended") if defended else ("monitor",)
+        monitored = [view.readings(attacks, name) for name in names for view in self._groups(name)]
+        return seen, monitored
+
+    def _groups(self, name: str) -> list[View]:
+        """Return the monitor's views of one kind: of single parties first, then of those that collude."""
+        return sorted(
+            (view for view in self._readers.views if name in view.names), key=lambda view: len(view.parties) > 1
+        )
+
+    def _bytes(self, schedule: Schedule) -> tuple[int, int]:
+        """Return the bytes of embeddings and gradients that a run by itself sends, up and down."""
+        width = sum(self._base.widths.values())
+        rows = sum(schedule.batch_rows(step) for step in range(schedule.steps))
+        evaluated = schedule.epochs * (schedule.validation_rows + schedule.test_rows)
+        return 4 * width * (rows + evaluated), 4 * width * rows
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _keeper(gradients: Gradients, key: tuple[str, str, str]) -> Callable[[Tensor], None]:
+    def keep(gradient: Tensor) -> None:
+        gradients[key] = gradient
+
+    return keep
