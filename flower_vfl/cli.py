@@ -205,6 +205,9 @@ def sweep(
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say how many trials, how long and how much memory, measured briefly.")
     ] = False,
+    no_stacking: Annotated[
+        bool, typer.Option("--no-stacking", help="Train each trial by itself, also where several are faster together.")
+    ] = False,
     set_: SetOption = None,
 ) -> None:
     """Run many configurations on Ray: a grid, or draws, over any keys; one table and one report at the end."""
@@ -220,13 +223,16 @@ def sweep(
     folder = out or default_folder(source)
     definition, given = load_definition(source), parse_assignments(set_ or [])
     if plan:
-        print_plan(definition, given, workers=workers)
+        print_plan(definition, given, workers=workers, stacking=not no_stacking)
         return
     try:
-        summaries = run_sweep(definition, folder, given, address=address, resume=resume, workers=workers)
+        summaries = run_sweep(
+            definition, folder, given, address=address, resume=resume, workers=workers, stacking=not no_stacking
+        )
     except (KeyboardInterrupt, FlowerVflError) as error:
         if not isinstance(error, InputError) and folder.is_dir():
             words = ["flower-vfl", "sweep", source, "--out", str(folder), "--resume"]
+            words += ["--no-stacking"] if no_stacking else []
             words += [word for text in set_ or [] for word in ("--set", text)]
             typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
         raise

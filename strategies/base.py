@@ -298,6 +298,12 @@ class GradientDefense(Defense):
         return torch.cat(pieces, dim=1), log
 
     @classmethod
+    def stacks(cls) -> bool:
+        """Say whether all that it does is `perturb`, so that `protect_stacked` does the same for many runs."""
+        hooks = ("prepare_labels", "embed", "loss", "protect", "begin_batch")
+        return all(getattr(cls, hook) is getattr(GradientDefense, hook) for hook in hooks)
+
+    @classmethod
     def protect_stacked(cls, defenses: Sequence[Self], grads: Tensor, labels: Tensor) -> tuple[Tensor, list[Log]]:
         """Do what `protect` does for gradients (R, B, D) and labels (R, B) of R runs, each with a defense of its own.
 

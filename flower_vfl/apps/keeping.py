@@ -103,6 +103,11 @@ class Keeping:
         return Checkpoints(self.folder, facts, keep=config.checkpoint.keep)
 
 
+def is_begun(out: Path) -> bool:
+    """Say whether a run's folder holds a state to go on from."""
+    return (out / CHECKPOINTS / LABEL / Checkpoints.COMMITTED).is_file()
+
+
 def checked_training(training: object) -> str:
     """Return what a training is called, 32 hexadecimal digits: it becomes part of a path.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.func import vmap
 
 from flower_vfl.attacks.base import RowAttack
 from flower_vfl.data.memory import VerticalData
+from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import Values, snapshot
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
@@ -60,6 +62,11 @@ class StackedTraining:
     ----------
     diverged
         (R,) which runs have had a loss that is not finite; what is recorded of them means nothing.
+
+    Raises
+    ------
+    ConfigError
+        When the data or the model cannot be stacked.
     """
 
     def __init__(
@@ -69,6 +76,8 @@ class StackedTraining:
         on_snapshot: Callable[[int, int, Values], None] = lambda run, step, values: None,
     ) -> None:
         first = members[0]
+        if first.labels.classes != 2:
+            raise ConfigError(f"runs in a stack learn two classes, this data has {first.labels.classes}")
         self._members, self._on_snapshot = list(members), on_snapshot
         self._config, self._base = first.config, first.strategy.base
         self._parties, self._labels = self._base.parties, first.labels
@@ -141,8 +150,21 @@ class StackedTraining:
         self._layers = layers
         self._audit = AuditLabels.of(self._labels.train)
 
-    def train(self, told: Told = lambda step, steps, loss: None, *, most_steps: int = 0) -> None:
-        """Train all runs to the end of their schedule, or for `most_steps` steps; stop where every run has diverged."""
+    def rehearse(self, steps: int) -> float:
+        """Do some steps of the first epoch and one evaluation batch; return the seconds of a step."""
+        self._feeding.begin_epoch(1)
+        self._step(0, 1)  # what is done once is no part of a step
+        self._settle(lambda *_: None)
+        began = time.perf_counter()
+        for step in range(steps):
+            self._step(step % self._members[0].schedule.steps_of(1).stop, 1)
+        self._settle(lambda *_: None)
+        seconds = (time.perf_counter() - began) / steps
+        self._predict("test", most=1)
+        return seconds
+
+    def train(self, told: Told = lambda step, steps, loss: None) -> None:
+        """Train all runs to the end of their schedule; stop where every run has diverged."""
         schedule, began = self._members[0].schedule, time.perf_counter()
         for epoch in range(1, schedule.epochs + 1):
             self._feeding.begin_epoch(epoch)
@@ -150,9 +172,9 @@ class StackedTraining:
                 self._step(step, epoch)
                 self.steps = step + 1
                 last = self.steps == schedule.steps_of(epoch).stop
-                if last or self.steps % SETTLE_STEPS == 0 or self.steps == most_steps:
+                if last or self.steps % SETTLE_STEPS == 0:
                     self._settle(told)
-                    if self.diverged.all() or self.steps == most_steps:
+                    if self.diverged.all():
                         return
             self._evaluate(epoch)
         self.seconds = time.perf_counter() - began
@@ -297,7 +319,6 @@ class StackedTraining:
         well = losses[-1][~self.diverged]
         told(self.steps, schedule.steps, float(well.mean()) if well.size else math.nan)
 
-    @torch.no_grad()
     def _evaluate(self, epoch: int) -> None:
         """Measure what each run predicts for its validation rows and for the test rows."""
         runs = np.flatnonzero(~self.diverged).tolist()
@@ -321,10 +342,11 @@ class StackedTraining:
             values[known] = [entry[name] for entry in found.values()]
             self.records.add(("label", "", "", metric), self.steps - 1, epoch, values, known)
 
-    def _predict(self, part: Part) -> Tensor:
-        """Return each run's logits (R, N) for a part of the rows."""
+    @torch.no_grad()
+    def _predict(self, part: Part, most: int | None = None) -> Tensor:
+        """Return each run's logits (R, N) for a part of the rows, or of so many batches of it."""
         pieces = [torch.zeros(len(self._members), 0)]
-        for rows in self._feeding.evaluated(part):
+        for rows in islice(self._feeding.evaluated(part), most):
             test = part == "test"
             columns = {party: self._feeding.columns(party, rows, test=test) for party in self._parties}
             z = [self._bottoms[party](*columns[party], train=False) for party in self._parties]

@@ -59,6 +59,8 @@ class Board:
         Where it is shown.
     places
         How many run at once.
+    stacks
+        How many trials are trained together under a name that is none of a trial's; they end later, each by itself.
     """
 
     total: int
@@ -67,6 +69,7 @@ class Board:
     console: Console
     places: int = 1
     clock: Callable[[], float] = time.monotonic
+    stacks: Mapping[str, int] = field(default_factory=dict)
     underway: dict[str, _Underway] = field(default_factory=dict)
     ended: dict[str, _Ended] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -95,6 +98,8 @@ class Board:
     def started(self, run: str) -> None:
         """A trial begins, for the first time or again."""
         self.underway[run] = _Underway(self.clock())
+        if run in self.stacks:
+            return
         self.attempts[run] = self.attempts.get(run, 0) + 1
 
     def stepped(self, run: str, step: int, steps: int, loss: float, leak: float) -> None:
@@ -105,7 +110,7 @@ class Board:
     def completed(self, run: str) -> None:
         """A trial has ended; unless it was said to have failed, its result is read."""
         state = self.underway.pop(run, None)
-        if run in self.failures:
+        if run in self.failures or run in self.stacks:
             return
         result = self.result(run)
         utility, leak = points_of(result) if result else (None, None)
@@ -119,8 +124,11 @@ class Board:
         self._say(f"failed, is tried again: {run}: {reason}", shown=True)
 
     def failed(self, run: str, reason: str) -> None:
-        """A trial failed for good."""
+        """A trial failed for good, or a stack, whose trials are then run one by one."""
         self.underway.pop(run, None)
+        if run in self.stacks:
+            self._say(f"trained one by one what a stack could not: {run}: {reason}", shown=True)
+            return
         self.failures[run] = reason
         self._say(f"failed: {run}: {reason}", shown=True)
 
@@ -136,6 +144,9 @@ class Board:
         now = self.clock()
         if taken:
             mean = sum(taken) / len(taken)
+        elif self.stacks:
+            rest = [(now - state.began) * (1 / state.share - 1) for state in self.underway.values() if state.share > 0]
+            return max(rest, default=None)
         else:
             known = [(now - state.began) / state.share for state in self.underway.values() if state.share > 0]
             if not known:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
@@ -33,6 +33,14 @@ class Running(Section):
     retries: int = Field(default=1, ge=0, le=100, description="how often a trial that failed is tried again")
     cpus: int = Field(default=0, ge=0, le=1024, description="processors of a trial; 0: as many as its threads")
     gpus: float = Field(default=0.0, ge=0.0, le=64.0, description="cards of a trial, 0.25: four trials on one card")
+    stacking: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="train trials together that differ in seeds and defenses: where it is faster, or not",
+    )
+
+    def with_stacking(self, wanted: bool) -> Self:
+        """Return the same where it is wanted that trials are trained together, else the same without that."""
+        return self if wanted else self.model_copy(update={"stacking": "off"})
 
 
 @dataclass(frozen=True)

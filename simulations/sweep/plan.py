@@ -15,6 +15,7 @@ from rich.text import Text
 from flower_vfl.errors import SetupError
 from flower_vfl.reports.words import duration, size
 from flower_vfl.simulations.sweep.checking import check_trials
+from flower_vfl.simulations.sweep.choosing import FEW, MORE, Choice, choose, saved
 from flower_vfl.simulations.sweep.definition import Definition
 from flower_vfl.simulations.sweep.planning import (
     MOST_TEST_ROWS,
@@ -35,7 +36,9 @@ _CONTEXT = 600 * 2**20
 """What a process takes on a card beside its tensors, about."""
 
 
-def print_plan(definition: Definition, overrides: Mapping[str, Any], *, workers: int = 0) -> None:
+def print_plan(
+    definition: Definition, overrides: Mapping[str, Any], *, workers: int = 0, stacking: bool = True
+) -> None:
     """Check and measure the trials of a sweep, and print what it will take.
 
     Raises
@@ -45,16 +48,21 @@ def print_plan(definition: Definition, overrides: Mapping[str, Any], *, workers:
     SetupError
         When so many trials as [sweep] gpus says do not fit a card.
     """
-    trials, running = trials_of(definition, overrides), definition.running
+    trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
+    cpus = processors(trials, running)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    room = int(cores // cpus)
+    places, choices = max(1, min(room, workers or room)), list[Choice]()
     with Status("checking the trials", console=console()) as status:
         check_trials(trials, running, lambda done, total: status.update(f"checking the trials: {done} of {total}"))
         shapes = shapes_of(trials, lambda done, total: status.update(f"measuring: {done} of {total}"))
-    found = summary(shapes, trials)
+        if running.stacking != "off":
+            choices = choose(trials, running, places, lambda done, total: status.update(f"together: {done} of {total}"))
+    found = summary(shapes, trials, saved(choices))
     screen = Console()
     screen.print(shape_table(shapes))
-    cpus = processors(trials, running)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    screen.print(Text(_here(found, int(cores // cpus), workers, cores)))
+    screen.print(choice_table(choices) if choices else Text("Each trial is trained by itself: stacking is off."))
+    screen.print(Text(_here(found, places, cores)))
     if found["card"]:
         card = torch.cuda.get_device_properties(0)
         check_card(found["card"] + _CONTEXT, card.total_memory, running.gpus)
@@ -75,10 +83,25 @@ def shape_table(shapes: Sequence[Shape]) -> Table:
     return table
 
 
-def _here(found: Mapping[str, Any], room: int, workers: int, cores: int) -> str:
+def choice_table(choices: Sequence[Choice]) -> Table:
+    """Return a row a group of trials: whether they are trained together, and why or why not."""
+    table = Table(title="Trials that share all but seeds and defenses")
+    for column in ("trials", "trained", "memory", "why"):
+        table.add_column(column, justify="left" if column == "why" else "right", overflow="fold")
+    for choice in choices:
+        sizes = ", ".join(str(len(stack)) for stack in choice.stacks)
+        row = (
+            str(len(choice.group.trials)),
+            f"{sizes} together" if sizes else "one by one",
+            size(choice.memory or None),
+        )
+        table.add_row(*row, Text(choice.why))
+    return table
+
+
+def _here(found: Mapping[str, Any], places: int, cores: int) -> str:
     """Say how long the sweep takes on this machine, and how much memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    places = max(1, min(room, workers or room))
     fits = fitting(memory, found["memory"])
     words = (
         f"{len(found['seconds'])} trials on this machine ({cores} cores), {places} at once: about "
@@ -129,5 +152,6 @@ def _measured(shapes: Sequence[Shape]) -> str:
         f"{WARM_UP}), one evaluation{part}, the attacks on the trained model, the report; memory is the largest of "
         "the whole process. Computed: steps and evaluations times their number, by which early stopping takes less; "
         "trials at once as if they did not slow each other down; attacks on trained models as long after a short "
-        "training as after a long one. Not in it: starting Ray, about ten seconds, and what runs beside it."
+        f"training as after a long one; of more than {MORE} together, time and memory from the stacks of {FEW} and "
+        f"{MORE} that were measured. Not in it: starting Ray, about ten seconds, and what runs beside it."
     )

@@ -68,6 +68,10 @@ class Probe:
     measured_test_rows: int
     periods: Periods | None = None
 
+    def steps(self, config: Config) -> int:
+        """Return how many steps a trial has; where it may stop early, at most."""
+        return schedule_of(config, self.rows, self.test_rows).steps
+
     def seconds(self, config: Config) -> float:
         """Return how long a trial takes by itself; where it may stop early, at most."""
         schedule = schedule_of(config, self.rows, self.test_rows, periods=self.periods)
@@ -145,14 +149,14 @@ def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
     The same path as a trial: journal, checkpoint and report included. On the processor where there is no card.
     """
     whole = data(config)
-    part = _part(whole, config)
+    part = part_of(whole, config)
     card = config.device != "cpu" and torch.cuda.is_available()
     training = config.training.model_copy(update={"epochs": 1, "patience": 0, "order": "random"})
     small = config.model_copy(
         update={"training": training, "sinks": [], "device": config.device if card else "cpu", "data": config.data}
     )
     watch = _Watch(card=card)
-    _reset_peak()
+    reset_peak()
     with tempfile.TemporaryDirectory(prefix="fvfl-plan-") as folder:
         out = Path(folder) / "run"
         began = time.perf_counter()
@@ -167,7 +171,7 @@ def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
         step=watch.step,
         ending=ended - watch.evaluated,
         row=max(0.0, watch.evaluated - watch.steps[-1]) / evaluated,
-        memory=_peak(),
+        memory=peak(),
         card=torch.cuda.max_memory_allocated() if card else 0,
         rows=alignment.rows,
         test_rows=alignment.test_rows,
@@ -219,7 +223,7 @@ class _Rows:
         return self._source.gather(self._rows[rows])
 
 
-def _part(data: VerticalData, config: Config) -> MemoryData:
+def part_of(data: VerticalData, config: Config) -> MemoryData:
     """Return rows of a data set, evenly spread, for so many steps and one evaluation."""
     training, alignment = config.training, data.alignment
     wanted = math.ceil(STEPS * training.batch_size / (1.0 - training.validation)) + 1
@@ -238,7 +242,7 @@ def _spread(count: int, wanted: int) -> NDArray[np.int64]:
     return np.linspace(0, count, min(count, wanted), endpoint=False).astype(np.int64)
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
     """Forget the largest resident memory so far, where the system lets a process do that."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -246,7 +250,7 @@ def _reset_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _peak() -> int:
+def peak() -> int:
     """Return the largest resident memory in bytes; 0 where the system does not say it."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
@@ -260,9 +264,16 @@ def fitting(total: int, need: int) -> int:
     return int(0.9 * total // need) if need else 0
 
 
-def summary(shapes: Sequence[Shape], order: Sequence[Trial]) -> dict[str, Any]:
-    """Return seconds of each trial in the order of the sweep, and the largest memory of a trial."""
-    seconds = {trial.run: length for shape in shapes for trial, length in zip(shape.trials, shape.seconds, strict=True)}
+def summary(shapes: Sequence[Shape], order: Sequence[Trial], saved: Mapping[str, float]) -> dict[str, Any]:
+    """Return seconds of each trial in the order of the sweep, and the largest memory of a trial.
+
+    Trials that are trained together take less; `saved` are the seconds of a step that they save, by the trial's name.
+    """
+    seconds = {
+        trial.run: length - saved.get(trial.run, 0.0) * shape.probe.steps(trial.config)
+        for shape in shapes
+        for trial, length in zip(shape.trials, shape.seconds, strict=True)
+    }
     return {
         "seconds": [seconds[trial.run] for trial in order],
         "memory": max(shape.probe.memory for shape in shapes),

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.status import Status
+from rich.text import Text
 
+from flower_vfl.apps.keeping import is_begun
 from flower_vfl.apps.sweeps import runs_of
 from flower_vfl.errors import InputError, TrainingError
 from flower_vfl.reports import render_sweep
 from flower_vfl.simulations.sweep.board import Board
 from flower_vfl.simulations.sweep.checking import check_trials
+from flower_vfl.simulations.sweep.choosing import choose
 from flower_vfl.simulations.sweep.definition import Definition, Running
 from flower_vfl.simulations.sweep.folder import SweepFolder
 from flower_vfl.simulations.sweep.results import write_results
@@ -29,6 +32,7 @@ def run_sweep(
     address: str = "",
     resume: bool = False,
     workers: int = 0,
+    stacking: bool = True,
 ) -> list[dict[str, Any]]:
     """Run a sweep on Ray and return the results of its runs, which are also in `summary.json`.
 
@@ -46,6 +50,8 @@ def run_sweep(
         Whether a sweep that was interrupted in that folder goes on.
     workers : int
         How many trials run at once at most; 0: as many as the cluster has room for.
+    stacking : bool
+        Whether trials may be trained together, as the sweep's file says.
 
     Raises
     ------
@@ -54,12 +60,12 @@ def run_sweep(
     TrainingError
         When trials failed; those that did not have left their results.
     """
-    trials = trials_of(definition, overrides)
+    trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
     with SweepFolder(out, definition.text, trials, resume=resume) as folder:
         board = Board(len(trials), len(trials) - len(folder.waiting), folder.named_result, console())
         try:
             if folder.waiting:
-                _carry_out(folder, definition.running, board, address=address, workers=workers)
+                _carry_out(folder, running, board, address=address, workers=workers)
         except InputError:
             folder.discard()
             raise
@@ -88,12 +94,30 @@ def _carry_out(folder: SweepFolder, running: Running, board: Board, *, address: 
     with ExitStack() as ending:
         with Status(f"joining {address}" if address else "starting Ray", console=board.console):
             cluster = ending.enter_context(ray_cluster(address, folder.path))
-            from flower_vfl.simulations.sweep.tuning import run_trials  # Ray is imported by now
+            from flower_vfl.simulations.sweep.tuning import run_stacks, run_trials  # Ray is imported by now
 
         places = cluster.places(cpus, running.gpus)
         board.places = min(places, workers) if workers else places
+        stacks = _stacks(folder, running, board)
         with board:
+            if stacks:
+                run_stacks(folder, board, stacks, cpus=cpus, gpus=running.gpus)
             run_trials(folder, board, cpus=cpus, gpus=running.gpus, retries=running.retries)
+
+
+def _stacks(folder: SweepFolder, running: Running, board: Board) -> list[tuple[Trial, ...]]:
+    """Return which trials are trained together, of those of which nothing has been trained yet; say why or why not."""
+    if running.stacking == "off":
+        return []
+    fresh = [trial for trial in folder.waiting if not is_begun(folder.of(trial))]
+    with Status("measuring whether trials are faster together", console=board.console):
+        choices = choose(fresh, running, board.places)
+    for choice in choices:
+        if choice.stacks or not choice.group.reason:
+            how = f"in {len(choice.stacks)} stacks" if choice.stacks else "each by itself"
+            words = f"{len(choice.group.trials)} trials are trained {how}: {choice.why}"
+            board.console.print(Text(words), soft_wrap=True)
+    return [stack for choice in choices for stack in choice.stacks]
 
 
 def processors(trials: Sequence[Trial], running: Running) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 from ray import tune
 
 from flower_vfl.config import build_config
-from flower_vfl.errors import InputError, TrainingError
+from flower_vfl.errors import FlowerVflError, InputError, TrainingError
 from flower_vfl.simulations.running import run_observed
+from flower_vfl.simulations.stacked.running import train_stack
 from flower_vfl.simulations.sweep.board import Board
 from flower_vfl.simulations.sweep.folder import SweepFolder
+from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
 
 STORAGE = ".tune"
@@ -45,12 +48,45 @@ def run_trials(folder: SweepFolder, board: Board, *, cpus: float, gpus: float, r
         again: it is not.
     """
     plans = {trial.run: (trial.config.model_dump(), str(folder.of(trial)), os.getcwd()) for trial in folder.waiting}
+    _tune(folder, board, tune.with_parameters(_train, plans=plans), list(plans), {"cpu": cpus, "gpu": gpus}, retries)
+
+
+def run_stacks(
+    folder: SweepFolder, board: Board, stacks: Sequence[Sequence[Trial]], *, cpus: float, gpus: float
+) -> None:
+    """Train stacks of trials on the cluster; `run_trials` then finishes each trial, or does all of it.
+
+    Parameters
+    ----------
+    folder : SweepFolder
+        Where the trials are.
+    board : Board
+        As for `run_trials`.
+    stacks : Sequence
+        Trials that are trained together.
+    cpus, gpus : float
+        What each stack may use: as much as a trial.
+    """
+    plans: dict[str, tuple[list[Plan], int]] = {}
+    for stack in stacks:
+        entries = [(trial.config.model_dump(), str(folder.of(trial)), os.getcwd()) for trial in stack]
+        plans[f"{len(stack)} together: {stack[0].run} …"] = (entries, len(stack))
+    board.stacks = {name: count for name, (_, count) in plans.items()}
+    entries_of = {name: entries for name, (entries, _) in plans.items()}
+    trainable = tune.with_parameters(_train_stack, plans=entries_of)
+    _tune(folder, board, trainable, list(plans), {"cpu": cpus, "gpu": gpus}, 0)
+    board.stacks = {}
+
+
+def _tune(
+    folder: SweepFolder, board: Board, trainable: Any, names: list[str], resources: dict[str, float], retries: int
+) -> None:
+    """Call a function for each name, as many at once as there are places."""
     storage = folder.path / STORAGE
     shutil.rmtree(storage, ignore_errors=True)
-    trainable = tune.with_resources(tune.with_parameters(_train, plans=plans), {"cpu": cpus, "gpu": gpus})
     tuner = tune.Tuner(
-        trainable,
-        param_space={_RUN: tune.grid_search(list(plans))},
+        tune.with_resources(trainable, resources),
+        param_space={_RUN: tune.grid_search(names)},
         tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=board.places),
         run_config=tune.RunConfig(
             name="trials",
@@ -122,6 +158,26 @@ class _Steps(Observer):
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + _REPORT_SECONDS
             tune.report({"step": step + 1, "steps": self._steps, "loss": loss, "leak": leak})
+
+
+def _told(step: int, steps: int, loss: float) -> None:
+    tune.report({"step": step, "steps": steps, "loss": loss, "leak": math.nan})
+
+
+def _train_stack(params: Mapping[str, str], *, plans: Mapping[str, list[Plan]]) -> None:
+    """Train trials together in a worker; what a stack cannot do, each of them does by itself."""
+    entries = plans[params[_RUN]]
+    with suppress(OSError):
+        os.chdir(entries[0][2])
+    logging.getLogger("flower_vfl").setLevel(logging.ERROR)
+    configs, folders = [build_config(values) for values, _, _ in entries], [Path(folder) for _, folder, _ in entries]
+    try:
+        lost = train_stack(configs, folders, told=_told)
+    except (FlowerVflError, RuntimeError) as error:  # memory of a card, for instance
+        tune.report({_FAILED: f"{type(error).__name__}: {error}"})
+    else:
+        names = ", ".join(folders[run].name for run in lost)
+        tune.report({_FAILED: f"{len(lost)} of them diverged: {names}"} if lost else {"finished": True})
 
 
 def _train(params: Mapping[str, str], *, plans: Mapping[str, Plan]) -> None:

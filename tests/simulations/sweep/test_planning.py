@@ -102,7 +102,7 @@ def test_days_in_time_order_are_counted_with_the_evaluation_of_each_by_the_model
 def test_rows_of_a_part_are_spread_evenly_and_are_those_of_the_whole():
     config = load_config("toy-gap", {"training.batch_size": "8"})
     data = open_data(config)
-    part = planning._part(data, config)
+    part = planning.part_of(data, config)
     count = part.alignment.rows
     rows = np.linspace(0, data.alignment.rows, count, endpoint=False).astype(np.int64)
     assert np.array_equal(part.labels().train, np.asarray(data.labels().train)[rows])

@@ -27,6 +27,8 @@ attack = { snapshots = [], embeddings = 0 }
 [grid]
 seed = [0, 1]
 defenses = ["none", "max_norm"]
+[sweep]
+stacking = "off"
 """
 
 

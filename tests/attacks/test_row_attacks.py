@@ -1,0 +1,42 @@
+"""Attacks that read many runs at once read each as if it were alone."""
+
+import pytest
+import torch
+
+from flower_vfl.attacks import make_attacks
+from flower_vfl.attacks.base import HINTS, REFERENCE, RowAttack, SideInformation
+from flower_vfl.metrics import ArgumentError
+from flower_vfl.protocol.transcript import StepTrace, Transcript
+
+CALLS = [
+    {"name": "norm"},
+    {"name": "cosine"},
+    {"name": "inner_product"},
+    {"name": "direction_count"},
+    *({"name": "hint", "k": 3, "measure": measure} for measure in ("inner", "cosine", "distance")),
+]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("attack", make_attacks(CALLS), ids=lambda attack: attack.label)
+def test_a_stack_of_batches_is_scored_like_its_batches(attack, dtype, scale):
+    assert isinstance(attack, RowAttack)
+    generator = torch.Generator().manual_seed(0)
+    g = scale * torch.randn(3, 600, 32, generator=generator, dtype=dtype)
+    g[1, 5] = 0.0
+    known = g[:, : attack.hints] if attack.needs else None
+    found = attack.rate(g, known)
+    for run in range(3):
+        transcript, side = Transcript(), {}
+        transcript.record(StepTrace(0, 1, torch.arange(600).numpy(), g[run], {"cut": g[run]}))
+        if known is not None:
+            side = {HINTS: known[run]} if HINTS in attack.needs else {REFERENCE: known[run, 0]}
+        alone = attack.score(transcript, "cut", SideInformation(side))
+        assert found.dtype == alone.dtype
+        torch.testing.assert_close(found[run], alone, rtol=1e-6, atol=0.0)
+
+
+def test_an_attack_that_is_told_nothing_of_what_it_needs_says_so():
+    with pytest.raises(ArgumentError, match="must be told"):
+        make_attacks([{"name": "cosine"}])[0].rate(torch.ones(2, 3, 4), None)

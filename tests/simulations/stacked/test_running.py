@@ -1,0 +1,195 @@
+"""Runs that are trained together end as each ends by itself."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flower_vfl.apps.folder import read_result
+from flower_vfl.apps.keeping import is_begun
+from flower_vfl.apps.local import run
+from flower_vfl.apps.model import load_model, model_path
+from flower_vfl.config import build_config
+from flower_vfl.data.dataset import Labels
+from flower_vfl.data.memory import MemoryData
+from flower_vfl.errors import ConfigError
+from flower_vfl.simulations.stacked import running
+from flower_vfl.simulations.stacked.member import Member
+from flower_vfl.simulations.stacked.running import train_stack
+from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
+from tests.toys import mixed_data, toy_config, toy_data
+
+ATTACKS = ["norm", "cosine", "inner_product", "direction_count", "hint(k=3)", "hint(k=2,measure=distance)"]
+SETTINGS = {
+    "two parties": (toy_data, {}),
+    "own columns": (mixed_data, {"model": {"dropout": 0.2}, "training": {"embedding_decay": 0.01}}),
+    "wide and deep": (mixed_data, {"model": {"network": "wide-deep"}, "training": {"class_weights": "balanced"}}),
+    "one looks, sometimes": (
+        toy_data,
+        {"parties": {"attackers": ["b"]}, "attack": {"every": 3, "layers": ["layers.0"]}},
+    ),
+    "without monitor": (mixed_data, {"attack": {"monitor": False}, "model": {"fusion": "sum"}}),
+}
+DEFENSES = [
+    "",
+    "iso(t=1.0)",
+    "iso(t=4.0,scope=per-party)",
+    "max_norm",
+    "marvell(s=1.0)",
+    "marvell(s=4.0,scope=per-party)",
+]
+WEIGHTS, LOSS, LEAK, TIED = 1e-5, 1e-6, 0.01, 0.05
+"""The stated tolerances: of a weight, of a loss and a utility, of the leak AUC of one step (64 rows here), and of the
+same where rounding alone ranks rows: cosines of gradients that max_norm stretches along themselves."""
+
+
+def configs(more, defenses, seeds):
+    attack = {"names": ATTACKS, "snapshots": [5], "embeddings": 20}
+    sections = {**more, "attack": {**attack, **more.get("attack", {})}}
+    base = toy_config(**sections).model_dump()
+    return [build_config(base, {"defenses": d, "seed": s}) for d, s in zip(defenses, seeds, strict=True)]
+
+
+def curves(folder):
+    rows = read_steps(folder).to_pylist()
+    return {(*(row[k] for k in ("party", "layer", "attack", "metric", "step", "epoch")),): row["value"] for row in rows}
+
+
+def check_same(stacked, alone):
+    """Compare two folders of one run: every value of every step, weights, and what the reports show."""
+    one, other = curves(stacked), curves(alone)
+    assert one.keys() == other.keys()
+    for key, value in other.items():
+        metric = key[3]
+        allowed = LOSS if not key[2] else TIED if key[2] == "cosine" else LEAK
+        if metric.startswith("marvell"):
+            allowed = 1e-4 * abs(value)
+        if math.isnan(value) or math.isinf(value):
+            assert str(one[key]) == str(value), key
+        else:
+            assert abs(one[key] - value) <= allowed, (key, one[key], value)
+    results = [read_result(folder) for folder in (stacked, alone)]
+    assert [dict(entry, **dict.fromkeys(_NUMBERS)) for entry in results[0]["leakage"]] == [
+        dict(entry, **dict.fromkeys(_NUMBERS)) for entry in results[1]["leakage"]
+    ]
+    for mine, theirs in zip(results[0]["leakage"], results[1]["leakage"], strict=True):
+        assert [mine[name] for name in _NUMBERS] == pytest.approx([theirs[name] for name in _NUMBERS], abs=TIED)
+    assert results[0]["utility"]["last"] == pytest.approx(results[1]["utility"]["last"], abs=1e-6)
+    logs = [{name: -1.0 if value is None else value for name, value in entry["log"].items()} for entry in results]
+    assert logs[0] == pytest.approx(logs[1], rel=1e-4)
+    for party in results[0]["weights"]:
+        tensors, expected = (load_model(model_path(folder, party)).tensors for folder in (stacked, alone))
+        for name, tensor in expected.items():
+            torch.testing.assert_close(tensors[name], tensor, rtol=WEIGHTS, atol=WEIGHTS)
+    assert read_snapshots(stacked).num_rows == read_snapshots(alone).num_rows > 0
+    assert len(read_embeddings(stacked)) == len(read_embeddings(alone)) > 0
+
+
+_NUMBERS = ("q95", "mean", "max", "detection_error_mean", "detection_error_q05")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_step_of_a_run_in_a_stack_is_that_of_the_run_by_itself(setting, tmp_path):
+    make, more = SETTINGS[setting]
+    data = make()
+    runs = configs(more, DEFENSES, [0, 1, 0, 0, 1, 0])
+    folders = [tmp_path / f"stacked-{number}" for number in range(len(runs))]
+    assert train_stack(runs, folders, data=lambda _: data) == []
+    for number, config in enumerate(runs):
+        run(config, out=folders[number], resume=True, data=lambda _: data)
+        run(config, out=tmp_path / f"alone-{number}", data=lambda _: data)
+        check_same(folders[number], tmp_path / f"alone-{number}")
+        cost = read_result(folders[number])["cost"]
+        assert cost["together"] == len(runs)
+        assert cost["steps"] == read_result(tmp_path / f"alone-{number}")["cost"]["steps"]
+
+
+def rare(rows=600):
+    """Some batches of so few positives have none."""
+    data = toy_data(rows)
+    labels = data.labels()
+    train = np.where(np.arange(rows) % 29 == 0, labels.train, 0)
+    return MemoryData("rare", data.tables, "label", Labels(train, labels.test, 2))
+
+
+def test_batches_of_one_class_are_protected_and_counted_as_in_the_run_by_itself(tmp_path):
+    data = rare()
+    runs = configs({"training": {"batch_size": 32}}, ["marvell(s=1.0)", "iso(t=1.0)", ""], [0, 0, 1])
+    folders = [tmp_path / name for name in "abc"]
+    train_stack(runs, folders, data=lambda _: data)
+    result = run(runs[0], out=folders[0], resume=True, data=lambda _: data).summary
+    alone = run(runs[0], out=tmp_path / "alone", data=lambda _: data).summary
+    assert alone["leakage"][0]["one_class_steps"] > 0
+    assert alone["log"]["marvell.fallback"] > 0
+    check_same(folders[0], tmp_path / "alone")
+    assert [entry["q95_null"] for entry in result["leakage"]] == [entry["q95_null"] for entry in alone["leakage"]]
+
+
+def test_attacks_on_the_trained_model_run_afterwards_as_ever(tmp_path):
+    data, runs = toy_data(), configs({"attack": {"names": ["norm", "clustering"]}}, ["", "max_norm"], [0, 0])
+    folders = [tmp_path / "a", tmp_path / "b"]
+    train_stack(runs, folders, data=lambda _: data)
+    found = []
+    for more in ({"out": folders[0], "resume": True}, {}):
+        entries = run(runs[0], data=lambda _: data, **more).summary["leakage"]
+        found.append({(e["party"], e["layer"]): e["mean"] for e in entries if e["phase"] == "inference"})
+    assert found[0].keys() == found[1].keys() >= {("a", "cut"), ("b", "first")}
+    assert found[0] == pytest.approx(found[1], abs=0.02)
+
+
+def test_a_run_that_diverges_is_told_and_left_alone_and_the_others_are_what_they_would_be(tmp_path, monkeypatch):
+    class Broken(Member):
+        def __init__(self, config, dataset):
+            super().__init__(config, dataset)
+            if config.seed == 1:
+                with torch.no_grad():
+                    next(self.bottoms["a"].parameters()).fill_(torch.inf)
+
+    data, runs = toy_data(), configs({}, ["iso(t=1.0)", "iso(t=1.0)", "marvell(s=1.0)"], [0, 1, 2])
+    folders = [tmp_path / name for name in "abc"]
+    monkeypatch.setattr(running, "Member", Broken)
+    assert train_stack(runs, folders, data=lambda _: data) == [1]
+    assert [is_begun(folder) for folder in folders] == [True, False, True]
+    for name, config in zip("abc", runs, strict=True):  # the one that was lost is run by itself in its folder
+        run(config, out=tmp_path / name, resume=True, data=lambda _: data)
+        run(config, out=tmp_path / f"alone-{name}", data=lambda _: data)
+        check_same(tmp_path / name, tmp_path / f"alone-{name}")
+    assert [read_result(folder)["cost"]["together"] for folder in folders] == [3, 1, 3]
+
+
+def test_a_stack_that_is_interrupted_leaves_runs_that_begin_anew(tmp_path):
+    def interrupt(step, steps, loss):
+        raise KeyboardInterrupt
+
+    data, runs = toy_data(), configs({}, ["", "max_norm"], [0, 1])
+    folders = [tmp_path / "a", tmp_path / "b"]
+    with pytest.raises(KeyboardInterrupt):
+        train_stack(runs, folders, data=lambda _: data, told=interrupt)
+    assert not any(map(is_begun, folders))
+    train_stack(runs, folders, data=lambda _: data)
+    assert all(map(is_begun, folders))
+    assert run(runs[1], out=folders[1], resume=True, data=lambda _: data).status == "finished"
+    assert json.loads((folders[1] / "result.json").read_text())["cost"]["together"] == 2
+
+
+def test_more_than_two_classes_are_refused(tmp_path):
+    data = toy_data(classes=3)
+    runs = configs({"attack": {"names": []}}, ["", "iso(t=1.0)"], [0, 1])
+    with pytest.raises(ConfigError, match="two classes"):
+        train_stack(runs, [tmp_path / "a", tmp_path / "b"], data=lambda _: data)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_on_a_card_a_stack_gives_what_its_runs_give_there(tmp_path):
+    data = mixed_data()
+    runs = [config.model_copy(update={"device": "cuda"}) for config in configs({}, DEFENSES, [0, 1, 0, 0, 1, 0])]
+    folders = [tmp_path / f"stacked-{number}" for number in range(len(runs))]
+    assert train_stack(runs, folders, data=lambda _: data) == []
+    for number, config in enumerate(runs):
+        results = [
+            run(config, data=lambda _: data, **more).summary["utility"]["last"]
+            for more in ({"out": folders[number], "resume": True}, {})
+        ]
+        assert results[0] == pytest.approx(results[1], abs=1e-3)

@@ -1,0 +1,64 @@
+"""Which trials can be trained together, and why others cannot."""
+
+import pytest
+
+from flower_vfl.config import Config, build_config
+from flower_vfl.simulations.sweep.definition import load_definition
+from flower_vfl.simulations.sweep.grouping import ALONE, groups, obstacle
+from flower_vfl.simulations.sweep.trials import trials_of
+
+SWEEP = """
+[set]
+data.name = "toy-gap"
+[grid]
+seed = [0, 1]
+training.batch_size = [100, 200]
+defenses = ["none", { name = "iso", t = [1.0, 4.0] }, "label_dp(flip=0.02)"]
+"""
+
+
+def test_trials_that_differ_in_seed_defense_or_strength_are_one_group(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text(SWEEP, encoding="utf8")
+    found = groups(trials_of(load_definition(str(path))))
+    together = [group for group in found if not group.reason]
+    assert [len(group.trials) for group in together] == [6, 6]
+    assert [{trial.config.training.batch_size for trial in group.trials} for group in together] == [{100}, {200}]
+    assert {group.reason for group in found} == {"", "label_dp is no defense of gradients alone"}
+    assert sum(len(group.trials) for group in found) == 16
+
+
+def test_a_trial_that_shares_with_none_is_alone(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text('data = 1\n[grid]\n"training.batch_size" = [100, 200]\n'.replace("data = 1\n", ""), encoding="utf8")
+    assert [group.reason for group in groups(trials_of(load_definition(str(path))))] == [ALONE, ALONE]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training.patience": 2}, "training.patience is set"),
+        ({"training.clip_norm": 1.0}, "training.clip_norm is set"),
+        ({"training.order": "time", "training.epochs": 1, "training.validation": 0.0}, "training.order"),
+        ({"attack.max_leak": 0.9}, "attack.max_leak is set"),
+        ({"attack.audit": False}, "attack.audit"),
+        ({"checkpoint.every": 10}, "checkpoint.every is set"),
+        ({"checkpoint.every": -1}, "checkpoint.every is set"),
+        ({"transport.kind": "stream"}, "transport.kind is set"),
+        ({"transport.in_flight": 2}, "transport.in_flight is set"),
+        ({"sinks": ["wandb"]}, "sinks is set"),
+        ({"attack.names": ["norm", "spectral"]}, "spectral looks at more than"),
+        ({"attack.names": ["nrom"]}, "nrom"),
+        ({"defenses": "potential_energy"}, "potential_energy is no defense of gradients"),
+        ({"defenses": "marvell(s=4.0), label_dp"}, "label_dp is no defense of gradients"),
+        ({"defenses": "marvell(s=4.0), iso"}, "wraps another"),
+    ],
+)
+def test_what_each_run_does_for_itself_is_named(changes, words):
+    assert words in obstacle(build_config(Config().model_dump(), changes))
+
+
+@pytest.mark.parametrize("defenses", ["", "iso(t=2.0)", "max_norm(scope=per-party)", "marvell(detection_error=0.2)"])
+def test_defenses_of_gradients_at_any_strength_can_be_stacked(defenses):
+    names = ["norm", "cosine", "inner_product", "hint(k=3)", "direction_count", "clustering", "model_completion(k=4)"]
+    assert obstacle(build_config(Config().model_dump(), {"defenses": defenses, "attack.names": names})) == ""
