@@ -71,10 +71,9 @@ class Feeding:
             else:
                 yield [batches[index] for batches in self._validation]
 
-    def all_evaluated(self, part: Part, run: int) -> Rows:
-        """Return all rows of one run that are evaluated, in their order."""
-        pieces = [rows[0 if len(rows) == 1 else self.orders[run]] for rows in self.evaluated(part)]
-        return np.concatenate(pieces)
+    def all_evaluated(self, part: Part) -> list[Rows]:
+        """Return all rows (N,) that are evaluated, for each distinct order; of the test's table once."""
+        return [np.concatenate(pieces) for pieces in zip(*self.evaluated(part), strict=True)]
 
     def columns(self, party: str, rows: Sequence[Rows], *, test: bool = False) -> tuple[Tensor, ...]:
         """Return what a feature party's table has in these rows, (R, B, ...) each."""

@@ -22,6 +22,7 @@ from flower_vfl.attacks.base import RowAttack
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import Values, snapshot
+from flower_vfl.metrics.utility_tensor import utilities
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
 from flower_vfl.parties.attacker import chosen_layers
@@ -36,7 +37,10 @@ from flower_vfl.simulations.stacked.records import Curves, Reading, Records, mea
 from flower_vfl.strategies import Outcome
 from flower_vfl.strategies.base import GradientDefense
 from flower_vfl.strategies.configured import optimizers_of
-from flower_vfl.strategies.training import Epoch, utility
+from flower_vfl.strategies.training import Epoch
+from flower_vfl.tracking import Series
+
+LOSS: Series = ("label", "", "", "train_loss")
 
 SETTLE_STEPS = 64
 """Steps after which losses and leaks are read from the device, and runs that diverged are found."""
@@ -312,7 +316,7 @@ class StackedTraining:
         losses = torch.stack(self._losses).double().cpu().numpy()
         schedule = self._members[0].schedule
         for ago, values in enumerate(losses, start=self.steps - len(losses)):
-            self.records.add(("label", "", "", "train_loss"), ago, schedule.epoch_of(ago), values)
+            self.records.add(LOSS, ago, schedule.epoch_of(ago), values)
         self._losses = []
         self.diverged |= ~np.isfinite(losses).all(axis=0)
         self._readers.settle(self.records)
@@ -321,36 +325,33 @@ class StackedTraining:
 
     def _evaluate(self, epoch: int) -> None:
         """Measure what each run predicts for its validation rows and for the test rows."""
-        runs = np.flatnonzero(~self.diverged).tolist()
-        found = {run: Epoch(epoch=epoch) for run in runs}
-        for run, entry in found.items():
-            losses = self.records.of_epoch(("label", "", "", "train_loss"), epoch, run)
-            entry["train_loss"] = float(np.mean(losses))
+        losses = [self.records.of_epoch(LOSS, epoch, run) for run in range(len(self._members))]
+        found = {"train_loss": np.array(losses).mean(axis=1)}
         parts: tuple[Part, ...] = ("validation", "test")
         for part in parts:
-            truth = self._labels.test if part == "test" else self._labels.train
             logits = self._predict(part)
-            for run, entry in found.items() if logits.shape[1] else ():
-                measures = utility(logits[run], truth[self._feeding.all_evaluated(part, run)], self._labels.classes)
-                entry |= {f"{part}_{name}": value for name, value in measures.items()}
-        for run, entry in found.items():
-            self.epochs[run].append(entry)
-        known = ~self.diverged
-        for name in [name for name in found[runs[0]] if name != "epoch"]:
+            if not logits.shape[1]:
+                continue
+            truth = self._labels.test if part == "test" else self._labels.train
+            rows = self._feeding.all_evaluated(part)
+            labels = self._feeding.per_run([torch.from_numpy(truth[chosen].astype(np.int64)) for chosen in rows])
+            measures = utilities(logits.nan_to_num(), labels)  # a run that diverged is measured for nothing
+            found |= {f"{part}_{name}": values.cpu().numpy() for name, values in measures.items()}
+        for run, entries in enumerate(self.epochs):
+            entries.append({"epoch": epoch, **{name: float(values[run]) for name, values in found.items()}})
+        for name, values in found.items():
             metric = "epoch_train_loss" if name == "train_loss" else name
-            values = np.full(len(known), math.nan)
-            values[known] = [entry[name] for entry in found.values()]
-            self.records.add(("label", "", "", metric), self.steps - 1, epoch, values, known)
+            self.records.add(("label", "", "", metric), self.steps - 1, epoch, values)
 
     @torch.no_grad()
     def _predict(self, part: Part, most: int | None = None) -> Tensor:
         """Return each run's logits (R, N) for a part of the rows, or of so many batches of it."""
-        pieces = [torch.zeros(len(self._members), 0)]
+        pieces = [torch.zeros(len(self._members), 0, device=self._device)]
         for rows in islice(self._feeding.evaluated(part), most):
             test = part == "test"
             columns = {party: self._feeding.columns(party, rows, test=test) for party in self._parties}
             z = [self._bottoms[party](*columns[party], train=False) for party in self._parties]
-            pieces.append(self._top(z, self._feeding.own(rows, test=test), train=False).cpu())
+            pieces.append(self._top(z, self._feeding.own(rows, test=test), train=False))
         return torch.cat(pieces, dim=1)
 
     def trained(self, run: int) -> tuple[Trained, Curves]:
@@ -370,7 +371,7 @@ class StackedTraining:
             bytes_up=bytes_up,
             bytes_down=bytes_down,
         )
-        losses = self.records.of_epoch(("label", "", "", "train_loss"), schedule.epochs, run)
+        losses = self.records.of_epoch(LOSS, schedule.epochs, run)
         readings = self._readings(bool(member.strategy.chain()))
         trained = Trained(
             self._share(self._top, self._top_optimizers, member.label.module, run),

@@ -30,8 +30,8 @@ GAIN = 1.25
 """So much faster a stack must be: its trials are finished one by one, and its floats end in another digit."""
 
 STEPS = 6
-_CURVE_BYTES, _CURVES = 9, 40
-"""What is recorded of a run: about so many curves, so many bytes a step."""
+_STEP_BYTES, _ROW_BYTES = 400, 100
+"""What a run takes that no short measurement shows, about: recorded in a step, and for a row while it is evaluated."""
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,10 @@ def measure_stack(trials: Sequence[Trial], data: Callable[[Config], VerticalData
 
 def _fitting(few: Measured, more: Measured, wanted: int, limit: int, data: VerticalData, config: Config) -> int:
     """Return how many runs, `wanted` at most, one stack can hold."""
-    steps = schedule_of(config, data.alignment.rows, data.alignment.test_rows).steps
-    recorded = steps * _CURVES * _CURVE_BYTES if config.device == "cpu" else 0
-    return next(
-        (runs for runs in range(wanted, 0, -1) if fitting(limit, at(few, more, runs).memory + runs * recorded)), 0
-    )
+    schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
+    each = _ROW_BYTES * max(schedule.test_rows, schedule.validation_rows)
+    each += _STEP_BYTES * schedule.steps if config.device == "cpu" else 0  # recorded beside a card, not on it
+    return next((runs for runs in range(wanted, 0, -1) if fitting(limit, at(few, more, runs).memory + runs * each)), 0)
 
 
 def _limit(config: Config, running: Running, places: int) -> int:

@@ -85,3 +85,21 @@ def test_points_are_test_auc_or_accuracy_and_the_worst_leak_without_oracles():
     assert points_of(result(None, 0.8)) == (0.1, 0.8)
     assert points_of(result(0.9, 0.8, attack="cosine")) == (0.9, None)
     assert points_of({"defenses": [], "leakage": []}) == (None, None)
+
+
+def test_a_stack_is_no_trial_and_one_that_fails_leaves_its_trials_to_themselves(board):
+    board.stacks = {"4 together: a …": 4, "2 together: b …": 2}
+    with board:
+        board.started("4 together: a …")
+        board.stepped("4 together: a …", 25, 100, 0.5, float("nan"))
+        board.now[0] = 10.0
+        assert board.seconds_left() == pytest.approx(30.0)
+        board.completed("4 together: a …")
+        board.started("2 together: b …")
+        board.failed("2 together: b …", "RuntimeError: out of memory")
+        board.completed("2 together: b …")
+    assert board.done == 1
+    assert board.failures == board.attempts == board.ended == {}
+    assert (
+        text(board) == "1/6 trained one by one what a stack could not: 2 together: b …: RuntimeError: out of memory\n"
+    )

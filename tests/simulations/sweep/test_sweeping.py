@@ -15,6 +15,10 @@ import pytest
 
 from flower_vfl.apps.local import run
 from flower_vfl.config import load_config
+from flower_vfl.simulations.stacked.running import train_stack
+from flower_vfl.simulations.sweep.definition import load_definition
+from flower_vfl.simulations.sweep.folder import SweepFolder
+from flower_vfl.simulations.sweep.trials import trials_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -175,3 +179,31 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(toy, tmp_path, head)
         time.sleep(1.0)
     assert done.returncode == 0, done.stderr
     assert len(json.loads((tmp_path / "out" / "summary.json").read_text())) == 4
+
+
+STACKED = TOY.replace('"off"', '"on"')
+
+
+def test_trials_that_are_trained_together_are_reported_like_others_and_a_finished_stack_is_not_repeated(toy, tmp_path):
+    toy.write_text(STACKED, encoding="utf8")
+    out, trials = tmp_path / "out", trials_of(load_definition(str(toy)))
+    with SweepFolder(out, STACKED, trials) as folder:  # a sweep that was interrupted behind its first stack
+        first = [folder.of(trial) for trial in folder.trials[:2]]
+        assert train_stack([trial.config for trial in trials[:2]], first) == []
+    kept = [(path / "checkpoints" / "label" / "committed.json").read_bytes() for path in first]
+    done = sweep(toy, "--out", out, "--resume", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    assert "2 trials are trained in 1 stacks" in done.stderr + done.stdout
+    assert [(path / "checkpoints" / "label" / "committed.json").read_bytes() for path in first] == kept
+    table = pq.read_table(out / "trials.parquet")
+    assert table.column("status").to_pylist() == ["finished"] * 4
+    assert table.column("cost/together").to_pylist() == [2] * 4
+    assert table.column("attempts").to_pylist() == [1] * 4
+    for entry in json.loads((out / "summary.json").read_text()):
+        folder = out / entry["run"]
+        assert {"config.toml", "steps.parquet", "report.html", "weights"} <= {path.name for path in folder.iterdir()}
+        alone = run(load_config(str(folder / "config.toml"))).summary
+        assert entry["utility"]["last"] == pytest.approx(alone["utility"]["last"], abs=1e-5)
+    apart = sweep(toy, "--out", tmp_path / "apart", "--no-stacking")
+    assert apart.returncode == 0, apart.stderr
+    assert pq.read_table(tmp_path / "apart" / "trials.parquet").column("cost/together").to_pylist() == [1] * 4
