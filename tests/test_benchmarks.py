@@ -27,7 +27,7 @@ def last_line(name):
     [
         *("inproc.py", "stream.py", "watching.py", "table_size.py", "vocabulary.py"),
         *("methods.py", "optimal_noise.py", "regularisers.py", "alignment.py", "links.py", "checkpoints.py"),
-        *("utility.py", "prepare.py", "sparse.py", "sweep.py", "real_size.py", "loading.py", "memory.py"),
+        *("utility.py", "prepare.py", "sparse.py", "sweep.py", "stacked.py", "real_size.py", "loading.py", "memory.py"),
     ],
 )
 def test_a_benchmark_prints_what_it_measured_beside_its_target(name):

@@ -46,6 +46,7 @@ def test_a_trial_that_shares_with_none_is_alone(tmp_path):
         ({"checkpoint.every": -1}, "checkpoint.every is set"),
         ({"transport.kind": "stream"}, "transport.kind is set"),
         ({"transport.in_flight": 2}, "transport.in_flight is set"),
+        ({"model.embedding_device": "cpu", "device": "cuda"}, "model.embedding_device"),
         ({"sinks": ["wandb"]}, "sinks is set"),
         ({"attack.names": ["norm", "spectral"]}, "spectral looks at more than"),
         ({"attack.names": ["nrom"]}, "nrom"),
