@@ -26,7 +26,8 @@ from flower_vfl.data.memory import VerticalData
 from flower_vfl.nn.optim import State
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.parties.label import LabelParty
-from flower_vfl.parties.scoring import Measured, scorer_state
+from flower_vfl.parties.scoring import scorer_state
+from flower_vfl.parties.summaries import Measured
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Observer, Outcome

@@ -27,7 +27,6 @@ from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
 from flower_vfl.parties.attacker import chosen_layers
 from flower_vfl.parties.label import LabelModel
-from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.protocol.schedule import Part, Schedule
 from flower_vfl.simulations.stacked.feeding import Feeding
 from flower_vfl.simulations.stacked.member import Member, Trained
@@ -152,7 +151,16 @@ class StackedTraining:
             views += [View(group, "cut", CLEAN, ("undefended",)) for group in everybody]
         self._readers = Readers(attacks, views if attacks else [], defended)
         self._layers = layers
-        self._audit = AuditLabels.of(self._labels.train)
+        self._audit = self._base.audit_labels
+
+    def _positive(self, step: int) -> int:
+        """Return the class that attacks look for in a step."""
+        return self._audit.positive(step // self._config.attack.every)
+
+    def _looked_for(self, step: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which rows (B,) are of it."""
+        found: NDArray[np.bool_] = self._audit.at(rows) == self._positive(step)
+        return found
 
     def rehearse(self, steps: int) -> float:
         """Do some steps of the first epoch and one evaluation batch; return the seconds of a step."""
@@ -204,7 +212,7 @@ class StackedTraining:
         reads = bool(self._readers.views) and step % self._config.attack.every == 0
         references: dict[tuple[str, str], Tensor] = {}
         if reads:
-            positive = [self._audit.at(part) for part in rows]
+            positive = [self._looked_for(step, part) for part in rows]
             batch = batch_of(positive, which, step, self._readers.most_hints)
             if self._readers.refers:
                 references = self._follow(rows, batch, embeddings, seen, clean)
@@ -306,7 +314,7 @@ class StackedTraining:
     ) -> None:
         self._losses.append(losses.detach())
         self.records.add_logs(step, epoch, logs)
-        positives = np.array([np.count_nonzero(self._labels.train.take(part)) for part in rows])
+        positives = np.array([np.count_nonzero(self._looked_for(step, part)) for part in rows])
         counts = {"batch_rows": np.array([part.size for part in rows]), "batch_positives": positives}
         for metric, values in counts.items():
             self.records.add(("label", "", "", metric), step, epoch, values[self._feeding.orders])
@@ -381,8 +389,8 @@ class StackedTraining:
             },
             outcome,
             losses,
-            {party: measured(curves, found) for party, found in readings[0].items()},
-            [measured(curves, found) for found in readings[1]],
+            {party: measured(curves, found, self._positive) for party, found in readings[0].items()},
+            [measured(curves, found, self._positive) for found in readings[1]],
         )
         return trained, curves
 
