@@ -150,12 +150,12 @@ class Member:
             dropout = {"dropout": part.dropout[0]} if part.dropout else {}
             done = {"bottom": part.weights, "optimizers": part.optimizer, "next_step": schedule.steps}
             machine.restore({**state, **done, **dropout, **scores})
-        label, monitor = self._label_party(links), build_monitor(self.strategy)
+        label, monitor = self._label_party(links), build_monitor(self.strategy, schedule)
         label.restore(
             {"modules": trained.label.weights, "optimizers": trained.label.optimizer, "dropout": trained.label.dropout}
         )
         if monitor is not None:
-            monitor.restore([scorer_state(view) for view in trained.monitored])
+            monitor.restore([{"steps": scorer_state(view), "remembered": None} for view in trained.monitored])
         training = Training(
             label,
             links,

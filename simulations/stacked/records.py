@@ -60,6 +60,7 @@ class Records:
     def __init__(self, runs: int) -> None:
         self._everybody = np.ones(runs, dtype=bool)
         self._curves: dict[Series, _Curve] = {}
+        self._logged: set[Series] = set()
 
     def add(self, key: Series, step: int, epoch: int, values: Sequence[float] | Values, known: Any = None) -> None:
         """Take one value (R,) of each run; those that are not `known` (R,) have none at this step."""
@@ -70,11 +71,20 @@ class Records:
         curve.known.append(self._everybody if known is None else known)
 
     def add_logs(self, step: int, epoch: int, logs: Sequence[Mapping[str, float]]) -> None:
-        """Take what the defenses of each run logged in a step."""
+        """Take what the defenses of each run logged in a step; `logged` sums it up."""
+        self._logged |= {("label", "", "", metric) for log in logs for metric in log}
+        self.add_all(step, epoch, logs)
+
+    def add_all(self, step: int, epoch: int, logs: Sequence[Mapping[str, float]]) -> None:
+        """Take values of the label party by their names, of each run those that it has."""
         for metric in dict.fromkeys(metric for log in logs for metric in log):
             values = [log.get(metric, math.nan) for log in logs]
             known = np.array([metric in log for log in logs])
             self.add(("label", "", "", metric), step, epoch, values, known)
+
+    def logged(self, curves: Curves) -> dict[str, float]:
+        """Return the sums over the steps of what the defenses of one run logged, of which these are the curves."""
+        return {key[3]: float(np.cumsum(curves[key][2])[-1]) for key in self._logged if key in curves}
 
     def of_epoch(self, key: Series, epoch: int, run: int) -> list[float]:
         """Return the values of one curve and run in an epoch."""

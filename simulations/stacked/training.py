@@ -350,6 +350,7 @@ class StackedTraining:
         for name, values in found.items():
             metric = "epoch_train_loss" if name == "train_loss" else name
             self.records.add(("label", "", "", metric), self.steps - 1, epoch, values)
+        self.records.add_all(self.steps - 1, epoch, [member.strategy.end_epoch() for member in self._members])
 
     @torch.no_grad()
     def _predict(self, part: Part, most: int | None = None) -> Tensor:
@@ -365,16 +366,14 @@ class StackedTraining:
     def trained(self, run: int) -> tuple[Trained, Curves]:
         """Return what the training leaves of one run, and everything that was measured of it."""
         member, curves = self._members[run], self.records.curves(run)
-        logged = {key[3]: values for key, (_, _, values) in curves.items() if key[0] == "label"}
         schedule, runs = member.schedule, len(self._members)
-        defenses = tuple(f"{kind.name}." for kind, _, _ in self._defended)
         bytes_up, bytes_down = self._bytes(member.schedule)
         outcome = Outcome(
             epochs=self.epochs[run],
             steps=schedule.steps,
             seconds=self.seconds / runs,
             seconds_compute=self.seconds / runs,
-            logged={name: float(np.cumsum(v)[-1]) for name, v in logged.items() if name.startswith(defenses)},
+            logged=self.records.logged(curves),
             together=runs,
             bytes_up=bytes_up,
             bytes_down=bytes_down,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flower_vfl.attacks import Attack, make_attacks
+from flower_vfl.attacks import Attack, InferenceAttack, make_attacks
 from flower_vfl.attacks.base import RowAttack
 from flower_vfl.config import Config
 from flower_vfl.errors import FlowerVflError
@@ -82,7 +82,8 @@ def _obstacles(config: Config) -> Iterator[str]:
         yield str(error)
         return
     for method in attacks:
-        if isinstance(method, Attack) and not isinstance(method, RowAttack):
+        looks = isinstance(method, Attack) or not isinstance(method, InferenceAttack)  # some do both
+        if looks and not isinstance(method, RowAttack):
             yield f"the attack {method.label} looks at more than the gradients of one step"
     for kind in kinds:
         if not (issubclass(kind, GradientDefense) and kind.stacks()):
