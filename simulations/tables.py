@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from flower_vfl.attacks import ATTACK_METHODS, Attack, AttackMethod, MemoryAttack
+from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack
 from flower_vfl.config import build_config
 from flower_vfl.data.catalog import available, prepare
 from flower_vfl.data.columns import columns_of
@@ -136,7 +136,8 @@ def print_methods() -> None:
         attacks.add_column(column, no_wrap=column in ("name", "classes"), overflow="fold")
     for attack in ATTACK_METHODS.listed():
         told = ", ".join(sorted(attack.method.needs)) or "nothing" if attack.method else ""
-        classes = ("2" if issubclass(attack.method, Attack | MemoryAttack) else "any") if attack.method else ""
+        binary = attack.method and issubclass(attack.method, InferenceAttack) and attack.method.reads == "scores"
+        classes = ("2" if binary else "any") if attack.method else ""
         attacks.add_row(*map(Text, (attack.name, attack.source, told, _parameters(attack), classes, _words(attack))))
     defenses = Table(title="Defenses")
     for column in ("name", "from", "parameters", "classes", "what it does"):
