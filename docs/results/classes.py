@@ -1,0 +1,254 @@
+"""Ten classes: what noise on cut gradients hides and what it costs, by its shape. The study behind `classes.md`.
+
+Usage::
+
+    python docs/results/classes.py run                 # all runs; a finished one is not made again
+    python docs/results/classes.py run --quick --runs runs/quick
+    python docs/results/classes.py page                # numbers, tables and the figure from the runs
+
+Runs lie in `--runs` (default runs/classes) as `<study>/<setting>/seed-<n>`; `page` writes `classes.json`, the figure
+and the marked blocks of `classes.md`, all beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from studies import (
+    Job,
+    Summary,
+    Verdict,
+    claim_table,
+    commands,
+    do,
+    do_all,
+    family,
+    interval,
+    job_of,
+    places,
+    shown,
+    table,
+    verdict,
+    write_page,
+)
+
+HERE = Path(__file__).resolve().parent
+STUDIES = {"mnist": "mnist", "fashion": "fashion-mnist"}
+"""Studies by name, and the data of each; the network is the perceptron of preset mnist-small, 784-128-32 | 10."""
+
+ATTACKS = ["norm", "cosine", "hint(k=3,measure=cosine)", "gradient_clustering"]
+STRENGTHS = (1, 4, 16)
+SHAPES = ("marvell", "span", "rest", "even")
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "none": [],
+    **{f"{shape}-{s}": [{"name": shape, "s": float(s)}] for s in STRENGTHS for shape in SHAPES},
+}
+SEEDS = range(3)
+EPOCHS, EVERY = 5, 4
+QUICK = ("none", "marvell-4", "rest-4", "even-4")
+WORST, MACRO = "worst_class", "macro_q95"
+MARGIN = 0.01
+
+
+def run_one(job: Job) -> float:
+    """Do one run and return its seconds; a quick one has one epoch, of which each tenth step is attacked."""
+    import classes_defenses
+
+    from flower_vfl import build_config, load_config
+    from flower_vfl.strategies import DEFENSES
+
+    for shape in classes_defenses.SHAPES:
+        DEFENSES.setdefault(shape.name, shape)  # type: ignore[attr-defined]
+    quick = job.options["quick"]
+    preset = load_config("mnist-small", {"seed": job.seed}).model_dump()
+    changed = {
+        "data": {**preset["data"], "name": STUDIES[job.study]},
+        "attack": {**preset["attack"], "names": ATTACKS, "monitor": False, "every": 10 if quick else EVERY},
+        "training": {**preset["training"], "epochs": 1 if quick else EPOCHS},
+        "defenses": SETTINGS[job.setting],
+    }
+    return do(job, build_config({**preset, **changed}))
+
+
+def collect(folder: Path) -> Summary:
+    """Read a study's runs: of each setting the seeds, test accuracy, leaks, and what the noise promised."""
+    settings: dict[str, Any] = {}
+    for setting in SETTINGS:
+        found = [
+            (int(path.parent.name.removeprefix("seed-")), path) for path in folder.glob(f"{setting}/seed-*/result.json")
+        ]
+        for seed, path in sorted(found):
+            result = json.loads(path.read_text(encoding="utf8"))
+            entry = settings.setdefault(setting, {"seeds": []})
+            entry["seeds"].append(seed)
+            for name, value in numbers(result):
+                entry.setdefault(name, []).append(value)
+    return {"settings": settings}
+
+
+def numbers(result: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Return what counts of one run, by name."""
+    yield "test_accuracy", result["utility"]["last"]["test_accuracy"]
+    for entry in result["leakage"]:
+        attack = entry["attack"]
+        if attack == "gradient_clustering":
+            yield attack, entry["mean"]
+            yield f"{attack} null", entry["q95_null"]
+        else:
+            yield f"{attack} {WORST}", entry[WORST]["q95"]
+            yield f"{attack} {MACRO}", entry[MACRO]
+            yield f"{attack} null", entry["q95_null"]
+    for name in ("noise_power", "auc_bound", "accuracy_bound", "sum_kl_after"):
+        values = [value for key, value in result["log"].items() if key.endswith(f".{name}")]
+        if values:
+            yield name, values[0]
+
+
+def leak_table(summary: Summary) -> str:
+    """Write what was read in every setting, beside the test accuracy."""
+    rows = []
+    for setting, entry in summary["settings"].items():
+        attacks = [
+            f"{shown(entry[f'{attack} {MACRO}'])}, {shown(entry[f'{attack} {WORST}'])}"
+            for attack in ("norm", "cosine", "hint")
+        ]
+        rows.append([setting, shown(entry["test_accuracy"], 4), *attacks, shown(entry["gradient_clustering"])])
+    first = next(iter(summary["settings"].values()))
+    chance = [shown(first[f"{attack} null"]) for attack in ("norm", "cosine", "hint", "gradient_clustering")]
+    heads = ["noise-s", "test accuracy", "norm: mean, worst class", "cosine (oracle)", "hint", "groups that are right"]
+    return table(heads, [*rows, ["*chance, q95*", "", *chance]])
+
+
+def promise_table(summary: Summary) -> str:
+    """Write what Marvell's noise promised, as a mean over the steps."""
+    rows = [
+        [
+            setting,
+            *(shown(summary["settings"][setting][name]) for name in ("sum_kl_after", "auc_bound", "accuracy_bound")),
+        ]
+        for setting in family(summary, "marvell")
+    ]
+    return table(["noise-s", "largest divergence of two classes", "AUC of a class against the rest", "accuracy"], rows)
+
+
+def verdicts(summary: Summary) -> list[Verdict]:
+    """Compare Marvell's noise with the other shapes at the same power, seed by seed."""
+    found = []
+    for other in ("even", "rest", "span"):
+        for what, words in (
+            (f"cosine {WORST}", "the oracle reads the worst class less"),
+            (f"hint {WORST}", "hints read the worst class less"),
+            ("gradient_clustering", "fewer examples are grouped right"),
+        ):
+            found.append(_compared(summary, other, what, f"{words} than behind *{other}*", below=0.0))
+        found.append(
+            _compared(
+                summary,
+                other,
+                "test_accuracy",
+                f"it costs at most {MARGIN} of accuracy more than *{other}*",
+                below=MARGIN,
+            )
+        )
+    return found
+
+
+def _compared(summary: Summary, other: str, what: str, claim: str, *, below: float) -> Verdict:
+    """Judge a claim at every strength: it holds where the interval of the difference lies below, at all of them."""
+    judged, words = [], []
+    for s in STRENGTHS:
+        names = [f"marvell-{s}", f"{other}-{s}"]
+        if not all(name in summary["settings"] for name in names):
+            continue
+        at = places(summary, names)
+        ours, theirs = (np.array(summary["settings"][name][what])[at[name]] for name in names)
+        mean, half = interval(theirs - ours if what == "test_accuracy" else ours - theirs)
+        judged.append(True if mean + half < below else False if mean - half > below else None)
+        words.append(f"s = {s}: {mean:+.3f} ± {half:.3f}")
+    holds = None if not judged else False if False in judged else None if None in judged else True
+    return verdict(claim, holds, "; ".join(words))
+
+
+def figure(studies: dict[str, Summary], path: Path) -> None:
+    """Draw leak against test accuracy, a line a shape."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "classes"
+    from matplotlib import pyplot as plt
+
+    shown_here = (
+        (f"cosine {WORST}", "cosine, worst class (q95)"),
+        (f"hint {WORST}", "hint, worst class (q95)"),
+        ("gradient_clustering", "groups that are right"),
+    )
+    drawn, axes = plt.subplots(len(studies), 3, figsize=(11, 3.2 * len(studies)), squeeze=False)
+    for row, (study, summary) in zip(axes, studies.items(), strict=True):
+        for axis, (what, title) in zip(row, shown_here, strict=True):
+            for shape, colour in zip(SHAPES, ("#1f5fa8", "#3a8a3a", "#8a4fa8", "#c05020"), strict=True):
+                points = [summary["settings"][name] for name in ["none", *family(summary, shape)]]
+                x, y = (np.array([interval(point[name]) for point in points]) for name in ("test_accuracy", what))
+                errors = [np.where(np.isfinite(values[:, 1]), values[:, 1], 0) for values in (x, y)]
+                axis.errorbar(
+                    x[:, 0],
+                    y[:, 0],
+                    xerr=errors[0],
+                    yerr=errors[1],
+                    color=colour,
+                    marker="o",
+                    ms=4,
+                    lw=1.2,
+                    label=shape,
+                )
+            axis.set_title(f"{study}: {title}", fontsize=10)
+            axis.set_xlabel("test accuracy")
+            axis.grid(alpha=0.25)
+    axes[0][0].legend(fontsize=8)
+    drawn.tight_layout()
+    drawn.savefig(path, metadata={"Date": None})
+    plt.close(drawn)
+
+
+def make_page(runs: Path, out: Path) -> None:
+    """Compute everything that the page shows from the runs' files."""
+    found = {study: collect(runs / study) for study in STUDIES}
+    studies = {study: summary for study, summary in found.items() if "none" in summary["settings"]}
+    blocks = {}
+    for study, summary in studies.items():
+        summary["claims"] = verdicts(summary)
+        blocks[f"{study} leaks"] = leak_table(summary)
+        blocks[f"{study} promises"] = promise_table(summary)
+        blocks[f"{study} claims"] = claim_table(summary["claims"])
+    if studies:
+        figure(studies, out / "classes-trade-off.svg")
+    write_page(out / "classes.md", studies, blocks)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser, run = commands(__doc__, Path("runs/classes"), HERE)
+    run.add_argument("--study", nargs="+", choices=list(STUDIES), default=list(STUDIES))
+    run.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    run.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    given = parser.parse_args()
+    if given.command == "page":
+        make_page(given.runs, given.out)
+        return
+    settings = [name for name in given.settings if name in QUICK] if given.quick else given.settings
+    seeds = given.seeds[:1] if given.quick else given.seeds
+    # Seed by seed: a study that is stopped early has fewer seeds, not fewer settings.
+    jobs = [
+        job_of(given.runs, study, setting, seed, quick=given.quick)
+        for seed in seeds
+        for study in given.study
+        for setting in settings
+    ]
+    do_all(jobs, run_one, given.jobs)
+
+
+if __name__ == "__main__":
+    main()
