@@ -23,6 +23,8 @@ Measure = Callable[[Array, Array], tuple[float, float]]
 _PRECISION = 1e-12
 _SETTLED = 1e-13
 _ROUNDS = 100
+_PLENTY = 1e10
+"""So much more noise than anything that it hides cannot be told from more: then all get the same in all directions."""
 _LONGEST = 3.0
 """No logarithm moves farther in one step of Newton's method."""
 
@@ -38,7 +40,8 @@ class ClassNoise:
     divergences : ndarray, (C, C)
         Symmetric divergence of each pair of modelled classes with this noise; inf where nothing hides the difference.
     gap : float
-        The sum over pairs is at most so much above the least possible one: a proven bound, up to rounding.
+        The sum over pairs is at most so much above the least possible one: a proven bound, up to rounding. With more
+        noise than can be told apart, 1e10 times all that is hidden, nothing need be proven, and it may be inf.
     """
 
     levels: Array
@@ -178,7 +181,10 @@ def optimal_levels(problem: ClassProblem, power: float) -> ClassNoise:
         equal = problem.variances.max(axis=1, keepdims=True) - problem.variances
         if problem.power(equal) <= power:
             return problem.solved(equal, 0.0)
-    path = _Path(problem, power)
+    level = (power + problem.power(problem.variances)) / float(problem.cost.sum())
+    if level > _PLENTY * float(problem.variances.max() + problem.distances.sum(axis=0).max()):
+        return problem.solved(level - problem.variances, 0.0)
+    path = _Path(problem, np.full_like(problem.variances, power / float(problem.cost.sum())))
 
     def excess(levels: Array, slopes: Array) -> tuple[float, float]:
         spent = problem.power(levels)
@@ -221,17 +227,18 @@ def least_levels(problem: ClassProblem, largest: float) -> tuple[float, ClassNoi
         return 0.0, ClassNoise(nothing, noise.divergences, 0.0)
     pairs = len(problem.shares) * (len(problem.shares) - 1) / 2
     sphere = max(float(problem.variances.max()), float(problem.distances.sum(axis=0).max()) * pairs / largest)
-    path = _Path(problem, problem.power(sphere - problem.variances))
+    path = _Path(problem, sphere - problem.variances)
 
     def excess(levels: Array, slopes: Array) -> tuple[float, float]:
         found = problem.divergences(levels)
         c, k = divmod(int(found.argmax()), len(found))
-        one, other = problem.variances[:, c] + levels[:, c], problem.variances[:, k] + levels[:, k]
-        spread = problem.sizes * (one / other - other / one) * (slopes[:, c] - slopes[:, k])
-        apart = problem.distances[:, c, k] * (slopes[:, c] / one + slopes[:, k] / other)
-        return -math.log(found[c, k] / largest) - 2.0 * _PRECISION, -0.5 * float((spread - apart).sum()) / float(
-            found[c, k]
-        )
+        a = problem.variances + levels
+        groups = a.min(axis=1) > 0.0  # elsewhere the classes are alike
+        one, other, by_one, by_other = (values[groups, which] for values in (a, slopes) for which in (c, k))
+        spread = problem.sizes[groups] * (one / other - other / one) * (by_one - by_other)
+        apart = problem.distances[groups, c, k] * (by_one / one + by_other / other)
+        value, slope = float(found[c, k]), 0.5 * float((spread - apart).sum())
+        return -math.log(value / largest) - 2.0 * _PRECISION, -slope / value
 
     levels, multiplier = path.search(excess)
     return problem.power(levels), problem.solved(levels, multiplier)
@@ -244,9 +251,17 @@ class _Path:
     the bounds, with :math:`S = \sum a_c`, :math:`R = \sum 1 / a_c` and :math:`w_c` the pull of the other means a
     direction. So there are two unknowns a group, log S and -log R. The map that they are a fixed point of is monotone
     and never increases the largest distance of two points; where Newton's method does not gain on it, it is applied.
+
+    Parameters
+    ----------
+    problem : ClassProblem
+        The classes.
+    levels : ndarray, (M, C)
+        Noise of about the power that is looked for; it is what a search returns that finds nothing.
     """
 
-    def __init__(self, problem: ClassProblem, power: float) -> None:
+    def __init__(self, problem: ClassProblem, levels: Array) -> None:
+        self._given = levels
         apart = problem.pull.max(axis=1) > 0.0
         spread = problem.variances.max(axis=1) - problem.variances.min(axis=1)
         self._busy: NDArray[np.bool_] = apart | (spread > 0.0)  # classes that are alike need no noise
@@ -254,7 +269,7 @@ class _Path:
         pull = problem.pull[self._busy] / problem.sizes[self._busy, None]
         largest = self._low.max(axis=1, keepdims=True)
         self._high = np.where(apart[self._busy][:, None], math.inf, largest)
-        total = power + problem.power(problem.variances)
+        total = problem.power(problem.variances + levels)
         root = float(np.sqrt(problem.cost * problem.pull).sum()) / total or 1.0 / math.sqrt(total)
         start = np.minimum(np.sqrt(pull / self._shares) / root + self._low, self._high)
         start = np.maximum(start, largest * 1e-6)
@@ -270,7 +285,7 @@ class _Path:
             Takes the levels and the slopes of log a, both (M, C), and returns value and slope; the value may be -inf.
         """
         low, high = -math.inf, math.inf
-        best = self._everywhere(np.zeros_like(self._low)), 0.0
+        best = self._given, 0.0
         for _ in range(_ROUNDS):
             levels, slopes, y = self._settle()
             value, slope = excess(levels, slopes)

@@ -223,6 +223,26 @@ def test_a_target_is_met_with_the_least_power(seed, classes, target, wide):
         assert power == pytest.approx(expected, rel=1e-8)
 
 
+@pytest.mark.filterwarnings("error")
+def test_points_in_directions_in_which_nothing_differs_do_not_disturb_a_target():
+    p = problem(5, 4, 3, 30)
+    p.variances[3] = 0.0
+    power, noise = least_levels(p, 0.5)
+    alone = ClassProblem(p.sizes[:3], p.distances[:3], p.variances[:3], p.shares)
+    assert power == pytest.approx(least_levels(alone, 0.5)[0], rel=1e-9)
+    assert not noise.levels[3].any()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("power", [1e8, 1e9, 1e11, 1e15, 1e100, 1e300])
+def test_power_beyond_all_measure_hides_everything(power):
+    p = problem(7, 5, 3, 10)
+    noise = optimal_levels(p, power)
+    assert p.power(noise.levels) == pytest.approx(power, rel=1e-9)
+    assert noise.largest <= 20.0 * p.distances.sum(axis=0).max() / power
+    assert noise.gap <= 1e-6 + noise.total
+
+
 def test_what_makes_no_sense_is_refused():
     good = problem(0, 3, 2, 4)
     for power in (-1.0, math.inf, math.nan):
