@@ -116,11 +116,27 @@ def leak_table(summary: Summary) -> str:
             f"{shown(entry[f'{attack} {MACRO}'])}, {shown(entry[f'{attack} {WORST}'])}"
             for attack in ("norm", "cosine", "hint")
         ]
-        rows.append([setting, shown(entry["test_accuracy"], 4), *attacks, shown(entry["gradient_clustering"])])
+        rows.append(
+            [
+                setting,
+                str(len(entry["seeds"])),
+                shown(entry["test_accuracy"], 4),
+                *attacks,
+                shown(entry["gradient_clustering"]),
+            ]
+        )
     first = next(iter(summary["settings"].values()))
     chance = [shown(first[f"{attack} null"]) for attack in ("norm", "cosine", "hint", "gradient_clustering")]
-    heads = ["noise-s", "test accuracy", "norm: mean, worst class", "cosine (oracle)", "hint", "groups that are right"]
-    return table(heads, [*rows, ["*chance, q95*", "", *chance]])
+    heads = [
+        "noise-s",
+        "seeds",
+        "test accuracy",
+        "norm: mean, worst class",
+        "cosine (oracle)",
+        "hint",
+        "groups that are right",
+    ]
+    return table(heads, [*rows, ["*chance, q95*", "", "", *chance]])
 
 
 def promise_table(summary: Summary) -> str:
