@@ -10,14 +10,14 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.label import Log
-from flower_vfl.strategies import HookedStrategy, marvell_estimates
+from flower_vfl.strategies import GradientDefense, HookedStrategy, marvell_estimates
 from flower_vfl.strategies.marvell import _draw, optimal_noise
 from flower_vfl.strategies.marvell_classes import ClassProblem, optimal_levels
 from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates, estimate
-from flower_vfl.strategies.noise import NoiseDefense
+from flower_vfl.strategies.noise import Noise
 
 
-class OfPower(NoiseDefense):
+class OfPower(GradientDefense):
     """Noise of mean power s times the mean squared distance of two class means of the batch.
 
     Parameters
@@ -61,7 +61,7 @@ class Even(OfPower):
 
     def shaped(self, g: Tensor, y: Tensor, model: ManyClasses, power: float) -> Tensor:
         """Add it."""
-        return g + self.noise(g).draw(g, g.shape[1]) * (model.unit * math.sqrt(power / g.shape[1]))
+        return g + Noise(self.generator(g.device)).draw(g, g.shape[1]) * (model.unit * math.sqrt(power / g.shape[1]))
 
 
 class Rest(OfPower):
@@ -71,7 +71,7 @@ class Rest(OfPower):
 
     def shaped(self, g: Tensor, y: Tensor, model: ManyClasses, power: float) -> Tensor:
         """Add the independent noises of all classes."""
-        noisy, numbers = g, self.noise(g)
+        noisy, numbers = g, Noise(self.generator(g.device))
         for c in y.unique().tolist():
             two = marvell_estimates.estimate(g, (y == c).long())
             part = power * (model.unit / two.unit) ** 2 / len(y.unique())
@@ -97,7 +97,7 @@ class Span(OfPower):
         )
         found = optimal_levels(merged, power)
         levels = found.levels.repeat([rank] + [1] * (len(found.levels) - 1), axis=0)
-        return model.draw(g, y, given.solved(levels, 0.0), self.noise(g))
+        return model.draw(g, y, given.solved(levels, 0.0), Noise(self.generator(g.device)))
 
 
 def _merged(values: Any, rank: int, how: str) -> Any:
