@@ -29,7 +29,7 @@ class Course:
     def __init__(self) -> None:
         self._releases: list[Release] = []
         self._batches, self._sums = 0, np.zeros(len(_NUMBERS))
-        self._direction = np.zeros(0)
+        self._direction = torch.zeros(0, dtype=torch.float64)
         self._sample = np.zeros(0, dtype=np.int64)
         self._before, self._now = torch.zeros(0, 0), torch.zeros(0, 0)
         self._products = torch.zeros(3, dtype=torch.float64)
@@ -41,8 +41,9 @@ class Course:
         square = classes.rms**2
         noise = (spectrum.lam1_neg, spectrum.lam1_pos, spectrum.lam2_neg, spectrum.lam2_pos)
         self._sums += np.array([classes.g, classes.u, classes.v, *noise]) / square
-        pointing = classes.direction.double().cpu().numpy() * math.sqrt(classes.g / square)
-        self._direction = pointing + (self._direction if self._direction.shape == pointing.shape else 0.0)
+        pointing = classes.direction.double() * math.sqrt(classes.g / square)
+        before = self._direction.to(pointing.device)
+        self._direction = pointing + before if before.shape == pointing.shape else pointing
         self._batches += 1
         if rows is not None:
             self._compare(working(g) / (classes.unit * classes.rms), y, rows)
@@ -57,6 +58,7 @@ class Course:
         known = np.flatnonzero(self._sample[places] == rows)
         if not len(known) or g.shape[1] != self._now.shape[1]:
             return
+        self._before, self._now = self._before.to(g.device), self._now.to(g.device)  # where a checkpoint had them
         mine, at = torch.from_numpy(known).to(g.device), torch.from_numpy(places[known]).to(g.device)
         members = torch.stack([y == 0, y == 1]).to(g.dtype)
         means = (members @ g) / members.sum(dim=1, keepdim=True).clamp(min=1.0)
@@ -74,10 +76,10 @@ class Course:
         if not self._batches:
             return {}
         numbers = dict(zip(_NUMBERS, (self._sums / self._batches).tolist(), strict=True))
-        length = float(np.linalg.norm(self._direction))
-        first = np.eye(1, len(self._direction))[0]
+        direction = self._direction.cpu().numpy()
+        length, first = float(np.linalg.norm(direction)), np.eye(1, len(direction))[0]
         release = Release(
-            self._direction / length if length > 0.0 else first,
+            direction / length if length > 0.0 else first,
             math.sqrt(numbers["distance"]),
             (numbers["u"], numbers["v"]),
             (max(numbers["along_neg"], numbers["across_neg"]), max(numbers["along_pos"], numbers["across_pos"])),
@@ -87,7 +89,7 @@ class Course:
         self._releases = [*fits, release]
         product, mine, theirs = self._products.tolist()
         kept = min(1.0, max(0.0, product / math.sqrt(mine * theirs))) if mine > 0.0 and theirs > 0.0 else 0.0
-        self._batches, self._sums, self._direction = 0, np.zeros(len(_NUMBERS)), np.zeros(0)
+        self._batches, self._sums, self._direction = 0, np.zeros(len(_NUMBERS)), torch.zeros(0, dtype=torch.float64)
         self._before, self._now = self._now, torch.full_like(self._now, math.nan)
         return {"sum_kl": together(self._releases, rho=rho, kept=kept).sum_kl(), "kept": kept}
 
@@ -99,7 +101,7 @@ class Course:
             "releases": [{**one, "direction": torch.from_numpy(one["direction"])} for one in releases],
             "batches": self._batches,
             "sums": torch.from_numpy(self._sums.copy()),
-            "direction": torch.from_numpy(self._direction.copy()),
+            "direction": self._direction.clone(),
             "sample": torch.from_numpy(self._sample.copy()),
             "before": self._before.clone(),
             "now": self._now.clone(),
@@ -117,6 +119,6 @@ class Course:
             for one in state["releases"]
         ]
         self._batches = state["batches"]
-        self._sums, self._direction = state["sums"].numpy().copy(), state["direction"].numpy().copy()
+        self._sums, self._direction = state["sums"].numpy().copy(), state["direction"].clone()
         self._sample, self._products = state["sample"].numpy().copy(), state["products"].clone()
         self._before, self._now = state["before"].clone(), state["now"].clone()
