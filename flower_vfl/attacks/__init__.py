@@ -19,7 +19,9 @@ from flower_vfl.attacks.remembered_difference import RememberedDifferenceAttack
 from flower_vfl.attacks.remembered_direction import RememberedDirectionAttack
 from flower_vfl.attacks.remembered_fit import RememberedFitAttack
 from flower_vfl.attacks.remembered_hint import RememberedHintAttack
+from flower_vfl.attacks.remembered_network import RememberedNetworkAttack
 from flower_vfl.attacks.remembered_norm import RememberedNormAttack
+from flower_vfl.attacks.remembered_quadratic import RememberedQuadraticAttack
 from flower_vfl.attacks.remembering import KnownRows, Memory, MemoryAttack
 from flower_vfl.attacks.spectral import SpectralAttack
 from flower_vfl.errors import ConfigError
@@ -42,6 +44,8 @@ _MEMORIES: tuple[type[AttackMethod], ...] = (
     RememberedDifferenceAttack,
     RememberedHintAttack,
     RememberedFitAttack,
+    RememberedQuadraticAttack,
+    RememberedNetworkAttack,
 )
 _EMBEDDINGS: tuple[type[AttackMethod], ...] = (SpectralAttack, ClusteringAttack, ModelCompletionAttack)
 
@@ -117,7 +121,9 @@ __all__ = [
     "RememberedDirectionAttack",
     "RememberedFitAttack",
     "RememberedHintAttack",
+    "RememberedNetworkAttack",
     "RememberedNormAttack",
+    "RememberedQuadraticAttack",
     "SideInformation",
     "SpectralAttack",
     "TrainedView",

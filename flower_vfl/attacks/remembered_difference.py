@@ -35,8 +35,8 @@ class RememberedDifferenceAttack(MemoryAttack):
     """
 
     name: ClassVar[str] = "remembered_difference"
-    keeps: ClassVar[frozenset[Kept]] = frozenset({"difference"})
-    first_epoch: ClassVar[int] = 2
+    keeps: frozenset[Kept] = frozenset({"difference"})
+    first_epoch: int = 2
 
     def __init__(self, by: By = "norm") -> None:
         if by not in WAYS:

@@ -1,4 +1,4 @@
-"""A reader of the whole history: fitted on a few rows whose labels the attacker knows, it reads all others."""
+"""A linear reader of what is remembered, fitted on a few rows whose labels the attacker knows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from flower_vfl.attacks.inference import LEAKED
-from flower_vfl.attacks.remembering import NOBODY, Kept, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.learned import LearnedAttack, Reader, Reads
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-HISTORY: tuple[Kept, ...] = ("mean", "last", "difference")
 
 
 def ridge(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, float]:
@@ -55,11 +52,10 @@ def ridge(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, float]:
     return weights, float(y.mean() - centre @ weights)
 
 
-class RememberedFitAttack(MemoryAttack):
+class RememberedFitAttack(LearnedAttack):
     """Scores each row by a linear reader of its history, fitted on k known rows of each class.
 
-    The history of a row is its remembered mean, its last gradient and the difference of its last two, each measured in
-    the root mean square of the known rows. The reader is that of `ridge`.
+    The reader is that of `ridge`.
 
     Parameters
     ----------
@@ -67,38 +63,25 @@ class RememberedFitAttack(MemoryAttack):
         How many labelled rows of each class it knows, at least 1.
     penalty
         How strongly large weights are held back, in units of the known rows' mean squared length; above 0.
+    reads
+        "all", or one of "mean", "last" and "difference".
     """
 
     name: ClassVar[str] = "remembered_fit"
-    needs: ClassVar[frozenset[str]] = frozenset({LEAKED})
-    keeps: ClassVar[frozenset[Kept]] = frozenset(HISTORY)
 
-    def __init__(self, k: int = 16, penalty: float = 1.0) -> None:
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ConfigError(f"remembered_fit: k is {k!r}, known rows of each class; give a whole number from 1")
+    def __init__(self, k: int = 16, penalty: float = 1.0, reads: Reads = "all") -> None:
+        super().__init__(k, reads)
         if isinstance(penalty, bool) or not 0 < penalty < float("inf"):
             raise ConfigError(f"remembered_fit: penalty is {penalty!r}; give a number above 0")
-        self.k, self.penalty = k, penalty
+        self.penalty = penalty
 
     @property
     def params(self) -> dict[str, Any]:
-        """How many labelled rows of each class are known, and how strongly large weights are held back."""
-        return {"k": self.k, "penalty": self.penalty}
+        """What every learned reader has, and how strongly large weights are held back."""
+        return {**super().params, "penalty": self.penalty}
 
-    @property
-    def leaks(self) -> int:
-        """How many labelled rows of each class it knows."""
-        return self.k
-
-    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
-        """Return what the fitted reader says of each row's history, (N,)."""
-        labels = known.require(0, 1).labels
-        parts = [memory.at(known.rows, kept).double() for kept in HISTORY]
-        units = [float(part.square().mean().sqrt()) or 1.0 for part in parts]
-        x = torch.cat([part / unit for part, unit in zip(parts, units, strict=True)], dim=1)
-        weights, offset = ridge(x, torch.from_numpy(2.0 * labels - 1.0), self.penalty)
-        of_parts = torch.split(weights, memory.width)
-        readers = [(w / unit).float() for w, unit in zip(of_parts, units, strict=True)]
-        histories = zip(*(memory.pieces(kept) for kept in HISTORY), strict=True)
-        said = [torch.stack([part @ w for part, w in zip(history, readers, strict=True)]) for history in histories]
-        return torch.cat([parts.sum(dim=0) for parts in said]) + offset
+    def fit(self, x: Tensor, positive: Tensor) -> Reader:
+        """Return the linear reader."""
+        weights, offset = ridge(x, 2.0 * positive.to(x.dtype) - 1.0, self.penalty)
+        of_floats = weights.float()
+        return lambda rows: rows @ of_floats + offset

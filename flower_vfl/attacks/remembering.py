@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -195,13 +195,13 @@ class MemoryAttack(AttackMethod):
         Empty; or ``{"hints"}``, the rows of `hints` positives; or ``{"leaked"}``, those of `leaks` examples of each
         class. Then it is measured where somebody knows them.
     keeps
-        What it reads of the memory; nothing else is kept for it.
+        What it reads of the memory; nothing else is kept for it. Of the class, or by its parameters.
     first_epoch
-        How often a row must have come before there is something to read.
+        How often a row must have come before there is something to read; likewise.
     """
 
-    keeps: ClassVar[frozenset[Kept]] = frozenset({"mean"})
-    first_epoch: ClassVar[int] = 1
+    keeps: frozenset[Kept] = frozenset({"mean"})
+    first_epoch: int = 1
 
     @property
     def hints(self) -> int:

@@ -64,10 +64,11 @@ def _declarations(subject: MemorySubject) -> Iterator[str]:
     yield from name_problems(getattr(cls, "name", None))
     if not isinstance(cls.needs, frozenset) or not cls.needs <= {HINTS, LEAKED}:
         yield f"its `needs` is {cls.needs!r}; a frozenset of {HINTS!r}, {LEAKED!r} or nothing is allowed"
-    if not isinstance(cls.keeps, frozenset) or not cls.keeps or not cls.keeps <= DEPTH.keys():
-        yield f"its `keeps` is {cls.keeps!r}; a frozenset of {', '.join(DEPTH)} is needed"
-    if not isinstance(cls.first_epoch, int) or cls.first_epoch < 1:
-        yield f"its `first_epoch` is {cls.first_epoch!r}; epochs count from 1"
+    made = subject.make()  # parameters may say what it reads
+    if not isinstance(made.keeps, frozenset) or not made.keeps or not made.keeps <= DEPTH.keys():
+        yield f"its `keeps` is {made.keeps!r}; a frozenset of {', '.join(DEPTH)} is needed"
+    if not isinstance(made.first_epoch, int) or made.first_epoch < 1:
+        yield f"its `first_epoch` is {made.first_epoch!r}; epochs count from 1"
     for name, thing in (("the class", cls), ("`score`", cls.score)):
         if not (thing.__doc__ or "").strip():
             yield f"{name} has no docstring"
