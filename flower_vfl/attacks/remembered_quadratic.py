@@ -65,7 +65,8 @@ def fit_gaussian(x: Tensor, shrinkage: float | None) -> Gaussian:
     x
         (n, F) rows, float64; no variance is taken below `FLOOR`.
     shrinkage
-        Lambda in (0, 1]; None: that of `ledoit_wolf`.
+        Lambda in (0, 1]; None: that of `ledoit_wolf`, at least 1 / n: two rows agree with their own covariance, so that
+        the estimate finds no error in it.
 
     References
     ----------
@@ -73,7 +74,7 @@ def fit_gaussian(x: Tensor, shrinkage: float | None) -> Gaussian:
     """
     mean = x.mean(dim=0)
     centred = x - mean
-    share = ledoit_wolf(centred) if shrinkage is None else shrinkage
+    share = max(ledoit_wolf(centred), 1 / len(x)) if shrinkage is None else shrinkage
     _, singular, axes = torch.linalg.svd(centred, full_matrices=False)
     common = share * float(centred.square().mean())
     variances = (1 - share) * singular.square() / len(x) + common
@@ -124,7 +125,7 @@ class RememberedQuadraticAttack(LearnedAttack):
         How many labelled rows of each class it knows, at least 1.
     shrinkage
         The share of the identity in each class's covariance, above 0 and up to 1, where a class is a ball; None: the
-        share that Ledoit and Wolf estimate from the known rows.
+        share that Ledoit and Wolf estimate from the known rows, at least 1 / k.
     reads
         "all", or one of "mean", "last" and "difference".
 

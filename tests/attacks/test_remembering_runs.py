@@ -30,6 +30,8 @@ NAMES = [
     "remembered_hint(k=2)",
     "remembered_difference",
     "remembered_fit(k=3)",
+    "remembered_quadratic(k=3,reads=last)",
+    "remembered_network(k=3,steps=20)",
 ]
 
 
@@ -264,15 +266,19 @@ def test_in_time_order_an_epoch_is_a_day_and_all_rows_until_then_are_read():
     assert entry["epochs"] == [1, 2, 3]
 
 
-def test_in_time_order_nothing_can_be_compared_with_the_epoch_before():
-    config = config_of("remembered_difference", training={"order": "time", "epochs": 1, "validation": 0.0})
+@pytest.mark.parametrize("name", ["remembered_difference", "remembered_network(reads=difference)"])
+def test_in_time_order_nothing_can_be_compared_with_the_epoch_before(name):
+    config = config_of(name, training={"order": "time", "epochs": 1, "validation": 0.0})
     with pytest.raises(ConfigError, match=r"compares epochs.*each row comes once"):
         run(config, data=lambda _: by_day())
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("remembered_hint(k=200)", r"knows 200 positives.*lower k"), ("remembered_fit(k=200)", r"200 labelled examples")],
+    [
+        ("remembered_hint(k=200)", r"knows 200 positives.*lower k"),
+        *((f"remembered_{reader}(k=200)", r"200 labelled examples") for reader in ("fit", "quadratic", "network")),
+    ],
 )
 def test_more_known_rows_than_there_are_are_refused(name, words):
     with pytest.raises(ConfigError, match=words):

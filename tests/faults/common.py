@@ -19,6 +19,7 @@ SETUP = {
         "names": [
             *("norm", "cosine", "hint(k=2)", "direction_count", "spectral", "model_completion(k=1,draws=1)"),
             *("remembered_norm", "remembered_difference", "remembered_hint(k=2)", "remembered_fit(k=2)"),
+            *("remembered_quadratic(k=2)", "remembered_network(k=2,steps=20)"),
         ],
         "layers": ["cut"],
         "snapshots": [3, 12],

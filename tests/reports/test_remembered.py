@@ -196,3 +196,14 @@ def test_without_a_promise_none_is_shown(remembering):
     folder = remembering()
     assert promised(load_run(folder), "a") is None
     assert "Dotted" not in text_of(folder)
+
+
+@pytest.mark.parametrize("attack", ["remembered_fit", "remembered_quadratic", "remembered_network"])
+def test_a_learned_reader_that_reads_most_is_the_strongest_attack_found(attack, remembering):
+    learned = entry_of(attack, [0.7, 0.8, 0.93], label=f"{attack}(k=8)", params={"k": 8})
+    folder = remembering([entry_of(*pair) for pair in FIRST_READ.items()] + [learned])
+    run = load_run(folder)
+    found = strongest(run.result)
+    assert (found.entry["attack"], found.last, found.knows) == (attack, 0.93, "8 rows of each class")
+    assert worst_leak(run).entry["attack"] == attack
+    assert f"{attack}(k=8)" in text_of(folder)
