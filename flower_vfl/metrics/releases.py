@@ -18,6 +18,9 @@ _NEGLIGIBLE = 1e-9
 """Of the largest variance: what is below is rounding. Directions nearer than its square root count as one."""
 
 
+_ROUNDING = 1e-14
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Release:
     r"""What is known of the perturbed gradients that examples get in one epoch.
@@ -57,7 +60,10 @@ class Release:
             raise ArgumentError(f"Distances and variances are finite and at least 0, given {numbers}.")
         if any(one < two for one, two in zip(self.along, self.across, strict=True)):
             raise ArgumentError(f"Noise along the means, {self.along}, must not be less than across, {self.across}.")
-        object.__setattr__(self, "direction", direction / np.linalg.norm(direction))
+        length = np.linalg.norm(direction)
+        if abs(length - 1.0) > _ROUNDING:  # else the same again, to the bit, where a release is made of another's
+            direction = direction / length
+        object.__setattr__(self, "direction", direction)
 
 
 @dataclass(frozen=True, slots=True)

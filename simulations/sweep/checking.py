@@ -120,11 +120,11 @@ def plain(config: Config) -> Config:
 
 
 @contextmanager
-def quiet_log() -> Iterator[None]:
-    """Keep what a rehearsal says out of the log: the trials will say it."""
+def quiet_log(least: int = logging.CRITICAL) -> Iterator[None]:
+    """Keep what is less than that out of the log: of a rehearsal everything, for the trials will say it."""
     logger = logging.getLogger("flower_vfl")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    logger.setLevel(least)
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ from flower_vfl.errors import FlowerVflError, InputError, TrainingError
 from flower_vfl.simulations.running import run_observed
 from flower_vfl.simulations.stacked.running import train_stack
 from flower_vfl.simulations.sweep.board import Board
+from flower_vfl.simulations.sweep.checking import quiet_log
 from flower_vfl.simulations.sweep.folder import SweepFolder
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
@@ -169,10 +170,10 @@ def _train_stack(params: Mapping[str, str], *, plans: Mapping[str, list[Plan]]) 
     entries = plans[params[_RUN]]
     with suppress(OSError):
         os.chdir(entries[0][2])
-    logging.getLogger("flower_vfl").setLevel(logging.ERROR)
     configs, folders = [build_config(values) for values, _, _ in entries], [Path(folder) for _, folder, _ in entries]
     try:
-        lost = train_stack(configs, folders, told=_told)
+        with quiet_log(logging.ERROR):
+            lost = train_stack(configs, folders, told=_told)
     except (FlowerVflError, RuntimeError) as error:  # memory of a card, for instance
         tune.report({_FAILED: f"{type(error).__name__}: {error}"})
     else:
@@ -185,9 +186,10 @@ def _train(params: Mapping[str, str], *, plans: Mapping[str, Plan]) -> None:
     values, folder, place = plans[params[_RUN]]
     with suppress(OSError):  # on another node the place may not be there; data is then found by absolute paths
         os.chdir(place)
-    logging.getLogger("flower_vfl").setLevel(logging.ERROR)
+    observers = (_Steps(),)
     try:
-        run_observed(build_config(values), Path(folder), resume=True, observers=(_Steps(),), patience=_LOCKED_SECONDS)
+        with quiet_log(logging.ERROR):
+            run_observed(build_config(values), Path(folder), resume=True, observers=observers, patience=_LOCKED_SECONDS)
     except (InputError, TrainingError) as error:  # it would fail again
         tune.report({_FAILED: f"{type(error).__name__}: {error}"})
     else:

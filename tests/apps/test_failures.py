@@ -222,11 +222,6 @@ def test_bad_input_leaves_nothing_behind(config, error, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_gradient_attacks_refuse_more_than_two_classes():
-    with pytest.raises(ConfigError, match="this data has 3"):
-        run(toy_config(), data=lambda _: toy_data(classes=3))
-
-
 def test_a_party_whose_data_cannot_be_read_says_so_as_bad_input():
     class Gone(type(toy_data())):
         def party(self, name):
