@@ -142,7 +142,7 @@ def jobs(tmp_path, *arguments, monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("size", ["night", "paper"])
+@pytest.mark.parametrize("size", ["night", pytest.param("paper", marks=pytest.mark.slow)])
 def test_every_run_of_either_size_is_a_valid_configuration(size, tmp_path, monkeypatch):
     import embeddings
 

@@ -10,6 +10,7 @@ from flower_vfl.simulations import running
 SMALL = {"data.name": "breast-cancer", "training.epochs": "1", "training.batch_size": "128", "model.bottom": "8"}
 
 
+@pytest.mark.slow
 def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_report(tmp_path):
     summaries = running.run_demo(tmp_path / "demo", SMALL)
     assert [summary["run"] for summary in summaries] == list(running.DEMO_DEFENSES)
