@@ -17,6 +17,9 @@ from flower_vfl.strategies.marvell_solver import NoiseSpectrum
 
 _NUMBERS = ("distance", "u", "v", "along_neg", "along_pos", "across_neg", "across_pos")
 
+LARGEST = 400
+"""Rows of the matrices that are inverted after an epoch, epochs times directions: some 20 epochs, 30 ms."""
+
 
 class Course:
     """Keeps one `Release` an epoch, of the mean over its batches, each in units of its own root mean square row.
@@ -71,7 +74,7 @@ class Course:
     def end_epoch(self, rho: float) -> dict[str, float]:
         """Close the epoch; return the joint divergence of all releases so far and how much of a row's own comes again.
 
-        Nothing, where no batch of it had both classes.
+        Nothing, where no batch of it had both classes, and after so many epochs that it would take too long.
         """
         if not self._batches:
             return {}
@@ -91,6 +94,9 @@ class Course:
         kept = min(1.0, max(0.0, product / math.sqrt(mine * theirs))) if mine > 0.0 and theirs > 0.0 else 0.0
         self._batches, self._sums, self._direction = 0, np.zeros(len(_NUMBERS)), torch.zeros(0, dtype=torch.float64)
         self._before, self._now = self._now, torch.full_like(self._now, math.nan)
+        count = len(self._releases)
+        if count * min(count, len(direction)) > LARGEST:
+            return {}
         return {"sum_kl": together(self._releases, rho=rho, kept=kept).sum_kl(), "kept": kept}
 
     def state(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 
 from flower_vfl.apps import run
 from flower_vfl.metrics import auc_bound
-from flower_vfl.strategies import Marvell
+from flower_vfl.strategies import Marvell, marvell_course
 from flower_vfl.strategies.marvell_course import Course
 from flower_vfl.strategies.marvell_estimates import estimate
 from flower_vfl.strategies.marvell_solver import optimal_noise
@@ -85,6 +85,11 @@ def test_a_course_goes_on_as_if_it_had_not_been_interrupted():
     course.add(classes, spectrum, g, LABELS.long(), rows)
     other.restore(course.state())
     assert other.end_epoch(0.5) == course.end_epoch(0.5)
+
+
+def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatch):
+    monkeypatch.setattr(marvell_course, "LARGEST", 4)
+    assert [bool(found) for found in epochs(4)[0]] == [True, True, False, False]
 
 
 def test_an_epoch_without_both_classes_says_nothing():
