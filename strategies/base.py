@@ -289,13 +289,25 @@ class GradientDefense(Defense):
         if self.scope == "joint" or len(widths) < 2:
             perturbed, more = self._perturb_or_withhold(inner, labels)
             return perturbed, {**log, **{f"{self.name}.{key}": value for key, value in more.items()}}
-        pieces = []
+        pieces, logs = [], {}
         split = torch.split(inner, list(widths.values()), dim=1)
         for self.part, (party, piece) in enumerate(zip(widths, split, strict=True)):
-            perturbed, more = self._perturb_or_withhold(piece, labels)
+            perturbed, logs[party] = self._perturb_or_withhold(piece, labels)
             pieces.append(perturbed)
-            log |= {f"{self.name}.{key}.{party}": value for key, value in more.items()}
-        return torch.cat(pieces, dim=1), log
+        return torch.cat(pieces, dim=1), {**log, **self._by_party(logs)}
+
+    def colluding(self, logs: Sequence[Log]) -> Log:
+        """Return what is to be logged of parties that put together what they see, from what `perturb` said of each.
+
+        It is called where each party's gradients are perturbed by themselves; by default there is nothing to say.
+        """
+        return {}
+
+    def _by_party(self, logs: Mapping[str, Log]) -> Log:
+        """Return what is logged of each party, and of those that collude, as in "a+b"."""
+        groups = self.base.config.parties.coalitions(list(logs))
+        known = {**logs, **{group: self.colluding([logs[party] for party in group.split("+")]) for group in groups}}
+        return {f"{self.name}.{key}.{who}": value for who, log in known.items() for key, value in log.items()}
 
     @classmethod
     def stacks(cls) -> bool:
@@ -314,17 +326,15 @@ class GradientDefense(Defense):
         if first.scope == "joint" or len(widths) < 2:
             found, more = cls._perturb_or_withhold_stacked(defenses, grads, labels)
             return found, [{f"{cls.name}.{key}": value for key, value in log.items()} for log in more]
-        pieces, logs = [], [Log() for _ in defenses]
-        for part, (party, piece) in enumerate(
-            zip(widths, torch.split(grads, list(widths.values()), dim=2), strict=True)
-        ):
+        pieces, logs = [], []
+        for part, piece in enumerate(torch.split(grads, list(widths.values()), dim=2)):
             for defense in defenses:
                 defense.part = part
             found, more = cls._perturb_or_withhold_stacked(defenses, piece.contiguous(), labels)
             pieces.append(found)
-            for log, new in zip(logs, more, strict=True):
-                log |= {f"{cls.name}.{key}.{party}": value for key, value in new.items()}
-        return torch.cat(pieces, dim=2), logs
+            logs.append(more)
+        by_run = zip(defenses, zip(*logs, strict=True), strict=True)
+        return torch.cat(pieces, dim=2), [one._by_party(dict(zip(widths, own, strict=True))) for one, own in by_run]
 
     @classmethod
     def _perturb_or_withhold_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log]]:

@@ -270,6 +270,17 @@ class Marvell(NoiseDefense):
         noisy = _draw(g, y, classes, spectrum, self.noise(g))
         return noisy, _logged(classes, spectrum, share, fallback=fallback)
 
+    def colluding(self, logs: Sequence[Log]) -> Log:
+        """Sum up what is left at each: the noises are independent, and so, as modelled, are a row's own deviations.
+
+        Of more than two classes that is at least the largest divergence of any two, for all these parties' gradients.
+        """
+        power, before, after = (
+            sum(log[key] for log in logs) for key in ("noise_power", "sum_kl_before", "sum_kl_after")
+        )
+        fallback, withheld = (any(log[key] for log in logs) for key in ("fallback", "withheld"))
+        return _report(power, before, after, fallback=fallback, withheld=withheld)
+
     def _running(self) -> RunningEstimates | ManyEstimates:
         """Return what is known of earlier batches, of the party whose turn it is where each has noise of its own."""
         return self._estimates.setdefault(self._whose, self._nothing_known())
@@ -333,16 +344,19 @@ class Marvell(NoiseDefense):
 
     def end_epoch(self) -> Log:
         """Log what Theorem 1 says of a row's releases in all epochs so far, taken together (two classes only)."""
-        log = super().end_epoch()
-        for name, course in self._courses.items():
-            party, found = name if len(self.base.widths) > 1 else "", course.end_epoch(self.rho)
-            if found:
-                values = {
-                    "sum_kl_remembered": found["sum_kl"],
-                    "auc_bound_remembered": auc_bound(found["sum_kl"]),
-                    "kept": found["kept"],
-                }
-                log |= {f"{self.name}.{key}{'.' if party else ''}{party}": value for key, value in values.items()}
+        log, parties = super().end_epoch(), list(self.base.widths)
+        found = {name: course.end_epoch(self.rho) for name, course in self._courses.items()}
+        for group in self.base.config.parties.coalitions(parties):
+            members = [found.get(party, {}) for party in group.split("+")]
+            if all(members):  # their noises are independent over the epochs too
+                found[group] = {"sum_kl": sum(one["sum_kl"] for one in members)}
+        for name, values in found.items():
+            party = f".{name}" if name and len(parties) > 1 else ""
+            if values:
+                log[f"{self.name}.sum_kl_remembered{party}"] = values["sum_kl"]
+                log[f"{self.name}.auc_bound_remembered{party}"] = auc_bound(values["sum_kl"])
+            if "kept" in values:
+                log[f"{self.name}.kept{party}"] = values["kept"]
         return log
 
     def state(self) -> dict[str, Any]:

@@ -68,7 +68,8 @@ class Certificate:
     defense
         The defense with its parameters.
     party
-        Empty where the promise is about all feature parties together.
+        Empty where the promise is about all feature parties together; "a+b" of those that collude although each has
+        noise of its own.
     bound, bound_last
         Bound on the leak AUC of every attack: mean over the steps, and of the last one.
     silent
@@ -98,11 +99,17 @@ class Certificate:
     accuracy: float | None
     measured: list[Measured]
 
+    @property
+    def together(self) -> list[str]:
+        """The parties that collude; none where it is about one of them, or about all."""
+        return self.party.split("+") if "+" in self.party else []
+
 
 def certificates(run: Run) -> list[Certificate]:
-    """Return what is certified: of the outermost defense that logs a bound, one a party where each has its own.
+    """Return what is certified: of the outermost defense that logs a bound.
 
-    The bound of an inner defense is of no use where an outer one has logged its own.
+    Where each party has noise of its own there is one for each, and for each group that colludes. The bound of an inner
+    defense is of no use where an outer one has logged its own.
     """
     labels = {str(metric) for metric in run.steps["metric"].unique().to_pylist()}
     for defense in run.result["defenses"]:

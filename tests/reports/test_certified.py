@@ -97,6 +97,14 @@ def test_a_promise_to_each_party_is_kept_apart_and_says_nothing_about_parties_to
     assert found == {"a": (pytest.approx(0.54875), ["a"]), "b": (pytest.approx(0.595), ["b"])}
 
 
+def test_a_promise_to_parties_that_collude_stands_beside_what_they_read_together(tmp_path):
+    aucs = {(party, "norm", "auc"): 0.6 for party in ("a", "b", "a+b")}
+    run = run_with(tmp_path, {**promise(0.01, ".a"), **promise(0.04, ".b"), **promise(0.05, ".a+b"), **aucs})
+    found = {c.party: (c.together, c.bound, [row.party for row in c.measured]) for c in certificates(run)}
+    assert found["a+b"] == (["a", "b"], pytest.approx(auc_bound(0.05)), ["a+b"])
+    assert found["a"] == ([], pytest.approx(auc_bound(0.01)), ["a"])
+
+
 def test_a_promise_about_all_parties_holds_for_parties_together(tmp_path):
     aucs = {(party, "norm", "auc"): 0.6 for party in ("a", "a+b")}
     (found,) = certificates(run_with(tmp_path, {**promise(0.01), **aucs}))

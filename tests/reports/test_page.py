@@ -6,11 +6,13 @@ from html.parser import HTMLParser
 
 import pytest
 
+from flower_vfl.apps import run
 from flower_vfl.apps.periods import write_periods
 from flower_vfl.data.periods import Period, Periods
 from flower_vfl.errors import InputError
 from flower_vfl.reports import render
 from flower_vfl.tracking import StepLog
+from tests.toys import toy_config, toy_data
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 SVG_VOID = {"path", "use", "rect", "line", "circle"}
@@ -367,6 +369,16 @@ def test_a_run_with_a_bound_says_what_is_certified_beside_what_was_measured(run_
     assert "In 10.0 % of the 600 steps the batch could not be judged by itself" in found
     assert "in 5.0 % zeros were sent" in found
     assert "No attack exceeded the bound more often than chance explains" in found
+
+
+def test_what_is_certified_where_each_party_has_noise_of_its_own_counts_those_that_collude(tmp_path):
+    apart = {"defenses": [{"name": "marvell", "scope": "per-party"}], "training": {"epochs": 1}}
+    run(toy_config(attack={"names": ["norm"]}, **apart), out=tmp_path / "run", data=lambda _: toy_data(rows=200))
+    found = page(render([tmp_path / "run"])).text
+    assert "party a by itself" in found
+    assert "parties a and b together" in found
+    assert found.count("It says nothing about parties that put together what they see") == 2
+    assert found.count("What is left at each of them adds up") == 1
 
 
 def test_a_bound_that_fails_is_pointed_out_with_its_steps(run_folder):

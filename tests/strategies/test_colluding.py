@@ -1,0 +1,154 @@
+"""Noise of each party's own, and parties that put together what they see: what adds up, and what it would take."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flower_vfl.apps import run
+from flower_vfl.metrics import Release, auc_bound, leak_auc, together
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import Iso, Marvell, VerticalStrategy
+from flower_vfl.strategies.marvell import perturb
+from flower_vfl.tracking import read_steps
+from tests.toys import toy_config, toy_data
+
+S = 4.0
+
+
+def defense(kind, widths, classes=2, colluding=("all",), **more):
+    base = VerticalStrategy(
+        torch.nn.Linear(sum(widths.values()), 1),
+        torch.arange(classes),
+        parties=list(widths),
+        config=toy_config(parties={"colluding": list(colluding)}),
+        secret=Secret.for_simulation(0, "label"),
+    )
+    base.widths = dict(widths)
+    return kind(base, scope="per-party", **more)
+
+
+def batch(widths, rows=20_000, classes=2, spread=0.3):
+    """Gaussian classes whose means differ by other distances at each party, deviations independent everywhere."""
+    generator = torch.Generator().manual_seed(1)
+    y = (torch.rand(rows, generator=generator) * classes).long()
+    means = torch.cat(
+        [torch.randn(classes, width, generator=generator) * (k + 1) for k, width in enumerate(widths.values())], dim=1
+    )
+    return means[y] + spread * torch.randn(rows, means.shape[1], generator=generator), y
+
+
+def divergence(means, covariances):
+    """The symmetric divergence of two Gaussians, by whole matrices."""
+    inverses = [np.linalg.inv(covariance) for covariance in covariances]
+    away = means[1] - means[0]
+    traces = sum(np.trace(inverses[c] @ covariances[1 - c]) for c in (0, 1)) - 2 * len(away)
+    return 0.5 * (traces + away @ (inverses[0] + inverses[1]) @ away)
+
+
+def test_what_is_left_of_parties_together_is_the_divergence_of_their_joined_gradients():
+    widths = {"a": 3, "b": 5, "c": 2}
+    g, y = batch(widths)
+    log = defense(Marvell, widths, s=S).protect(g, y)[1]
+    means, covariances = [[], []], [np.zeros((10, 10)) for _ in range(2)]
+    low = 0
+    for width in widths.values():
+        piece = g[:, low : low + width]
+        spectrum = perturb(piece, y, s=S, generator=torch.Generator())[1]
+        mu = [piece[y == c].double().mean(dim=0).numpy() for c in (0, 1)]
+        line = (mu[1] - mu[0]) / np.linalg.norm(mu[1] - mu[0])
+        levels = ((spectrum.lam1_neg, spectrum.lam2_neg), (spectrum.lam1_pos, spectrum.lam2_pos))
+        for c, (along, across) in enumerate(levels):
+            own = float(piece[y == c].double().var(dim=0, correction=0).mean())
+            block = (own + across) * np.eye(width) + (along - across) * np.outer(line, line)
+            covariances[c][low : low + width, low : low + width] = block
+            means[c].append(mu[c])
+        low += width
+    exact = divergence([np.concatenate(mean) for mean in means], covariances)
+    assert log["marvell.sum_kl_after.a+b+c"] == pytest.approx(exact, rel=1e-4)
+    assert log["marvell.auc_bound.a+b+c"] == pytest.approx(auc_bound(exact), rel=1e-4)
+    powers = [log[f"marvell.noise_power.{party}"] for party in "abc"]
+    assert log["marvell.noise_power.a+b+c"] == pytest.approx(sum(powers))
+
+
+def test_parties_together_read_more_than_any_may_alone_and_what_they_may_together():
+    widths = {"a": 4, "b": 4, "c": 4, "d": 4}
+    g, y = batch(widths, spread=0.01)
+    sent, log = defense(Marvell, widths, s=S).protect(g, y)
+    away = g[y == 1].mean(dim=0) - g[y == 0].mean(dim=0)
+    looks = [(piece @ line) / line.square().sum() for piece, line in zip(sent.split(4, 1), away.split(4), strict=True)]
+    alone, read = leak_auc(looks[0].numpy(), y.numpy()), leak_auc(sum(looks).numpy(), y.numpy())
+    bounds = [log[f"marvell.auc_bound.{who}"] for who in ("a", "a+b+c+d")]
+    assert alone < bounds[0] < read < bounds[1]
+    assert read == pytest.approx(0.5 * (1 + math.erf(math.sqrt(4 / S) / 2)), abs=0.01)
+
+
+def test_only_groups_of_the_configuration_are_told_of_and_only_where_there_is_a_bound():
+    widths = {"a": 3, "b": 3, "c": 3}
+    g, y = batch(widths, rows=100)
+    log = defense(Marvell, widths, colluding=["b+c"]).protect(g, y)[1]
+    assert {key.rsplit(".", 1)[1] for key in log} == {"a", "b", "c", "b+c"}
+    assert not [key for key in defense(Iso, widths).protect(g, y)[1] if "+" in key]
+    assert not [key for key in defense(Marvell, widths, colluding=[]).protect(g, y)[1] if "+" in key]
+
+
+def test_a_party_that_got_zeros_adds_nothing_and_is_told_of():
+    widths = {"a": 3, "b": 3}
+    g, y = batch(widths, rows=100)
+    g[5, 4] = torch.nan
+    log = defense(Marvell, widths).protect(g, y)[1]
+    assert log["marvell.sum_kl_after.a+b"] == log["marvell.sum_kl_after.a"]
+    assert (log["marvell.withheld.a"], log["marvell.withheld.b"], log["marvell.withheld.a+b"]) == (0.0, 1.0, 1.0)
+    assert log["marvell.fallback.a+b"] == 1.0
+
+
+def test_of_more_classes_the_largest_divergences_add_up():
+    widths = {"a": 4, "b": 4}
+    log = defense(Marvell, widths, classes=4).protect(*batch(widths, rows=2000, classes=4))[1]
+    left = [log[f"marvell.sum_kl_after.{party}"] for party in "ab"]
+    assert log["marvell.sum_kl_after.a+b"] == pytest.approx(sum(left))
+    assert log["marvell.auc_bound.a+b"] == auc_bound(sum(left)) >= max(log[f"marvell.auc_bound.{p}"] for p in "ab")
+
+
+def test_what_parties_promise_together_over_the_epochs_is_what_all_promise(tmp_path):
+    config = toy_config(defenses=[{"name": "marvell", "scope": "per-party"}], attack={"names": []})
+    run(config, out=tmp_path / "run", data=lambda _: toy_data())
+    found = {(row["metric"], row["epoch"]): row["value"] for row in read_steps(tmp_path / "run").to_pylist()}
+    for epoch in (1, 2):
+        a, b, both = (found[f"marvell.sum_kl_remembered.{who}", epoch] for who in ("a", "b", "a+b"))
+        assert both == pytest.approx(a + b)
+        assert found["marvell.auc_bound_remembered.a+b", epoch] == pytest.approx(auc_bound(both))
+    assert ("marvell.kept.a+b", 2) not in found
+
+
+def looks(squares, powers, *, same):
+    """Parties' releases side by side, all noise along the means: one draw of it for all of them, or each its own."""
+    line = np.array([1.0])
+    releases = [
+        Release(line, math.sqrt(square), (0.0, 0.0), (power, power), (0.0, 0.0))
+        for square, power in zip(squares, powers, strict=True)
+    ]
+    return together(releases, rho=float(same), kept=0.0).sum_kl()
+
+
+@pytest.mark.parametrize("squares", [[1.0, 1.0], [4.0, 1.0, 0.25, 0.04], [0.5] * 8])
+def test_noise_of_one_power_leaves_one_look_where_it_is_joint_and_as_many_as_there_are_parties_where_not(squares):
+    powers = [S * square for square in squares]
+    assert looks(squares, powers, same=True) == pytest.approx(1 / S)
+    assert looks(squares, powers, same=False) == pytest.approx(len(squares) / S)
+    more = [len(squares) * power for power in powers]
+    assert looks(squares, more, same=False) == pytest.approx(1 / S)
+
+
+def test_no_split_of_the_power_over_parties_leaves_less_than_that_by_distances():
+    squares = np.array([4.0, 1.0, 0.25, 0.04])
+    power = S * squares.sum()
+    best = power * np.sqrt(squares) / np.sqrt(squares).sum()
+    least = looks(squares, best, same=False)
+    assert least == pytest.approx(np.sqrt(squares).sum() ** 2 / power)
+    assert 1 / S < least < len(squares) / S
+    rng = np.random.default_rng(0)
+    others = [looks(squares, power * split, same=False) for split in rng.dirichlet(np.ones(4), 300)]
+    near = [looks(squares, best * (1 + 0.1 * away - 0.1 * (best @ away) / power), same=False) for away in np.eye(4)]
+    assert min(*others, *near) > least
