@@ -6,6 +6,7 @@ from flower_vfl.strategies.distance_correlation import DistanceCorrelation
 from flower_vfl.strategies.iso import Iso
 from flower_vfl.strategies.label_dp import LabelDP
 from flower_vfl.strategies.marvell import Marvell
+from flower_vfl.strategies.marvell_full import MarvellFull
 from flower_vfl.strategies.max_norm import MaxNorm
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.strategies.potential_energy import PotentialEnergy
@@ -13,7 +14,7 @@ from flower_vfl.strategies.training import Outcome
 from flower_vfl.strategies.vertical import VerticalStrategy
 
 DEFENSES: dict[str, type[Defense]] = {
-    cls.name: cls for cls in (DistanceCorrelation, Iso, LabelDP, Marvell, MaxNorm, PotentialEnergy)
+    cls.name: cls for cls in (DistanceCorrelation, Iso, LabelDP, Marvell, MarvellFull, MaxNorm, PotentialEnergy)
 }
 """Built-in defenses by the name that a configuration uses."""
 
@@ -30,6 +31,7 @@ __all__ = [
     "Iso",
     "LabelDP",
     "Marvell",
+    "MarvellFull",
     "MaxNorm",
     "Observer",
     "Outcome",

@@ -1,0 +1,401 @@
+"""Marvell with full covariances: the classes are matched direction by direction, not by one variance for all.
+
+Marvell's model has one variance a class, the same in every direction, and at its optimum noise across the means' line
+goes to one class only. Cut gradients lie near a few directions, so outside of these that class has noise and the other
+has none: `flower_vfl.attacks.residual` reads labels there, from a single batch. Here what the classes' covariances
+differ by is given to the class that lacks it, and noise that is the same for both covers what covariances do not tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.metrics import auc_bound
+from flower_vfl.parties.label import Log
+from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.marvell_estimates import largest_entry, working
+from flower_vfl.strategies.noise import Noise, NoiseDefense
+
+EVERYWHERE = 0.5
+"""Of the noise that covers what covariances do not tell, the part that is the same in every direction."""
+
+_DEFAULT_S = 4.0
+_LARGEST = 1e300
+
+_NEGLIGIBLE = 1e-12
+"""Of the largest squared length of a direction that the rows span: what is below is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two classes of a batch, in a unit of length of its own.
+
+    Attributes
+    ----------
+    unit
+        The length.
+    p
+        Fraction of positives.
+    square
+        Mean squared length of a row.
+    means
+        (D,) difference of the class means, from negatives to positives.
+    basis
+        (D, R) orthonormal: directions in which rows of a class deviate from their mean, that of the means with them.
+        None where it would be the identity.
+    covariances
+        (2, R, R) of negatives and of positives in that basis, biased (1/N), float64.
+    """
+
+    unit: float
+    p: float
+    square: float
+    means: Tensor
+    basis: Tensor | None
+    covariances: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FullNoise:
+    r"""Noise of the two classes, in the units of a `Pair`.
+
+    .. math:: N_c = \lambda \, u u^T + \varepsilon I + \sum_i \ell_{ci} w_i w_i^T
+
+    Attributes
+    ----------
+    along
+        lambda, the variance along the means' line.
+    everywhere
+        epsilon, the variance in every direction.
+    levels
+        l, (2, R) of negatives and of positives, float64.
+    directions
+        w, (D, R), orthonormal columns.
+    line
+        u, (D,), of length 1; zeros where the means coincide.
+    power
+        Mean squared length of a row's noise.
+    sum_kl
+        Sum of the two divergences between the classes with this noise, were they Gaussian with these covariances.
+    """
+
+    along: float
+    everywhere: float
+    levels: Tensor
+    directions: Tensor
+    line: Tensor
+    power: float
+    sum_kl: float
+
+
+def estimate(g: Tensor, y: Tensor) -> Pair:
+    """Estimate the classes' means and covariances from gradients (B, D) of examples with labels (B,).
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When a class is missing or a value is not finite.
+    ConfigError
+        When a label is neither 0 nor 1, or shapes do not fit.
+    """
+    if g.dim() != 2 or y.shape != g.shape[:1]:
+        raise ConfigError(f"marvell_full: gradients {tuple(g.shape)} and labels {tuple(y.shape)}; give (B, D) and (B,)")
+    if not g.numel():
+        raise UnprotectedBatchError("marvell_full: the batch is empty")
+    work = working(g)
+    members = torch.stack([y == 0, y == 1])
+    unit, *counts = torch.cat([largest_entry(work)[None].double(), members.sum(dim=1)]).tolist()
+    if not math.isfinite(unit):
+        raise UnprotectedBatchError("marvell_full: a gradient is not finite, so the classes cannot be estimated")
+    if sum(counts) != len(g):
+        raise ConfigError("marvell_full hides two classes, but some labels are neither 0 nor 1")
+    if not all(counts):
+        raise UnprotectedBatchError(f"marvell_full: all {len(g)} examples of the batch are of one class; it needs both")
+    unit = unit or 1.0
+    work = work / unit
+    sizes = torch.tensor(counts).to(work)
+    means = (members.to(work) @ work) / sizes[:, None]
+    apart = work - means[y.long()]
+    difference = means[1] - means[0]
+    basis = _basis(torch.cat([apart, difference[None]])) if g.shape[1] > len(g) else None
+    inside = apart if basis is None else apart @ basis
+    covariances = torch.stack([_scatter(inside[members[label]], counts[label]) for label in (0, 1)])
+    square = float(work.square().sum(dim=1).mean())
+    return Pair(unit, counts[1] / len(g), square, difference, basis, covariances)
+
+
+def _scatter(rows: Tensor, count: float) -> Tensor:
+    return (rows.T @ rows).double() / count
+
+
+def _basis(rows: Tensor) -> Tensor:
+    """Return an orthonormal basis (D, R) of what rows (B, D) span, by way of their inner products."""
+    squares, vectors = torch.linalg.eigh((rows @ rows.T).double())
+    kept = squares > _NEGLIGIBLE * max(float(squares[-1]), torch.finfo(torch.float64).tiny)
+    columns = rows.T @ (vectors[:, kept] / squares[kept].sqrt()).to(rows)
+    orthonormal: Tensor = torch.linalg.qr(columns)[0]  # what rounding left of the angles
+    return orthonormal
+
+
+def optimal_noise(pair: Pair, power: float, spread: float = 0.1) -> FullNoise:
+    r"""Return noise of this power, in units of the pair, that makes the classes alike and covers the means' line.
+
+    With :math:`E = A_1 - A_0 = \sum_i e_i w_i w_i^T`, the difference of the classes' covariances, noise
+    :math:`\theta E_+` for negatives and :math:`\theta E_-` for positives is what makes them alike: at theta = 1 both
+    have :math:`A_0 + E_+ = A_1 + E_-`. Half of the power goes there at most, mostly far less. Of what remains,
+    `spread` is noise that both classes get alike, half of it in proportion to :math:`|e_i|`, half the same in every
+    direction, for what covariances do not tell; and the rest is noise that both get along the line of the means, which
+    is all that tells the classes apart by then: with theta = 1 the divergence is :math:`\Delta^T C^{-1} \Delta`.
+
+    Parameters
+    ----------
+    pair : Pair
+        The classes.
+    power : float
+        Mean squared length of a row's noise, at least 0.
+    spread : float
+        Above 0 and below 1.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When there is no power although the classes differ.
+    """
+    values, vectors = torch.linalg.eigh(pair.covariances[1] - pair.covariances[0])
+    lacks = torch.stack([values.clamp(min=0.0), (-values).clamp(min=0.0)])
+    shares = torch.tensor([1.0 - pair.p, pair.p]).to(lacks)
+    distance = torch.linalg.vector_norm(pair.means)
+    matching, total, length = torch.stack([(shares @ lacks).sum(), lacks.sum(), distance.double()]).tolist()
+    if power <= 0.0 and (total > 0.0 or length > 0.0):
+        raise UnprotectedBatchError("marvell_full: there is no power to hide that the classes differ")
+    line = pair.means / distance if length > 0.0 else pair.means
+    directions = vectors.to(pair.means) if pair.basis is None else pair.basis @ vectors.to(pair.means)
+    if power <= 0.0:
+        return FullNoise(0.0, 0.0, torch.zeros_like(lacks), directions, line, 0.0, 0.0)
+    theta = min(1.0, power / 2.0 / matching) if matching > 0.0 else 1.0
+    rest = power - theta * matching
+    covering = spread * rest if length > 0.0 else rest  # without a line all of it covers
+    alike = covering * (1.0 - EVERYWHERE) / total if total > 0.0 else 0.0
+    everywhere = (covering - alike * total) / len(pair.means)
+    along = rest - covering
+    levels = theta * lacks + alike * lacks.sum(dim=0)
+    inside = line if pair.basis is None else line @ pair.basis
+    sum_kl = _sum_kl(pair, levels, vectors, everywhere, along, inside.double(), length)
+    return FullNoise(along, everywhere, levels, directions, line, power, sum_kl)
+
+
+def _sum_kl(
+    pair: Pair, levels: Tensor, vectors: Tensor, everywhere: float, along: float, line: Tensor, distance: float
+) -> float:
+    """Return the divergences between the classes with their noise; outside the pair's basis they are alike."""
+    noise = torch.einsum("ir,cr,jr->cij", vectors, levels, vectors)
+    common = everywhere * torch.eye(len(line)).to(noise) + along * torch.outer(line, line)
+    covariances = pair.covariances + noise + common
+    inverses = torch.linalg.inv(covariances)
+    spreads = 0.5 * (inverses * covariances.flip(0)).sum() - len(line)  # both are symmetric
+    means = 0.5 * distance**2 * torch.einsum("i,cij,j->", line, inverses, line)
+    return max(0.0, float(spreads)) + float(means)
+
+
+def perturb(
+    g: Tensor, y: Tensor, *, s: float, generator: torch.Generator, spread: float = 0.1
+) -> tuple[Tensor, FullNoise]:
+    """Add `optimal_noise` of mean power s times the squared distance of the class means.
+
+    Parameters
+    ----------
+    g : Tensor
+        (B, D) cut gradients, of any scale.
+    y : Tensor
+        (B,) labels 0 or 1.
+    s : float
+        Power of the noise relative to the squared distance of the class means, at least 0.
+    generator : torch.Generator
+        On the device of `g`.
+    spread : float
+        See `optimal_noise`.
+
+    Returns
+    -------
+    tuple[Tensor, FullNoise]
+        (B, D) perturbed gradients, unbiased; and the noise, in units of the largest entry of `g`.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When the batch has one class only, a value is not finite, or there is no power although the classes differ.
+    ConfigError
+        For an s that is negative or not finite, a spread that is not between 0 and 1, and other labels than 0 and 1.
+
+    Examples
+    --------
+    >>> g = torch.tensor([[0.1, 0.0], [0.1, 0.1], [-0.9, -0.5], [-0.7, -0.4]])
+    >>> noisy, noise = perturb(g, torch.tensor([0, 0, 1, 1]), s=4.0, generator=torch.Generator().manual_seed(0))
+    >>> noisy.shape, noise.levels.shape
+    (torch.Size([4, 2]), torch.Size([2, 2]))
+    """
+    if not 0.0 <= s < math.inf:
+        raise ConfigError(f"marvell_full: s must be a finite number of at least 0, given {s}")
+    pair = estimate(g, y)
+    noise = optimal_noise(pair, s * float(pair.means.square().sum()), _checked(spread))
+    return _draw(g, y, noise, pair.unit, Noise(generator)), noise
+
+
+def _draw(g: Tensor, y: Tensor, noise: FullNoise, unit: float, source: Noise) -> Tensor:
+    """Return `g` with noise that is given in this unit of length."""
+    work = working(g)
+    # The symmetric root of a covariance does not depend on how its eigenvectors are chosen: where the numbers of a row
+    # are persistent, its noise is as far as the covariance is.
+    normals = source.draw(work, work.shape[1], stream=1)
+    if noise.everywhere > 0.0:
+        stretched = ((1.0 + noise.levels / noise.everywhere).sqrt() - 1.0).to(work)
+        inside = (normals @ noise.directions.to(work)).mul_(stretched[y.long()])
+        normals = torch.addmm(normals, inside, noise.directions.to(work).T)
+    noisy = torch.add(work, normals, alpha=math.sqrt(noise.everywhere) * unit)
+    lengths = source.draw(work, 1)[:, 0] * (math.sqrt(noise.along) * unit)
+    return torch.addr(noisy, lengths, noise.line.to(work)).to(g.dtype)
+
+
+def _checked(spread: float) -> float:
+    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0.0 < spread < 1.0:
+        raise ConfigError(f"marvell_full: spread must be above 0 and below 1, given {spread!r}")
+    return float(spread)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The noise of a batch that had both classes, the unit it is given in, and the root mean square of its rows."""
+
+    noise: FullNoise
+    unit: float
+    length: float
+
+
+class MarvellFull(NoiseDefense):
+    """Gaussian noise that makes the two classes' covariances alike and covers the difference of their means.
+
+    What Marvell is for classes with one variance each, this is for classes as they are: it also hides labels from
+    attacks that look outside the means' line, such as `residual`. For two classes.
+
+    A batch that cannot be estimated from (one class only) gets the noise of the latest one that could, for rows as long
+    as its own or as that one's, whichever are longer; zeros are sent where there was none yet, and where a value is not
+    finite. Both are counted, logged as `fallback` and told once.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    s : float
+        Power of the noise relative to the squared distance of the class means, at least 0; 4 if no P is given.
+    P : float
+        Power of the noise itself, the mean squared norm of a row's noise, at least 0.
+    spread : float
+        The share of the power, once covariances are matched, that goes in all directions; above 0 and below 1.
+    scope, rho
+        See `NoiseDefense`.
+
+    References
+    ----------
+    After Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 4.2, whose model has
+    isotropic classes; docs/methods/marvell-full.md.
+    """
+
+    name: ClassVar[str] = "marvell_full"
+    unbiased: ClassVar[bool] = True
+    two_classes_only: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        strategy: HookedStrategy,
+        *,
+        s: float | None = None,
+        P: float | None = None,
+        spread: float = 0.1,
+        scope: Scope = "joint",
+        rho: float = 0.0,
+    ) -> None:
+        super().__init__(strategy, scope=scope, rho=rho)
+        if s is not None and P is not None:
+            raise ConfigError(f"marvell_full: give one strength, of s and P; given s={s!r}, P={P!r}")
+        self.strength = "s" if P is None else "P"
+        value = P if P is not None else _DEFAULT_S if s is None else s
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+            raise ConfigError(f"marvell_full: {self.strength} must be a finite number of at least 0, given {value!r}")
+        self.value, self.spread = float(value), _checked(spread)
+        self._latest: dict[int, _Kept] = {}
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The strength by its name, the spread, the persistent share and the scope."""
+        return {self.strength: self.value, "spread": self.spread, **super().params}
+
+    @classmethod
+    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        return torch.empty_like(g), [None] * len(defenses)  # each by itself
+
+    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        """Add the noise and log its mean power, the divergence that it leaves and the bound on any attack's AUC.
+
+        `sum_kl_after` is inf without noise, and where the classes could not be estimated.
+        """
+        if not g.numel() or self.value == 0.0:
+            return g.clone(), _report(0.0, 0.0 if not g.numel() else math.inf)
+        try:
+            pair = estimate(g, y)
+            noise = optimal_noise(pair, self._power(pair), self.spread)
+            unit = pair.unit
+            self._latest[self.part] = _Kept(noise, unit, unit * math.sqrt(pair.square))
+        except UnprotectedBatchError as error:
+            latest = self._latest.get(self.part)
+            length = float(working(g).double().square().sum(dim=1).mean().sqrt())
+            if latest is None or not math.isfinite(length) or len(latest.noise.line) != g.shape[1]:
+                raise
+            self.count_fallback(error, "its noise comes from the latest batch that had both classes")
+            noise = latest.noise
+            unit = latest.unit * max(1.0, length / latest.length) if latest.length > 0.0 else latest.unit
+            return _draw(g, y, noise, unit, self.noise(g)), _report(noise.power * unit**2, math.inf, fallback=True)
+        return _draw(g, y, noise, unit, self.noise(g)), _report(noise.power * unit**2, noise.sum_kl)
+
+    def _power(self, pair: Pair) -> float:
+        """Return the power that was asked for, in units of the pair."""
+        if self.strength == "s":
+            return self.value * float(pair.means.double().square().sum())
+        return min(self.value / pair.unit / pair.unit, _LARGEST)
+
+    def state(self) -> dict[str, Any]:
+        """Add the noise of the latest batch that had both classes, for each party that has noise of its own."""
+        latest = {
+            str(part): {
+                "unit": kept.unit,
+                "length": kept.length,
+                **{name: getattr(kept.noise, name) for name in FullNoise.__slots__},
+            }
+            for part, kept in self._latest.items()
+        }
+        return {**super().state(), "latest": latest}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        super().restore(state)
+        self._latest = {
+            int(part): _Kept(
+                FullNoise(**{name: kept[name] for name in FullNoise.__slots__}), kept["unit"], kept["length"]
+            )
+            for part, kept in state["latest"].items()
+        }
+
+
+def _report(power: float, sum_kl: float, *, fallback: bool = False) -> Log:
+    return {
+        "noise_power": power,
+        "sum_kl_after": sum_kl,
+        "auc_bound": auc_bound(sum_kl),
+        "fallback": float(fallback),
+    }
