@@ -58,8 +58,17 @@ def job_of(runs: Path, study: str, setting: str, seed: int, **options: Any) -> J
     return Job(study, setting, seed, runs / study / setting / f"seed-{seed}", options)
 
 
-def do(job: Job, config: Config) -> float:
+def do(job: Job, config: Config, **more: Any) -> float:
     """Do one run; its folder appears when it is complete.
+
+    Parameters
+    ----------
+    job : Job
+        Which one.
+    config : Config
+        What to run.
+    **more
+        Given to `flower_vfl.run`, such as `data` of the study's own.
 
     Returns
     -------
@@ -71,7 +80,7 @@ def do(job: Job, config: Config) -> float:
     started = time.perf_counter()
     part = job.folder.with_name(f"{job.folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    result = run(config, out=part)
+    result = run(config, out=part, **more)
     if result.status != "finished":
         raise RuntimeError(f"{job.folder} ended with {result.status!r}")
     part.rename(job.folder)
