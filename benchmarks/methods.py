@@ -2,8 +2,9 @@
 
 Census preset, batches of 1,024, `inproc`, one torch thread, evaluation excluded. Attacks look at the cut and at the
 first layer, without the label party's monitor; what the monitor adds is reported beside. Targets: all attacks but
-direction count together at most 15 %, direction count at most 30 %, read as more than the others or as more than none;
-alone it bears what attacks share, the gradients that are kept and the journal. Each defense at most 10 %.
+direction count and residual together at most 15 %, direction count at most 30 %, read as more than the others or as
+more than none, residual at most 10 %; alone they bear what attacks share, the gradients that are kept and the journal.
+Each defense at most 10 %.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ TARGETS = {
     "attacks": 1.15,
     "attacks_and_direction_count": 1.45,
     "direction_count": 1.3,
+    "residual": 1.1,
     "iso": 1.1,
     "max_norm": 1.1,
     "marvell": 1.1,
@@ -36,7 +38,7 @@ def main() -> None:
         "attacks": preset(quick, attack={"names": CHEAP, "monitor": False}),
         "attacks_and_monitor": preset(quick, attack={"names": CHEAP}),
         "attacks_and_direction_count": preset(quick, attack={"names": [*CHEAP, "direction_count"], "monitor": False}),
-        "direction_count": preset(quick, attack={"names": ["direction_count"], "monitor": False}),
+        **{name: preset(quick, attack={"names": [name], "monitor": False}) for name in ("direction_count", "residual")},
         **{name: without_attacks(defenses=[{"name": name}]) for name in ("iso", "max_norm", "marvell")},
     }
     size = {"starts": 1, "blocks": 2, "steps": 5} if quick else {"starts": 4, "blocks": 24, "steps": 20}

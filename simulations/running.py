@@ -22,7 +22,10 @@ from flower_vfl.terminal import console
 
 DEMO_PRESET = "census"
 DEMO_ATTACKS = ", ".join(
-    ["norm", "cosine", "remembered_norm", "remembered_direction", *(f"model_completion(k={k})" for k in (1, 4, 16))]
+    [
+        *("norm", "residual", "cosine", "remembered_norm", "remembered_direction"),
+        *(f"model_completion(k={k})" for k in (1, 4, 16)),
+    ]
 )
 DEMO_DEFENSES = {
     "none": "",

@@ -23,6 +23,7 @@ from flower_vfl.attacks.remembered_network import RememberedNetworkAttack
 from flower_vfl.attacks.remembered_norm import RememberedNormAttack
 from flower_vfl.attacks.remembered_quadratic import RememberedQuadraticAttack
 from flower_vfl.attacks.remembering import KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.residual import ResidualAttack
 from flower_vfl.attacks.spectral import SpectralAttack
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import Methods
@@ -36,6 +37,7 @@ _GRADIENTS: tuple[type[AttackMethod], ...] = (
     InnerProductAttack,
     DirectionCountAttack,
     HintAttack,
+    ResidualAttack,
     GradientClusteringAttack,
 )
 _MEMORIES: tuple[type[AttackMethod], ...] = (
@@ -124,6 +126,7 @@ __all__ = [
     "RememberedNetworkAttack",
     "RememberedNormAttack",
     "RememberedQuadraticAttack",
+    "ResidualAttack",
     "SideInformation",
     "SpectralAttack",
     "TrainedView",

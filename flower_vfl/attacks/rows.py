@@ -128,20 +128,19 @@ def normalised(z: Tensor) -> Tensor:
 
 
 def rarer_side_up(along: Tensor) -> Tensor:
-    """Return scores (B,) around 0 with their sign settled without labels; rounding errors count as zeros.
+    """Return scores (..., B) around 0 with their sign settled without labels; rounding errors count as zeros.
 
     Positives are the rarer class: at most half of the scores are positive; on a tie the larger third moment decides.
     """
-    if not len(along):
+    if not along.numel():
         return along
-    largest = along.abs().argmax()
-    along = along * along[largest].sign()  # one of the two, whatever the eigenvectors' sign was
+    largest = along.gather(-1, along.abs().argmax(dim=-1, keepdim=True))
+    along, largest = along * largest.sign(), largest.abs()  # one of the two, whatever the eigenvectors' sign was
     noise = 64 * torch.finfo(along.dtype).eps
-    near = along[largest] * noise
-    above, below = int((along > near).sum()), int((along < -near).sum())
-    skewness = float((along / along[largest]).pow(3).mean())
-    turned = above > below or (above == below and skewness < -noise)
-    return -along if turned else along
+    above, below = (along > largest * noise).sum(dim=-1), (along < -largest * noise).sum(dim=-1)
+    skewness = (along / largest).pow(3).mean(dim=-1)
+    turned = (above > below) | ((above == below) & (skewness < -noise))
+    return torch.where(turned[..., None], -along, along)
 
 
 def raw_features(inputs: Sequence[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ CALLS = [
     {"name": "cosine"},
     {"name": "inner_product"},
     {"name": "direction_count"},
+    {"name": "residual"},
     *({"name": "hint", "k": 3, "measure": measure} for measure in ("inner", "cosine", "distance")),
 ]
 

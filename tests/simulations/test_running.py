@@ -20,7 +20,7 @@ def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_r
     assert used == [[], *gradients, ["potential_energy"]]
     for summary in summaries:
         assert {entry["attack"] for entry in summary["leakage"]} == {
-            *("norm", "cosine", "remembered_norm", "remembered_direction", "model_completion"),
+            *("norm", "residual", "cosine", "remembered_norm", "remembered_direction", "model_completion"),
         }
         assert {(entry["party"], entry["layer"]) for entry in summary["rebuild"]} >= {("a", "cut")}
         assert [point["k"] for point in summary["rebuild"][0]["curve"]] == [1, 4, 16]
@@ -58,5 +58,6 @@ def test_the_demo_runs_on_the_census(tmp_path):
         if (entry["layer"], entry["source"]) == ("cut", "attacker")
     }
     assert leaks["none", "norm"] > 0.9 > leaks["max-norm", "norm"]
+    assert leaks["marvell-s4", "residual"] > 0.99 > 0.7 > leaks["marvell-s4", "norm"]
     assert leaks["marvell-s25", "cosine"] < leaks["marvell-s4", "cosine"] < leaks["marvell-s1", "cosine"]
     assert all(summary["dataset"]["name"] == "census-income" for summary in summaries)

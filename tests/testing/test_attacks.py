@@ -14,6 +14,7 @@ SETTINGS = [
     *((attack, {}) for attack in ATTACKS.values()),
     *((HintAttack, {"k": k, "measure": measure}) for k in (1, 3, 5) for measure in ("inner", "cosine", "distance")),
     (DirectionCountAttack, {"minority": "negative"}),
+    *((ATTACKS["residual"], {"r": r}) for r in (1, 100)),
     *((ATTACKS[f"remembered_{reader}"], {"k": 1, "reads": "last"}) for reader in ("fit", "quadratic", "network")),
     (ATTACKS["remembered_network"], {"hidden": 2, "steps": 5, "seed": 3, "reads": "difference"}),
     (ATTACKS["remembered_quadratic"], {"k": 2, "shrinkage": 1.0}),
