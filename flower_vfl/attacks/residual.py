@@ -102,7 +102,8 @@ def _lengths_beyond(x: Tensor, r: int) -> Tensor:
     elif r > 0:
         u = _directions(x.mT, r)
         x.baddbmm_(u, u.mT @ x, alpha=-1)
-    return torch.linalg.vector_norm(x, dim=-1)
+    lengths: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return lengths
 
 
 def _directions(tall: Tensor, r: int) -> Tensor:
@@ -110,7 +111,8 @@ def _directions(tall: Tensor, r: int) -> Tensor:
     if tall.shape[-1] <= DENSE:
         return _all(tall)[..., -r:]
     basis = torch.linalg.qr(tall.mT @ (tall @ _start(tall.shape[-1], r + SPARE).to(tall))).Q
-    return basis @ _all(tall @ basis)[..., -r:]
+    found: Tensor = basis @ _all(tall @ basis)[..., -r:]
+    return found
 
 
 def _all(tall: Tensor) -> Tensor:
