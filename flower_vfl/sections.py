@@ -209,9 +209,15 @@ class AttackConfig(Section):
         le=1.0,
         description="limit of the monitor's leak AUC of an epoch, q95 over steps or remembered, oracles too; 1: off",
     )
+    max_bound: float = Field(
+        default=1.0,
+        gt=0.5,
+        le=1.0,
+        description="limit of what the defense's bound allows any attack, on a step and on all epochs; 1: off",
+    )
     on_leak: Literal["stop", "warn"] = Field(
         default="stop",
-        description="when the limit is passed: training stops and the model from before stays, or it goes on",
+        description="when a limit is passed: training stops and the model from before stays, or it goes on",
     )
     snapshots: list[int] = Field(
         default_factory=lambda: [100, 200, 300, 400, 500],
@@ -237,6 +243,10 @@ class AttackConfig(Section):
         if any(step < 0 for step in steps):
             raise ValueError(f"steps are at least 0, given {steps}; [] keeps no snapshot")
         return steps
+
+    def without_attacks(self) -> Self:
+        """Return the section of a run that nothing attacks and that has no limit."""
+        return self.model_copy(update={"names": [], "max_leak": 1.0, "max_bound": 1.0})
 
     @property
     def calls(self) -> list[dict[str, Any]]:

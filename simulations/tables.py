@@ -43,7 +43,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 
     Leaks of single steps are the papers' measure; beside them is what is remembered over the epochs.
     """
-    from flower_vfl.reports.leaks import worst
+    from flower_vfl.reports.leaks import reached, worst
     from flower_vfl.reports.rebuilt import answers
     from flower_vfl.reports.remembered import strongest
 
@@ -65,8 +65,8 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             _defenses(summary),
             _number(last["test_auc"]) if last["test_auc"] is not None else f"acc. {_number(last['test_accuracy'])}",
             _number(last["test_loss"]),
-            *(_number(entry.get("q95"), 3) for entry in found),
-            *(_number(max(memory.values) if memory else None, 3) for _ in kept),
+            *(_number(reached(entry) if entry else None, 3) for entry in found),
+            *(_number(max(memory.leaks) if memory else None, 3) for _ in kept),
             _number(next((entry["q95_null"] for entry in found if entry), None), 3),
             *("–" if answer is None or answer.federation is None else answer.labels(answer.k, ">") for _ in asked),
         )
@@ -99,6 +99,7 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
 
 def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return for each run what remembering added to what single steps give away, the largest first of each."""
+    from flower_vfl.reports.leaks import reached
     from flower_vfl.reports.remembered import single_steps, strongest
 
     lines = []
@@ -107,10 +108,11 @@ def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
         if found is None:
             continue
         step = single_steps(summary, found.entry["party"], found.entry["layer"])
-        alone = "" if step is None else f"; single steps {_number(step['q95'], 3)} (q95)"
+        alone = "" if step is None else f"; single steps {_number(reached(step), 3)} (q95)"
         lines.append(
             f"Remembered, {_defenses(summary)}: {_number(found.first, 3)} after epoch {found.epochs[0]}, "
-            f"{_number(found.last, 3)} after epoch {found.epochs[-1]}{alone} ({found.entry['label']}, party "
+            f"{_number(found.last, 3)} after epoch {found.epochs[-1]}{alone} ({found.entry['label']}, "
+            f"{'turned around, ' if found.turned else ''}party "
             f"{found.entry['party']}, {found.entry['layer']})"
         )
     return lines

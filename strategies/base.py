@@ -60,6 +60,27 @@ class HookedStrategy(Strategy):
         """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
         return {}
 
+    def bound(self) -> float:
+        """Return the leak AUC that no attack exceeds on what was sent until the end of the last epoch.
+
+        It covers each step by itself and all that came for a row together, for all parties that collude; 1 is no
+        promise.
+        """
+        return 1.0
+
+    def check_bound(self, epochs: int) -> None:
+        """Refuse a run of which `bound` could not say anything until its end; asked again when `widths` are known.
+
+        Raises
+        ------
+        ConfigError
+            With what to do instead. By default always: there is no promise.
+        """
+        raise ConfigError(
+            "attack.max_bound is a limit of what a defense promises of all epochs, and none here promises that: take "
+            "one that does, such as marvell, or attack.max_leak, a limit of what attacks measure"
+        )
+
     @abstractmethod
     def chain(self) -> list[Defense]:
         """Return the defenses, outermost first."""
@@ -218,6 +239,12 @@ class Defense(HookedStrategy):
 
     def end_epoch(self) -> Log:  # noqa: D102
         return self.strategy.end_epoch()
+
+    def bound(self) -> float:  # noqa: D102
+        return self.strategy.bound()
+
+    def check_bound(self, epochs: int) -> None:  # noqa: D102
+        self.strategy.check_bound(epochs)
 
     def chain(self) -> list[Defense]:  # noqa: D102
         return [self, *self.strategy.chain()]

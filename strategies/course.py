@@ -44,12 +44,17 @@ def run_training(
     if base._secret is None and simulation:
         base._secret = Secret.for_simulation(config.seed, "label")
     schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs, periods=base.periods)
+    bounded = config.attack.max_bound < 1.0
+    if bounded:
+        strategy.check_bound(schedule.epochs)
     prepared, log = strategy.prepare_labels(torch.from_numpy(base.labels.train))
     strategy.summary()
     with Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:
         base.session = sessions.session
         links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment))
         base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
+        if bounded:
+            strategy.check_bound(schedule.epochs)
         label = base.label_party = build_label_party(strategy, prepared.numpy(), schedule, links, initial_arrays)
         for metric, value in log.items():
             base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)

@@ -21,7 +21,7 @@ from flower_vfl.parties.label import Log
 from flower_vfl.strategies import marvell_many
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.marvell_classes import ClassNoise
-from flower_vfl.strategies.marvell_course import Course
+from flower_vfl.strategies.marvell_course import Course, most_epochs
 from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, classes_of, estimate, statistics, working
 from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
@@ -263,6 +263,7 @@ class Marvell(NoiseDefense):
             if recalled is None:
                 return torch.zeros_like(g), _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
             classes, spectrum = recalled
+            self._course().note(spectrum)
         else:
             estimates.add(classes)
             self._course().add(classes, spectrum, g, y, self.base.batch)
@@ -287,7 +288,7 @@ class Marvell(NoiseDefense):
 
     def _course(self) -> Course:
         """Return what was done in each epoch, of the same."""
-        return self._courses.setdefault(self._whose, Course())
+        return self._courses.setdefault(self._whose, self._nothing_done())
 
     @property
     def _whose(self) -> str:
@@ -359,6 +360,35 @@ class Marvell(NoiseDefense):
                 log[f"{self.name}.kept{party}"] = values["kept"]
         return log
 
+    def bound(self) -> float:
+        """Return Theorem 1 for the worst of the steps and for a row's releases in all epochs, whichever is larger.
+
+        Epoch by epoch the second can only rise; as it is estimated it may fall, and what was said before counts then.
+        """
+        return max((auc_bound(course.largest) for course in self._courses.values()), default=1.0)
+
+    def check_bound(self, epochs: int) -> None:
+        """Refuse more than two classes, parties that collude but have noise of their own, and too many epochs."""
+        base, widths = self.base, self.base.widths.values()
+        if base.labels.classes > 2:
+            raise ConfigError(
+                f"attack.max_bound: marvell bounds what all epochs give away of two classes, this data has "
+                f"{base.labels.classes}; attack.max_leak is a limit for any number"
+            )
+        colluding = ", ".join(base.config.parties.coalitions(base.parties))
+        if self.scope == "per-party" and colluding:
+            raise ConfigError(
+                f'attack.max_bound: with scope="per-party" marvell promises nothing of {colluding} together: take '
+                'scope="joint", or say that no parties collude, parties.colluding = []'
+            )
+        protected = [sum(widths)] if widths and self.scope == "joint" else widths
+        most = min(map(most_epochs, protected), default=epochs)
+        if self._repeats and epochs > most:
+            raise ConfigError(
+                f"attack.max_bound: what all epochs give away together is computed for {most} epochs of gradients this "
+                f"wide, and {epochs} are planned: set training.epochs to {most} at most"
+            )
+
     def state(self) -> dict[str, Any]:
         """Add the running estimates, and what was done in each epoch."""
         estimates = {party: running.state() for party, running in self._estimates.items()}
@@ -374,8 +404,16 @@ class Marvell(NoiseDefense):
             self._estimates[party].restore(running)
         self._courses = {}
         for party, course in state["courses"].items():
-            self._courses[party] = Course()
+            self._courses[party] = self._nothing_done()
             self._courses[party].restore(course)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether rows come again in each epoch."""
+        return self.base.config.training.order != "time"
+
+    def _nothing_done(self) -> Course:
+        return Course(repeats=self._repeats)
 
     def _nothing_known(self) -> RunningEstimates | ManyEstimates:
         classes = self.base.labels.classes

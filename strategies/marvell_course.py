@@ -21,15 +21,34 @@ LARGEST = 400
 """Rows of the matrices that are inverted after an epoch, epochs times directions: some 20 epochs, 30 ms."""
 
 
+def most_epochs(width: int) -> int:
+    """Return after how many epochs something is still said of gradients (B, width): there are T directions at most.
+
+    Examples
+    --------
+    >>> most_epochs(32), most_epochs(4)
+    (20, 100)
+    """
+    return max(math.isqrt(LARGEST), LARGEST // max(width, 1))
+
+
 class Course:
     """Keeps one `Release` an epoch, of the mean over its batches, each in units of its own root mean square row.
 
     How much of an example's deviation from its class comes again with it is measured on a sample, the rows of the first
     batch: their deviations of the last epoch are kept, (B, D), and correlated with those of this one. All of it is
     computed from labels and stays at the label party.
+
+    Parameters
+    ----------
+    repeats : bool
+        Whether a row comes again in each epoch; otherwise it has one release, that of its own epoch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, repeats: bool = True) -> None:
+        self._repeats = repeats
+        self.largest = 0.0
+        """The largest divergence so far, of a step and of all releases of a row; inf where that is not known."""
         self._releases: list[Release] = []
         self._batches, self._sums = 0, np.zeros(len(_NUMBERS))
         self._direction = torch.zeros(0, dtype=torch.float64)
@@ -39,6 +58,7 @@ class Course:
 
     def add(self, classes: Classes, spectrum: NoiseSpectrum[float], g: Tensor, y: Tensor, rows: Rows | None) -> None:
         """Take in a batch: its model and noise in units of `classes`, its clean gradients, labels and rows."""
+        self.note(spectrum)
         if classes.rms <= 0.0:
             return
         square = classes.rms**2
@@ -50,6 +70,10 @@ class Course:
         self._batches += 1
         if rows is not None:
             self._compare(working(g) / (classes.unit * classes.rms), y, rows)
+
+    def note(self, spectrum: NoiseSpectrum[float]) -> None:
+        """Take in what the noise of a batch leaves, also of one that could not be estimated from."""
+        self.largest = max(self.largest, spectrum.sum_kl)
 
     def _compare(self, g: Tensor, y: Tensor, rows: Rows) -> None:
         """Correlate the deviations of those rows of the sample that have come with those of the epoch before."""
@@ -77,6 +101,7 @@ class Course:
         Nothing, where no batch of it had both classes, and after so many epochs that it would take too long.
         """
         if not self._batches:
+            self.largest = math.inf
             return {}
         numbers = dict(zip(_NUMBERS, (self._sums / self._batches).tolist(), strict=True))
         direction = self._direction.cpu().numpy()
@@ -88,16 +113,19 @@ class Course:
             (max(numbers["along_neg"], numbers["across_neg"]), max(numbers["along_pos"], numbers["across_pos"])),
             (numbers["across_neg"], numbers["across_pos"]),
         )
-        fits = [old for old in self._releases if old.direction.shape == release.direction.shape]
+        fits = [old for old in self._releases if self._repeats and old.direction.shape == release.direction.shape]
         self._releases = [*fits, release]
         product, mine, theirs = self._products.tolist()
         kept = min(1.0, max(0.0, product / math.sqrt(mine * theirs))) if mine > 0.0 and theirs > 0.0 else 0.0
         self._batches, self._sums, self._direction = 0, np.zeros(len(_NUMBERS)), torch.zeros(0, dtype=torch.float64)
         self._before, self._now = self._now, torch.full_like(self._now, math.nan)
         count = len(self._releases)
-        if count * min(count, len(direction)) > LARGEST:
+        if count > most_epochs(len(direction)):
+            self.largest = math.inf
             return {}
-        return {"sum_kl": together(self._releases, rho=rho, kept=kept).sum_kl(), "kept": kept}
+        found = together(self._releases, rho=rho, kept=kept).sum_kl()
+        self.largest = max(self.largest, found)
+        return {"sum_kl": found, "kept": kept}
 
     def state(self) -> dict[str, Any]:
         """Return plain values and tensors."""
@@ -112,6 +140,7 @@ class Course:
             "before": self._before.clone(),
             "now": self._now.clone(),
             "products": self._products.clone(),
+            "largest": self.largest,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -128,3 +157,4 @@ class Course:
         self._sums, self._direction = state["sums"].numpy().copy(), state["direction"].clone()
         self._sample, self._products = state["sample"].numpy().copy(), state["products"].clone()
         self._before, self._now = state["before"].clone(), state["now"].clone()
+        self.largest = state["largest"]

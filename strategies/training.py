@@ -31,8 +31,10 @@ _logger = logging.getLogger(__name__)
 EVALUATIONS_UNDER_WAY = 4
 """Batches that are asked for before the answer of the first is waited for."""
 
-LEAK_LIMIT = "leak limit"
-"""How a training is said to have ended that `attack.max_leak` stopped."""
+LIMITS = {"leak": "leak limit", "bound": "bound limit"}
+"""How a training is said to have ended that `attack.max_leak` or `attack.max_bound` stopped."""
+
+_OF_THE_EPOCH = ("train_loss", *LIMITS)
 
 _MEASURED = (
     "epochs",
@@ -70,9 +72,9 @@ class Outcome:
     together : int
         Runs that were trained in one stack, this one included; the time is its share.
     stopped : str
-        Why training ended: "finished", "early stopping" or "leak limit".
+        Why training ended: "finished", "early stopping", "leak limit" or "bound limit".
     kept : int or None
-        After the leak limit: of which step the model is that everybody keeps; None for none.
+        After one of the limits: of which step the model is that everybody keeps; None for none.
     leakage : list[dict[str, Any]]
         Entries of `result.json`.
     reports : dict[str, dict[str, Any]]
@@ -100,12 +102,17 @@ class Outcome:
     @property
     def model_step(self) -> int | None:
         """Of which step the model is that stays; None for none."""
-        return self.kept if self.stopped == LEAK_LIMIT else self.steps
+        return self.kept if self.limited else self.steps
+
+    @property
+    def limited(self) -> bool:
+        """Whether a limit ended it, `attack.max_leak` or `attack.max_bound`."""
+        return self.stopped in LIMITS.values()
 
     @property
     def model_epochs(self) -> list[Epoch]:
         """The finished epochs that made the model that stays."""
-        if self.stopped != LEAK_LIMIT:
+        if not self.limited:
             return self.epochs
         return [] if self.kept is None else self.epochs[:-1]
 
@@ -186,7 +193,7 @@ class Training:
         self._before, self._started = Outcome(), time.perf_counter()
 
     def run(self, after_epoch: Callable[[int], None], save: Callable[[int], None] | None = None) -> None:
-        """Train until the schedule, early stopping or the leak limit ends it; go on where `restore` left off.
+        """Train until the schedule, early stopping or a limit ends it; go on where `restore` left off.
 
         Parameters
         ----------
@@ -371,14 +378,25 @@ class Training:
             rows = [self._schedule.eval_batch(part, index) for index in batches]
             labels = self._labels[1 if part == "test" else 0][np.concatenate(rows)]
             metrics |= {f"{part}_{name}": value for name, value in utility(logits, labels, self._classes).items()}
+        log = self._label.end_epoch()
+        metrics |= self._spent()
         step = self._schedule.steps_of(epoch)[-1]
         for metric, value in metrics.items():
             if metric != "epoch":
-                self._log(step, epoch, f"epoch_{metric}" if metric == "train_loss" else metric, value)
-        for metric, value in self._label.end_epoch().items():
+                self._log(step, epoch, f"epoch_{metric}" if metric in _OF_THE_EPOCH else metric, value)
+        for metric, value in log.items():
             self._log(step, epoch, metric, value)
         self._observer.on_epoch(step, epoch, metrics)
         return metrics
+
+    def _spent(self) -> dict[str, float]:
+        """Return what of the limits is used up after an epoch, where there are any."""
+        attack, spent = self._config.attack, dict[str, float]()
+        if attack.max_leak < 1.0 and self._monitor is not None:
+            spent["leak"] = self._monitor.epoch_leak
+        if attack.max_bound < 1.0:
+            spent["bound"] = self._label.bound()
+        return spent
 
     def _predict(self, part: Part, batches: range) -> Tensor:
         kept = part == "test" and self._monitor is not None and self._monitor.reads_trained_models
@@ -408,15 +426,21 @@ class Training:
         return {party: torch.cat([batch[party] for batch in batches]) for party in self._links}
 
     def _reason_to_stop(self, epoch: int) -> str:
-        attack, patience = self._config.attack, self._config.training.patience
-        leak = self._monitor.epoch_q95 if self._monitor is not None else math.nan
-        if leak > attack.max_leak:
-            message = (
-                f"the leak AUC (q95) of epoch {epoch} is {leak:.3f}; the limit attack.max_leak is {attack.max_leak}"
-            )
-            _logger.warning("%s", message)
-            if attack.on_leak == "stop":
-                return LEAK_LIMIT
+        attack, patience, spent = self._config.attack, self._config.training.patience, self.outcome.epochs[-1]
+        words = {
+            "leak": f"the largest leak AUC that was measured of epoch {epoch}",
+            "bound": f"the bound on the leak AUC of what was sent until the end of epoch {epoch}",
+        }
+        passed = []
+        for key, status in LIMITS.items():
+            reached, limit = spent.get(key, 0.0), getattr(attack, f"max_{key}")
+            if reached > limit:
+                _logger.warning("%s is %.3f; the limit attack.max_%s is %s", words[key], reached, key, limit)
+                passed.append(status)
+            elif math.isnan(reached):
+                _logger.warning("%s is not known: attack.max_%s limits nothing there", words[key], key)
+        if passed and attack.on_leak == "stop":
+            return passed[0]
         if patience and epoch - self.outcome.best["epoch"] >= patience:
             return "early stopping"
         return ""

@@ -144,7 +144,7 @@ def run_alone(
 ) -> RunResult:
     """Train the same architecture on one party's columns alone: the reason to federate, or not to."""
     parties = config.parties.model_copy(update={"features": [party], "label_features": False, "attackers": []})
-    attack = config.attack.model_copy(update={"names": [], "max_leak": 1.0})
+    attack = config.attack.without_attacks()
     transport = config.transport.model_copy(update={"kind": "inproc", "in_flight": 1, "wire_dtype": "exact"})
     alone = config.model_copy(
         update={"parties": parties, "attack": attack, "transport": transport, "defenses": [], "sinks": []}

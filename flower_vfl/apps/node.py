@@ -111,7 +111,7 @@ class Node:
         data = config.data.model_copy(update={"path": self.data_path, "options": {}})
         attack = config.attack
         if self.role != "attacker":  # a limit of the leak without an attack is no configuration
-            attack = attack.model_copy(update={"names": [], "max_leak": 1.0})
+            attack = attack.without_attacks()
         return config.model_copy(update={"data": data, "attack": attack})
 
     def require_data(self) -> None:

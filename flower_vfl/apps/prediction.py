@@ -28,6 +28,7 @@ from flower_vfl.apps.build import (
     torch_threads,
 )
 from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.folder import ENDED
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import LABEL, Model, check_data, check_factories, check_features, load_model, model_path
 from flower_vfl.apps.node import with_data_of_this_host
@@ -53,7 +54,6 @@ NO_PREDICTION: dict[str, Value] = {
 }
 """What a Flower App's run config must hold, so that `flwr run APP --run-config` can ask for a prediction."""
 
-_ENDED = ("finished", "early stopping", "leak limit")
 _JOIN_SECONDS = 10.0
 
 
@@ -159,12 +159,11 @@ def _read_result(folder: Path) -> dict[str, Any]:
         weights, model = result["weights"], result.get("model")
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise DataError(f"the run in {folder} is not finished: it has no result.json that can be read") from None
-    if status not in _ENDED or not isinstance(weights, dict):
+    if status not in ENDED or not isinstance(weights, dict):
         raise DataError(f"the run in {folder} is not finished, it is {status!r}{f': {reason}' if reason else ''}")
     if isinstance(model, dict) and model.get("step", 0) is None:
         raise DataError(
-            f"the run in {folder} kept no model: its leak passed attack.max_leak before there was a checkpoint with a "
-            "leak within it"
+            f"the run in {folder} kept no model: it passed the {status} before there was a checkpoint from within it"
         )
     return dict(result)
 
@@ -230,7 +229,7 @@ def _strategy(
     config: Config, dataset: VerticalData, classes: int, *, top: TopFactory, bottom: BottomFactory, simulation: bool
 ) -> HookedStrategy:
     """Build the strategy that was trained, without its attacks and without a label."""
-    attack = config.attack.model_copy(update={"names": [], "max_leak": 1.0})
+    attack = config.attack.without_attacks()
     nothing = np.zeros(0, np.int64)
     return build_strategy(
         config.model_copy(update={"attack": attack}),

@@ -20,7 +20,7 @@ from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.registry import from_elsewhere
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.training import Epoch, Outcome
+from flower_vfl.strategies.training import LIMITS, Epoch, Outcome
 
 _UTILITY = ("test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch")
 _MORE_UTILITY = ("test_macro_auc", "test_balanced_accuracy")
@@ -33,7 +33,7 @@ class RunResult:
     Attributes
     ----------
     status : str
-        "finished", "early stopping", "leak limit", "interrupted" or "failed".
+        "finished", "early stopping", "leak limit", "bound limit", "interrupted" or "failed".
     summary : dict[str, Any]
         The content of `result.json`.
     outcome : Outcome
@@ -85,6 +85,16 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
+def _budget(outcome: Outcome, config: Config) -> dict[str, Any]:
+    """Return the `budget` entry, where there are limits: each with what of it was used up after each epoch."""
+    limits = {key: limit for key in LIMITS if (limit := getattr(config.attack, f"max_{key}")) < 1.0}
+    entry = {
+        key: {"limit": limit, "reached": [_number(epoch.get(key)) for epoch in outcome.epochs]}
+        for key, limit in limits.items()
+    }
+    return {"budget": entry} if entry else {}
+
+
 def describe_data(dataset: VerticalData, labels: Labels) -> dict[str, Any]:
     """Return the `dataset` entry."""
     positives = np.count_nonzero(labels.train) / max(1, len(labels.train)) if labels.classes == 2 else None
@@ -127,6 +137,7 @@ def summarise(
             for attack in strategy.base.attacks
         ],
         "model": {"step": outcome.model_step, "epoch": len(outcome.model_epochs)},
+        **_budget(outcome, config),
         "utility": {"last": _utility(last), "best": _utility(outcome.best)},
         **({} if periods is None else {"periods": describe_periods(outcome.epochs, periods)}),
         "leakage": outcome.leakage,

@@ -107,7 +107,7 @@ class _EpochLog(Observer):
         _log.info("training: %d epochs, %d steps, with %s", epochs, steps, ", ".join(parties) or "nobody else")
 
     def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
-        shown = ("train_loss", "validation_auc", "next_auc", "test_auc", "test_loss", "test_accuracy")
+        shown = ("train_loss", "validation_auc", "next_auc", "test_auc", "test_loss", "test_accuracy", "leak", "bound")
         _log.info("epoch %d: %s", epoch, ", ".join(f"{name} {metrics[name]:.4f}" for name in shown if name in metrics))
 
 

@@ -217,7 +217,8 @@ def _sum_kl(difference: NDArray[np.float64], first: Matrix, second: Matrix) -> f
     inverses = np.linalg.inv(one), np.linalg.inv(two)
     away = kept.T @ difference
     traces = np.trace(inverses[0] @ two) + np.trace(inverses[1] @ one) - 2 * len(one)
-    return max(0.0, 0.5 * float(traces + away @ (inverses[0] + inverses[1]) @ away))
+    found = 0.5 * float(traces + away @ (inverses[0] + inverses[1]) @ away)
+    return max(0.0, found) if math.isfinite(found) else math.inf  # NaN promises nothing
 
 
 def _factor(covariance: Matrix) -> Matrix:

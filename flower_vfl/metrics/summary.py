@@ -98,9 +98,10 @@ class LeakSummary:
         """Return the entry for the ``leakage`` list of ``result.json``; what is not known is None.
 
         ``q95`` is the 95 % quantile over the steps (nearest rank), ``q95_null`` the same of a score that knows nothing
-        on these batches, ``steps`` all steps, those of one class included. ``detection_error_q05`` is the 5 % quantile
-        of the detection error: at one step in twenty the attack errs no more than that. ``baseline`` and ``advantage``
-        belong to attacks that are compared with training alone.
+        on these batches, ``q95_turned`` that of the scores turned around (of AUCs only), ``steps`` all steps, those of
+        one class included. ``detection_error_q05`` is the 5 % quantile of the detection error: at one step in twenty
+        the attack errs no more than that. ``baseline`` and ``advantage`` belong to attacks that are compared with
+        training alone.
         """
         values, errors = np.array(self.values), np.array(self.errors)
         by_chance = self.metric == "auc"
@@ -116,6 +117,7 @@ class LeakSummary:
             "party": self.party,
             "q95": _or_none(nearest_rank(values)),
             "q95_null": _or_none(null),
+            "q95_turned": _or_none(nearest_rank(1.0 - values)) if by_chance else None,
             "mean": _or_none(float(values.mean()) if values.size else math.nan),
             "max": _or_none(float(values.max()) if values.size else math.nan),
             "detection_error_mean": _or_none(float(errors.mean()) if errors.size else math.nan),

@@ -50,6 +50,9 @@ class Hooks(Protocol):
     def end_epoch(self) -> Log:
         """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
 
+    def bound(self) -> float:
+        """Return the leak AUC that no attack exceeds on what was sent until the end of the last epoch."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inside:
@@ -289,6 +292,10 @@ class LabelParty(LabelModel):
     def end_epoch(self) -> Log:
         """Tell the defenses that an epoch has ended, and return what they log then."""
         return self._hooks.end_epoch()
+
+    def bound(self) -> float:
+        """Return what the defenses promise: the leak AUC that no attack exceeds on what was sent until then."""
+        return self._hooks.bound()
 
     def learn(self) -> None:
         """Update the label party's own weights by the last `train_step`."""

@@ -48,9 +48,9 @@ class _View:
         return _largest([self.scorer.last, self._remembered])
 
     @property
-    def epoch_q95(self) -> float:
-        """The largest 95 % quantile over the steps of this epoch, or leak that is remembered since the last one."""
-        return _largest([self.scorer.epoch_q95, self._remembered])
+    def epoch_leak(self) -> float:
+        """The largest leak over the steps of this epoch, or of what is remembered since the last one."""
+        return _largest([self.scorer.epoch_leak, self._remembered])
 
     @property
     def _remembered(self) -> float:
@@ -191,12 +191,12 @@ class LeakageMonitor:
         return _largest(view.last for view in self._sent)
 
     @property
-    def epoch_q95(self) -> float:
-        """The largest leak of the current epoch, over parties and attacks.
+    def epoch_leak(self) -> float:
+        """The largest leak of the current epoch, over parties and attacks; scores may be turned around.
 
         Of attacks on steps it is the 95 % quantile of what was sent; of those that remember what they last read.
         """
-        return _largest(view.epoch_q95 for view in self._sent)
+        return _largest(view.epoch_leak for view in self._sent)
 
     @property
     def reads_trained_models(self) -> bool:

@@ -147,7 +147,7 @@ class MemoryScorer:
             for layer in layers
         ]
         self.latest = math.nan
-        """The largest leak after the last epoch that was read."""
+        """The largest leak after the last epoch that was read, of scores as they are or turned around."""
 
     def observe(self, step: int, rows: Rows, gradients: Mapping[str, Tensor]) -> None:
         """Take in the gradients (B, ...) of one step, by layer; every step counts. At an epoch's end, read and score.
@@ -186,7 +186,7 @@ class MemoryScorer:
             for found in self._found:
                 if found.summary.layer == layer and found.attack.first_epoch <= times:
                     values.append(self._read(found, memory, labels, step, epoch))
-        self.latest = max((value for value in values if not math.isnan(value)), default=math.nan)
+        self.latest = max((max(value, 1.0 - value) for value in values if not math.isnan(value)), default=math.nan)
 
     def _read(self, found: _Remembered, memory: Memory, labels: NDArray[np.bool_], step: int, epoch: int) -> float:
         """Let one attack read one layer, and write down what comes out."""

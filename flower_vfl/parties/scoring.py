@@ -424,10 +424,14 @@ class Scorer:
         return self.latest
 
     @property
-    def epoch_q95(self) -> float:
-        """The largest 95 % quantile over the attacks and layers in the current epoch; NaN where nothing was scored."""
+    def epoch_leak(self) -> float:
+        """The largest 95 % quantile over the attacks and layers in the current epoch; NaN where nothing was scored.
+
+        Who reads labels upside down reads them: the scores of an attack, all or none, may be turned around.
+        """
         self.settle()
-        return max((nearest_rank(values) for values in self._epoch[1] if values), default=math.nan)
+        seen = [np.array(values) for values in self._epoch[1] if values]
+        return max((nearest_rank(side) for values in seen for side in (values, 1.0 - values)), default=math.nan)
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry an attack and layer for `result.json`."""

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.figures import leak_comparison_figure, setting_figure, trade_off_figure
-from flower_vfl.reports.leaks import is_remembered, worst
+from flower_vfl.reports.leaks import is_remembered, reached, worst
 from flower_vfl.reports.settings import UTILITIES, differences, families, measured_at, settings_of
 from flower_vfl.reports.trained import of_settings, worst_answer
 
@@ -32,7 +32,7 @@ def of_several(runs: Sequence[Run]) -> dict[str, Any]:
     settings = settings_of(runs)
     rows = [_row(index, run, places) for index, run in enumerate(runs, 1)]
     points = [
-        (row["index"], float(row["last"]["test_auc"]), row["leak"].q95, bool(row["run"].result["defenses"]))
+        (row["index"], float(row["last"]["test_auc"]), row["leak"].reached, bool(row["run"].result["defenses"]))
         for row in rows
         if row["leak"] and isinstance(row["last"].get("test_auc"), float | int)
     ]
@@ -66,11 +66,16 @@ def _row(index: int, run: Run, places: Sequence[tuple[str, str]]) -> dict[str, A
         "leak": words.worst_leak(run),
         "oracle": words.worst_leak(run, oracle=True),
         "answer": worst_answer(run),
-        "leaks": [(worst(run.result, layer, attack=attack) or {}).get("q95") for attack, layer in places],
+        "leaks": [_leak(run, attack, layer) for attack, layer in places],
         "bound": max((certificate.bound for certificate in certificates(run)), default=None),
         "defenses": words.defenses(run),
         "speed": words.ratio(cost.get("steps"), cost.get("seconds")),
     }
+
+
+def _leak(run: Run, attack: str, layer: str) -> float | None:
+    entry = worst(run.result, layer, attack=attack)
+    return None if entry is None else reached(entry)
 
 
 def _leak_figure(settings: Sequence[Setting], attack: str, layer: str) -> Markup | None:

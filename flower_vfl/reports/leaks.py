@@ -59,6 +59,27 @@ def received(result: Result) -> list[Entry]:
     ]
 
 
+def reached(entry: Entry) -> float:
+    """Return the leak AUC that an attacker reaches: scores that are nearly always wrong read labels, turned around.
+
+    Of what is remembered, one AUC over all rows an epoch, the largest. Of single steps, which scatter, it is the q95;
+    they are turned where they are wrong on average as clearly as chance is right in one step of twenty.
+
+    Examples
+    --------
+    >>> reached({"q95": 0.2, "q95_null": 0.55, "mean": 0.1, "q95_turned": 0.95}), reached({"q95": 0.54, "mean": 0.5})
+    (0.95, 0.54)
+    """
+    if is_remembered(entry) and entry.get("values"):
+        return max(side for value in entry["values"] for side in (float(value), 1.0 - value))
+    q95, mean = float(entry["q95"]), entry.get("mean")
+    null = 0.5 if entry.get("q95_null") is None else float(entry["q95_null"])
+    if mean is None or mean >= 1.0 - null:
+        return q95
+    turned = entry.get("q95_turned")  # not in results of before
+    return max(q95, 1.0 - float(mean) if turned is None else float(turned))
+
+
 def worst(
     result: Result,
     layer: str,
@@ -67,7 +88,7 @@ def worst(
     oracle: bool | None = None,
     remembered: bool | None = None,
 ) -> Entry | None:
-    """Return the entry with the largest q95 at a layer; None without any.
+    """Return the entry with the largest leak at a layer, see `reached`; None without any.
 
     What attackers measured counts; what the monitor measured stands in where none did.
 
@@ -94,4 +115,4 @@ def worst(
         and remembered in (None, is_remembered(entry))
     ]
     entries = [entry for entry in entries if entry.get("source") != "monitor"] or entries
-    return max(entries, key=lambda entry: float(entry["q95"]), default=None)
+    return max(entries, key=reached, default=None)

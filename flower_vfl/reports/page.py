@@ -15,10 +15,11 @@ from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
 from flower_vfl.metrics import observations
 from flower_vfl.reports import words
+from flower_vfl.reports.budget import of_budget
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
-from flower_vfl.reports.leaks import is_remembered, label_of, told
+from flower_vfl.reports.leaks import is_remembered, label_of, reached, told
 from flower_vfl.reports.periods import period_figures
 from flower_vfl.reports.remembered import of_remembered
 from flower_vfl.reports.run import Run, load_run
@@ -116,6 +117,7 @@ def _page(template: str, **values: Any) -> str:
         "label": label_of,
         "with_params": words.with_params,
         "place": words.place,
+        "reached": reached,
     }
     return environment.get_template(template).render(**values)
 
@@ -130,6 +132,7 @@ def _of_one(run: Run) -> dict[str, Any]:
         "leak": words.worst_leak(run),
         "oracle": words.worst_leak(run, oracle=True),
         "kept": words.kept_model(result),
+        **of_budget(run),
         "certificates": certificates(run),
         "leaks": [
             (e, told(result, e)[0]) for e in result["leakage"] if e.get("phase") != "inference" and not is_remembered(e)

@@ -37,14 +37,24 @@ class Remembered:
     values: Sequence[float]
 
     @property
+    def turned(self) -> bool:
+        """Whether the scores are so wrong in some epoch that turned around they read more than as they are."""
+        return 1.0 - min(self.values) > max(self.values)
+
+    @property
+    def leaks(self) -> Sequence[float]:
+        """What the attacker reads after each of the epochs: the values, or those of scores turned around."""
+        return [1.0 - value for value in self.values] if self.turned else self.values
+
+    @property
     def first(self) -> float:
-        """The leak AUC when it was read for the first time."""
-        return self.values[0]
+        """What it reads when it reads for the first time."""
+        return self.leaks[0]
 
     @property
     def last(self) -> float:
-        """The leak AUC after the last epoch."""
-        return self.values[-1]
+        """What it reads after the last epoch."""
+        return self.leaks[-1]
 
     @property
     def knows(self) -> str:
@@ -64,7 +74,7 @@ def remembered_in(entries: Sequence[Entry]) -> list[Remembered]:
 
 def strongest(result: Result) -> Remembered | None:
     """Return the largest remembered leak of what the parties really received; None without any."""
-    return max(remembered_in(received(result)), key=lambda found: max(found.values), default=None)
+    return max(remembered_in(received(result)), key=lambda found: max(found.leaks), default=None)
 
 
 def single_steps(result: Result, party: Any, layer: Any) -> Entry | None:

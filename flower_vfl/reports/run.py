@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
 OPTIONAL = {
-    **dict.fromkeys(("weights", "environment", "alone", "parties", "model"), dict),
+    **dict.fromkeys(("weights", "environment", "alone", "parties", "model", "budget"), dict),
     **dict.fromkeys(("attacks", "rebuild"), list),
 }
 
@@ -133,7 +133,24 @@ def _result(path: Path) -> dict[str, Any]:
         if not (isinstance(attack.get("needs"), list) and isinstance(attack.get("hints"), int)):
             raise InputError(f"{path}: every entry of 'attacks' must have a list 'needs' and a number 'hints'.")
     _check_leaks(path, result["leakage"])
+    _check_budget(path, result.get("budget", {}))
     return result
+
+
+def _check_budget(path: Path, budget: Mapping[str, Any]) -> None:
+    for key, entry in budget.items():
+        given = entry if isinstance(entry, dict) else {}
+        reached = given.get("reached")
+        values = [value for value in reached if value is not None] if isinstance(reached, list) else None
+        if (
+            key not in ("leak", "bound")
+            or not _numbers([given.get("limit")], float | int)
+            or not _numbers(values, float | int)
+        ):
+            raise InputError(
+                f"{path}: the budget has a limit, and what was reached after each epoch, of the leak and of the bound; "
+                f"it has {key!r}: {entry!r}."
+            )
 
 
 def _check_leaks(path: Path, leakage: Sequence[Mapping[str, Any]]) -> None:
@@ -144,7 +161,7 @@ def _check_leaks(path: Path, leakage: Sequence[Mapping[str, Any]]) -> None:
                 f"{path}: a remembered leak has a value for each of its epochs; it has {epochs}, {values}."
             )
     for entry in leakage:
-        for number in ("q95", "q95_null", "mean", "max", "detection_error_mean", "detection_error_q05"):
+        for number in ("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"):
             if not isinstance(entry.get(number), float | int | None):
                 raise InputError(f"{path}: {number!r} of a leak is {entry[number]!r}, a number or null is needed.")
 

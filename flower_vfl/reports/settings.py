@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flower_vfl.reports.figures import Point
-from flower_vfl.reports.leaks import label_of, received, worst
+from flower_vfl.reports.leaks import label_of, reached, received, worst
 from flower_vfl.reports.words import USUAL
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Setting:
             entry, last = worst(run.result, layer, attack=attack), run.result["utility"].get("last")
             value = last.get(utility) if isinstance(last, dict) else None
             if entry is not None and isinstance(value, float | int):
-                pairs.append((float(entry["q95"]), float(value)))
+                pairs.append((reached(entry), float(value)))
         if not pairs:
             return None
         (leak, leaks), (useful, utilities) = (_spread(values) for values in zip(*pairs, strict=True))

@@ -16,7 +16,7 @@ from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import words
 from flower_vfl.reports.export import to_csv, to_latex
 from flower_vfl.reports.figures import Point, setting_figure
-from flower_vfl.reports.leaks import told, worst
+from flower_vfl.reports.leaks import reached, told, worst
 from flower_vfl.reports.pareto import front
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.settings import SEEDS, UTILITIES, measured_at, settings_of, strength_of
@@ -102,7 +102,7 @@ class Setting:
     def leak(self, attack: str, layer: str) -> Estimate | None:
         """Return the q95 leak AUC of one attack at one layer, of the party that leaks most."""
         entries = [worst(run.result, layer, attack=attack) for run in self.runs]
-        return estimate([float(entry["q95"]) for entry in entries if entry is not None])
+        return estimate([reached(entry) for entry in entries if entry is not None])
 
     @property
     def worst(self) -> Estimate | None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.reports.leaks import is_remembered, label_of, received, told
+from flower_vfl.reports.leaks import is_remembered, label_of, reached, received, told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from flower_vfl.reports.run import Run
 
 NONE = "–"
+
+LIMITS = {
+    "leak limit": "The leak passed its limit (attack.max_leak)",
+    "bound limit": "The bound on the leak passed its limit (attack.max_bound)",
+}
+"""What ended a run, by its status."""
 
 USUAL = {"scope": "joint", "rho": 0.0, "reduction": "mean", "distance": "angular", "form": "dcor"}
 """Parameters of defenses that are not worth a word where they are as usual."""
@@ -46,17 +52,14 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def kept_model(result: Mapping[str, Any]) -> str:
-    """Say which model a run kept that its leak limit ended; empty for every other run."""
-    model = result.get("model")
-    if result.get("status") != "leak limit" or not isinstance(model, dict):
+    """Say which model a run kept that a limit ended; empty for every other run."""
+    model, limit = result.get("model"), LIMITS.get(str(result.get("status")))
+    if limit is None or not isinstance(model, dict):
         return ""
     if model.get("step") is None:
-        return (
-            "The leak passed its limit (attack.max_leak), and there is no checkpoint from before: no party kept a "
-            "model."
-        )
+        return f"{limit}, and there is no checkpoint from before: no party kept a model."
     return (
-        "The leak passed its limit (attack.max_leak). The model that all parties kept is the last one from before: of "
+        f"{limit}. The model that all parties kept is the last one from before: of "
         f"step {number(model['step'])}, the end of epoch {number(model.get('epoch'))}. The leaks that are shown are of "
         "everything that was sent, also afterwards."
     )
@@ -199,7 +202,7 @@ class Leak:
     @property
     def turned(self) -> bool:
         """Whether the scores are so wrong that turned around they read more than as they are."""
-        return self.reached > self.q95
+        return self.reached > max(self.q95, self.null)
 
 
 def graded(entry: Mapping[str, Any]) -> Leak | None:
@@ -208,10 +211,8 @@ def graded(entry: Mapping[str, Any]) -> Leak | None:
         return None
     q95 = float(entry["q95"])
     null = 0.5 if entry.get("q95_null") is None else float(entry["q95_null"])
-    mean = entry.get("mean")
-    reached = max(q95, 1 - float(mean) if mean is not None and mean < 1 - null else 0.0)
-    share = (reached - null) / max(1 - null, 1e-9)
-    return Leak(entry, q95, null, reached, sum(share > limit for limit in (0.02, 0.15, 0.5, 0.8)))
+    share = (reached(entry) - null) / max(1 - null, 1e-9)
+    return Leak(entry, q95, null, reached(entry), sum(share > limit for limit in (0.02, 0.15, 0.5, 0.8)))
 
 
 def worst_leak(run: Run, *, oracle: bool = False) -> Leak | None:

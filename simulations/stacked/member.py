@@ -107,7 +107,7 @@ class Member:
         aligned = dataset.alignment
         self.schedule: Schedule = schedule_of(config, aligned.rows, aligned.test_rows)
         # An attacker hooks itself into its model; a stack has its own way to look.
-        honest = config.attack.model_copy(update={"names": [], "max_leak": 1.0})
+        honest = config.attack.without_attacks()
         machines, links = self._parties(config.model_copy(update={"attack": honest}))
         self.strategy.base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
         self.label: LabelParty = self._label_party(links)

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flower_vfl.reports.leaks import worst
+from flower_vfl.reports.leaks import reached, worst
 from flower_vfl.reports.pareto import front
 from flower_vfl.reports.words import duration
 
@@ -206,8 +206,8 @@ def points_of(result: Mapping[str, Any]) -> tuple[float | None, float | None]:
     values = [last.get(name) for name in ("test_auc", "test_accuracy")] if isinstance(last, dict) else []
     useful = next((float(value) for value in values if isinstance(value, int | float)), None)
     layers = {str(entry.get("layer")) for entry in result.get("leakage", ())}
-    leaks = [entry["q95"] for layer in layers if (entry := worst(result, layer, oracle=False)) is not None]
-    return useful, max(map(float, leaks), default=None)
+    leaks = [reached(entry) for layer in layers if (entry := worst(result, layer, oracle=False)) is not None]
+    return useful, max(leaks, default=None)
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -67,6 +67,7 @@ def _obstacles(config: Config) -> Iterator[str]:
         "training.clip_norm": training.clip_norm > 0.0,
         "training.order = 'time'": training.order == "time",
         "attack.max_leak": attack.max_leak < 1.0,
+        "attack.max_bound": attack.max_bound < 1.0,
         "attack.audit = false": not attack.audit,
         "checkpoint.every": config.checkpoint.every != 0,
         "transport.kind": config.transport.kind != "inproc",

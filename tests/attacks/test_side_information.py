@@ -168,7 +168,7 @@ def test_under_a_defense_the_monitor_also_attacks_what_would_have_been_sent():
     }
     assert [value["metric"] for value in kept.values] == ["monitor_auc"] * 2 + ["undefended_auc"] * 2
     assert entries["norm", False] == 1.0
-    assert 1.0 > monitor.last == monitor.epoch_q95 == max(entries["norm", True], entries["cosine", True])
+    assert 1.0 > monitor.last == monitor.epoch_leak == max(entries["norm", True], entries["cosine", True])
 
 
 def test_without_a_defense_there_is_nothing_that_was_not_sent():

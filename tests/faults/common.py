@@ -24,6 +24,7 @@ SETUP = {
         "layers": ["cut"],
         "snapshots": [3, 12],
         "max_leak": 0.99,
+        "max_bound": 0.6,
         "on_leak": "warn",
     },
     "checkpoint": {"every": 4},

@@ -142,23 +142,32 @@ def test_with_flipped_labels_frozen_the_true_ones_are_not_heard_at_all(listener,
 
 
 STOPS = {
-    "early stopping": ({"training": {"epochs": 6, "patience": 1}}, ("true", "others")),
+    "early stopping": ({"training": {"epochs": 6, "patience": 1}}, ("true", "others"), []),
     "a limit of the leak": (
-        {"attack": {"names": ["norm"], "max_leak": 0.6, "on_leak": "stop"}},
+        {"attack": {"names": ["norm"], "max_leak": 0.85, "on_leak": "stop"}},
         ("true", "nearly all of one class"),
+        ["keep"],
+    ),
+    "a limit of the bound": (
+        {
+            "attack": {"max_leak": 1.0, "max_bound": 0.9, "on_leak": "stop"},
+            "defenses": [{"name": "marvell", "s": 4.0}],
+        },
+        ("true", "nearly all of one class"),
+        ["keep", *["evaluate"] * 3],  # there is a model from before
     ),
 }
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_of_early_stopping_and_of_the_limit_it_is_heard_when_they_end_training_and_nothing_else(listener, frozen, stop):
+def test_of_early_stopping_and_of_a_limit_it_is_heard_when_they_end_training_and_nothing_else(listener, frozen, stop):
     """As SECURITY.md says; after a limit the parties are also told which model stays."""
-    sections, names = STOPS[stop]
+    sections, names, kept = STOPS[stop]
     runs = [one.parties for one in heard(listener, setup(**sections), *names)]
     shorter, longer = sorted(runs, key=lambda parties: len(parties["a"]))
     for party in ("a", "b"):
         kinds = [entry[0] for entry in shorter[party]]
-        end = ["keep", "finish", "end"] if stop == "a limit of the leak" else ["finish", "end"]
+        end = [*kept, "finish", "end"]
         assert kinds[-len(end) :] == end
         assert len(shorter[party]) < len(longer[party])
         assert longer[party][: len(shorter[party]) - len(end)] == shorter[party][: -len(end)]

@@ -15,7 +15,7 @@ CONTRACT = {
     *("attack", "params", "metric", "phase", "source", "defended", "layer", "party", "q95", "q95_null", "mean", "max"),
     *("steps", "one_class_steps", "baseline", "advantage"),
 }
-MORE = {"detection_error_mean", "detection_error_q05"}
+MORE = {"detection_error_mean", "detection_error_q05", "q95_turned"}
 
 
 def filled(values, counts=(90, 10), **facts):

@@ -78,3 +78,13 @@ def test_a_result_says_which_attacks_look_at_embeddings():
     known = result(attacks=[{"label": "spectral", "sees": "embeddings"}, {"label": "norm", "sees": "gradients"}])
     assert [leaks.on_embeddings(known, label) for label in ("spectral", "norm", "other")] == [True, False, False]
     assert not leaks.on_embeddings(result(), "spectral")
+
+
+def test_who_reads_labels_upside_down_leaks_as_much_as_turned_around():
+    wrong = entry("cosine", 0.3, q95_null=0.55, mean=0.1, q95_turned=0.97)
+    right = entry("norm", 0.8, q95_null=0.55, mean=0.7, q95_turned=0.4)
+    assert leaks.worst(result(right, wrong), "cut") == wrong
+    assert [leaks.reached(one) for one in (wrong, right)] == [0.97, 0.8]
+    by_chance = {**right, "q95": 0.56, "mean": 0.49, "q95_turned": 0.57}
+    assert leaks.reached(by_chance) == 0.56  # not clearly wrong
+    assert leaks.reached({key: value for key, value in wrong.items() if key != "q95_turned"}) == 0.9

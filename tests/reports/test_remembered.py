@@ -207,3 +207,21 @@ def test_a_learned_reader_that_reads_most_is_the_strongest_attack_found(attack, 
     assert (found.entry["attack"], found.last, found.knows) == (attack, 0.93, "8 rows of each class")
     assert worst_leak(run).entry["attack"] == attack
     assert f"{attack}(k=8)" in text_of(folder)
+
+
+def test_a_reader_that_is_wrong_is_the_strongest_where_turned_around_it_reads_most(remembering, capsys):
+    wrong = entry_of("remembered_hint", [0.4, 0.2, 0.06])
+    folder = remembering([*(entry_of(*pair) for pair in FIRST_READ.items()), wrong])
+    found = strongest(load_run(folder).result)
+    assert (found.entry["attack"], found.turned) == ("remembered_hint", True)
+    assert (found.first, found.last) == (pytest.approx(0.6), pytest.approx(0.94))
+    leak = worst_leak(load_run(folder))
+    assert (leak.entry["attack"], leak.reached, leak.turned) == ("remembered_hint", pytest.approx(0.94), True)
+    text = text_of(folder)
+    assert "with 0.940 after epoch 3 (remembered_hint, its scores turned around)" in text
+    assert "0.940" in text.split("How much it leaks")[1][:40]
+    print_results([json.loads((folder / "result.json").read_text())])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0.600 after epoch 1, 0.940 after epoch 3" in shown
+    assert "turned around, party a" in shown
+    assert not strongest(load_run(remembering()).result).turned

@@ -25,13 +25,13 @@ def leaks(monkeypatch):
     """Let the monitor measure a leak above every limit from an epoch on."""
 
     def from_epoch(first):
-        found = LeakageMonitor.epoch_q95
+        found = LeakageMonitor.epoch_leak
 
         def measured(monitor):
             found.fget(monitor)  # what waits is compared
             return 1.0 if monitor._sent[0].scorer._epoch[0] >= first else 0.5
 
-        monkeypatch.setattr(LeakageMonitor, "epoch_q95", property(measured))
+        monkeypatch.setattr(LeakageMonitor, "epoch_leak", property(measured))
 
     return from_epoch
 

@@ -5,6 +5,7 @@ from flower_vfl.reports.figures.periods import period_figure
 from flower_vfl.reports.figures.snapshots import snapshot_figures
 from flower_vfl.reports.figures.trade_off import Point, setting_figure, trade_off_figure
 from flower_vfl.reports.figures.training import (
+    budget_figure,
     epoch_figure,
     leak_comparison_figure,
     leak_figure,
@@ -15,6 +16,7 @@ __all__ = [
     "Point",
     "Reached",
     "angle_figure",
+    "budget_figure",
     "epoch_figure",
     "leak_comparison_figure",
     "leak_figure",

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from flower_vfl.metrics import nearest_rank
-from flower_vfl.reports.figures.canvas import INK, chance_band, draw, short, strokes
+from flower_vfl.reports.figures.canvas import BAND, INK, chance_band, draw, short, strokes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,6 +124,35 @@ def remembered_figure(
             axes.plot(*alone, color=INK, linestyle=(0, (4, 2)), linewidth=1.2, label=short(name))
             lowest = min([lowest, *alone[1]])
         axes.set(xlabel="epoch", ylabel="leak AUC", ylim=(max(lowest - 0.02, -0.02), 1.02))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+
+    return draw(title, paint, columns=2)
+
+
+def budget_figure(title: str, curves: Mapping[str, tuple[NDArray[Any], NDArray[Any], float]]) -> str:
+    """Draw what was reached after each epoch, a line a name, with its limit in the same colour.
+
+    Parameters
+    ----------
+    title
+        What is limited.
+    curves
+        Epochs, leak AUCs (NaN for unknown) and the limit, by name.
+
+    Returns
+    -------
+    str
+        An ``<svg>`` element.
+    """
+
+    def paint(axes: Axes) -> None:
+        axes.axhline(0.5, color=BAND, linewidth=1)
+        for stroke, (label, (epochs, values, limit)) in zip(strokes(), curves.items(), strict=False):
+            axes.plot(epochs, values, **stroke | {"linestyle": "-"}, markersize=3.5, label=short(label))
+            axes.axhline(
+                limit, color=stroke["color"], linestyle=(0, (4, 2)), linewidth=1.2, label=f"limit of the {label}"
+            )
+        axes.set(xlabel="epoch", ylabel="leak AUC", ylim=(0.43, 1.02))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
     return draw(title, paint, columns=2)

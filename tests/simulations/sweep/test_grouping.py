@@ -41,6 +41,7 @@ def test_a_trial_that_shares_with_none_is_alone(tmp_path):
         ({"training.clip_norm": 1.0}, "training.clip_norm is set"),
         ({"training.order": "time", "training.epochs": 1, "training.validation": 0.0}, "training.order"),
         ({"attack.max_leak": 0.9}, "attack.max_leak is set"),
+        ({"attack.max_bound": 0.9}, "attack.max_bound is set"),
         ({"attack.audit": False}, "attack.audit"),
         ({"checkpoint.every": 10}, "checkpoint.every is set"),
         ({"checkpoint.every": -1}, "checkpoint.every is set"),

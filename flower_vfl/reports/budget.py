@@ -1,0 +1,65 @@
+"""How much of its leak budget a run has used: what was reached after each epoch, beside the limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from flower_vfl.reports.figures import budget_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flower_vfl.reports.run import Run
+
+
+@dataclass(frozen=True)
+class Spent:
+    """One limit of a run.
+
+    Attributes
+    ----------
+    key
+        "leak" or "bound".
+    limit
+        Of the leak AUC.
+    reached
+        What was reached after each epoch; None where that is not known.
+    """
+
+    key: str
+    limit: float
+    reached: Sequence[float | None]
+
+    @property
+    def passed(self) -> int | None:
+        """The first epoch after which it was passed; None where it never was."""
+        return next((epoch for epoch, value in enumerate(self.reached, 1) if (value or 0.0) > self.limit), None)
+
+    @property
+    def at(self) -> float | None:
+        """What was reached then."""
+        return None if self.passed is None else self.reached[self.passed - 1]
+
+    @property
+    def largest(self) -> float | None:
+        """The most that was reached; None where nothing is known."""
+        return max((value for value in self.reached if value is not None), default=None)
+
+    @property
+    def unknown(self) -> int:
+        """Of how many epochs it is not known."""
+        return sum(value is None for value in self.reached)
+
+
+def of_budget(run: Run) -> dict[str, Any]:
+    """Return what the page of one run shows of its limits."""
+    known = [Spent(key, entry["limit"], entry["reached"]) for key, entry in run.result.get("budget", {}).items()]
+    curves = {
+        one.key: (np.arange(1, len(one.reached) + 1), np.array(one.reached, dtype=np.float64), one.limit)
+        for one in known
+    }
+    return {"budget": known, "budget_figure": Markup(budget_figure("Leak budget", curves)) if known else None}

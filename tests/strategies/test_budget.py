@@ -1,0 +1,328 @@
+"""A leak budget: training ends where what a defense promises, or what attacks measure, passes a limit."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flower_vfl import build_config, predict, run
+from flower_vfl.apps.local import run_alone
+from flower_vfl.attacks import NormAttack
+from flower_vfl.cli import main
+from flower_vfl.data.dataset import Labels
+from flower_vfl.errors import ConfigError, InputError
+from flower_vfl.metrics import auc_bound, leak_auc, nearest_rank
+from flower_vfl.parties.monitor import LeakageMonitor
+from flower_vfl.parties.scoring import AuditLabels, NoRecorder
+from flower_vfl.reports import render
+from flower_vfl.reports.run import load_run
+from flower_vfl.strategies import marvell, marvell_course
+from flower_vfl.strategies.configured import schedule_of
+from flower_vfl.strategies.marvell_course import Course, most_epochs
+from flower_vfl.strategies.marvell_estimates import estimate
+from flower_vfl.strategies.marvell_solver import optimal_noise
+from flower_vfl.tracking import read_steps
+from tests.apps.test_time_order import DAYS, in_time, timed
+from tests.faults.common import TRANSPORTS, Interrupt, assert_same
+from tests.toys import toy_config, toy_data
+
+LIMIT = 0.83
+"""The bound of the run below is 0.72 after its first epoch, then 0.79, 0.86, 0.90."""
+
+
+def limited(*, epochs=4, max_bound=LIMIT, attack=None, defenses=({"name": "marvell", "s": 4.0},), **sections):
+    """A run of eight steps an epoch."""
+    return {
+        "data": {"name": "synthetic", "options": {"rows": 400, "test_rows": 60, "parties": 3}},
+        "training": {"epochs": epochs, "batch_size": 50},
+        "model": {"bottom": [8], "cut": 4, "top": [8], "dropout": 0.1},
+        "attack": {"names": ["norm"], "snapshots": [3], "max_bound": max_bound, **(attack or {})},
+        "defenses": list(defenses),
+        **sections,
+    }
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def promised(folder):
+    """What was logged of the bound, as the largest of a step or of all epochs until the end of each."""
+    steps = read_steps(folder)
+    steps = steps.filter(pc.starts_with(steps["metric"], "marvell.auc_bound"))
+    epochs, values = steps["epoch"].to_numpy(), steps["value"].to_numpy()
+    return [values[epochs <= epoch].max() for epoch in range(1, epochs.max() + 1)]
+
+
+def weights(folder):
+    return {path.stem: load_file(path) for path in (folder / "weights").glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_training_ends_when_the_bound_passes_its_limit_and_the_model_from_before_stays(
+    tmp_path, transport, monkeypatch, caplog
+):
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))
+    kind = {"kind": transport}
+    run(build_config(limited(epochs=2, max_bound=1.0)), out=tmp_path / "before")
+    run(build_config(limited(transport=kind, checkpoint={"every": 3})), out=tmp_path / "run")
+    found, before = result(tmp_path / "run"), result(tmp_path / "before")
+    assert (found["status"], found["cost"]["steps"]) == ("bound limit", 24)
+    assert found["model"] == {"step": 16, "epoch": 2}
+    assert (found["weights"], found["utility"]["last"]) == (before["weights"], before["utility"]["last"])
+    ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "before")
+    assert ours.keys() == theirs.keys() == {"label", "a", "b"}
+    assert all(torch.equal(ours[party][name], theirs[party][name]) for party in ours for name in theirs[party])
+    assert "the limit attack.max_bound is 0.83" in caplog.text
+    predict(tmp_path / "run", tmp_path / "scores.csv")
+
+
+def test_what_is_judged_is_the_largest_bound_of_a_step_or_of_all_epochs_and_it_is_kept(tmp_path):
+    run(build_config(limited()), out=tmp_path / "run")
+    expected = promised(tmp_path / "run")
+    assert expected[1] < LIMIT < expected[2]
+    assert result(tmp_path / "run")["budget"] == {"bound": {"limit": LIMIT, "reached": pytest.approx(expected)}}
+    logged = load_run(tmp_path / "run").curve(party="label", metric="epoch_bound")
+    assert logged[1].tolist() == [1, 2, 3]
+    assert logged[2] == pytest.approx(expected)
+
+
+def test_a_single_step_can_pass_the_limit(tmp_path, monkeypatch):
+    """One batch of the second epoch is left with little noise; over all batches that is not much."""
+    strongest, batches = marvell._strongest, []
+
+    def weaker(classes, power, **more):
+        batches.append(power)
+        return strongest(classes, power / 20 if len(batches) == 12 else power, **more)
+
+    monkeypatch.setattr(marvell, "_strongest", weaker)
+    run(build_config(limited(max_bound=0.95)), out=tmp_path / "run")
+    assert result(tmp_path / "run")["model"] == {"step": 8, "epoch": 1}
+
+
+def test_with_warn_training_goes_on_and_each_epoch_is_told(tmp_path, caplog):
+    run(build_config(limited(attack={"on_leak": "warn"})), out=tmp_path / "run")
+    found = result(tmp_path / "run")
+    assert (found["status"], found["cost"]["steps"]) == ("finished", 32)
+    assert caplog.text.count("the limit attack.max_bound is 0.83") == 2
+    assert np.all(np.diff(found["budget"]["bound"]["reached"]) >= 0)
+
+
+@pytest.mark.parametrize("step", [3, 11, 19])
+def test_a_run_that_was_interrupted_ends_at_the_same_place(tmp_path, step):
+    config = build_config(limited(checkpoint={"every": 2}))
+    run(config, out=tmp_path / "alone")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", observers=(Interrupt(step),))
+    run(config, out=tmp_path / "run", resume=True)
+    assert_same(tmp_path / "run", tmp_path / "alone")
+    assert result(tmp_path / "run")["status"] == "bound limit"
+
+
+def test_it_needs_no_attack_and_no_monitor(tmp_path):
+    config = build_config(limited(attack={"names": [], "monitor": False}))
+    assert run(config, out=tmp_path / "run").status == "bound limit"
+
+
+def test_where_both_limits_are_passed_the_leak_is_named(tmp_path, caplog):
+    weak = [{"name": "marvell", "s": 0.01}]
+    config = build_config(limited(max_bound=0.6, attack={"max_leak": 0.55}, defenses=weak))
+    run(config, out=tmp_path / "run")
+    found = result(tmp_path / "run")
+    assert (found["status"], found["model"]["step"]) == ("leak limit", None)
+    assert "attack.max_leak is 0.55" in caplog.text
+    assert "attack.max_bound is 0.6" in caplog.text
+    assert list(found["budget"]) == ["leak", "bound"]
+    monitored = load_run(tmp_path / "run").curve(metric="monitor_auc", attack="norm", party="a+b")[2]
+    assert found["budget"]["leak"]["reached"][0] >= nearest_rank(monitored)
+
+
+REFUSED = {
+    "no defense": (limited(defenses=()), "none here promises that: take one that does, such as marvell"),
+    "one that promises nothing": (limited(defenses=[{"name": "iso", "t": 1.0}]), "none here promises that"),
+    "parties together": (
+        limited(defenses=[{"name": "marvell", "scope": "per-party"}]),
+        r"promises nothing of a\+b together: take scope=\"joint\"",
+    ),
+    "too many epochs": (limited(epochs=51), "for 50 epochs of gradients this wide, and 51 are planned"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_limit_that_could_not_be_kept_is_refused_before_the_first_step(tmp_path, case):
+    values, words = REFUSED[case]
+    steps = []
+
+    class Counted(Interrupt):
+        def on_step(self, step, epoch, loss, leak):
+            steps.append(step)
+
+    with pytest.raises(ConfigError, match=words):
+        run(build_config(values), out=tmp_path / "run", observers=(Counted(0),))
+    assert not steps
+    assert not (tmp_path / "run").exists()
+
+
+def test_of_more_than_two_classes_it_is_refused():
+    config = build_config(limited(data={"name": "synthetic"}))
+    with pytest.raises(ConfigError, match="of two classes, this data has 3"):
+        run(config, data=lambda _: toy_data(classes=3))
+
+
+def test_the_command_line_says_so_in_one_line(tmp_path, capsys):
+    arguments = ["run", "census", "--set", "data.name=synthetic", "--set", "attack.max_bound=0.8"]
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--out", str(tmp_path / "run")])
+    error = capsys.readouterr().err
+    assert "none here promises that" in " ".join(error.split())
+    assert "Traceback" not in error
+
+
+def test_each_party_by_itself_is_bounded_where_none_collude(tmp_path):
+    defenses = [{"name": "marvell", "s": 4.0, "scope": "per-party"}]
+    config = build_config(limited(defenses=defenses, parties={"colluding": []}, max_bound=0.99))
+    run(config, out=tmp_path / "run")
+    steps = read_steps(tmp_path / "run").to_pylist()
+    first = [row["value"] for row in steps if row["epoch"] == 1 and row["metric"].startswith("marvell.auc_bound")]
+    assert {row["metric"][-2:] for row in steps if row["metric"].startswith("marvell.auc_bound")} == {".a", ".b"}
+    assert result(tmp_path / "run")["budget"]["bound"]["reached"][0] == pytest.approx(max(first))
+
+
+def test_a_party_alone_has_no_budget():
+    data = toy_data()
+    config = build_config(limited(data={"name": "synthetic"}, epochs=1))
+    assert run_alone(config, "a", data=lambda _: data).status == "finished"
+
+
+def test_where_each_row_comes_once_the_bound_is_that_of_its_day(tmp_path):
+    defenses = [{"name": "marvell", "s": 4.0}]
+    attack = {"names": [], "max_bound": 0.99}
+    run(in_time(defenses=defenses, attack=attack), out=tmp_path / "run", data=lambda _: timed(*DAYS))
+    found = result(tmp_path / "run")
+    assert found["status"] == "finished"
+    steps = read_steps(tmp_path / "run").to_pylist()
+    days = [row["value"] for row in steps if row["metric"] == "marvell.auc_bound_remembered"]
+    assert len(days) == found["periods"]["trained"] == len(DAYS)
+    assert max(days) - min(days) < 0.1
+    assert found["budget"]["bound"]["reached"][-1] >= max(days)
+
+
+def batch(scale=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(64) % 4 == 0
+    g = torch.randn(64, 4, generator=generator, dtype=torch.float64) + y[:, None] * 2.0
+    classes = estimate(g, y.long())
+    return classes, optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, scale * classes.g), g, y.long()
+
+
+def test_an_epoch_of_which_nothing_is_known_promises_nothing(monkeypatch):
+    course = Course()
+    course.add(*batch(), np.arange(64))
+    course.end_epoch(0.0)
+    assert 0.0 < course.largest < 4.0
+    again = Course()
+    again.restore(course.state())
+    assert again.largest == course.largest
+    again.end_epoch(0.0)  # no batch of it could be estimated from
+    assert again.largest == math.inf
+    monkeypatch.setattr(marvell_course, "LARGEST", 1)
+    course.add(*batch(), np.arange(64))
+    course.end_epoch(0.0)  # one that would take too long
+    assert auc_bound(course.largest) == 1.0
+
+
+def test_noise_of_earlier_batches_counts_by_what_it_leaves():
+    course = Course()
+    course.note(batch(scale=0.01)[1])
+    assert course.largest == batch(scale=0.01)[1].sum_kl > batch()[1].sum_kl
+
+
+def test_what_is_said_of_so_many_epochs_depends_on_the_width():
+    for width in (1, 3, 4, 19, 20, 21, 400, 1000):
+        allowed = [count for count in range(1, 500) if count * min(count, width) <= marvell_course.LARGEST]
+        assert most_epochs(width) == max(allowed)
+
+
+def test_the_report_says_which_limit_ended_the_run_and_draws_it(tmp_path, capsys):
+    from flower_vfl.simulations.tables import print_results
+
+    run(build_config(limited(attack={"max_leak": 0.99})), out=tmp_path / "run")
+    page = " ".join(render([tmp_path / "run"]).read_text().split())
+    words = "The bound on the leak passed its limit (attack.max_bound). The model that all parties kept is the last one"
+    assert words in page
+    print_results([result(tmp_path / "run")])
+    assert words in " ".join(capsys.readouterr().out.split())
+    section = page.split("<h2>The leak budget</h2>")[1].split("<h2>")[0]
+    assert "passed in epoch 3, with 0.8" in section
+    assert "What attacks measured was limited to a leak AUC of <strong>0.990</strong>" in section
+    assert "not passed" in section
+    assert all(text in section for text in ("limit of the leak", "limit of the bound"))
+
+
+def test_without_a_limit_there_is_no_budget(tmp_path):
+    run(build_config(limited(epochs=1, max_bound=1.0)), out=tmp_path / "run")
+    assert "budget" not in result(tmp_path / "run")
+    assert "leak budget" not in render([tmp_path / "run"]).read_text()
+
+
+def mostly_positive():
+    """Four of five rows are positive, so that who takes the long gradients for the positives is wrong."""
+    data = toy_data(rows=300, classes=5)
+    train, test = ((y != 0).astype(np.int64) for y in (data.target.train, data.target.test))
+    return replace(data, target=Labels(train, test, 2))
+
+
+@pytest.mark.parametrize(("attack", "phase"), [("norm", "train"), ("remembered_norm", "remembered")])
+def test_who_reads_the_labels_upside_down_reads_them(attack, phase):
+    training = {"epochs": 8, "batch_size": 30}
+    config = toy_config(training=training, attack={"names": [attack], "max_leak": 0.8})
+    found = run(config, data=lambda _: mostly_positive())
+    entries = [entry for entry in found.summary["leakage"] if entry["source"] == "monitor"]
+    assert {entry["phase"] for entry in entries} == {phase}
+    assert max(entry["max"] for entry in entries) < 0.8  # as they are, the scores never pass the limit
+    assert found.status == "leak limit"
+    before, last = found.summary["budget"]["leak"]["reached"][-2:]
+    assert before <= 0.8 < last
+
+
+def test_the_leak_of_an_epoch_is_the_larger_quantile_of_the_scores_and_of_the_same_turned_around():
+    y = np.arange(40) % 4 == 0
+    rng, values = np.random.default_rng(0), []
+    schedule = schedule_of(toy_config(training={"batch_size": 40, "epochs": 30, "validation": 0.0}), 40, 0)
+    audit = AuditLabels.of(y.astype(np.int64))
+    shared = {"defended": False, "recorder": NoRecorder(), "every": 1}
+    monitor = LeakageMonitor(["a"], [NormAttack()], audit, schedule, **shared)
+    for step in range(30):
+        g = torch.from_numpy(rng.normal(size=(40, 3)) * np.where(y, 0.6, 1.0)[:, None])
+        values.append(leak_auc(g.norm(dim=1), y))
+        monitor.observe(step, 1, np.arange(40), {"a": g}, {"a": g})
+    assert max(values) < 0.7
+    assert monitor.epoch_leak == max(nearest_rank(values), nearest_rank(1.0 - np.array(values))) > 0.8
+
+
+def test_an_epoch_of_which_no_leak_is_known_is_told(caplog):
+    attack = {"names": ["remembered_difference"], "max_leak": 0.99, "on_leak": "warn"}
+    found = run(toy_config(attack=attack), data=lambda _: toy_data())
+    assert "of epoch 1 is not known: attack.max_leak limits nothing there" in caplog.text
+    assert "of epoch 2 is not known" not in caplog.text
+    assert found.summary["budget"]["leak"]["reached"][0] is None
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [{"all": {"limit": 0.9, "reached": []}}, {"leak": []}, {"leak": {"limit": "<b>", "reached": [0.5]}}]
+    + [{"bound": {"limit": 0.9, **rest}} for rest in ({}, {"reached": 0.5}, {"reached": [0.5, "<b>"]})],
+)
+def test_a_budget_of_another_shape_is_refused(tmp_path, budget):
+    run(build_config(limited(epochs=1, max_bound=1.0)), out=tmp_path / "run")
+    changed = {**result(tmp_path / "run"), "budget": budget}
+    (tmp_path / "run" / "result.json").write_text(json.dumps(changed))
+    with pytest.raises(InputError, match="the budget has a limit, and what was reached"):
+        render([tmp_path / "run"])
