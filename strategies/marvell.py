@@ -364,22 +364,20 @@ class Marvell(NoiseDefense):
         """Return Theorem 1 for the worst of the steps and for a row's releases in all epochs, whichever is larger.
 
         Epoch by epoch the second can only rise; as it is estimated it may fall, and what was said before counts then.
+        Of parties that collude although each has noise of its own it is the sum of what was largest at each.
         """
-        return max((auc_bound(course.largest) for course in self._courses.values()), default=1.0)
+        left = {name: course.largest for name, course in self._courses.items()}
+        groups = [group.split("+") for group in self.base.config.parties.coalitions(list(self.base.widths))]
+        together = [sum(left.get(party, 0.0) for party in group) for group in groups]
+        return max(map(auc_bound, [*left.values(), *together])) if left else 1.0
 
     def check_bound(self, epochs: int) -> None:
-        """Refuse more than two classes, parties that collude but have noise of their own, and too many epochs."""
+        """Refuse more than two classes, and more epochs than can be judged together."""
         base, widths = self.base, self.base.widths.values()
         if base.labels.classes > 2:
             raise ConfigError(
                 f"attack.max_bound: marvell bounds what all epochs give away of two classes, this data has "
                 f"{base.labels.classes}; attack.max_leak is a limit for any number"
-            )
-        colluding = ", ".join(base.config.parties.coalitions(base.parties))
-        if self.scope == "per-party" and colluding:
-            raise ConfigError(
-                f'attack.max_bound: with scope="per-party" marvell promises nothing of {colluding} together: take '
-                'scope="joint", or say that no parties collude, parties.colluding = []'
             )
         protected = [sum(widths)] if widths and self.scope == "joint" else widths
         most = min(map(most_epochs, protected), default=epochs)

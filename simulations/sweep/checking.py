@@ -115,6 +115,8 @@ def plain(config: Config) -> Config:
     """Return the configuration with the defaults for all that cannot keep it from running."""
     usual = Config()
     numbers = {name: getattr(usual.training, name) for name in _NUMBERS}
+    if config.attack.max_bound < 1.0:  # of too many epochs there is no bound
+        del numbers["epochs"]
     training = config.training.model_copy(update=numbers)
     return config.model_copy(update={"seed": 0, "schedule_seed": -1, "training": training, "sinks": []})
 

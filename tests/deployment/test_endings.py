@@ -60,9 +60,9 @@ def test_a_party_that_cannot_reach_the_port_uses_messages_where_the_run_allows_i
 
 
 def leaking(settings):
-    """Undefended: the norm reads more labels from a gradient each epoch, and passes the limit before the last one."""
+    """Undefended: the norm of what is remembered reads more each epoch, and passes the limit before the last one."""
     values = settings.model_dump()
-    attack = {**values["attack"], "names": ["norm"], "max_leak": 0.71}
+    attack = {**values["attack"], "names": ["remembered_norm"], "max_leak": 0.855}
     return build_config({**values, "defenses": [], "attack": attack, "training": {**values["training"], "epochs": 6}})
 
 

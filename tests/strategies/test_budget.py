@@ -147,10 +147,6 @@ def test_where_both_limits_are_passed_the_leak_is_named(tmp_path, caplog):
 REFUSED = {
     "no defense": (limited(defenses=()), "none here promises that: take one that does, such as marvell"),
     "one that promises nothing": (limited(defenses=[{"name": "iso", "t": 1.0}]), "none here promises that"),
-    "parties together": (
-        limited(defenses=[{"name": "marvell", "scope": "per-party"}]),
-        r"promises nothing of a\+b together: take scope=\"joint\"",
-    ),
     "too many epochs": (limited(epochs=51), "for 50 epochs of gradients this wide, and 51 are planned"),
 }
 
@@ -185,14 +181,23 @@ def test_the_command_line_says_so_in_one_line(tmp_path, capsys):
     assert "Traceback" not in error
 
 
-def test_each_party_by_itself_is_bounded_where_none_collude(tmp_path):
+@pytest.mark.parametrize("colluding", [[], ["all"]])
+def test_with_noise_of_its_own_a_party_alone_is_bounded_and_those_that_collude_by_the_sum(tmp_path, colluding):
     defenses = [{"name": "marvell", "s": 4.0, "scope": "per-party"}]
-    config = build_config(limited(defenses=defenses, parties={"colluding": []}, max_bound=0.99))
+    config = build_config(limited(defenses=defenses, parties={"colluding": colluding}, max_bound=0.99))
     run(config, out=tmp_path / "run")
     steps = read_steps(tmp_path / "run").to_pylist()
-    first = [row["value"] for row in steps if row["epoch"] == 1 and row["metric"].startswith("marvell.auc_bound")]
-    assert {row["metric"][-2:] for row in steps if row["metric"].startswith("marvell.auc_bound")} == {".a", ".b"}
-    assert result(tmp_path / "run")["budget"]["bound"]["reached"][0] == pytest.approx(max(first))
+
+    def largest(*parties):
+        names = tuple(f"marvell.sum_kl_{kind}.{party}" for kind in ("after", "remembered") for party in parties)
+        return max(row["value"] for row in steps if row["epoch"] == 1 and row["metric"] in names)
+
+    reached = result(tmp_path / "run")["budget"]["bound"]["reached"][0]
+    if colluding:
+        assert reached == pytest.approx(auc_bound(largest("a") + largest("b")))
+        assert reached >= auc_bound(largest("a+b"))
+    else:
+        assert reached == pytest.approx(auc_bound(largest("a", "b")))
 
 
 def test_a_party_alone_has_no_budget():

@@ -86,7 +86,7 @@ def check_same(stacked, alone):
     assert len(read_embeddings(stacked)) == len(read_embeddings(alone)) > 0
 
 
-_NUMBERS = ("q95", "mean", "max", "detection_error_mean", "detection_error_q05")
+_NUMBERS = ("q95", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05")
 
 
 def exact(value):
