@@ -24,20 +24,21 @@ STUDIES = {"census": "census", "shirt": "fashion-shirt"}
 EPOCHS = 10
 ATTACKS = [
     "norm",
+    "residual",
     "remembered_norm",
     "remembered_direction",
     "remembered_hint(k=5)",
     "remembered_difference",
-    "remembered_difference(by=direction)",
-    "remembered_fit(k=16)",
+    "remembered_fit(k=256)",
+    "remembered_quadratic(k=256, reads=mean)",
+    "remembered_network(k=256, reads=mean)",
 ]
-RHOS = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
+RHOS = (0, 0.5, 0.75, 0.9, 1)
 DEFENSES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
-    "marvell-4": ({"name": "marvell", "s": 4.0}, RHOS),
-    "marvell-1": ({"name": "marvell", "s": 1.0}, (0, 0.5)),
-    "marvell-25": ({"name": "marvell", "s": 25.0}, (0, 0.5)),
-    "max_norm": ({"name": "max_norm"}, (0, 0.5, 0.9)),
-    "iso-5": ({"name": "iso", "t": 25.0}, (0, 0.5, 0.9)),
+    "marvell": ({"name": "marvell", "s": 4.0}, (0, 0.9)),
+    "full": ({"name": "marvell_full", "s": 4.0}, RHOS),
+    "max_norm": ({"name": "max_norm"}, (0,)),
+    "iso": ({"name": "iso", "t": 25.0}, (0,)),
 }
 """Defenses by name, and the persistent shares of their noise."""
 
@@ -50,7 +51,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     },
 }
 SEEDS = range(5)
-QUICK = ("none", "marvell-4-rho-0", "marvell-4-rho-0.5")
+QUICK = ("none", "marvell-rho-0", "full-rho-0.5")
 
 
 def jobs_of(runs: Path, names: list[str], settings: list[str], seeds: list[int], *, quick: bool) -> list[Job]:

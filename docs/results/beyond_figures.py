@@ -12,8 +12,8 @@ from studies import Summary, Values, interval
 
 mpl.use("Agg")
 
-SHOWN = ("marvell-4-rho-0", "marvell-4-rho-0.5", "marvell-4-rho-1", "max_norm-rho-0", "iso-5-rho-0", "none")
-COLOURS = ("#444444", "#1f5fa8", "#c05020", "#3a8a3a", "#8a3a8a", "#b08a20", "#2a9a9a")
+SHOWN = ("none", "marvell-rho-0", "marvell-rho-0.9", "full-rho-0", "full-rho-0.9", "max_norm-rho-0", "iso-rho-0")
+COLOURS = ("#444444", "#d02030", "#1f5fa8", "#c05020", "#3a8a3a", "#8a3a8a", "#b08a20", "#2a9a9a", "#e080b0")
 
 
 def epochs(summary: Summary, path: Path) -> None:
@@ -21,10 +21,10 @@ def epochs(summary: Summary, path: Path) -> None:
     settings = [name for name in SHOWN if name in summary["settings"]]
     figure, axes = plt.subplots(1, len(settings), figsize=(2.7 * len(settings), 3.2), sharey=True, squeeze=False)
     for axis, setting in zip(axes[0], settings, strict=True):
-        for colour, attack in zip(COLOURS, (n.STEP, *n.readers(summary)), strict=False):
+        for colour, attack in zip(COLOURS, (*n.STEPS, *n.readers(summary)), strict=False):
             values = n.leak(summary, setting, attack)
-            last = len(n.leak(summary, setting, n.STEP)[0])
-            label = "norm, single steps" if attack == n.STEP else attack
+            last = len(n.leak(summary, setting, n.STEPS[0])[0])
+            label = f"{attack}, single steps" if attack in n.STEPS else attack
             _line(axis, np.arange(last - values.shape[1] + 1, last + 1), values, colour, label)
         axis.set_title(setting, fontsize=9)
         axis.set_xlabel("epoch")
@@ -38,17 +38,17 @@ def epochs(summary: Summary, path: Path) -> None:
 
 
 def shares(summary: Summary, path: Path) -> None:
-    """Draw what is read after the last epoch over the persistent share of Marvell's noise, and the test AUC beside."""
-    settings = [name for name in n.defended(summary) if name.startswith("marvell-4-")]
+    """Draw what is read after the last epoch over the persistent share of `marvell_full`'s noise, and the test AUC beside."""
+    settings = [name for name in n.defended(summary) if name.startswith("full-")]
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.4))
     for axis, layer in zip(axes, n.LAYERS, strict=False):
-        for colour, attack in zip(COLOURS[1:], n.readers(summary), strict=False):
+        for colour, attack in zip(COLOURS[2:], n.readers(summary), strict=False):
             values = np.stack([interval(n.leak(summary, setting, attack, layer)[:, -1]) for setting in settings])
             _bars(axis, settings, values, colour, attack)
         axis.set_title(f"after the last epoch, {layer}", fontsize=9)
         axis.set_ylabel("leak AUC")
     utility = np.stack([interval(summary["settings"][setting]["test_auc"]) for setting in settings])
-    _bars(axes[2], settings, utility, "#1f5fa8", "marvell-4")
+    _bars(axes[2], settings, utility, "#1f5fa8", "marvell_full")
     undefended = float(np.mean(summary["settings"]["none"]["test_auc"]))
     axes[2].axhline(undefended, color="#444444", ls=":", label="no defense")
     axes[2].set_ylabel("test AUC")

@@ -12,14 +12,17 @@ import pyarrow.parquet as pq
 from studies import Summary, Values, Verdict, interval, places, shown, table, verdict
 
 LAYERS = ("cut", "first")
-STEP = "norm"
+STEPS = ("norm", "residual")
+"""Attacks on single steps."""
+
 READERS = (
     "remembered_norm",
     "remembered_direction",
     "remembered_hint",
     "remembered_difference",
-    "remembered_difference(by=direction)",
-    "remembered_fit",
+    "remembered_fit(k=256)",
+    "remembered_quadratic(k=256,reads=mean)",
+    "remembered_network(k=256,reads=mean)",
 )
 """Attacks that remember, by the labels under which the runs have them."""
 
@@ -50,15 +53,16 @@ def _leaks(results: list[Summary], steps: list[Path]) -> Summary:
             if entry.get("phase") == "remembered":
                 values = [round(value, 5) for value in entry["values"]]
                 leaks.setdefault(f"{entry['label']} {entry['layer']}", []).append(values)
-        for layer in LAYERS:
-            leaks.setdefault(f"{STEP} {layer}", []).append(_by_epoch(path, layer))
+        for attack in STEPS:
+            for layer in LAYERS:
+                leaks.setdefault(f"{attack} {layer}", []).append(_by_epoch(path, attack, layer))
     return leaks
 
 
-def _by_epoch(path: Path, layer: str) -> list[float]:
+def _by_epoch(path: Path, attack: str, layer: str) -> list[float]:
     """Return the mean over each epoch's steps of what an attack reads from single steps."""
     found = pq.read_table(path, columns=["epoch", "attack", "layer", "metric", "value"])
-    for column, value in (("attack", STEP), ("layer", layer), ("metric", "auc")):
+    for column, value in (("attack", attack), ("layer", layer), ("metric", "auc")):
         found = found.filter(pc.equal(found[column].cast("string"), value))
     found = found.filter(pc.is_finite(found["value"]))
     means = found.group_by("epoch").aggregate([("value", "mean")]).sort_by("epoch")
@@ -139,7 +143,7 @@ def leak_table(summary: Summary) -> str:
                     layer,
                     str(len(values["seeds"])),
                     shown(values["test_auc"], 4),
-                    shown(leak(summary, setting, STEP, layer)[:, -1]),
+                    *(shown(leak(summary, setting, attack, layer)[:, -1]) for attack in STEPS),
                     *(
                         f"{shown(leak(summary, setting, attack, layer)[:, 0])} → "
                         f"{shown(leak(summary, setting, attack, layer)[:, -1])}"
@@ -147,4 +151,4 @@ def leak_table(summary: Summary) -> str:
                     ),
                 ]
             )
-    return table(["defense", "layer", "seeds", "test AUC", "norm, a step", *readers(summary)], rows)
+    return table(["defense", "layer", "seeds", "test AUC", *(f"{attack}, a step" for attack in STEPS), *readers(summary)], rows)
