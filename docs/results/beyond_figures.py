@@ -38,7 +38,7 @@ def epochs(summary: Summary, path: Path) -> None:
 
 
 def shares(summary: Summary, path: Path) -> None:
-    """Draw what is read after the last epoch over the persistent share of `marvell_full`'s noise, and the test AUC beside."""
+    """Draw what is read after the last epoch over the persistent share of `marvell_full`'s noise, and the test AUC."""
     settings = [name for name in n.defended(summary) if name.startswith("full-")]
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.4))
     for axis, layer in zip(axes, n.LAYERS, strict=False):

@@ -151,4 +151,6 @@ def leak_table(summary: Summary) -> str:
                     ),
                 ]
             )
-    return table(["defense", "layer", "seeds", "test AUC", *(f"{attack}, a step" for attack in STEPS), *readers(summary)], rows)
+    return table(
+        ["defense", "layer", "seeds", "test AUC", *(f"{attack}, a step" for attack in STEPS), *readers(summary)], rows
+    )

@@ -1,0 +1,213 @@
+"""What does noise for classes that are balls hide of classes that are none? The study behind `shapes.md`.
+
+Usage::
+
+    python docs/results/shapes.py run --jobs 2                 # all runs; a finished one is not made again
+    python docs/results/shapes.py run --study census --quick --runs runs/quick
+    python docs/results/shapes.py page                         # numbers, tables and figure from the runs
+
+Runs lie in `--runs` (default runs/shapes) as `<study>/<setting>/seed-<n>`; `page` writes `shapes.json`, the figure and
+the marked blocks of `shapes.md`, all beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from studies import (
+    Job,
+    Summary,
+    Verdict,
+    claim_table,
+    commands,
+    do,
+    do_all,
+    interval,
+    job_of,
+    places,
+    shown,
+    table,
+    verdict,
+    write_page,
+)
+
+HERE = Path(__file__).resolve().parent
+STUDIES = {"census": "census", "criteo": "criteo-small", "shirt": "fashion-shirt"}
+"""Studies by name, and the preset of each."""
+
+ATTACKS = ["norm", "cosine", "residual(r=1)", "residual", "residual(r=8)"]
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "none": [],
+    **{f"marvell-{s}": [{"name": "marvell", "s": float(s)}] for s in (1, 4, 25)},
+    **{f"full-{s}": [{"name": "marvell_full", "s": float(s)}] for s in (1, 4, 25)},
+    "full-4-thin": [{"name": "marvell_full", "s": 4.0, "spread": 1e-4}],
+    "iso-5": [{"name": "iso", "t": 25.0}],
+}
+"""Settings by name: the strength s of Marvell and of its full form; "thin" is that without noise in all directions."""
+
+SEEDS = range(3)
+QUICK = ("none", "marvell-4", "full-4")
+LAYERS = ("cut", "first")
+HIDDEN, READ, COST = 0.03, 0.95, 0.002
+"""What counts: this near chance, this much read, this much test AUC."""
+
+
+def run_one(job: Job) -> float:
+    """Do one run, of which each fifth step is attacked, and return its seconds; a quick one has one epoch."""
+    from shapes_probe import Spectra
+
+    from flower_vfl import build_config, load_config
+    from flower_vfl.strategies import DEFENSES
+
+    DEFENSES.setdefault(Spectra.name, Spectra)
+    # Only the attackers measure: at the cut they see what the label party's monitor would see.
+    attack = {"names": ATTACKS, "monitor": False, "every": 5, "snapshots": []}
+    preset = load_config(STUDIES[job.study], {"seed": job.seed}).model_dump()
+    training = {**preset["training"], **({"epochs": 1} if job.options["quick"] else {})}
+    defenses = [{"name": "spectra"}, *SETTINGS[job.setting]]
+    changed = {"attack": {**preset["attack"], **attack}, "training": training, "defenses": defenses}
+    return do(job, build_config({**preset, **changed}))
+
+
+def verdicts(summary: Summary) -> list[Verdict]:
+    """Say of each strength whether published Marvell and its full form hide labels, and what the latter costs."""
+    import gradients_numbers as numbers
+
+    found = []
+    for s in (1, 4, 25):
+        one, full = f"marvell-{s}", f"full-{s}"
+        if one not in summary["settings"] or full not in summary["settings"]:
+            continue
+        read, half = interval(numbers.leak(summary, one, "residual", key="mean"))
+        norm = shown(numbers.leak(summary, one, "norm", key="mean"))
+        words = f"residual {read:.3f} ± {half:.3f}, norm {norm}"
+        claim = f"{one}: the residual attack reads labels at the cut (mean over steps above {READ})"
+        found.append(verdict(claim, _beyond(read - READ, half), words))
+        above = [
+            interval(numbers.leak(summary, full, attack) - numbers.leak(summary, full, attack, key="q95_null"))
+            for attack in ("residual(r=1)", "residual", "residual(r=8)")
+        ]
+        worst, half = max(above)
+        claim = f"{full}: residual is hidden at the cut, for each r (q95 within {HIDDEN} of chance)"
+        found.append(verdict(claim, _beyond(HIDDEN - worst, half), f"at most {worst:+.3f} ± {half:.3f} above chance"))
+        at = places(summary, [one, full])
+        lost = numbers.utility(summary, one)[at[one]] - numbers.utility(summary, full)[at[full]]
+        mean, half = interval(lost)
+        claim = f"{full} costs no more test AUC than {one} (by {COST})"
+        found.append(verdict(claim, _beyond(COST - mean, half), f"loses {mean:+.4f} ± {half:.4f}"))
+    return found
+
+
+def _beyond(mean: float, half: float) -> bool | None:
+    """Say whether a number is above 0 with its whole interval (True), below (False) or neither."""
+    return True if mean - half > 0 else False if mean + half < 0 else None
+
+
+def leak_table(summary: Summary) -> str:
+    """Write utility, and the mean over all steps of what each attack reads; in brackets q95 and chance's q95."""
+    import gradients_numbers as numbers
+
+    rows = []
+    for setting, values in summary["settings"].items():
+        for layer in LAYERS:
+            leaks = []
+            for attack in ATTACKS:
+                mean, q95, null = (
+                    numbers.leak(summary, setting, attack, layer, key) for key in ("mean", "q95", "q95_null")
+                )
+                leaks.append(f"{shown(mean)} ({q95.mean():.3f}; {null.mean():.3f})")
+            rows.append([setting, layer, str(len(values["seeds"])), shown(values["test_auc"], 4), *leaks])
+    return table(["defense", "layer", "seeds", "test AUC", *ATTACKS], rows)
+
+
+def spectra_of(folder: Path) -> Summary:
+    """Return the variances that were logged in the middle of a study's first run of each setting."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    found: Summary = {}
+    for path in sorted(folder.glob("*/seed-0/steps.parquet")):
+        rows = pq.read_table(path, columns=["step", "metric", "value"])
+        rows = rows.filter(pc.starts_with(rows["metric"].cast("string"), "spectra."))
+        steps = sorted(set(rows["step"].to_pylist()))
+        if steps:
+            rows = rows.filter(pc.equal(rows["step"], steps[len(steps) // 2]))
+            values: dict[str, dict[int, float]] = {}
+            for metric, value in zip(rows["metric"].to_pylist(), rows["value"].to_pylist(), strict=True):
+                _, name, place = metric.split(".")
+                values.setdefault(name, {})[int(place)] = float(f"{value:.4g}")
+            found[path.parent.parent.name] = {
+                "step": steps[len(steps) // 2],
+                **{name: [of[place] for place in sorted(of)] for name, of in values.items()},
+            }
+    return found
+
+
+def draw(found: Iterable[tuple[str, Summary]], path: Path) -> None:
+    """Draw the spectra of both classes as they are sent: without a defense, by Marvell and by its full form."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    settings = ("none", "marvell-4", "full-4")
+    studies = list(found)
+    figure, axes = plt.subplots(len(studies), 3, figsize=(10, 2.6 * len(studies)), squeeze=False, sharey="row")
+    for row, (study, spectra) in zip(axes, studies, strict=True):
+        for axis, setting in zip(row, settings, strict=True):
+            for name, colour in (("negative", "#1f5fa8"), ("positive", "#d02030")):
+                variances = np.asarray(spectra.get(setting, {}).get(name, []))
+                axis.plot(1 + np.arange(len(variances)), variances, color=colour, marker="o", ms=2.5, lw=1, label=name)
+            axis.set_yscale("log")
+            axis.set_title(f"{study}, {setting}", fontsize=9)
+            axis.grid(alpha=0.25)
+        row[0].set_ylabel("variance")
+    for axis in axes[-1]:
+        axis.set_xlabel("principal direction of the class")
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def make_page(runs: Path, out: Path) -> None:
+    """Compute everything that the page shows from the runs' files."""
+    import gradients_numbers as numbers
+
+    found = {study: numbers.collect(runs / study, SETTINGS) for study in STUDIES}
+    studies = {study: summary for study, summary in found.items() if "none" in summary["settings"]}
+    blocks = {}
+    for study, summary in studies.items():
+        summary["claims"] = verdicts(summary)
+        summary["spectra"] = spectra_of(runs / study)
+        blocks[f"{study} leaks"] = leak_table(summary)
+        blocks[f"{study} claims"] = claim_table(summary["claims"])
+    draw([(study, summary["spectra"]) for study, summary in studies.items()], out / "shapes-spectra.png")
+    write_page(out / "shapes.md", studies, blocks)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser, run = commands(__doc__, Path("runs/shapes"), HERE)
+    run.add_argument("--study", nargs="+", choices=list(STUDIES), default=list(STUDIES))
+    run.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    run.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    given = parser.parse_args()
+    if given.command == "page":
+        make_page(given.runs, given.out)
+        return
+    settings = [name for name in given.settings if name in QUICK] if given.quick else given.settings
+    jobs = [
+        job_of(given.runs, study, setting, seed, quick=given.quick)
+        for seed in (given.seeds[:1] if given.quick else given.seeds)
+        for study in given.study
+        for setting in settings
+    ]
+    do_all(jobs, run_one, given.jobs)
+
+
+if __name__ == "__main__":
+    main()
