@@ -35,6 +35,7 @@ DEMO_DEFENSES = {
     "marvell-s1": "marvell(s=1.0)",
     "marvell-s4": "marvell(s=4.0)",
     "marvell-s25": "marvell(s=25.0)",
+    "marvell-full-s4": "marvell_full(s=4.0)",
     "potential-energy": "potential_energy(alpha=1.0)",
 }
 """The demo's runs: no defense, those of gradients at a few of the strengths that the papers use, one of embeddings."""
