@@ -16,8 +16,8 @@ from pathlib import Path
 from harness import arguments, report
 from rich.console import Console
 
+from flower_vfl.simulations.cluster import ray_cluster
 from flower_vfl.simulations.sweep.board import Board
-from flower_vfl.simulations.sweep.cluster import ray_cluster
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.folder import SweepFolder
 from flower_vfl.simulations.sweep.trials import trials_of

@@ -6,24 +6,25 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from flower_vfl.errors import SetupError
 from flower_vfl.reports.words import duration, size
 from flower_vfl.simulations.sweep.checking import check_trials
 from flower_vfl.simulations.sweep.choosing import FEW, MORE, Choice, choose, saved
 from flower_vfl.simulations.sweep.definition import Definition
 from flower_vfl.simulations.sweep.planning import (
+    CONTEXT,
     MOST_TEST_ROWS,
     STEPS,
     WARM_UP,
     Shape,
+    check_cards,
     fitting,
     makespan,
+    on_a_card,
     shapes_of,
     summary,
 )
@@ -32,8 +33,6 @@ from flower_vfl.simulations.sweep.trials import trials_of
 from flower_vfl.terminal import console
 
 CARDS = (1, 4, 8)
-_CONTEXT = 600 * 2**20
-"""What a process takes on a card beside its tensors, about."""
 
 
 def print_plan(
@@ -64,8 +63,7 @@ def print_plan(
     screen.print(choice_table(choices) if choices else Text("Each trial is trained by itself: stacking is off."))
     screen.print(Text(_here(found, places, cores)))
     if found["card"]:
-        card = torch.cuda.get_device_properties(0)
-        check_card(found["card"] + _CONTEXT, card.total_memory, running.gpus)
+        check_cards(shapes, running.gpus, workers)
     screen.print(Text(_cards(found, running.gpus)))
     screen.print(Text(_measured(shapes)))
 
@@ -120,27 +118,10 @@ def _cards(found: Mapping[str, Any], gpus: float) -> str:
             "On GPUs: not measured, for there is none here or no trial has device = 'cuda'. Plan on a machine with "
             "one; gpus in [sweep] says which share of a card a trial gets."
         )
-    each = max(1, int(1 / gpus + 1e-9)) if gpus <= 1 else 1
+    each = on_a_card(gpus)
     times = (f"{n}: {duration(makespan(found['seconds'], n * each))}" for n in CARDS)
-    need = size(found["card"] + _CONTEXT)
+    need = size(found["card"] + CONTEXT)
     return f"{each} trials of {need} on each card; on so many cards like this one: {', '.join(times)}."
-
-
-def check_card(need: int, total: int, gpus: float) -> None:
-    """Refuse more trials on a card than its memory holds.
-
-    Raises
-    ------
-    SetupError
-        Saying how many would fit.
-    """
-    at_once = max(1, int(1 / gpus + 1e-9)) if gpus <= 1 else 1
-    fits = fitting(total, need)
-    if fits < at_once:
-        cure = f"{fits} would: gpus = {1 / fits:.3g}" if fits else "smaller batches or a larger card are needed"
-        raise SetupError(
-            f"{at_once} trials on a card need {size(at_once * need)}, and it has {size(total)}; {cure} in [sweep]"
-        )
 
 
 def _measured(shapes: Sequence[Shape]) -> str:

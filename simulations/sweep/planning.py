@@ -24,7 +24,9 @@ from flower_vfl.data.dataset import Labels, PartyTable
 from flower_vfl.data.memory import MemoryData, VerticalData
 from flower_vfl.data.periods import Periods
 from flower_vfl.data.source import FeatureSource
+from flower_vfl.errors import SetupError
 from flower_vfl.reports import render
+from flower_vfl.reports.words import size
 from flower_vfl.simulations.sweep.checking import OpenData, Told, plain, quiet_log
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
@@ -32,6 +34,9 @@ from flower_vfl.strategies.configured import schedule_of
 
 STEPS, WARM_UP = 40, 8
 """Steps of a probe, and how many of them, the first, do not count."""
+
+CONTEXT = 600 * 2**20
+"""What a process takes on a card beside its tensors, about."""
 
 MOST_TEST_ROWS = 65_536
 """Test rows of a probe; on more the evaluation is measured on so many, evenly spread, and taken times their number."""
@@ -124,17 +129,31 @@ def makespan(seconds: Sequence[float], places: int) -> float:
 
 
 def shapes_of(trials: Sequence[Trial], told: Told = lambda done, total: None) -> list[Shape]:
-    """Measure each distinct shape of the trials: a few dozen steps, one evaluation, one end, on a part of the data."""
+    """Measure each distinct shape of the trials: a few dozen steps, one evaluation, one end, on a part of the data.
+
+    Raises
+    ------
+    SetupError
+        When a trial needs more memory than the card has.
+    """
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(_shape(trial.config), []).append(trial)
     data, shapes = OpenData(), []
     with quiet_log():
-        measure(trials[0].config, data)  # what a process does once, such as importing, is no part of a trial
+        _probe(trials[0], data)  # what a process does once, such as importing, is no part of a trial
         for index, members in enumerate(groups.values()):
             told(index, len(groups))
-            shapes.append(Shape(members, measure(members[0].config, data)))
+            shapes.append(Shape(members, _probe(members[0], data)))
     return shapes
+
+
+def _probe(trial: Trial, data: Callable[[Config], VerticalData]) -> Probe:
+    try:
+        return measure(trial.config, data)
+    except torch.cuda.OutOfMemoryError as error:
+        words = str(error).partition("\n")[0]
+        raise SetupError(f"{trial.run} by itself needs more memory than the card has: {words}") from None
 
 
 def _shape(config: Config) -> str:
@@ -262,6 +281,40 @@ def peak() -> int:
 def fitting(total: int, need: int) -> int:
     """Return how many trials of so many bytes fit a card or a machine, a tenth of it left free."""
     return int(0.9 * total // need) if need else 0
+
+
+def on_a_card(gpus: float, workers: int = 0) -> int:
+    """Return how many trials share a card, each with so much of one, `workers` at once at most where that is not 0."""
+    each = max(1, int(1 / gpus + 1e-9)) if gpus <= 1 else 1
+    return min(each, workers) if workers else each
+
+
+def check_cards(shapes: Sequence[Shape], gpus: float, workers: int = 0) -> None:
+    """Refuse more trials on a card than its memory holds, by what was measured on the first card of this machine.
+
+    Raises
+    ------
+    SetupError
+        Saying how many would fit.
+    """
+    need = max(shape.probe.card for shape in shapes) + CONTEXT
+    check_card(need, torch.cuda.get_device_properties(0).total_memory, on_a_card(gpus, workers))
+
+
+def check_card(need: int, total: int, at_once: int) -> None:
+    """Refuse so many trials at once on a card of `total` bytes, each of which needs `need`.
+
+    Raises
+    ------
+    SetupError
+        Saying how many would fit.
+    """
+    fits = fitting(total, need)
+    if fits < at_once:
+        cure = f"{fits} would: gpus = {1 / fits:.3g}" if fits else "smaller batches or a larger card are needed"
+        raise SetupError(
+            f"{at_once} trials on a card need {size(at_once * need)}, and it has {size(total)}; {cure} in [sweep]"
+        )
 
 
 def summary(shapes: Sequence[Shape], order: Sequence[Trial], saved: Mapping[str, float]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.status import Status
 from rich.text import Text
 
@@ -19,6 +20,7 @@ from flower_vfl.simulations.sweep.checking import check_trials
 from flower_vfl.simulations.sweep.choosing import choose
 from flower_vfl.simulations.sweep.definition import Definition, Running
 from flower_vfl.simulations.sweep.folder import SweepFolder
+from flower_vfl.simulations.sweep.planning import check_cards, shapes_of
 from flower_vfl.simulations.sweep.results import write_results
 from flower_vfl.simulations.sweep.trials import Trial, trials_of
 from flower_vfl.terminal import console
@@ -82,7 +84,7 @@ def run_sweep(
 
 def _carry_out(folder: SweepFolder, running: Running, board: Board, *, address: str, workers: int) -> None:
     """Check and run what is not finished."""
-    from flower_vfl.simulations.sweep.cluster import check_reachable, ray_cluster
+    from flower_vfl.simulations.cluster import check_reachable, ray_cluster
 
     if address:
         check_reachable(address)
@@ -90,6 +92,7 @@ def _carry_out(folder: SweepFolder, running: Running, board: Board, *, address: 
         check_trials(
             folder.waiting, running, lambda done, total: status.update(f"checking the trials: {done} of {total}")
         )
+    check_memory(folder.waiting, running, workers)
     cpus = processors(folder.waiting, running)
     with ExitStack() as ending:
         with Status(f"joining {address}" if address else "starting Ray", console=board.console):
@@ -103,6 +106,22 @@ def _carry_out(folder: SweepFolder, running: Running, board: Board, *, address: 
             if stacks:
                 run_stacks(folder, board, stacks, cpus=cpus, gpus=running.gpus)
             run_trials(folder, board, cpus=cpus, gpus=running.gpus, retries=running.retries)
+
+
+def check_memory(trials: Sequence[Trial], running: Running, workers: int) -> None:
+    """Refuse more trials on a card than it holds, by a few dozen steps of each shape; where no card is, none is asked.
+
+    Raises
+    ------
+    SetupError
+        Saying how many would fit, or that not even one does.
+    """
+    trials = [trial for trial in trials if trial.config.device != "cpu"]
+    if not trials or not torch.cuda.is_available():
+        return
+    with Status("measuring how much memory of a card a trial needs", console=console()):
+        shapes = shapes_of(trials)
+    check_cards(shapes, running.gpus, workers)
 
 
 def _stacks(folder: SweepFolder, running: Running, board: Board) -> list[tuple[Trial, ...]]:

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from flower_vfl.errors import SetupError
-from flower_vfl.simulations.sweep import cluster
-from flower_vfl.simulations.sweep.cluster import Cluster, check_reachable
+from flower_vfl.simulations import cluster
+from flower_vfl.simulations.cluster import Cluster, check_reachable
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:", ":6379", "host:99999", "a b:1", "http://host:1"])

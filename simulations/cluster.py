@@ -1,4 +1,4 @@
-"""The Ray cluster that a sweep runs on: one of its own on this machine that ends with it, or one that is there."""
+"""The Ray cluster that a sweep or `--engine flower` runs on: one of its own that ends with it, or one that is there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DIAL_SECONDS, _JOIN_SECONDS, _LOOK_SECONDS = 5.0, 20.0, 60.0
 _LONGEST_TEMPORARY = 40
 """Ray's sockets lie below it, and the path of one may have 107 characters."""
 
-_PREFIX, _NOTE = "fvfl-", ".ray"
+_PREFIX, _NOTE, _SIGN = "fvfl-", ".ray", ".seen-"
 _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
 
@@ -54,9 +54,15 @@ class Cluster:
     ----------
     nodes
         For each node, its processors and cards.
+    addresses
+        For each node, its address in the cluster.
+    here
+        That of this machine.
     """
 
     nodes: tuple[tuple[float, float], ...]
+    addresses: tuple[str, ...] = ()
+    here: str = ""
 
     def places(self, cpus: float, gpus: float) -> int:
         """Return how many trials run at once.
@@ -79,6 +85,11 @@ class Cluster:
         return count
 
 
+def settings(address: str) -> dict[str, str]:
+    """Return the environment of Ray in a cluster of its own (an empty address), or in one that is there."""
+    return _ENVIRONMENT if address else {**_ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
+
+
 @contextlib.contextmanager
 def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
     """Start Ray on this machine, or join the cluster at an address, and let go of it at the end.
@@ -88,16 +99,15 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
     address : str
         HOST:PORT of a cluster of which this machine is a node, "auto" for the one that runs here, or empty.
     folder : Path
-        The sweep's folder, which every node of a cluster must see.
+        Of the results; every node of a cluster must see what is in it.
 
     Raises
     ------
     SetupError
-        When the cluster cannot be reached, or its nodes are not set up for this sweep.
+        When the cluster cannot be reached, or its nodes are not set up for this.
     """
-    own = {} if address else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
     with contextlib.ExitStack() as ending:
-        ending.enter_context(_environment({**_ENVIRONMENT, **own}))
+        ending.enter_context(_environment(settings(address)))
         ray = importlib.import_module("ray")
         if not ray.is_initialized():
             options = {"address": address} if address else _here(ending, folder)
@@ -108,7 +118,12 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
             logging.getLogger(name).setLevel(logging.ERROR)
         if address:
             _check_nodes(folder)
-        yield Cluster(tuple(_resources(node) for node in ray.nodes() if node["Alive"]))
+        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        yield Cluster(
+            tuple(map(_resources, nodes.values())),
+            tuple(node["NodeManagerAddress"] for node in nodes.values()),
+            nodes[ray.get_runtime_context().get_node_id()]["NodeManagerAddress"],
+        )
 
 
 @contextlib.contextmanager
@@ -193,8 +208,8 @@ def check_reachable(address: str) -> None:
     """
     if address.startswith("ray://"):
         raise SetupError(
-            f"--address {address} is one of Ray's client, which trials cannot run through: start the sweep on a node "
-            "of the cluster, with --address auto"
+            f"--address {address} is one of Ray's client, which nothing can run through here: start this on a node of "
+            "the cluster, with --address auto"
         )
     if address != AUTO:
         match = re.fullmatch(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", address)
@@ -223,21 +238,27 @@ def check_reachable(address: str) -> None:
 
 
 def _check_nodes(folder: Path) -> None:
-    """Ask every node whether it has this package and sees the sweep's folder."""
+    """Ask every node whether it has this package and sees the folder of the results."""
     ray = importlib.import_module("ray")
     affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     look = ray.remote(num_cpus=0)(_look)
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    asked = [
-        look.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(str(folder)) for node in nodes
-    ]
+    with tempfile.NamedTemporaryFile(prefix=_SIGN, suffix=".tmp", dir=folder) as sign:
+        asked = [
+            look.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(sign.name) for node in nodes
+        ]
+        _check_answers(folder, nodes, asked)
+
+
+def _check_answers(folder: Path, nodes: list[dict[str, Any]], asked: list[Any]) -> None:
+    ray = importlib.import_module("ray")
     for node, answer in zip(nodes, asked, strict=True):
         name = node["NodeManagerAddress"]
         try:
             version, sees = ray.get(answer, timeout=_LOOK_SECONDS)
         except ray.exceptions.RayError as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            raise SetupError(f"node {name} cannot run trials: {line}; install flower-vfl there") from None
+            raise SetupError(f"node {name} cannot be used: {line}; install flower-vfl there") from None
         if version != package_version("flower-vfl"):
             raise SetupError(f"node {name} has flower-vfl {version}, this one {package_version('flower-vfl')}")
         if not sees:
@@ -246,5 +267,5 @@ def _check_nodes(folder: Path) -> None:
             )
 
 
-def _look(folder: str) -> tuple[str, bool]:
-    return package_version("flower-vfl"), (Path(folder) / "sweep.json").is_file()
+def _look(sign: str) -> tuple[str, bool]:
+    return package_version("flower-vfl"), Path(sign).is_file()
