@@ -72,6 +72,16 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run that was interrupted in --out; begin it if none was.")
     ] = False,
+    resources: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME:] cpus=N, gpus=N, node=ADDRESS",
+            help="With --engine flower, what Ray gives to the process of each feature party, or of one; repeatable.",
+        ),
+    ] = None,
+    address: Annotated[
+        str, typer.Option(metavar="RAY", help="With --engine flower, a Ray cluster to join: HOST:PORT, or auto.")
+    ] = "",
 ) -> None:
     """Train, attack and measure one configuration."""
     from flower_vfl.config import load_config
@@ -83,17 +93,19 @@ def run(
     config = load_config(source, parse_assignments(set_ or []))
     if resume and out is None:
         raise ConfigError("--resume goes on in a folder: name it with --out")
+    if engine is Engine.local and (resources or address):
+        raise ConfigError("--resources and --address are for --engine flower; by itself a run is one process")
     folder = out or default_folder(source)
-    with _way_on(folder, engine):
+    with _way_on(folder, engine, resources or [], address):
         if engine is Engine.flower:
-            summary = run_flower(config, folder, resume=resume)
+            summary = run_flower(config, folder, resume=resume, resources=resources or [], address=address)
         else:
             summary = run_here(config, folder, title=Path(source).stem, alone=alone, resume=resume)
     _finish([summary], folder)
 
 
 @contextmanager
-def _way_on(folder: Path, engine: Engine) -> Iterator[None]:
+def _way_on(folder: Path, engine: Engine, resources: list[str], address: str) -> Iterator[None]:
     """Say how a run that was interrupted goes on, where it has left something to go on from."""
     from flower_vfl.apps.keeping import CHECKPOINTS
     from flower_vfl.errors import SessionError, StorageError
@@ -104,6 +116,8 @@ def _way_on(folder: Path, engine: Engine) -> Iterator[None]:
         if (folder / CHECKPOINTS).is_dir():
             words = ["flower-vfl", "run", str(folder / "config.toml"), "--out", str(folder), "--resume"]
             words += ["--engine", engine.value] if engine is Engine.flower else []
+            words += [word for text in resources for word in ("--resources", text)]
+            words += ["--address", address] if address else []
             typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
         raise
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
+import shlex
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,8 +30,10 @@ from flower_vfl.apps.prediction import NO_PREDICTION
 from flower_vfl.apps.result import package_version
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.data.layout import new_folder
-from flower_vfl.errors import ConfigError, SessionError
+from flower_vfl.errors import ConfigError, SessionError, SetupError
 from flower_vfl.parsing import Value
+from flower_vfl.simulations.cluster import Cluster, check_reachable, ray_cluster, settings
+from flower_vfl.simulations.resources import Resources, read_resources
 
 ERROR_FILE_VARIABLE = "FLOWER_VFL_ERROR_FILE"
 """Where the ServerApp of `--engine flower` leaves the words of its error: Flower passes on an exit code only."""
@@ -36,18 +41,42 @@ ERROR_FILE_VARIABLE = "FLOWER_VFL_ERROR_FILE"
 STARTER_VARIABLE = "FLOWER_VFL_STARTER"
 """The process that `--engine flower` runs in: Flower's simulation outlives the SuperLink, and has to end with it."""
 
+BUNDLES_VARIABLE = "FLOWER_VFL_BUNDLES"
+"""What each feature party's process is given, in Ray's words, as JSON."""
+
+COMMAND = "flwr-simulation"
+"""What Flower calls its simulation's process; its SuperExec looks for it on the PATH."""
+
 _NAME = "flower-vfl-run"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 
 
-def run_flower(config: Config, out: Path, *, resume: bool = False) -> dict[str, Any]:
+def run_flower(
+    config: Config, out: Path, *, resume: bool = False, resources: Sequence[str] = (), address: str = ""
+) -> dict[str, Any]:
     """Run a configuration with `flwr run` and return its `result.json`.
 
-    With `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is.
+    Parameters
+    ----------
+    config : Config
+        What to run; its label party is a thread of a process on this machine.
+    out : Path
+        Folder of the results; every node of a cluster that is joined must see it.
+    resume : bool
+        Whether a run that was interrupted in this folder goes on; one that has ended is left as it is.
+    resources : Sequence[str]
+        What the processes of feature parties are given: see `read_resources`.
+    address : str
+        Of a Ray cluster that is there and of which this machine is a node; empty for one of this run's own.
 
     Raises
     ------
+    ConfigError
+        When the resources are not understood, or do not go with the configuration.
+    SetupError
+        When the cluster cannot be joined, or has no room for all parties at once.
     SessionError
         When Flower could not be started, or the run failed; the message ends with the run's own words.
     """
@@ -55,8 +84,12 @@ def run_flower(config: Config, out: Path, *, resume: bool = False) -> dict[str, 
     config = in_processes(config)
     if not check_folder(out, config, resume=resume):
         return read_result(out)
-    parties = len(parties_here(config, open_data(config)))
-    code = flwr_run({**to_run_config(config), "out": str(out), "resume": resume}, parties)
+    given = read_resources(resources, parties_here(config, open_data(config)))
+    check_devices(config, given)
+    cluster = _joined(address, out) if address else _own(given)
+    check_room(cluster, given)
+    config = reachable(config, cluster)
+    code = flwr_run({**to_run_config(config), "out": str(out), "resume": resume}, given, address)
     if not (out / RESULT).is_file():
         raise SessionError(f"the Flower run left no result (flwr run ended with {code}); its log is above")
     return read_result(out)
@@ -74,7 +107,7 @@ def align_flower(config: Config, out: Path) -> dict[str, Path]:
     check_free(out)
     _, sources = sources_of(config)
     try:
-        code = flwr_run({**to_run_config(config), "out": str(out), "job": "align"}, len(sources) - 1)
+        code = flwr_run({**to_run_config(config), "out": str(out), "job": "align"}, [Resources()] * (len(sources) - 1))
     finally:
         remove_empty(out)
     found = {party: out / party / ALIGNED for party in sources}
@@ -83,8 +116,89 @@ def align_flower(config: Config, out: Path) -> dict[str, Path]:
     return found
 
 
-def flwr_run(run_config: Mapping[str, Value], parties: int) -> int:
+def _joined(address: str, out: Path) -> Cluster:
+    """Return the cluster at an address, every node of which can run a party and sees where the results go."""
+    check_reachable(address)
+    seen = next(folder for folder in out.parents if folder.is_dir())
+    with ray_cluster(address, seen) as cluster:
+        return cluster
+
+
+def _own(given: Sequence[Resources]) -> Cluster:
+    """Return what Ray will have by itself: it is told as many processors as are asked for, and finds the cards."""
+    cards = 0
+    if any(party.gpus for party in given):
+        import torch
+
+        cards = torch.cuda.device_count()
+    return Cluster(((_processors(given), float(cards)),))
+
+
+def _processors(given: Sequence[Resources]) -> int:
+    return math.ceil(sum(party.cpus for party in given))
+
+
+def reachable(config: Config, cluster: Cluster) -> Config:
+    """Let the label party listen where the other nodes reach it, unless the configuration says where."""
+    transport = config.transport
+    if transport.kind != "stream" or transport.advertise or transport.host not in _LOOPBACK:
+        return config
+    if set(cluster.addresses) <= {cluster.here}:
+        return config
+    return config.model_copy(update={"transport": transport.model_copy(update={"host": cluster.here})})
+
+
+def check_devices(config: Config, given: Sequence[Resources]) -> None:
+    """Refuse cards that do not go with the configuration.
+
+    Raises
+    ------
+    ConfigError
+        When parties are given cards and do not compute on them, or choose a card that Ray has not chosen.
+    """
+    if config.device == "cpu" and any(party.gpus for party in given):
+        raise ConfigError("--resources gives parties cards, and device is 'cpu'; set it to 'cuda'")
+    if config.device != "cpu" and not all(party.gpus for party in given):
+        raise ConfigError(
+            f"device is {config.device!r}, and not every party is given a card: --resources gpus=0.25 puts four on one"
+        )
+    if ":" in config.device:
+        raise ConfigError(f"device is {config.device!r}; here it is 'cuda': Ray chooses the card of each party")
+
+
+def check_room(cluster: Cluster, given: Sequence[Resources]) -> None:
+    """Refuse what a cluster does not have, even when nothing else runs there; Ray would wait for it.
+
+    Raises
+    ------
+    SetupError
+        Saying what is asked for and what there is.
+    """
+    unknown = sorted({party.node for party in given} - {"", *cluster.addresses})
+    if unknown:
+        known = ", ".join(cluster.addresses) or "this machine, without an address; --address joins a cluster"
+        raise SetupError(f"--resources names node {unknown[0]}, which is none of the cluster; there is {known}")
+    asked = [sum(amounts) for amounts in zip(*((party.cpus, party.gpus) for party in given), strict=True)]
+    there = [sum(amounts) for amounts in zip(*cluster.nodes, strict=True)]
+    if any(need > have + 1e-9 for need, have in zip(asked, there, strict=True)):
+        raise SetupError(
+            f"all {len(given)} feature parties run at once and ask for {asked[0]:g} processors and {asked[1]:g} cards; "
+            f"there are {there[0]:g} and {there[1]:g}. Ask for less with --resources, or join a larger cluster with "
+            "--address"
+        )
+
+
+def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], address: str = "") -> int:
     """Run the ready-made apps with `flwr run` in the simulation runtime and return its exit code.
+
+    Parameters
+    ----------
+    run_config : Mapping
+        Flower's.
+    given : Sequence[Resources]
+        Of each feature party's process, in the order of the parties.
+    address : str
+        Of a Ray cluster to join.
 
     Raises
     ------
@@ -96,8 +210,13 @@ def flwr_run(run_config: Mapping[str, Value], parties: int) -> int:
     with tempfile.TemporaryDirectory(prefix="flower-vfl-") as temporary:
         home, app = Path(temporary) / "home", Path(temporary) / "app"
         write_app(app, run_config)
+        size = {"num-supernodes": len(given), **({} if address else {"init-args-num-cpus": _processors(given)})}
         environment = {
             **os.environ,
+            **settings(address),
+            "RAY_ADDRESS": address or "local",  # without it Ray would join a cluster that happens to run here
+            BUNDLES_VARIABLE: json.dumps([party.bundle for party in given]),
+            "PATH": f"{_write_command(Path(temporary) / 'bin')}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "FLWR_HOME": str(home),
             ERROR_FILE_VARIABLE: str(Path(temporary) / "error"),
             STARTER_VARIABLE: str(os.getpid()),
@@ -107,11 +226,21 @@ def flwr_run(run_config: Mapping[str, Value], parties: int) -> int:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         }
         with super_link(home, environment):
-            resources = f"num-supernodes={parties} client-resources-num-cpus=1 init-args-num-cpus={parties}"
-            command = [tool("flwr"), "run", str(app), _NAME, "--stream", "--federation-config", resources]
+            federation = " ".join(f"{key}={value}" for key, value in size.items())
+            command = [tool("flwr"), "run", str(app), _NAME, "--stream", "--federation-config", federation]
             finished = subprocess.run(command, env=environment, check=False)
         _raise_again(Path(temporary) / "error")
     return finished.returncode
+
+
+def _write_command(folder: Path) -> Path:
+    """Write what Flower starts as its simulation, and return the folder that must come first on the PATH."""
+    folder.mkdir()
+    command = folder / COMMAND
+    python, module = shlex.quote(sys.executable), "flower_vfl.simulations.flwr_simulation"
+    command.write_text(f'#!/bin/sh\nPYTHONSAFEPATH=1 exec {python} -m {module} "$@"\n', encoding="utf8")
+    command.chmod(0o700)
+    return folder
 
 
 def in_processes(config: Config) -> Config:

@@ -19,6 +19,7 @@ from flower_vfl.apps.prediction import Request, predict_with, read_run
 from flower_vfl.apps.scores import check_target
 from flower_vfl.errors import ConfigError, SessionError
 from flower_vfl.simulations.flower_engine import flwr_run
+from flower_vfl.simulations.resources import Resources
 from flower_vfl.strategies import Observer
 from flower_vfl.terminal import console
 
@@ -70,7 +71,7 @@ def predict_flower(request: Request) -> None:
     if run.model.card.config.transport.kind == "inproc":  # here the parties are in several processes
         run_config["transport-kind"] = "stream"
     before = _written(request.out)
-    code = flwr_run(run_config, len(run.model.card.features))
+    code = flwr_run(run_config, [Resources()] * len(run.model.card.features))
     if _written(request.out) == before:
         raise SessionError(f"the Flower run left no scores (flwr run ended with {code}); its log is above")
 

@@ -33,7 +33,8 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import LABEL, Model, check_data, check_factories, check_features, load_model, model_path
 from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.scores import check_target, writing
-from flower_vfl.apps.server import build_strategy, make_server_app, wait_for_ray
+from flower_vfl.apps.server import build_strategy, make_server_app
+from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config, load_config, of_this_host
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
@@ -198,7 +199,7 @@ def score(
     ask = Ask(batches, rows.count, rows.digest, run.weights, own)
     offer = _offer(run, request, len(chosen), simulation=simulation)
     if simulation and not isinstance(grid, LocalGrid):
-        wait_for_ray()
+        wait_for_workers(len(card.features), at_once=config.transport.kind == "stream")
     _log.info("%d rows are scored with %s", len(chosen), ", ".join(card.features))
     with torch_threads(config.threads), writing(request.out, card.classes) as writer:
         done = 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -36,6 +34,7 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import LABEL, ModelCard, class_names, make_card, model_path, save_model
 from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.result import RunResult, describe_data, summarise
+from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
@@ -54,7 +53,6 @@ from flower_vfl.transport.sessions import TRAINING
 _log = logging.getLogger(__name__)
 
 ResultCallback = Callable[[RunResult], None]
-_RAY_SECONDS = 60.0
 JOBS = ("train", "predict", "align")
 """What `job` in Flower's run config can be."""
 
@@ -249,6 +247,8 @@ def make_server_app(
             observer=journal,
             outcome=Outcome(),
         )
+        if simulation and not isinstance(grid, LocalGrid):
+            wait_for_workers(len(strategy.base.parties), at_once=settings.transport.kind == "stream")
         with nullcontext() if given is None else RunFolder(given, settings, resume=goes_on) as folder:
             if folder is not None and keeping is not None:
                 journal.log = _open_journal(folder, settings)
@@ -258,8 +258,6 @@ def make_server_app(
                 base.memory = keeping.memory(settings)
                 base.offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
                 _log.info("results go to %s", folder.path)
-            if simulation and not isinstance(grid, LocalGrid):
-                wait_for_ray()
             with torch_threads(settings.threads):
                 card = make_card(
                     LABEL,
@@ -288,20 +286,6 @@ def _job(run_config: Mapping[str, Value]) -> str:
     if job not in JOBS:
         raise ConfigError(f"job is {job!r} in the run config; allowed are {', '.join(JOBS)}")
     return str(job)
-
-
-def wait_for_ray() -> None:
-    """Wait until Flower's simulation, which runs this app in a thread, has started Ray.
-
-    Ray forks, and a process that forks while threads of a gRPC server are busy loses one child in fifty: the simulation
-    then ends with "the current node timed out during startup" (docs/decisions/0007). So the session endpoint waits.
-    """
-    deadline = time.monotonic() + _RAY_SECONDS
-    while time.monotonic() < deadline:
-        has_started = getattr(sys.modules.get("ray"), "is_initialized", None)  # another thread is importing it
-        if has_started is not None and has_started():
-            return
-        time.sleep(0.02)
 
 
 def _open_journal(folder: RunFolder, config: Config) -> StepLog:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -29,7 +30,7 @@ class SyntheticOptions(Options):
 
     rows: int = Field(100_000, ge=2, description="training rows")
     test_rows: int = Field(10_000, ge=2, description="test rows")
-    parties: int = Field(2, ge=1, le=26, description="parties a, b, ...; the last one holds the label")
+    parties: int = Field(2, ge=1, le=33, description="parties a, b, ..., z, aa, ab, ...; the last one holds the label")
     numeric: int = Field(4, ge=0, description="numeric columns of each party")
     categorical: int = Field(16, ge=0, description="categorical columns of each party")
     vocabulary: int = Field(1_000, ge=1, description="values of all categorical columns of a party together")
@@ -69,7 +70,7 @@ class Synthetic(Recipe):
         facts = f"synthetic {options.rows} {options.test_rows}"
         builder.align_numbered(counts, hashlib.sha256(facts.encode()).hexdigest())
         spec = FeatureSpec(options.numeric, tuple(level + 1 for level in options.levels))
-        names = [chr(ord("a") + number) for number in range(options.parties)]
+        names = [*ascii_lowercase, *(f"a{letter}" for letter in ascii_lowercase)][: options.parties]
         scores = {part: np.zeros(counts[part], np.float32) for part in PARTS}
         for number, party in enumerate(names):
             for part in PARTS:

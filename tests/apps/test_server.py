@@ -3,13 +3,11 @@
 import gc
 import subprocess
 import sys
-import time
 import weakref
-from types import SimpleNamespace
 
 import pytest
 
-from flower_vfl.apps import run, server
+from flower_vfl.apps import run
 from flower_vfl.apps.build import default_bottom
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
@@ -39,30 +37,6 @@ while time.monotonic() < end:
 os.write(1, repr(codes).encode())
 os._exit(0)
 """
-
-
-def test_training_waits_until_ray_has_started(monkeypatch):
-    answers = iter([False, False, True])
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: next(answers)))
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    server.wait_for_ray()
-    assert next(answers, "asked no more") == "asked no more"
-
-
-def test_it_waits_while_ray_is_being_imported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-
-    def imported(_):
-        sys.modules["ray"].is_initialized = lambda: True
-
-    monkeypatch.setattr(time, "sleep", imported)
-    server.wait_for_ray()
-
-
-def test_a_simulation_that_needs_no_ray_goes_on_after_a_while(monkeypatch):
-    monkeypatch.delitem(sys.modules, "ray", raising=False)
-    monkeypatch.setattr(server, "_RAY_SECONDS", 0.05)
-    server.wait_for_ray()
 
 
 @pytest.mark.slow

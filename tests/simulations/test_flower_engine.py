@@ -70,21 +70,12 @@ def test_attacks_on_the_trained_model_read_the_same_in_the_simulation_runtime(da
     assert simulated["weights"] == local["weights"]
 
 
-def test_too_few_workers_are_told_with_the_exact_setting(tmp_path, monkeypatch):
-    config = build_config({**TWO, "transport": {"kind": "stream", "connect_timeout": 25}})
-    one_worker = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=1"
-    genuine = subprocess.run
-
-    def with_one_worker(command, **more):
-        return (
-            genuine([*command[:-1], one_worker], **more)
-            if "--federation-config" in command
-            else genuine(command, **more)
-        )
-
-    monkeypatch.setattr(flower_engine.subprocess, "run", with_one_worker)
-    with pytest.raises(SetupError, match="num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"):
-        run_flower(config, tmp_path / "run")
+def test_parties_that_do_not_fit_all_at_once_are_told_what_there_is_and_nothing_is_left(tmp_path, monkeypatch):
+    """As where something else has taken a place since the cluster was looked at."""
+    monkeypatch.setattr(flower_engine, "_processors", lambda given: 1)
+    monkeypatch.setattr(flower_engine, "check_room", lambda cluster, given: None)
+    with pytest.raises(SetupError, match=r"no room for all 2 feature parties.*2 x \(1 CPU\); .* has 1 CPU, 0 GPU"):
+        run_flower(build_config(TWO), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
