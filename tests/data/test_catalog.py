@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from string import ascii_lowercase
 
 import numpy as np
 import pytest
@@ -33,6 +34,11 @@ def test_a_data_set_is_prepared_once_for_the_same_options(monkeypatch, cache):
     assert again.folder == first.folder
     assert again.folder.parent == cache
     monkeypatch.undo()
+
+
+def test_generated_data_has_parties_enough_for_the_largest_run():
+    parties = list(load("synthetic", options={**SMALL, "parties": 33}).parties)
+    assert parties == [*ascii_lowercase, *(f"a{letter}" for letter in "abcdefg")]
 
 
 def test_other_options_are_another_entry_of_the_cache(cache):
