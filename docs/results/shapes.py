@@ -39,14 +39,21 @@ STUDIES = {"census": "census", "criteo": "criteo-small", "shirt": "fashion-shirt
 """Studies by name, and the preset of each."""
 
 ATTACKS = ["norm", "cosine", "residual(r=1)", "residual", "residual(r=8)"]
+EVERY = 5
+"""Each so many steps are attacked."""
+
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "none": [],
     **{f"marvell-{s}": [{"name": "marvell", "s": float(s)}] for s in (1, 4, 25)},
     **{f"full-{s}": [{"name": "marvell_full", "s": float(s)}] for s in (1, 4, 25)},
     "full-4-thin": [{"name": "marvell_full", "s": 4.0, "spread": 1e-4}],
+    "full-4-shuffled": [{"name": "shuffled", "every": EVERY}, {"name": "marvell_full", "s": 4.0}],
     "iso-5": [{"name": "iso", "t": 25.0}],
 }
-"""Settings by name: the strength s of Marvell and of its full form; "thin" is that without noise in all directions."""
+"""Settings by name: the strength s of Marvell and of its full form; "thin" is that without noise in all directions.
+
+"shuffled" is a control: in the steps that are attacked each row gets the gradient of another.
+"""
 
 SEEDS = range(3)
 QUICK = ("none", "marvell-4", "full-4")
@@ -57,14 +64,15 @@ HIDDEN, READ, COST = 0.03, 0.95, 0.002
 
 def run_one(job: Job) -> float:
     """Do one run, of which each fifth step is attacked, and return its seconds; a quick one has one epoch."""
-    from shapes_probe import Spectra
+    from shapes_probe import Shuffled, Spectra
 
     from flower_vfl import build_config, load_config
     from flower_vfl.strategies import DEFENSES
 
-    DEFENSES.setdefault(Spectra.name, Spectra)
+    for probe in (Shuffled, Spectra):
+        DEFENSES.setdefault(probe.name, probe)
     # Only the attackers measure: at the cut they see what the label party's monitor would see.
-    attack = {"names": ATTACKS, "monitor": False, "every": 5, "snapshots": []}
+    attack = {"names": ATTACKS, "monitor": False, "every": EVERY, "snapshots": []}
     preset = load_config(STUDIES[job.study], {"seed": job.seed}).model_dump()
     training = {**preset["training"], **({"epochs": 1} if job.options["quick"] else {})}
     defenses = [{"name": "spectra"}, *SETTINGS[job.setting]]

@@ -1,4 +1,4 @@
-"""A defense that changes nothing and looks at the shape of what leaves: the spectrum of each class's covariance."""
+"""What the study puts around a defense: one that looks at the shape of what leaves, one that gives rows to others."""
 
 from __future__ import annotations
 
@@ -44,6 +44,41 @@ class Spectra(Defense):
         due = self._step % self._every == 0 and 2 <= int(labels.sum()) <= len(labels) - 2
         self._step += 1
         return sent, {**log, **(spectra(sent, labels) if due else {})}
+
+
+class Shuffled(Defense):
+    """Gives each row of a batch the gradient of another, in each so many steps, the first among them.
+
+    What an attacker still reads there at a layer of its own model is what that model makes of its own columns: the
+    gradients that came tell nothing of the rows. The outermost defense.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    every : int
+        Shuffle each so many steps: those that are attacked.
+    """
+
+    name: ClassVar[str] = "shuffled"
+
+    def __init__(self, strategy: HookedStrategy, *, every: int = 5) -> None:
+        super().__init__(strategy)
+        self._every, self._step = every, 0
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """How often it shuffles."""
+        return {"every": self._every}
+
+    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+        """Pass on what the others made of the gradients, in another order if it is time."""
+        sent, log = self.strategy.protect(grads, labels)
+        if self._step % self._every == 0:
+            order = torch.randperm(len(sent), generator=torch.Generator().manual_seed(self._step))
+            sent = sent[order.to(sent.device)]
+        self._step += 1
+        return sent, log
 
 
 def spectra(grads: Tensor, labels: Tensor) -> Log:
