@@ -23,6 +23,7 @@ TARGETS = {
     "iso": 1.1,
     "max_norm": 1.1,
     "marvell": 1.1,
+    "marvell_full": 1.1,
 }
 
 
@@ -39,7 +40,7 @@ def main() -> None:
         "attacks_and_monitor": preset(quick, attack={"names": CHEAP}),
         "attacks_and_direction_count": preset(quick, attack={"names": [*CHEAP, "direction_count"], "monitor": False}),
         **{name: preset(quick, attack={"names": [name], "monitor": False}) for name in ("direction_count", "residual")},
-        **{name: without_attacks(defenses=[{"name": name}]) for name in ("iso", "max_norm", "marvell")},
+        **{name: without_attacks(defenses=[{"name": name}]) for name in ("iso", "max_norm", "marvell", "marvell_full")},
     }
     size = {"starts": 1, "blocks": 2, "steps": 5} if quick else {"starts": 4, "blocks": 24, "steps": 20}
     measured = compare([(name, split, config) for name, config in configs.items()], **size)
