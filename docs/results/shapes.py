@@ -170,6 +170,7 @@ def draw(found: Iterable[tuple[str, Summary]], path: Path) -> None:
                 variances = np.asarray(spectra.get(setting, {}).get(name, []))
                 axis.plot(1 + np.arange(len(variances)), variances, color=colour, marker="o", ms=2.5, lw=1, label=name)
             axis.set_yscale("log")
+            axis.set_ylim(bottom=1e-7)
             axis.set_title(f"{study}, {setting}", fontsize=9)
             axis.grid(alpha=0.25)
         row[0].set_ylabel("variance")
