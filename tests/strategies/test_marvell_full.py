@@ -274,6 +274,21 @@ def test_persistent_noise_of_a_row_is_the_same_wherever_the_row_stands_in_the_ba
     assert torch.allclose(second, first[order], atol=1e-3 * float(first.abs().max()))
 
 
+def test_persistent_noise_of_many_rows_has_the_covariance_of_fresh_noise():
+    g, y = batch(16_000, 3)
+    one = defense(s=4.0, rho=1.0)
+    one.base.batch = np.arange(len(g))
+    draws = one.protect(g, y)[0] - g
+    pair = estimate(g, y)
+    noise = optimal_noise(pair, 4.0 * float(pair.means.square().sum()))
+    directions = torch.cat([torch.eye(3), noise.line + torch.eye(3), noise.line - torch.eye(3)]).double()
+    for label, clean, noisy in zip((0, 1), _clean(pair, 3), dense(pair, noise), strict=True):
+        along = draws[y == label] @ directions.T / pair.unit
+        expected = torch.einsum("kd,de,ke->k", directions, noisy - clean, directions)
+        worst = (along.square().mean(dim=0) / expected - 1.0).abs().max() / math.sqrt(2.0 / len(along))
+        assert worst < norm.isf(ALARM / 2 / len(directions))
+
+
 def test_after_a_restore_it_goes_on_with_the_noise_it_had():
     one, other = defense(s=4.0), defense(s=4.0)
     g, y = batch(64, 6, dtype=torch.float32)
