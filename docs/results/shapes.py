@@ -59,7 +59,7 @@ SEEDS = range(3)
 QUICK = ("none", "marvell-4", "full-4")
 LAYERS = ("cut", "first")
 HIDDEN, READ, COST = 0.03, 0.95, 0.002
-"""What counts: this near chance, this much read, this much test AUC."""
+"""What counts: a mean this near chance, this much read, this much test AUC."""
 
 
 def run_one(job: Job) -> float:
@@ -94,13 +94,13 @@ def verdicts(summary: Summary) -> list[Verdict]:
         words = f"residual {read:.3f} ± {half:.3f}, norm {norm}"
         claim = f"{one}: the residual attack reads labels at the cut (mean over steps above {READ})"
         found.append(verdict(claim, _beyond(read - READ, half), words))
-        above = [
-            interval(numbers.leak(summary, full, attack) - numbers.leak(summary, full, attack, key="q95_null"))
+        apart = [
+            interval(np.abs(numbers.leak(summary, full, attack, key="mean") - 0.5))
             for attack in ("residual(r=1)", "residual", "residual(r=8)")
         ]
-        worst, half = max(above)
-        claim = f"{full}: residual is hidden at the cut, for each r (q95 within {HIDDEN} of chance)"
-        found.append(verdict(claim, _beyond(HIDDEN - worst, half), f"at most {worst:+.3f} ± {half:.3f} above chance"))
+        worst, half = max(apart)
+        claim = f"{full}: residual is at chance at the cut, for each r (mean over steps within {HIDDEN} of 0.5)"
+        found.append(verdict(claim, _beyond(HIDDEN - worst, half), f"at most {worst:.3f} ± {half:.3f} away"))
         at = places(summary, [one, full])
         lost = numbers.utility(summary, one)[at[one]] - numbers.utility(summary, full)[at[full]]
         mean, half = interval(lost)
