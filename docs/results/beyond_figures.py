@@ -19,7 +19,7 @@ COLOURS = ("#444444", "#d02030", "#1f5fa8", "#c05020", "#3a8a3a", "#8a3a8a", "#b
 def epochs(summary: Summary, path: Path) -> None:
     """Draw what is read after each epoch at the cut: of single steps, and by each attack that remembers."""
     settings = [name for name in SHOWN if name in summary["settings"]]
-    figure, axes = plt.subplots(1, len(settings), figsize=(2.7 * len(settings), 3.2), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(settings), figsize=(2.7 * len(settings), 3.6), sharey=True, squeeze=False)
     for axis, setting in zip(axes[0], settings, strict=True):
         for colour, attack in zip(COLOURS, (*n.STEPS, *n.readers(summary)), strict=False):
             values = n.leak(summary, setting, attack)
@@ -32,7 +32,7 @@ def epochs(summary: Summary, path: Path) -> None:
         axis.grid(alpha=0.25)
     axes[0][0].set_ylabel("leak AUC at the cut")
     figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="lower center", ncol=4)
-    figure.tight_layout(rect=(0, 0.12, 1, 1))
+    figure.tight_layout(rect=(0, 0.2, 1, 1))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -40,7 +40,7 @@ def epochs(summary: Summary, path: Path) -> None:
 def shares(summary: Summary, path: Path) -> None:
     """Draw what is read after the last epoch over the persistent share of `marvell_full`'s noise, and the test AUC."""
     settings = [name for name in n.defended(summary) if name.startswith("full-")]
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4))
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.8))
     for axis, layer in zip(axes, n.LAYERS, strict=False):
         for colour, attack in zip(COLOURS[2:], n.readers(summary), strict=False):
             values = np.stack([interval(n.leak(summary, setting, attack, layer)[:, -1]) for setting in settings])
@@ -56,8 +56,8 @@ def shares(summary: Summary, path: Path) -> None:
     for axis in axes:
         axis.set_xlabel("rho, the persistent share of the noise")
         axis.grid(alpha=0.25)
-    axes[0].legend(fontsize=6)
-    figure.tight_layout()
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="lower center", ncol=4)
+    figure.tight_layout(rect=(0, 0.13, 1, 1))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
