@@ -25,9 +25,13 @@ def last_line(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *("inproc.py", "stream.py", "watching.py", "table_size.py", "vocabulary.py"),
-        *("methods.py", "optimal_noise.py", "regularisers.py", "alignment.py", "links.py", "checkpoints.py"),
-        *("utility.py", "prepare.py", "sparse.py", "sweep.py", "stacked.py", "real_size.py", "loading.py", "memory.py"),
+        *("inproc.py", "stream.py", "methods.py", "optimal_noise.py", "regularisers.py", "alignment.py", "links.py"),
+        *("checkpoints.py", "prepare.py", "sparse.py", "memory.py"),
+        *(
+            pytest.param(name, marks=pytest.mark.release)
+            for name in ("watching.py", "table_size.py", "vocabulary.py", "utility.py", "sweep.py", "stacked.py")
+        ),
+        *(pytest.param(name, marks=pytest.mark.release) for name in ("real_size.py", "loading.py")),
     ],
 )
 def test_a_benchmark_prints_what_it_measured_beside_its_target(name):

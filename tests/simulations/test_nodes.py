@@ -152,6 +152,7 @@ def test_eight_parties_on_two_nodes_end_with_the_weights_of_one_process(nodes, t
     assert (result["status"], len(result["weights"])) == ("finished", 9)
 
 
+@pytest.mark.release
 def test_frames_in_messages_reach_each_partys_own_process_on_either_node(nodes, tmp_path):
     """One party is held on the second node by name, the others need a whole node's processors between them."""
     more = ["--resources", "cpus=2", "--resources", f"a: node={OTHER}"]

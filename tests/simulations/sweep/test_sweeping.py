@@ -123,7 +123,9 @@ def test_a_worker_that_dies_is_tried_again_and_what_fails_again_is_reported_besi
     assert rows["none"]["status"] == "finished"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.release), signal.SIGINT, signal.SIGKILL]
+)
 def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_finished(toy, tmp_path, number):
     out = tmp_path / "out"
     toy.write_text(TOY.replace("epochs = 2", "epochs = 30").replace("[0, 1]", "[0, 1, 2]"))
