@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,19 +89,22 @@ def run(
     from flower_vfl.errors import ConfigError
     from flower_vfl.parsing import parse_assignments
     from flower_vfl.simulations.flower_engine import run_flower
-    from flower_vfl.simulations.running import run_here
+    from flower_vfl.simulations.running import alone_aucs, run_here
 
     config = load_config(source, parse_assignments(set_ or []))
     if resume and out is None:
         raise ConfigError("--resume goes on in a folder: name it with --out")
     if engine is Engine.local and (resources or address):
         raise ConfigError("--resources and --address are for --engine flower; by itself a run is one process")
+    if engine is Engine.flower and alone:
+        raise ConfigError("--alone trains in this process: leave out --engine flower")
     folder = out or default_folder(source)
     with _way_on(folder, engine, resources or [], address):
         if engine is Engine.flower:
             summary = run_flower(config, folder, resume=resume, resources=resources or [], address=address)
         else:
-            summary = run_here(config, folder, title=Path(source).stem, alone=alone, resume=resume)
+            by_themselves = partial(alone_aucs, config) if alone else None
+            summary = run_here(config, folder, title=Path(source).stem, alone=by_themselves, resume=resume)
     _finish([summary], folder)
 
 

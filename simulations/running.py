@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,17 @@ DEMO_DEFENSES = {
 _LOOK_AGAIN_SECONDS = 0.5
 
 
-def run_here(config: Config, out: Path, *, title: str, alone: bool = False, resume: bool = False) -> dict[str, Any]:
+def run_here(
+    config: Config,
+    out: Path,
+    *,
+    title: str,
+    alone: Callable[[], dict[str, float]] | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
     """Run a configuration in this process, write its report and return its `result.json`.
 
-    With `alone`, each party's columns are trained by themselves too, and the test AUCs go into the result. With
+    What `alone` returns, by party, is the test AUC of its columns by themselves, and goes into the result. With
     `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is.
     """
     out = out.expanduser().absolute()
@@ -56,8 +64,8 @@ def run_here(config: Config, out: Path, *, title: str, alone: bool = False, resu
     with _reported(out):
         with LiveProgress(title, console()) as progress:
             run(config, out=out, resume=resume, observers=(progress,))
-        if alone:
-            write_alone(out, alone_aucs(config))
+        if alone is not None:
+            _write_alone(out, alone())
     return read_result(out)
 
 
@@ -106,7 +114,7 @@ def alone_aucs(config: Config) -> dict[str, float]:
     return found
 
 
-def write_alone(out: Path, aucs: dict[str, float]) -> None:
+def _write_alone(out: Path, aucs: dict[str, float]) -> None:
     """Add what each party reaches alone to a run's result."""
     write_json_atomic(out / "result.json", {**read_result(out), "alone": aucs})
 
@@ -116,16 +124,12 @@ def run_demo(out: Path, overrides: dict[str, str]) -> list[dict[str, Any]]:
     out = out.expanduser().absolute()
     check_free(out)
     plain = load_config(DEMO_PRESET, {"attack.names": DEMO_ATTACKS, **overrides})
-    alone: dict[str, float] = {}
+    alone = cache(partial(alone_aucs, plain))  # no defense changes it
     summaries: list[dict[str, Any]] = []
     try:
         for name, defenses in DEMO_DEFENSES.items():
             config = build_config({**plain.model_dump(), "defenses": parse_defenses(defenses)})
-            run_here(config, out / name, title=name)
-            alone = alone or alone_aucs(plain)
-            write_alone(out / name, alone)
-            render([out / name])
-            summaries.append({"run": name, **read_result(out / name)})
+            summaries.append({"run": name, **run_here(config, out / name, title=name, alone=alone)})
             write_json_atomic(out / "summary.json", summaries)
     finally:
         if summaries:  # an interrupted demo compares what it has

@@ -180,6 +180,7 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(fi
             ["run", "{preset}", "--set", "transport.host=203.0.113.7", "--set", "transport.kind=stream"],
             "transport.host",
         ),
+        (["run", "{preset}", "--alone", "--engine", "flower"], "--alone trains in this process"),
         (["report", "nowhere"], "nowhere"),
         (["data", "prepare", "nothing", "--out", "x"], "no data set named"),
         (["data", "prepare", "digits", "--as-published", "--out", "x"], "no preprocessing that its authors published"),

