@@ -12,12 +12,38 @@ from flower_vfl.reports.leaks import label_of, reached, received, worst
 from flower_vfl.reports.words import USUAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from flower_vfl.reports.run import Run
 
+    Chain = Sequence[Mapping[str, Any]]
+
 SEEDS = ("seed", "schedule_seed")
 UTILITIES = {"test_auc": "test AUC (right is better)", "test_loss": "test loss (left is better)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """What tells a chain of defenses from the others beside it.
+
+    Attributes
+    ----------
+    family
+        The defenses, the parameters in which they differ from the rest of their line, and what else is unusual about
+        them, such as ``marvell s``; the line's name.
+    values
+        All numbers among the parameters; a family is ordered by them.
+    name
+        The values that differ, to stand beside a point: ``4``, or ``rho = 0.5`` where it is not the one strength of
+        the method.
+    title
+        The defenses with every parameter that differs or is unusual, such as ``marvell s = 4``.
+    """
+
+    family: str
+    values: tuple[float, ...]
+    name: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,30 +52,32 @@ class Setting:
 
     Attributes
     ----------
-    family
-        The defenses and the names of their strengths, such as ``marvell s``.
     strength
-        The values of those strengths; a family is ordered by them.
+        That of their defenses.
     rest
         Everything else that was configured, to tell apart what only looks alike.
     runs
         The runs.
     """
 
-    family: str
-    strength: tuple[float, ...]
+    strength: Strength
     rest: str
     runs: list[Run]
 
     @property
+    def family(self) -> str:
+        """The name of its line in a figure."""
+        return self.strength.family
+
+    @property
     def name(self) -> str:
-        """The strength as a figure shows it."""
-        return ", ".join(f"{value:g}" for value in self.strength)
+        """The strength as a figure shows it beside a point."""
+        return self.strength.name
 
     @property
     def title(self) -> str:
-        """Family and strength."""
-        return f"{self.family} = {self.name}" if self.strength else self.family
+        """The defenses with their strength."""
+        return self.strength.title
 
     def point(self, attack: str, layer: str, utility: str) -> Point | None:
         """Return the setting's place in a figure; None where no run measured both."""
@@ -71,21 +99,34 @@ def _spread(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
 
 def settings_of(runs: Sequence[Run]) -> list[Setting]:
     """Group runs by their settings: families in the order in which they come, each by its strength."""
-    found: dict[tuple[str, tuple[float, ...], str], list[Run]] = {}
-    for run in runs:
+    found: dict[tuple[Strength, str], list[Run]] = {}
+    for run, strength in zip(runs, strengths_of([run.result["defenses"] for run in runs]), strict=True):
         config = {key: value for key, value in tomllib.loads(run.config).items() if key not in (*SEEDS, "defenses")}
-        key = (*strength_of(run.result["defenses"]), json.dumps(config, sort_keys=True, default=str))
-        found.setdefault(key, []).append(run)
+        found.setdefault((strength, json.dumps(config, sort_keys=True, default=str)), []).append(run)
     settings = [Setting(*key, members) for key, members in found.items()]
     order = list(dict.fromkeys((setting.family, setting.rest) for setting in settings))
-    return sorted(settings, key=lambda s: (order.index((s.family, s.rest)), s.strength))
+    return sorted(settings, key=lambda s: (order.index((s.family, s.rest)), s.strength.values))
 
 
-def strength_of(defenses: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[float, ...]]:
-    """Return the family of a chain of defenses, and the numbers that order it."""
-    names: list[str] = []
-    strengths: list[float] = []
-    for defense in defenses:
+def strengths_of(chains: Sequence[Chain]) -> list[Strength]:
+    """Return what tells each chain of defenses from the others of one figure, in their order."""
+    parsed = [[_Params.of(defense) for defense in chain] for chain in chains]
+    kinds: dict[tuple[tuple[str, ...], ...], list[list[_Params]]] = {}
+    for chain in parsed:
+        kinds.setdefault(_kind(chain), []).append(chain)
+    varying = {kind: _varying(alike) for kind, alike in kinds.items()}
+    return [_strength(chain, varying[_kind(chain)]) for chain in parsed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Params:
+    """One defense: its name with what is not a number and not as usual, and its numbers, the strength first."""
+
+    words: str
+    numbers: dict[str, float]
+
+    @classmethod
+    def of(cls, defense: Mapping[str, Any]) -> _Params:
         params = defense.get("params")
         params = params if isinstance(params, dict) else {}
         numbers = {k: float(v) for k, v in params.items() if isinstance(v, int | float) and not isinstance(v, bool)}
@@ -94,9 +135,46 @@ def strength_of(defenses: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[float
             for key, value in params.items()
             if key not in numbers and value is not False and USUAL.get(key) != value
         ]
-        names.append(" ".join([str(defense.get("name")), *others, *numbers]))
-        strengths += numbers.values()
-    return " + ".join(names) or "no defense", tuple(strengths)
+        return cls(" ".join([str(defense.get("name")), *others]), numbers)
+
+    def told(self, varying: Collection[str], *, valued: bool) -> str:
+        """Return the defense with the numbers that vary, and those that are unusual, which always have their value."""
+        shown = [
+            f"{key} = {value:g}" if valued or key not in varying else key
+            for key, value in self.numbers.items()
+            if key in varying or USUAL.get(key) != value
+        ]
+        return " ".join(filter(None, (self.words, ", ".join(shown))))
+
+
+def _kind(chain: Sequence[_Params]) -> tuple[tuple[str, ...], ...]:
+    return tuple((defense.words, *defense.numbers) for defense in chain)
+
+
+def _varying(chains: Sequence[Sequence[_Params]]) -> list[list[str]]:
+    """Return the numbers of each defense in which chains of one kind differ; where none does, its strength."""
+    varying = [
+        [key for key in alike[0].numbers if len({defense.numbers[key] for defense in alike}) > 1]
+        for alike in zip(*chains, strict=True)
+    ]
+    if any(varying):
+        return varying
+    return [[key for key in list(d.numbers)[:1] if USUAL.get(key) != d.numbers[key]] for d in chains[0]]
+
+
+def _strength(chain: Sequence[_Params], varying: Sequence[Sequence[str]]) -> Strength:
+    told = [(key, defense.numbers[key]) for defense, keys in zip(chain, varying, strict=True) for key in keys]
+    alone = len(told) == 1 and told[0][0] in (next(iter(defense.numbers), None) for defense in chain)
+    family, title = (
+        " + ".join(defense.told(keys, valued=valued) for defense, keys in zip(chain, varying, strict=True))
+        for valued in (False, True)
+    )
+    return Strength(
+        family=family or "no defense",
+        values=tuple(value for defense in chain for value in defense.numbers.values()),
+        name=", ".join(f"{value:g}" if alone else f"{key} = {value:g}" for key, value in told),
+        title=title or "no defense",
+    )
 
 
 def families(settings: Sequence[Setting]) -> dict[str, list[Setting]]:

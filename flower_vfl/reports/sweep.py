@@ -19,7 +19,7 @@ from flower_vfl.reports.figures import Point, setting_figure
 from flower_vfl.reports.leaks import reached, told, worst
 from flower_vfl.reports.pareto import front
 from flower_vfl.reports.run import Run, load_run
-from flower_vfl.reports.settings import SEEDS, UTILITIES, measured_at, settings_of, strength_of
+from flower_vfl.reports.settings import SEEDS, UTILITIES, measured_at, settings_of, strengths_of
 from flower_vfl.reports.trained import of_settings
 
 PROBLEM = ("base", "data", "model", "parties", "attack")
@@ -225,6 +225,7 @@ def _verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _figures(settings: Sequence[Setting], places: Sequence[tuple[str, str]]) -> list[Markup]:
     """Draw each attack at each layer against each utility (L22's Figure 4; L21's Figure 3), with what is not beaten."""
     rests = {setting.rest for setting in settings}
+    strengths = strengths_of([setting.runs[0].result["defenses"] for setting in settings])
     found_in = [run for setting in settings for run in setting.runs]
     figures = []
     for attack, layer in places:
@@ -232,12 +233,12 @@ def _figures(settings: Sequence[Setting], places: Sequence[tuple[str, str]]) -> 
         null = max((float(value) for value in nulls if value is not None), default=None)
         for utility, label in UTILITIES.items():
             lines: dict[str, list[tuple[tuple[float, ...], Point]]] = {}
-            for setting in settings:
+            for setting, strength in zip(settings, strengths, strict=True):
                 leak, useful = setting.leak(attack, layer), setting.utility(utility)
                 if leak is not None and useful is not None:
-                    family, strength = strength_of(setting.runs[0].result["defenses"])
-                    name = family if len(rests) == 1 or len(rests) > LINES else f"{family} · {setting.rest}"
-                    lines.setdefault(name, []).append((strength, _point(strength, leak, useful)))
+                    plain = len(rests) == 1 or len(rests) > LINES
+                    name = strength.family if plain else f"{strength.family} · {setting.rest}"
+                    lines.setdefault(name, []).append((strength.values, _point(strength.name, leak, useful)))
             if lines:
                 ordered = {name: [p for _, p in sorted(found, key=_strength)] for name, found in lines.items()}
                 points = [point for found in ordered.values() for point in found]
@@ -266,7 +267,6 @@ def _strength(pair: tuple[tuple[float, ...], Point]) -> tuple[float, ...]:
     return pair[0]
 
 
-def _point(strength: tuple[float, ...], leak: Estimate, useful: Estimate) -> Point:
-    name = ", ".join(f"{value:g}" for value in strength)
+def _point(name: str, leak: Estimate, useful: Estimate) -> Point:
     leaks = (max(0.0, leak.low), min(1.0, leak.high))
     return Point(name, leak.mean, useful.mean, leaks, (useful.low, useful.high))

@@ -21,7 +21,7 @@ LIMITS = {
 }
 """What ended a run, by its status."""
 
-USUAL = {"scope": "joint", "rho": 0.0, "reduction": "mean", "distance": "angular", "form": "dcor"}
+USUAL = {"scope": "joint", "rho": 0.0, "spread": 0.1, "reduction": "mean", "distance": "angular", "form": "dcor"}
 """Parameters of defenses that are not worth a word where they are as usual."""
 
 METRICS = {

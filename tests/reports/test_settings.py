@@ -55,6 +55,51 @@ def test_a_switch_is_named_where_it_is_on():
     ]
 
 
+def full(s, *, spread=0.1, rho=0.0):
+    return {"name": "marvell_full", "params": {"s": s, "spread": spread, "rho": rho, "scope": "joint"}}
+
+
+@pytest.mark.parametrize(
+    ("chains", "family", "names", "titles"),
+    [
+        ([[full(4.0)]], "marvell_full s", ["4"], ["marvell_full s = 4"]),
+        ([[full(1.0)], [full(4.0)]], "marvell_full s", ["1", "4"], ["marvell_full s = 1", "marvell_full s = 4"]),
+        (
+            [[full(4.0)], [full(4.0, rho=0.5)]],
+            "marvell_full s = 4, rho",
+            ["rho = 0", "rho = 0.5"],
+            ["marvell_full s = 4, rho = 0", "marvell_full s = 4, rho = 0.5"],
+        ),
+        (
+            [[full(1.0, spread=0.2)], [full(4.0, spread=0.3)]],
+            "marvell_full s, spread",
+            ["s = 1, spread = 0.2", "s = 4, spread = 0.3"],
+            ["marvell_full s = 1, spread = 0.2", "marvell_full s = 4, spread = 0.3"],
+        ),
+        ([[full(4.0, spread=0.2)]], "marvell_full s, spread = 0.2", ["4"], ["marvell_full s = 4, spread = 0.2"]),
+        (
+            [[marvell(1.0), {"name": "label_dp", "params": {"flip": flip}}] for flip in (0.1, 0.2)],
+            "marvell s = 1 + label_dp flip",
+            ["0.1", "0.2"],
+            ["marvell s = 1 + label_dp flip = 0.1", "marvell s = 1 + label_dp flip = 0.2"],
+        ),
+        (
+            [[marvell(1.0), {"name": "label_dp", "params": {"flip": 0.1}}]],
+            "marvell s + label_dp flip",
+            ["s = 1, flip = 0.1"],
+            ["marvell s = 1 + label_dp flip = 0.1"],
+        ),
+        ([[{"name": "max_norm", "params": {"rho": 0.0, "scope": "joint"}}]], "max_norm", [""], ["max_norm"]),
+        ([[]], "no defense", [""], ["no defense"]),
+    ],
+)
+def test_a_point_says_only_what_tells_it_from_the_others_of_its_figure(chains, family, names, titles):
+    settings = settings_of([run(*chain) for chain in chains])
+    assert {setting.family for setting in settings} == {family}
+    assert [setting.name for setting in settings] == names
+    assert [setting.title for setting in settings] == titles
+
+
 def test_a_point_is_the_mean_over_seeds_with_the_lowest_and_the_highest():
     (setting,) = settings_of(
         [run(marvell(1.0), seed=i, leak=leak, auc=auc) for i, (leak, auc) in enumerate([(0.6, 0.9), (0.8, 0.7)])]
