@@ -15,9 +15,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from studies import Job, claim_table, commands, do, do_all, job_of, write_page
+from studies import Job, claim_table, do, main, undefended, write_page
 
-HERE = Path(__file__).resolve().parent
 STUDIES = {"census": "census", "shirt": "fashion-shirt"}
 """Studies by name, and the preset of each."""
 
@@ -54,23 +53,21 @@ SEEDS = range(5)
 QUICK = ("none", "marvell-rho-0", "full-rho-0.5")
 
 
-def jobs_of(runs: Path, names: list[str], settings: list[str], seeds: list[int], *, quick: bool) -> list[Job]:
-    """Return the runs, seed by seed: a study that is stopped early has fewer seeds, not fewer settings."""
-    return [
-        job_of(runs, study, setting, seed, quick=quick) for study in names for seed in seeds for setting in settings
-    ]
-
-
 def run_one(job: Job) -> float:
     """Do one run and return its seconds; a quick one has two epochs."""
-    from flower_vfl import build_config, load_config
+    from flower_vfl import load_config
 
     # Only the attackers measure: at the cut they see what the label party's monitor would see.
-    attack = {"names": ATTACKS, "monitor": False, "every": 1, "snapshots": []}
-    preset = load_config(STUDIES[job.study], {"seed": job.seed}).model_dump()
-    training = {**preset["training"], "epochs": 2 if job.options["quick"] else EPOCHS}
-    changed = {"attack": {**preset["attack"], **attack}, "training": training, "defenses": SETTINGS[job.setting]}
-    return do(job, build_config({**preset, **changed}))
+    changed = {
+        "seed": job.seed,
+        "attack.names": ATTACKS,
+        "attack.monitor": False,
+        "attack.every": 1,
+        "attack.snapshots": [],
+        "training.epochs": 2 if job.options["quick"] else EPOCHS,
+        "defenses": SETTINGS[job.setting],
+    }
+    return do(job, load_config(STUDIES[job.study], changed))
 
 
 def make_page(runs: Path, out: Path) -> None:
@@ -78,8 +75,7 @@ def make_page(runs: Path, out: Path) -> None:
     import beyond_figures as figures
     import beyond_numbers as numbers
 
-    found = {study: numbers.collect(runs / study, SETTINGS) for study in STUDIES}
-    studies = {study: summary for study, summary in found.items() if "none" in summary["settings"]}
+    studies = undefended(STUDIES, lambda study: numbers.collect(runs / study, SETTINGS))
     blocks = {}
     for study, summary in studies.items():
         summary["claims"] = numbers.verdicts(summary)
@@ -90,20 +86,14 @@ def make_page(runs: Path, out: Path) -> None:
     write_page(out / "beyond.md", studies, blocks)
 
 
-def main() -> None:
-    """Read the command line."""
-    parser, run = commands(__doc__, Path("runs/beyond"), HERE)
-    run.add_argument("--study", nargs="+", choices=list(STUDIES), default=list(STUDIES))
-    run.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    run.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    given = parser.parse_args()
-    if given.command == "page":
-        make_page(given.runs, given.out)
-        return
-    settings = [name for name in given.settings if name in QUICK] if given.quick else given.settings
-    seeds = given.seeds[:1] if given.quick else given.seeds
-    do_all(jobs_of(given.runs, given.study, settings, seeds, quick=given.quick), run_one, given.jobs)
-
-
 if __name__ == "__main__":
-    main()
+    main(
+        __doc__,
+        "beyond",
+        studies=STUDIES,
+        settings=SETTINGS,
+        seeds=SEEDS,
+        quick=QUICK,
+        run_one=run_one,
+        make_page=make_page,
+    )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from studies import Summary, Values, Verdict, interval, places, shown, table, verdict
+from studies import Summary, Values, Verdict, all_of, finished, interval, places, shown, table, verdict
 
 LAYERS = ("cut", "first")
 STEPS = ("norm", "residual")
@@ -34,14 +33,14 @@ def collect(folder: Path, settings: Iterable[str]) -> Summary:
     """Read the finished runs of a study: values by setting, one a seed; of leaks, one list of epochs a seed."""
     found: Summary = {"dataset": {}, "settings": {}}
     for setting in settings:
-        paths = sorted((folder / setting).glob("seed-*/result.json"))
-        results = [json.loads(path.read_text(encoding="utf8")) for path in paths]
+        runs = finished(folder / setting)
+        results = [result for _, result in runs]
         if results:
             found["dataset"] = results[0]["dataset"]
             found["settings"][setting] = {
                 "seeds": [result["environment"]["seed"] for result in results],
                 "test_auc": [result["utility"]["last"]["test_auc"] for result in results],
-                "leak": _leaks(results, [path.parent / "steps.parquet" for path in paths]),
+                "leak": _leaks(results, [run / "steps.parquet" for run, _ in runs]),
             }
     return found
 
@@ -114,12 +113,11 @@ def verdicts(summary: Summary) -> list[Verdict]:
         worst = max(rows, key=lambda pair: rows[pair][0])
         (grown, half), (lost, spread) = rows[worst], interval(loss(summary, setting))
         near, cheap = _below(grown, half, NEAR), _below(lost, spread, COST)
-        holds = False if False in (near, cheap) else None if None in (near, cheap) else True
         grew = f"at most {grown:+.3f} ± {half:.3f} ({worst[0]}, {worst[1]})"
         found.append(
             verdict(
                 f"{setting}: remembering adds at most {NEAR}, and the share costs at most {COST} of test AUC",
-                holds,
+                all_of([near, cheap]),
                 f"{grew}; loss {lost:+.4f} ± {spread:.4f}",
             )
         )

@@ -12,7 +12,6 @@ and the marked blocks of `classes.md`, all beside this file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,21 @@ from studies import (
     Job,
     Summary,
     Verdict,
+    all_of,
+    by_setting,
     claim_table,
-    commands,
     do,
-    do_all,
     family,
     interval,
-    job_of,
+    main,
     places,
     shown,
     table,
+    undefended,
     verdict,
     write_page,
 )
 
-HERE = Path(__file__).resolve().parent
 STUDIES = {"mnist": "mnist", "fashion": "fashion-mnist"}
 """Studies by name, and the data of each; the network is the perceptron of preset mnist-small, 784-128-32 | 10."""
 
@@ -58,36 +57,22 @@ def run_one(job: Job) -> float:
     """Do one run and return its seconds; a quick one has one epoch, of which each tenth step is attacked."""
     import classes_defenses
 
-    from flower_vfl import build_config, load_config
+    from flower_vfl import load_config
     from flower_vfl.strategies import DEFENSES
 
     for shape in classes_defenses.SHAPES:
         DEFENSES.setdefault(shape.name, shape)  # type: ignore[attr-defined]
     quick = job.options["quick"]
-    preset = load_config("mnist-small", {"seed": job.seed}).model_dump()
     changed = {
-        "data": {**preset["data"], "name": STUDIES[job.study]},
-        "attack": {**preset["attack"], "names": ATTACKS, "monitor": False, "every": 10 if quick else EVERY},
-        "training": {**preset["training"], "epochs": 1 if quick else EPOCHS},
+        "seed": job.seed,
+        "data.name": STUDIES[job.study],
+        "attack.names": ATTACKS,
+        "attack.monitor": False,
+        "attack.every": 10 if quick else EVERY,
+        "training.epochs": 1 if quick else EPOCHS,
         "defenses": SETTINGS[job.setting],
     }
-    return do(job, build_config({**preset, **changed}))
-
-
-def collect(folder: Path) -> Summary:
-    """Read a study's runs: of each setting the seeds, test accuracy, leaks, and what the noise promised."""
-    settings: dict[str, Any] = {}
-    for setting in SETTINGS:
-        found = [
-            (int(path.parent.name.removeprefix("seed-")), path) for path in folder.glob(f"{setting}/seed-*/result.json")
-        ]
-        for seed, path in sorted(found):
-            result = json.loads(path.read_text(encoding="utf8"))
-            entry = settings.setdefault(setting, {"seeds": []})
-            entry["seeds"].append(seed)
-            for name, value in numbers(result):
-                entry.setdefault(name, []).append(value)
-    return {"settings": settings}
+    return do(job, load_config("mnist-small", changed))
 
 
 def numbers(result: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -185,8 +170,7 @@ def _compared(summary: Summary, other: str, what: str, claim: str, *, below: flo
         mean, half = interval(theirs - ours if what == "test_accuracy" else ours - theirs)
         judged.append(True if mean + half < below else False if mean - half > below else None)
         words.append(f"s = {s}: {mean:+.3f} ± {half:.3f}")
-    holds = None if not judged else False if False in judged else None if None in judged else True
-    return verdict(claim, holds, "; ".join(words))
+    return verdict(claim, all_of(judged), "; ".join(words))
 
 
 def figure(studies: dict[str, Summary], path: Path) -> None:
@@ -231,8 +215,7 @@ def figure(studies: dict[str, Summary], path: Path) -> None:
 
 def make_page(runs: Path, out: Path) -> None:
     """Compute everything that the page shows from the runs' files."""
-    found = {study: collect(runs / study) for study in STUDIES}
-    studies = {study: summary for study, summary in found.items() if "none" in summary["settings"]}
+    studies = undefended(STUDIES, lambda study: by_setting(runs / study, SETTINGS, numbers))
     blocks = {}
     for study, summary in studies.items():
         summary["claims"] = verdicts(summary)
@@ -244,27 +227,14 @@ def make_page(runs: Path, out: Path) -> None:
     write_page(out / "classes.md", studies, blocks)
 
 
-def main() -> None:
-    """Read the command line."""
-    parser, run = commands(__doc__, Path("runs/classes"), HERE)
-    run.add_argument("--study", nargs="+", choices=list(STUDIES), default=list(STUDIES))
-    run.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    run.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    given = parser.parse_args()
-    if given.command == "page":
-        make_page(given.runs, given.out)
-        return
-    settings = [name for name in given.settings if name in QUICK] if given.quick else given.settings
-    seeds = given.seeds[:1] if given.quick else given.seeds
-    # Seed by seed: a study that is stopped early has fewer seeds, not fewer settings.
-    jobs = [
-        job_of(given.runs, study, setting, seed, quick=given.quick)
-        for seed in seeds
-        for study in given.study
-        for setting in settings
-    ]
-    do_all(jobs, run_one, given.jobs)
-
-
 if __name__ == "__main__":
-    main()
+    main(
+        __doc__,
+        "classes",
+        studies=STUDIES,
+        settings=SETTINGS,
+        seeds=SEEDS,
+        quick=QUICK,
+        run_one=run_one,
+        make_page=make_page,
+    )

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from embeddings_settings import NIGHT, SIZES
-from studies import Job, claim_table, commands, do, do_all, job_of, write_page
+from studies import Job, claim_table, commands, do, job_of, obey, write_page
 
-HERE = Path(__file__).resolve().parent
 SEEDS = max(study.seeds for studies in SIZES.values() for study in studies.values())
 QUICK = ("none", "pe-4", "dcor-8", "label_dp-0.04", "marvell-4", "none-4", "none-128", "pe-4", "pe-128")
 
@@ -103,17 +102,13 @@ def make_page(runs: Path, out: Path) -> None:
 
 def main() -> None:
     """Read the command line."""
-    parser, run = commands(__doc__, Path("runs/embeddings"), HERE)
+    parser, run = commands(__doc__, "embeddings")
     run.add_argument("--size", choices=list(SIZES), default="night", help="for two cores and a night, or the papers'")
     run.add_argument("--study", nargs="+", choices=list(NIGHT), default=list(NIGHT))
     run.add_argument("--settings", nargs="+", help="only these")
     run.add_argument("--seeds", nargs="+", type=int, default=list(range(SEEDS)), help="of a study as many as it has")
     run.add_argument("--device", default="cpu", help="torch device of the models")
-    given = parser.parse_args()
-    if given.command == "page":
-        make_page(given.runs, given.out)
-        return
-    do_all(jobs_of(given), run_one, given.jobs)
+    obey(parser, jobs_of, run_one, make_page)
 
 
 if __name__ == "__main__":

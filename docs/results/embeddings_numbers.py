@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from studies import Summary, Values, family, places, share_with_interval, shown, table
+from studies import Summary, Values, family, finished, places, share_with_interval, shown, table
 
 from flower_vfl.metrics import Embeddings, pair_angles
 from flower_vfl.tracking import read_embeddings
@@ -25,8 +24,8 @@ def collect(folder: Path, settings: Iterable[str]) -> Summary:
     """Read the finished runs of a study: values by setting, one a seed."""
     found: Summary = {"dataset": {}, "settings": {}}
     for setting in settings:
-        runs = sorted((folder / setting).glob("seed-*/result.json"))
-        results = [json.loads(path.read_text(encoding="utf8")) for path in runs]
+        runs = finished(folder / setting)
+        results = [result for _, result in runs]
         if results:
             found["dataset"] = results[0]["dataset"]
             found["settings"][setting] = {
@@ -35,7 +34,7 @@ def collect(folder: Path, settings: Iterable[str]) -> Summary:
                 "seconds": [round(result["cost"]["seconds"], 1) for result in results],
                 **{name: [result["utility"]["last"].get(name) for result in results] for name in UTILITY},
                 "attacks": _attacks(results),
-                "angles": _angles([path.parent for path in runs]),
+                "angles": _angles([run for run, _ in runs]),
             }
     return found
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from studies import Job, claim_table, commands, do, do_all, job_of, write_page
+from studies import Job, claim_table, do, main, undefended, write_page
 
-HERE = Path(__file__).resolve().parent
 STUDIES = {"census": "census", "shirt": "fashion-shirt"}
 """Studies by name, and the preset of each."""
 
@@ -37,28 +36,25 @@ SEEDS = range(5)
 QUICK = ("none", "iso-5", "max_norm", "marvell-0.25", "marvell-4", "probe")
 
 
-def jobs_of(runs: Path, names: list[str], settings: list[str], seeds: list[int], *, quick: bool) -> list[Job]:
-    """Return the runs, seed by seed: a study that is stopped early has fewer seeds, not fewer settings."""
-    return [
-        job_of(runs, study, setting, seed, quick=quick) for study in names for seed in seeds for setting in settings
-    ]
-
-
 def run_one(job: Job) -> float:
     """Do one run and return its seconds; a quick one has one epoch, of which each tenth step is attacked."""
     from gradients_probe import Probe
 
-    from flower_vfl import build_config, load_config
+    from flower_vfl import load_config
     from flower_vfl.strategies import DEFENSES
 
     DEFENSES.setdefault(Probe.name, Probe)
     quick = job.options["quick"]
     # Only the attackers measure: at the cut they see what the label party's monitor would see.
-    attack = {"names": ATTACKS, "monitor": False, "every": 10 if quick else 1}
-    preset = load_config(STUDIES[job.study], {"seed": job.seed}).model_dump()
-    training = {**preset["training"], **({"epochs": 1} if quick else {})}
-    changed = {"attack": {**preset["attack"], **attack}, "training": training, "defenses": SETTINGS[job.setting]}
-    return do(job, build_config({**preset, **changed}))
+    changed = {
+        "seed": job.seed,
+        "attack.names": ATTACKS,
+        "attack.monitor": False,
+        "attack.every": 10 if quick else 1,
+        "defenses": SETTINGS[job.setting],
+        **({"training.epochs": 1} if quick else {}),
+    }
+    return do(job, load_config(STUDIES[job.study], changed))
 
 
 def make_page(runs: Path, out: Path) -> None:
@@ -67,8 +63,7 @@ def make_page(runs: Path, out: Path) -> None:
     import gradients_figures as figures
     import gradients_numbers as numbers
 
-    found = {study: numbers.collect(runs / study, SETTINGS) for study in STUDIES}
-    studies = {study: summary for study, summary in found.items() if "none" in summary["settings"]}
+    studies = undefended(STUDIES, lambda study: numbers.collect(runs / study, SETTINGS))
     blocks = {}
     for study, summary in studies.items():
         summary["claims"] = claims.verdicts(summary)
@@ -81,20 +76,14 @@ def make_page(runs: Path, out: Path) -> None:
     write_page(out / "gradients.md", studies, blocks)
 
 
-def main() -> None:
-    """Read the command line."""
-    parser, run = commands(__doc__, Path("runs/gradients"), HERE)
-    run.add_argument("--study", nargs="+", choices=list(STUDIES), default=list(STUDIES))
-    run.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    run.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    given = parser.parse_args()
-    if given.command == "page":
-        make_page(given.runs, given.out)
-        return
-    settings = [name for name in given.settings if name in QUICK] if given.quick else given.settings
-    seeds = given.seeds[:1] if given.quick else given.seeds
-    do_all(jobs_of(given.runs, given.study, settings, seeds, quick=given.quick), run_one, given.jobs)
-
-
 if __name__ == "__main__":
-    main()
+    main(
+        __doc__,
+        "gradients",
+        studies=STUDIES,
+        settings=SETTINGS,
+        seeds=SEEDS,
+        quick=QUICK,
+        run_one=run_one,
+        make_page=make_page,
+    )

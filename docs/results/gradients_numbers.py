@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from studies import Summary, Values, family, places, share_with_interval, shown, table
+from studies import Summary, Values, family, finished, places, share_with_interval, shown, table
 
 LAYERS = ("cut", "first")
 SHOWN = ("norm", "cosine", "inner_product", "direction_count", "hint")
@@ -20,10 +19,10 @@ def collect(folder: Path, settings: Iterable[str]) -> Summary:
     """Read the finished runs of a study: values by setting, one a seed."""
     found: Summary = {"dataset": {}, "settings": {}, "probe": {}}
     for setting in settings:
-        runs = sorted((folder / setting).glob("seed-*/result.json"))
-        results = [json.loads(path.read_text(encoding="utf8")) for path in runs]
+        runs = finished(folder / setting)
+        results = [result for _, result in runs]
         if setting == "probe":
-            found["probe"] = _probe([path.parent / "steps.parquet" for path in runs])
+            found["probe"] = _probe([run / "steps.parquet" for run, _ in runs])
         elif results:
             found["dataset"] = results[0]["dataset"]
             found["settings"][setting] = {

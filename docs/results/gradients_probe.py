@@ -2,54 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
+from probes import Occasional, two_of_each
 from torch import Tensor
 
 from flower_vfl.parties.label import Log
-from flower_vfl.strategies import Defense, HookedStrategy
 
 PAIRS = ("positive", "negative", "across")
 """Pairs of examples: both positive, both negative, one of each."""
 
 
-class Probe(Defense):
+class Probe(Occasional):
     """Logs, for each class, |p1 - y|, the norm of dh/dz and how rows of dh/dz and of g point to each other.
 
     A row of the cut gradient is g = (p1 - y) / B * dh/dz, so that dh/dz comes from dividing (Observations 1, 2 and 4).
-
-    Parameters
-    ----------
-    strategy : HookedStrategy
-        What it wraps.
-    every : int
-        Look at each so many steps.
+    The only defense.
     """
 
     name: ClassVar[str] = "probe"
-
-    def __init__(self, strategy: HookedStrategy, *, every: int = 10) -> None:
-        super().__init__(strategy)
-        self._every, self._step = every, 0
-        self._logits = torch.empty(0)
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """How often it looks."""
-        return {"every": self._every}
+    _logits = torch.empty(0)
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
         """Keep the logits of the batch."""
         self._logits = logits.detach()
         return super().loss(logits, labels, z)
 
-    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
-        """Let the gradients pass, and log what they are made of."""
-        due = self._step % self._every == 0
-        self._step += 1
-        looked = due and 2 <= int(labels.sum()) <= len(labels) - 2
-        return grads, observe(grads, self._logits, labels) if looked else {}
+    def act(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+        """Log what the gradients are made of."""
+        return grads, observe(grads, self._logits, labels) if two_of_each(labels) else {}
 
 
 def observe(grads: Tensor, logits: Tensor, labels: Tensor) -> Log:

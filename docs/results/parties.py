@@ -12,7 +12,6 @@ and the marked blocks of `parties.md`, all beside this file.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -27,15 +26,16 @@ from studies import (
     Summary,
     Values,
     Verdict,
+    all_of,
+    by_setting,
     claim_table,
-    commands,
     do,
-    do_all,
     interval,
-    job_of,
+    main,
     places,
     shown,
     table,
+    undefended,
     verdict,
     write_page,
 )
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from flower_vfl.config import Config
     from flower_vfl.data import MemoryData
 
-HERE = Path(__file__).resolve().parent
 SPLITS = ("equal", "unequal")
 LAYOUTS = [f"{parties}-{split}" for split in SPLITS for parties in (2, 4, 8)]
 LARGEST = 0.8
@@ -196,21 +195,12 @@ def run_one(job: Job) -> float:
     return do(job, config, data=partial(split_data, layout=job.study))
 
 
-def collect(folder: Path) -> Summary:
-    """Read a layout's runs: of each setting the seeds, and by name a value a seed."""
-    settings: dict[str, Any] = {}
-    for setting in SETTINGS:
-        for path in sorted((folder / setting).glob("seed-*/result.json")):
-            result = json.loads(path.read_text(encoding="utf8"))
-            entry = settings.setdefault(setting, {"seeds": []})
-            entry["seeds"].append(result["environment"]["seed"])
-            for name, value in numbers(result):
-                entry.setdefault(name, []).append(round(value, 5))
-    return {"settings": settings}
-
-
 def numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Return what counts of one run, by name; alone is the party that reads most."""
+    """Return what counts of one run, by name and to five places; alone is the party that reads most."""
+    return ((name, round(value, 5)) for name, value in _numbers(result))
+
+
+def _numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     yield "test_auc", result["utility"]["last"]["test_auc"]
     received = [entry for entry in result["leakage"] if entry["defended"] == bool(result["defenses"])]
     leaks: dict[tuple[str, str], float] = {}
@@ -261,8 +251,7 @@ def verdicts(studies: Mapping[str, Summary]) -> list[Verdict]:
         if len(differences) > 1 and len({len(one) for one in differences}) == 1:
             mean, half = interval(np.mean(differences, axis=0))
             words.append(f"mean of them: {mean:+.3f} ± {half:.3f}")
-        holds = None if not judged else False if False in judged else None if None in judged else True
-        found.append(verdict(claim, holds, "; ".join(words)))
+        found.append(verdict(claim, all_of(judged), "; ".join(words)))
     return found
 
 
@@ -353,35 +342,21 @@ def _line(axis: Any, layouts: Mapping[str, Any], setting: str, what: str, colour
 
 def make_page(runs: Path, out: Path) -> None:
     """Compute everything that the page shows from the runs' files."""
-    found = {layout: collect(runs / layout) for layout in LAYOUTS}
-    studies = {layout: summary for layout, summary in found.items() if "none" in summary["settings"]}
+    studies = undefended(LAYOUTS, lambda layout: by_setting(runs / layout, SETTINGS, numbers))
     claims = verdicts(studies)
     figure(studies, out / "parties.svg")
     blocks = {"claims": claim_table(claims), "leaks": leak_table(studies), "promises": promise_table(studies)}
     write_page(out / "parties.md", {**studies, "claims": {"verdicts": claims}}, blocks)
 
 
-def main() -> None:
-    """Read the command line."""
-    parser, run = commands(__doc__, Path("runs/parties"), HERE)
-    run.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
-    run.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
-    run.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    given = parser.parse_args()
-    if given.command == "page":
-        make_page(given.runs, given.out)
-        return
-    settings = [name for name in given.settings if name in QUICK] if given.quick else given.settings
-    seeds = given.seeds[:1] if given.quick else given.seeds
-    # Seed by seed: a study that is stopped early has fewer seeds, not fewer settings.
-    jobs = [
-        job_of(given.runs, layout, setting, seed, quick=given.quick)
-        for seed in seeds
-        for layout in given.layouts
-        for setting in settings
-    ]
-    do_all(jobs, run_one, given.jobs)
-
-
 if __name__ == "__main__":
-    main()
+    main(
+        __doc__,
+        "parties",
+        studies=LAYOUTS,
+        settings=SETTINGS,
+        seeds=SEEDS,
+        quick=QUICK,
+        run_one=run_one,
+        make_page=make_page,
+    )

@@ -4,7 +4,7 @@ Usage::
 
     export FLOWER_VFL_DATA=~/data                             # mnist/, cifar10-jpeg/, dbpedia-5000.csv.gz: see the page
     python docs/results/presets.py run                        # all runs; a finished one is not made again
-    python docs/results/presets.py run --presets isic-small --seeds 0
+    python docs/results/presets.py run --study isic-small --seeds 0
     python docs/results/presets.py page                       # the table of the page from the runs
 
 Runs lie in `--runs` (default runs/presets) as `<preset>/undefended/seed-<n>`; `page` writes `presets.json` and the
@@ -13,15 +13,13 @@ marked block of `presets.md`, beside this file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from studies import Job, Summary, commands, do, do_all, job_of, shown, table, write_page
+from studies import Job, Summary, do, finished, main, shown, table, write_page
 
-HERE = Path(__file__).resolve().parent
-
+UNDEFENDED = "undefended"
 STAND_IN, REAL = "stand-in", "the paper's"
 
 
@@ -73,8 +71,7 @@ def collect(runs: Path) -> dict[str, Summary]:
     """Return what the runs of each preset gave, a list over seeds."""
     found = {}
     for preset in TWINS:
-        files = sorted((runs / preset / "undefended").glob("seed-*/result.json"))
-        results = [json.loads(path.read_text(encoding="utf8")) for path in files if path.parent.suffix != ".part"]
+        results = [result for _, result in finished(runs / preset / UNDEFENDED)]
         if results:
             found[preset] = numbers(results)
     return found
@@ -144,23 +141,20 @@ def _digits(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def main() -> None:
-    """Read the command line."""
-    parser, run = commands(__doc__, Path("runs/presets"), HERE)
-    run.add_argument("--presets", nargs="+", choices=list(TWINS), default=list(TWINS))
-    run.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    given = parser.parse_args()
-    if given.command == "page":
-        found = collect(given.runs)
-        write_page(given.out / "presets.md", found, {"twins": twin_table(found)})
-        return
-    jobs = [
-        job_of(given.runs, preset, "undefended", seed, quick=given.quick)
-        for seed in (given.seeds[:1] if given.quick else given.seeds)
-        for preset in given.presets
-    ]
-    do_all(jobs, run_one, given.jobs)
+def make_page(runs: Path, out: Path) -> None:
+    """Compute everything that the page shows from the runs' files."""
+    found = collect(runs)
+    write_page(out / "presets.md", found, {"twins": twin_table(found)})
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        __doc__,
+        "presets",
+        studies=TWINS,
+        settings=[UNDEFENDED],
+        seeds=SEEDS,
+        quick=[UNDEFENDED],
+        run_one=run_one,
+        make_page=make_page,
+    )

@@ -22,19 +22,17 @@ from studies import (
     Summary,
     Verdict,
     claim_table,
-    commands,
     do,
-    do_all,
     interval,
-    job_of,
+    main,
     places,
     shown,
     table,
+    undefended,
     verdict,
     write_page,
 )
 
-HERE = Path(__file__).resolve().parent
 STUDIES = {"census": "census", "criteo": "criteo-small", "shirt": "fashion-shirt"}
 """Studies by name, and the preset of each."""
 
@@ -66,18 +64,22 @@ def run_one(job: Job) -> float:
     """Do one run, of which each fifth step is attacked, and return its seconds; a quick one has one epoch."""
     from shapes_probe import Shuffled, Spectra
 
-    from flower_vfl import build_config, load_config
+    from flower_vfl import load_config
     from flower_vfl.strategies import DEFENSES
 
     for probe in (Shuffled, Spectra):
         DEFENSES.setdefault(probe.name, probe)
     # Only the attackers measure: at the cut they see what the label party's monitor would see.
-    attack = {"names": ATTACKS, "monitor": False, "every": EVERY, "snapshots": []}
-    preset = load_config(STUDIES[job.study], {"seed": job.seed}).model_dump()
-    training = {**preset["training"], **({"epochs": 1} if job.options["quick"] else {})}
-    defenses = [{"name": "spectra"}, *SETTINGS[job.setting]]
-    changed = {"attack": {**preset["attack"], **attack}, "training": training, "defenses": defenses}
-    return do(job, build_config({**preset, **changed}))
+    changed = {
+        "seed": job.seed,
+        "attack.names": ATTACKS,
+        "attack.monitor": False,
+        "attack.every": EVERY,
+        "attack.snapshots": [],
+        "defenses": [{"name": "spectra", "every": 50}, *SETTINGS[job.setting]],
+        **({"training.epochs": 1} if job.options["quick"] else {}),
+    }
+    return do(job, load_config(STUDIES[job.study], changed))
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
@@ -186,8 +188,7 @@ def make_page(runs: Path, out: Path) -> None:
     """Compute everything that the page shows from the runs' files."""
     import gradients_numbers as numbers
 
-    found = {study: numbers.collect(runs / study, SETTINGS) for study in STUDIES}
-    studies = {study: summary for study, summary in found.items() if "none" in summary["settings"]}
+    studies = undefended(STUDIES, lambda study: numbers.collect(runs / study, SETTINGS))
     blocks = {}
     for study, summary in studies.items():
         summary["claims"] = verdicts(summary)
@@ -198,25 +199,14 @@ def make_page(runs: Path, out: Path) -> None:
     write_page(out / "shapes.md", studies, blocks)
 
 
-def main() -> None:
-    """Read the command line."""
-    parser, run = commands(__doc__, Path("runs/shapes"), HERE)
-    run.add_argument("--study", nargs="+", choices=list(STUDIES), default=list(STUDIES))
-    run.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    run.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    given = parser.parse_args()
-    if given.command == "page":
-        make_page(given.runs, given.out)
-        return
-    settings = [name for name in given.settings if name in QUICK] if given.quick else given.settings
-    jobs = [
-        job_of(given.runs, study, setting, seed, quick=given.quick)
-        for seed in (given.seeds[:1] if given.quick else given.seeds)
-        for study in given.study
-        for setting in settings
-    ]
-    do_all(jobs, run_one, given.jobs)
-
-
 if __name__ == "__main__":
-    main()
+    main(
+        __doc__,
+        "shapes",
+        studies=STUDIES,
+        settings=SETTINGS,
+        seeds=SEEDS,
+        quick=QUICK,
+        run_one=run_one,
+        make_page=make_page,
+    )

@@ -110,7 +110,52 @@ def do_all(jobs: Sequence[Job], work: Callable[[Job], float], processes: int) ->
         raise SystemExit("\n".join(["some runs failed:", *failed]))
 
 
-def commands(description: str | None, runs: Path, here: Path) -> tuple[Any, argparse.ArgumentParser]:
+def main(
+    description: str | None,
+    name: str,
+    *,
+    studies: Iterable[str],
+    settings: Iterable[str],
+    seeds: Iterable[int],
+    quick: Sequence[str],
+    run_one: Callable[[Job], float],
+    make_page: Callable[[Path, Path], None],
+) -> None:
+    """Read the command line of a page and do what it says.
+
+    Parameters
+    ----------
+    description : str
+        What the page is about, and how its script is used.
+    name : str
+        Of the page; runs lie in `runs/<name>` by default.
+    studies, settings, seeds
+        What there is to run, each combination.
+    quick : Sequence[str]
+        The settings of a quick run.
+    run_one : Callable
+        Does a run and returns its seconds; it finds whether it is a quick one in the options.
+    make_page : Callable
+        Takes the folder of the runs and the one in which the page lies.
+    """
+    parser, run = commands(description, name)
+    for option, values in (("--study", list(studies)), ("--settings", list(settings))):
+        run.add_argument(option, nargs="+", choices=values, default=values)
+    run.add_argument("--seeds", nargs="+", type=int, default=list(seeds))
+
+    def jobs(given: argparse.Namespace) -> list[Job]:
+        return [
+            job_of(given.runs, study, setting, seed, quick=given.quick)
+            for seed in (given.seeds[:1] if given.quick else given.seeds)
+            for study in given.study
+            for setting in given.settings
+            if setting in quick or not given.quick
+        ]
+
+    obey(parser, jobs, run_one, make_page)
+
+
+def commands(description: str | None, name: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """Return a command line with the subcommands `run` and `page`, and the former, for a study to add its options."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     subcommands = parser.add_subparsers(dest="command", required=True)
@@ -118,10 +163,54 @@ def commands(description: str | None, runs: Path, here: Path) -> tuple[Any, argp
     run.add_argument("--jobs", type=int, default=1, help="processes, each with one torch thread")
     run.add_argument("--quick", action="store_true", help="one seed, one epoch, a few settings: does it run?")
     page = subcommands.add_parser("page", help="numbers, tables and figures from the runs")
-    page.add_argument("--out", type=Path, default=here, help="where the page lies")
+    page.add_argument("--out", type=Path, default=Path(__file__).resolve().parent, help="where the page lies")
     for command in (run, page):
-        command.add_argument("--runs", type=Path, default=runs)
+        command.add_argument("--runs", type=Path, default=Path("runs") / name)
     return parser, run
+
+
+def obey(
+    parser: argparse.ArgumentParser,
+    jobs: Callable[[argparse.Namespace], Sequence[Job]],
+    run_one: Callable[[Job], float],
+    make_page: Callable[[Path, Path], None],
+) -> None:
+    """Do what the command line says; `jobs` makes runs of it.
+
+    They are given seed by seed: a study that is stopped early has fewer seeds, not fewer settings.
+    """
+    given = parser.parse_args()
+    if given.command == "page":
+        make_page(given.runs, given.out)
+    else:
+        do_all(jobs(given), run_one, given.jobs)
+
+
+def finished(folder: Path) -> list[tuple[Path, Summary]]:
+    """Return the folders and results of a setting's complete runs, by seed."""
+    found = sorted(folder.glob("seed-*[0-9]"), key=lambda run: int(run.name.removeprefix("seed-")))
+    results = [(run, run / "result.json") for run in found]
+    return [(run, json.loads(path.read_text(encoding="utf8"))) for run, path in results if path.is_file()]
+
+
+def by_setting(
+    folder: Path, settings: Iterable[str], numbers: Callable[[Summary], Iterable[tuple[str, float]]]
+) -> Summary:
+    """Return, for each setting of a study that was run, the seeds, and by name what `numbers` says of each result."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for setting in settings:
+        for _, result in finished(folder / setting):
+            entry = found.setdefault(setting, {"seeds": []})
+            entry["seeds"].append(result["environment"]["seed"])
+            for name, value in numbers(result):
+                entry.setdefault(name, []).append(value)
+    return {"settings": found}
+
+
+def undefended(studies: Iterable[str], collect: Callable[[str], Summary]) -> dict[str, Summary]:
+    """Return what was collected of each study that has runs without a defense; the others say nothing yet."""
+    found = {study: collect(study) for study in studies}
+    return {study: summary for study, summary in found.items() if "none" in summary["settings"]}
 
 
 def write_page(page: Path, studies: Mapping[str, Summary], blocks: Mapping[str, str]) -> None:
@@ -226,6 +315,11 @@ class Verdict(TypedDict):
 def verdict(claim: str, holds: bool | np.bool_ | None, numbers: str) -> Verdict:
     """Return a verdict that JSON can hold."""
     return {"claim": claim, "holds": None if holds is None else bool(holds), "numbers": numbers}
+
+
+def all_of(judged: Sequence[bool | None]) -> bool | None:
+    """Return whether all parts of a claim hold: not where one does not, undecided where one is or there is none."""
+    return False if False in judged else None if None in judged or not judged else True
 
 
 def claim_table(found: Iterable[Verdict]) -> str:

@@ -134,9 +134,10 @@ def test_an_attacker_reaches_the_better_of_both_kinds_of_rows_and_of_both_direct
 def jobs(tmp_path, *arguments, monkeypatch):
     """What the command line would run."""
     import embeddings
+    import studies
 
     found = []
-    monkeypatch.setattr(embeddings, "do_all", lambda given, work, processes: found.extend(given))
+    monkeypatch.setattr(studies, "do_all", lambda given, work, processes: found.extend(given))
     monkeypatch.setattr("sys.argv", ["embeddings.py", "run", "--runs", str(tmp_path), *arguments])
     embeddings.main()
     return found

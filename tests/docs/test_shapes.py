@@ -61,3 +61,20 @@ def test_spectra_are_those_of_the_classes_covariances_in_units_of_the_batch():
         expected = torch.linalg.eigvalsh(torch.cov(x[y == label].T, correction=0) / unit).flip(0)
         assert [log[f"spectra.{name}.{place}"] for place in range(5)] == pytest.approx(expected.tolist())
     assert not any(math.isnan(value) for value in log.values())
+
+
+def test_a_probe_acts_in_each_so_many_steps_on_what_is_sent():
+    from shapes_probe import Shuffled, Spectra
+
+    from flower_vfl.strategies import VerticalStrategy
+
+    base = VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1]))
+    probe = Shuffled(Spectra(base, every=2), every=3)
+    assert [one.params for one in probe.chain()] == [{"every": 3}, {"every": 2}]
+    g = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    for step in range(7):
+        sent, log = probe.protect(g, torch.arange(20) % 2)
+        assert ("spectra.positive.0" in log) == (step % 2 == 0)
+        assert torch.equal(sent, g) == (step % 3 != 0)
+        assert torch.equal(sent.sort(dim=0).values, g.sort(dim=0).values)
+    assert Spectra(base, every=1).protect(g, torch.zeros(20))[1] == {}

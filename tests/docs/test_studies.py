@@ -1,11 +1,15 @@
 """What the studies of docs/results share: runs made once, numbers over seeds, blocks of a page."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from flower_vfl.config import build_config
 from flower_vfl.errors import TrainingError
+from tests.docs.conftest import STUDY
 
 pytestmark = pytest.mark.usefixtures("beside_the_studies")
 
@@ -73,3 +77,71 @@ def test_a_run_appears_when_it_is_complete(tmp_path):
     assert studies.do(job, build_config(small)) > 0
     assert job.done
     assert [folder.name for folder in job.folder.parent.iterdir()] == ["seed-0"]
+
+
+def chosen(monkeypatch, *arguments):
+    """What a study's command line would run, and the pages that it would make."""
+    import studies
+
+    jobs, pages = [], []
+    monkeypatch.setattr(studies, "do_all", lambda given, work, processes: jobs.extend(given))
+    monkeypatch.setattr("sys.argv", ["toy.py", *arguments])
+    studies.main(
+        "A toy.",
+        "toy",
+        studies=["one", "two"],
+        settings=["none", "some", "more"],
+        seeds=range(2),
+        quick=("none", "more"),
+        run_one=work,
+        make_page=lambda runs, out: pages.append((runs, out)),
+    )
+    return [(job.seed, job.study, job.setting, job.options["quick"], str(job.folder)) for job in jobs], pages
+
+
+def test_a_study_runs_seed_by_seed_all_that_was_not_left_out(monkeypatch):
+    found, pages = chosen(monkeypatch, "run")
+    assert not pages
+    assert len(found) == 12
+    assert [seed for seed, *_ in found] == [0] * 6 + [1] * 6
+    assert found[0] == (0, "one", "none", False, "runs/toy/one/none/seed-0")
+    assert {study for _, study, *_ in found[:6]} == {"one", "two"}
+    some, _ = chosen(
+        monkeypatch, "run", "--study", "two", "--settings", "some", "none", "--seeds", "5", "3", "--runs", "x"
+    )
+    assert [job[:3] for job in some] == [(s, "two", name) for s in (5, 3) for name in ("some", "none")]
+    assert some[0][4] == "x/two/some/seed-5"
+
+
+def test_a_quick_study_has_one_seed_and_few_settings(monkeypatch):
+    found, _ = chosen(monkeypatch, "run", "--quick", "--seeds", "7", "8")
+    assert [job[:4] for job in found] == [
+        (7, study, name, True) for study in ("one", "two") for name in ("none", "more")
+    ]
+
+
+def test_a_page_is_made_of_the_runs_that_are_there_beside_the_script(monkeypatch, tmp_path):
+    import studies
+
+    found, pages = chosen(monkeypatch, "page", "--runs", str(tmp_path))
+    assert (found, pages) == ([], [(tmp_path, STUDY)])
+    assert chosen(monkeypatch, "page", "--out", str(tmp_path))[1] == [(Path("runs/toy"), tmp_path)]
+    with pytest.raises(SystemExit):
+        chosen(monkeypatch, "run", "--study", "three")
+    for place, seed in (("seed-10", 10), ("seed-2", 2), ("seed-3.part", 3)):
+        (tmp_path / "none" / place).mkdir(parents=True)
+        (tmp_path / "none" / place / "result.json").write_text(json.dumps({"environment": {"seed": seed}}))
+    (tmp_path / "none" / "seed-4").mkdir()  # empty
+    assert [folder.name for folder, _ in studies.finished(tmp_path / "none")] == ["seed-2", "seed-10"]
+    summary = studies.by_setting(tmp_path, ["some", "none"], lambda result: [("x", result["environment"]["seed"] / 2)])
+    assert summary == {"settings": {"none": {"seeds": [2, 10], "x": [1.0, 5.0]}}}
+    assert studies.undefended(["a", "b"], {"a": summary, "b": {"settings": {"iso": {}}}}.get) == {"a": summary}
+
+
+@pytest.mark.parametrize(
+    ("judged", "holds"), [([True, True], True), ([True, None], None), ([None, False], False), ([], None)]
+)
+def test_a_claim_of_several_parts_holds_where_all_do(judged, holds):
+    import studies
+
+    assert studies.all_of(judged) is holds
