@@ -411,7 +411,7 @@ class Marvell(NoiseDefense):
         return self.base.config.training.order != "time"
 
     def _nothing_done(self) -> Course:
-        return Course(repeats=self._repeats)
+        return Course(self.base.labels.train, repeats=self._repeats)
 
     def _nothing_known(self) -> RunningEstimates | ManyEstimates:
         classes = self.base.labels.classes

@@ -122,7 +122,7 @@ class Together:
         return leak_auc(scores.ravel(), np.repeat([False, True], samples))
 
 
-def together(releases: Sequence[Release], *, rho: float, kept: float) -> Together:
+def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -> Together:
     r"""Return the joint model of an example's releases, one an epoch.
 
     With :math:`\tau = \lambda_1 - \lambda_2`, an example of class c in epoch t gets
@@ -135,7 +135,7 @@ def together(releases: Sequence[Release], *, rho: float, kept: float) -> Togethe
     and the example's own deviations :math:`\zeta^t` from its class by `kept`. So for two epochs s and t
 
     .. math::
-        Cov_c^{st} = k \sqrt{w^s w^t} I + \rho \left( \sqrt{\tau^s \tau^t} \, \hat\Delta^s \hat\Delta^{t\top} +
+        Cov_c^{st} = k_c^{st} \sqrt{w^s w^t} I + \rho \left( \sqrt{\tau^s \tau^t} \, \hat\Delta^s \hat\Delta^{t\top} +
         \sqrt{\lambda_2^s \lambda_2^t} I \right).
 
     Its divergence, put into `auc_bound`, bounds the AUC of every rule that sees all T of them.
@@ -146,8 +146,9 @@ def together(releases: Sequence[Release], *, rho: float, kept: float) -> Togethe
         One an epoch, all of one width.
     rho : float
         Persistent share of the noise, 0 to 1.
-    kept : float
-        How an example's deviation from its class mean correlates between epochs, 0 (drawn anew) to 1 (always the same).
+    kept : float or ndarray, (2, T, T)
+        How an example's deviation from its class mean correlates between epochs, 0 (drawn anew) to 1 (always the same):
+        one number for all, or the correlations of negatives and of positives.
 
     Returns
     -------
@@ -157,7 +158,7 @@ def together(releases: Sequence[Release], *, rho: float, kept: float) -> Togethe
     Raises
     ------
     ArgumentError
-        Without a release, for releases of several widths, and for shares outside 0 to 1.
+        Without a release, for releases of several widths, for shares outside 0 to 1, and for other correlations.
 
     References
     ----------
@@ -173,27 +174,43 @@ def together(releases: Sequence[Release], *, rho: float, kept: float) -> Togethe
     """
     if not releases or len({len(release.direction) for release in releases}) != 1:
         raise ArgumentError("Give at least one release, all of one width.")
-    if not (0.0 <= rho <= 1.0 and 0.0 <= kept <= 1.0):
-        raise ArgumentError(f"rho is {rho} and kept is {kept}: shares lie between 0 and 1.")
+    noise, own = _shares(rho, kept, len(releases))
     directions = np.stack([release.direction for release in releases])
     _, sizes, basis = np.linalg.svd(directions, full_matrices=False)
     basis = basis[sizes > math.sqrt(_NEGLIGIBLE) * sizes[0]]
     places = directions @ basis.T
-    count, rank = places.shape
+    rank = places.shape[1]
     difference = (np.array([release.distance for release in releases])[:, None] * places).ravel()
-    noise, own = _correlated(rho, count), _correlated(kept, count)
     inside, outside = [], []
     for c in (0, 1):
         spread, along, across = (
             np.sqrt([getattr(release, name)[c] for release in releases]) for name in ("spread", "along", "across")
         )
         line = np.sqrt(np.maximum(along**2 - across**2, 0.0))
-        shared = own * np.outer(spread, spread) + noise * np.outer(across, across)
+        shared = own[c] * np.outer(spread, spread) + noise * np.outer(across, across)
         stretched = (line[:, None] * places).ravel()
         on_line = np.kron(noise, np.ones((rank, rank))) * np.outer(stretched, stretched)
         inside.append(np.kron(shared, np.eye(rank)) + on_line)
         outside.append(shared)
     return Together(difference, (inside[0], inside[1]), (outside[0], outside[1]), directions.shape[1] - rank)
+
+
+def _shares(rho: float, kept: float | Matrix, count: int) -> tuple[Matrix, Matrix]:
+    """Return how two epochs' noises correlate, (T, T), and two epochs' deviations of each class, (2, T, T)."""
+    if not 0.0 <= rho <= 1.0:
+        raise ArgumentError(f"rho is {rho}; a share lies between 0 and 1.")
+    if isinstance(kept, int | float):
+        if not 0.0 <= kept <= 1.0:
+            raise ArgumentError(f"kept is {kept}; a share lies between 0 and 1.")
+        return _correlated(rho, count), np.stack([_correlated(kept, count)] * 2)
+    own = np.asarray(kept, dtype=np.float64)
+    if own.shape != (2, count, count) or not np.isfinite(own).all():
+        raise ArgumentError(f"Of {count} releases kept is a number or finite (2, {count}, {count}), given {own.shape}.")
+    spectrum = np.linalg.eigvalsh(own)
+    even = np.allclose(own, own.transpose(0, 2, 1)) and np.allclose(own.diagonal(axis1=1, axis2=2), 1.0)
+    if not even or (spectrum < -_NEGLIGIBLE * count).any():
+        raise ArgumentError("kept are correlations: symmetric, 1 on the diagonal, no eigenvalue below 0.")
+    return _correlated(rho, count), own
 
 
 def _correlated(share: float, count: int) -> Matrix:

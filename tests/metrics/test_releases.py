@@ -39,7 +39,8 @@ def dense(releases, c, rho, kept):
     for s, one in enumerate(releases):
         row = []
         for t, two in enumerate(releases):
-            own, noise = (1.0, 1.0) if s == t else (kept, rho)
+            between = kept if isinstance(kept, float) else kept[c, s, t]
+            own, noise = (1.0, 1.0) if s == t else (between, rho)
             lines = [math.sqrt(r.along[c] - r.across[c]) * r.direction for r in (one, two)]
             block = own * math.sqrt(one.spread[c] * two.spread[c]) * np.eye(width)
             block = block + noise * np.outer(*lines)
@@ -66,6 +67,16 @@ def test_the_divergence_is_that_of_the_dense_covariances(epochs, width, rho, kep
     releases = drawn(epochs * width, epochs, width)
     expected = divergence(*(dense(releases, c, rho, kept) for c in (0, 1)))
     assert together(releases, rho=rho, kept=kept).sum_kl() == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.6])
+def test_what_comes_again_may_differ_between_classes_and_between_any_two_epochs(rho):
+    releases, rng = drawn(5, 4, 3), np.random.default_rng(0)
+    kept = np.stack([np.corrcoef(rng.standard_normal((4, 6)) + shift) for shift in (0.0, rng.standard_normal(6))])
+    expected = divergence(*(dense(releases, c, rho, kept) for c in (0, 1)))
+    found = together(releases, rho=rho, kept=kept).sum_kl()
+    assert found == pytest.approx(expected, rel=1e-8)
+    assert found != pytest.approx(together(releases, rho=rho, kept=kept[::-1]).sum_kl(), rel=1e-3)
 
 
 def test_one_release_has_the_divergence_that_marvell_leaves():
@@ -156,8 +167,19 @@ def test_what_cannot_be_put_together_is_refused():
     for releases in ([], [*two, *three]):
         with pytest.raises(ArgumentError, match="one width"):
             together(releases, rho=0.0, kept=0.0)
-    with pytest.raises(ArgumentError, match="between 0 and 1"):
-        together(two, rho=1.5, kept=0.0)
+    for rho, kept in ((1.5, 0.0), (0.0, -0.1)):
+        with pytest.raises(ArgumentError, match="between 0 and 1"):
+            together(two, rho=rho, kept=kept)
+    for kept in (np.ones((2, 1)), np.full((2, 1, 1), math.nan), np.ones((1, 1))):
+        with pytest.raises(ArgumentError, match="kept is a number or finite"):
+            together(two, rho=0.0, kept=kept)
+    asymmetric, large, indefinite = np.eye(3), np.eye(3), np.full((3, 3), -0.9)
+    asymmetric[0, 1] = 0.5
+    large[0, 0] = 2.0
+    np.fill_diagonal(indefinite, 1.0)
+    for matrix in (asymmetric, large, indefinite):
+        with pytest.raises(ArgumentError, match="kept are correlations"):
+            together(drawn(0, 3, 2), rho=0.0, kept=np.stack([np.eye(3), matrix]))
     bare = Release(unit(1, 0), 1.0, (0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
     assert math.isinf(together([bare], rho=0.0, kept=0.0).sum_kl())
     with pytest.raises(ArgumentError, match="no density"):

@@ -228,11 +228,11 @@ def batch(scale=1.0, seed=0):
 
 
 def test_an_epoch_of_which_nothing_is_known_promises_nothing(monkeypatch):
-    course = Course()
+    course = Course(np.arange(64) % 4 == 0)
     course.add(*batch(), np.arange(64))
     course.end_epoch(0.0)
     assert 0.0 < course.largest < 4.0
-    again = Course()
+    again = Course(np.arange(64) % 4 == 0)
     again.restore(course.state())
     assert again.largest == course.largest
     again.end_epoch(0.0)  # no batch of it could be estimated from
@@ -244,7 +244,7 @@ def test_an_epoch_of_which_nothing_is_known_promises_nothing(monkeypatch):
 
 
 def test_noise_of_earlier_batches_counts_by_what_it_leaves():
-    course = Course()
+    course = Course(np.arange(64) % 4 == 0)
     course.note(batch(scale=0.01)[1])
     assert course.largest == batch(scale=0.01)[1].sum_kl > batch()[1].sum_kl
 

@@ -32,7 +32,7 @@ def gradients(own, seed=0):
 
 def epochs(count, own=None, rho=0.0, step=128):
     """Let a course see epochs, batch by batch; return what it says after each, and what each batch's noise leaves."""
-    course, said, left = Course(), [], []
+    course, said, left = Course(LABELS.numpy()), [], []
     for epoch in range(count):
         g = gradients(own, seed=epoch)
         order = np.random.default_rng(epoch).permutation(ROWS)
@@ -76,7 +76,7 @@ def test_a_course_goes_on_as_if_it_had_not_been_interrupted():
     g, rows = gradients(None), np.arange(ROWS)
     classes = estimate(g, LABELS.long())
     spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, classes.g)
-    course, other = Course(), Course()
+    course, other = (Course(LABELS.numpy()) for _ in range(2))
     course.add(classes, spectrum, g, LABELS.long(), rows)
     course.end_epoch(0.5)
     course.add(classes, spectrum, 1.1 * g, LABELS.long(), rows)
@@ -93,7 +93,7 @@ def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatc
 
 
 def test_an_epoch_without_both_classes_says_nothing():
-    assert Course().end_epoch(0.0) == {}
+    assert Course(LABELS.numpy()).end_epoch(0.0) == {}
     base = Marvell(strategy())
     base.begin_batch(np.arange(4))
     base.protect(torch.ones(4, 8), torch.zeros(4, dtype=torch.int64))

@@ -1,0 +1,108 @@
+"""How much of an example's deviation from its class comes again with it in later epochs, measured on a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.protocol.schedule import Rows
+
+NUMBERS = 2**15
+"""Numbers of a class that are kept of each epoch: 1,024 rows of 32."""
+
+FEWEST = 64
+"""Rows of a class that are kept of each epoch at least, however long they are."""
+
+
+def sample(labels: NDArray[Any], width: int) -> Rows:
+    """Return sorted rows of each of two classes, evenly spaced over the table, for gradients (B, width).
+
+    Their batches are as random as the order of the rows is, so that in each epoch they come from all parts of it.
+
+    Examples
+    --------
+    >>> sample(np.arange(4096) % 2, 32)[:4], len(sample(np.arange(4096) % 2, 32))
+    (array([0, 1, 4, 5]), 2048)
+    """
+    most = max(FEWEST, NUMBERS // max(width, 1))
+    members = [np.flatnonzero(labels == label) for label in (0, 1)]
+    return np.sort(np.concatenate([rows[:: max(1, -(-len(rows) // most))] for rows in members]))
+
+
+class Recurrence:
+    r"""Keeps the deviations of a sample of rows from their class means, one vector an epoch, and correlates them.
+
+    The deviations of a class's rows in epoch t, each in units of its batch, are one long vector :math:`\zeta_c^t`; what
+    comes again is :math:`k_c^{st} = \langle \zeta_c^s, \zeta_c^t \rangle / (\|\zeta_c^s\| \|\zeta_c^t\|)`. Such a
+    matrix has no negative eigenvalue. All of it is computed from labels and stays at the label party.
+
+    Parameters
+    ----------
+    labels : ndarray of int, (N,)
+        Classes, 0 or 1, of the table's rows; the sample is chosen by them.
+    """
+
+    def __init__(self, labels: NDArray[Any]) -> None:
+        self._labels = labels
+        self._rows = np.zeros(0, dtype=np.int64)
+        self._epochs: list[Tensor] = []
+        self._now = torch.zeros(0, 0)
+        self._positive = torch.zeros(0, dtype=torch.bool)
+
+    def add(self, g: Tensor, y: Tensor, rows: Rows) -> None:
+        """Take in a batch: clean gradients (B, D) in units of its own, labels (B,) and rows of the table (B,)."""
+        if self._now.shape[1] != g.shape[1]:
+            self._rows, self._epochs = sample(self._labels, g.shape[1]), []
+            self._now = self._nobody(g.shape[1])
+            self._positive = torch.zeros(len(self._rows), dtype=torch.bool)
+        if not len(self._rows):
+            return
+        places = self._rows.searchsorted(rows).clip(max=len(self._rows) - 1)
+        known = np.flatnonzero(self._rows[places] == rows)
+        members = torch.stack([y == 0, y == 1]).to(g.dtype)
+        means = (members @ g) / members.sum(dim=1, keepdim=True).clamp(min=1.0)
+        mine, at = torch.from_numpy(known), torch.from_numpy(places[known])
+        classes = y[mine.to(g.device)].long()
+        self._now[at] = (g[mine.to(g.device)] - means[classes]).float().cpu()
+        self._positive[at] = (classes == 1).cpu()
+
+    def end_epoch(self) -> None:
+        """Close the epoch."""
+        self._epochs.append(self._now)
+        self._now = self._nobody(self._now.shape[1])
+
+    def correlations(self, epochs: int) -> NDArray[np.float64]:
+        """Return k of negatives and of positives over the latest epochs, (2, T, T).
+
+        It is of those rows that came in each of them; where there are none, nothing is known to come again.
+        """
+        found = np.tile(np.eye(epochs), (2, 1, 1))
+        latest = self._epochs[-epochs:]
+        if len(latest) < epochs or not latest or not latest[0].numel():
+            return found
+        deviations = torch.stack(latest)
+        came = deviations.isfinite().all(dim=2).all(dim=0)
+        for label in (0, 1):
+            vectors = deviations[:, came & (self._positive == bool(label))].flatten(1).double()
+            lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+            if vectors.numel() and bool((lengths > 0.0).all()):
+                found[label] = ((vectors / lengths) @ (vectors / lengths).T).numpy()
+        return found
+
+    def _nobody(self, width: int) -> Tensor:
+        return torch.full((len(self._rows), width), torch.nan)
+
+    def state(self) -> dict[str, Any]:
+        """Return tensors; the sample itself follows from the labels."""
+        return {"epochs": list(self._epochs), "now": self._now.clone(), "positive": self._positive.clone()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._epochs, self._now = list(state["epochs"]), state["now"].clone()
+        self._positive = state["positive"].clone()
+        self._rows = sample(self._labels, self._now.shape[1])

@@ -1,0 +1,99 @@
+"""How much of a row's deviation from its class comes again, measured on rows of the whole table."""
+
+import numpy as np
+import pytest
+import torch
+
+from flower_vfl.strategies.recurring import FEWEST, Recurrence, sample
+
+ROWS, WIDTH, BATCH = 2048, 8, 128
+LABELS = (np.arange(ROWS) % 8 == 3).astype(np.int64)
+SHARES = (0.8, 0.3)
+"""What of a negative's and of a positive's deviation comes again."""
+
+
+def epoch(own, seed, untrained=0):
+    """Batches of an epoch: gradients, labels, rows; rows of the first `untrained` batches have nothing of their own."""
+    rng = np.random.default_rng(seed)
+    order, shares = rng.permutation(ROWS), np.array(SHARES)[LABELS][:, None]
+    g = np.sqrt(shares) * own + np.sqrt(1 - shares) * rng.standard_normal((ROWS, WIDTH))
+    bare = order[: untrained * BATCH]
+    g[bare] = rng.standard_normal((len(bare), WIDTH))
+    g += np.where(LABELS == 1, 3.0, -0.5)[:, None]
+    for low in range(0, ROWS, BATCH):
+        rows = order[low : low + BATCH]
+        yield torch.tensor(g[rows]), torch.tensor(LABELS[rows]), rows
+
+
+def seen(epochs, untrained=0, labels=LABELS):
+    own = np.random.default_rng(99).standard_normal((ROWS, WIDTH))
+    recurrence = Recurrence(labels)
+    for number in range(epochs):
+        for g, y, rows in epoch(own, number, untrained if number == 0 else 0):
+            recurrence.add(g, y, rows)
+        recurrence.end_epoch()
+    return recurrence
+
+
+def test_what_comes_again_is_found_for_each_class_and_any_two_epochs():
+    """Each entry within five standard errors, 1 / sqrt(numbers of the class), and what the class means take away."""
+    found = seen(3).correlations(3)
+    for label, share in enumerate(SHARES):
+        numbers = WIDTH * (label == LABELS).sum()
+        assert found[label][~np.eye(3, dtype=bool)] == pytest.approx(share, abs=5 / np.sqrt(numbers) + 0.02)
+    assert np.diagonal(found, axis1=1, axis2=2) == pytest.approx(1.0)
+    assert np.linalg.eigvalsh(found).min() >= -1e-12
+
+
+def test_the_first_batches_of_a_network_that_knows_nothing_yet_do_not_stand_for_the_epoch():
+    """Gradients of a new network are like no later ones; with a sixteenth of the rows there, so much is missing."""
+    share = 15 / 16 * SHARES[0]
+    assert seen(2, untrained=1).correlations(2)[0, 0, 1] == pytest.approx(share, abs=0.06)
+
+
+def test_the_sample_is_spread_over_the_table_and_has_enough_of_the_rare_class():
+    labels = (np.arange(1_000_000) % 1000 == 0).astype(np.int64)
+    for width, most in ((32, 1024), (4096, FEWEST)):
+        rows = sample(labels, width)
+        assert (np.bincount(labels[rows]) <= most).all()
+        assert (np.bincount(labels[rows]) > 0.9 * most).all()
+        for label in (0, 1):
+            gaps = np.diff(rows[labels[rows] == label], prepend=-1, append=len(labels))
+            assert gaps.max() < 1.1 * len(labels) / min(most, 1000) + 1000
+    assert sample(np.zeros(5, dtype=np.int64), 4).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_rows_that_did_not_come_in_each_epoch_are_left_out():
+    whole, partly = seen(2), seen(2)
+    own = np.random.default_rng(99).standard_normal((ROWS, WIDTH))
+    for recurrence in (whole, partly):
+        for number, (g, y, rows) in enumerate(epoch(own, 7)):
+            if recurrence is whole or number != 3:
+                recurrence.add(g, y, rows)
+        recurrence.end_epoch()
+    assert partly.correlations(3) == pytest.approx(whole.correlations(3), abs=0.05)
+    assert (partly.correlations(3) != whole.correlations(3)).any()
+    assert (partly.correlations(2)[0, 0, 1] != seen(2).correlations(2)[0, 0, 1]).all()
+
+
+def test_of_what_never_came_nothing_is_known_to_come_again():
+    assert (Recurrence(LABELS).correlations(2) == np.eye(2)).all()
+    alone = seen(2, labels=np.zeros(ROWS, dtype=np.int64))  # no row is of the second class, as it seems
+    assert np.isfinite(alone.correlations(2)).all()
+    recurrence = seen(1)
+    recurrence.end_epoch()
+    assert (recurrence.correlations(2) == np.eye(2)).all()
+
+
+def test_it_goes_on_as_if_it_had_not_been_interrupted():
+    own, straight, other = np.random.default_rng(99).standard_normal((ROWS, WIDTH)), seen(2), None
+    for number, (g, y, rows) in enumerate(epoch(own, 2)):
+        straight.add(g, y, rows)
+        if number == 5:
+            other = Recurrence(LABELS)
+            other.restore(straight.state())
+        elif number > 5:
+            other.add(g, y, rows)
+    for recurrence in (straight, other):
+        recurrence.end_epoch()
+    assert (straight.correlations(3) == other.correlations(3)).all()
