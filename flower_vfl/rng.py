@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import torch
 
 SECRET_FILE_VARIABLE = "FLOWER_VFL_SECRET_FILE"
+NOISE_KEY_FILE_VARIABLE = "FLOWER_VFL_NOISE_KEY_FILE"
+FILE = "file"
+"""Where a secret came from that is the same in each training."""
+
 _SECRET_BYTES = 32
 
 
@@ -53,14 +57,19 @@ class Secret:
         At least 16 bytes.
     origin : str
         Where it came from, for the log: "simulation seed", "file" or "operating system".
+    noise_key : bytes, optional
+        At least 16 bytes, from which `key` derives instead: what shall be the same in several trainings, while all
+        that `seed` and `generator` give is another one in each.
     """
 
-    __slots__ = ("_value", "origin")
+    __slots__ = ("_noise_key", "_value", "origin")
 
-    def __init__(self, value: bytes, origin: str) -> None:
-        if len(value) < 16:
-            raise ConfigError(f"a secret needs at least 16 bytes, this one has {len(value)}")
+    def __init__(self, value: bytes, origin: str, *, noise_key: bytes | None = None) -> None:
+        for given in (value, value if noise_key is None else noise_key):
+            if len(given) < 16:
+                raise ConfigError(f"a secret needs at least 16 bytes, this one has {len(given)}")
         self._value = value
+        self._noise_key = value if noise_key is None else noise_key
         self.origin = origin
 
     @classmethod
@@ -72,6 +81,8 @@ class Secret:
     def of_this_host(cls, kept: Path | None = None) -> Secret:
         """Read the secret from the file named by FLOWER_VFL_SECRET_FILE, else from `kept`, or draw a fresh one.
 
+        What FLOWER_VFL_NOISE_KEY_FILE names, if anything, is the key of persistent noise, whatever the secret is.
+
         Parameters
         ----------
         kept : Path, optional
@@ -82,12 +93,13 @@ class Secret:
         ConfigError
             When a file cannot be read or is too short.
         """
-        named = os.environ.get(SECRET_FILE_VARIABLE)
-        if named:
-            return cls(_read_secret(Path(named), SECRET_FILE_VARIABLE), "file")
+        named, noise_key = read_secret(SECRET_FILE_VARIABLE), read_secret(NOISE_KEY_FILE_VARIABLE)
+        if named is not None:
+            return cls(named, FILE, noise_key=noise_key)
         if kept is not None and kept.is_file():
-            return cls(_read_secret(kept, "the training that goes on"), "kept since the training began")
-        return cls(secrets.token_bytes(_SECRET_BYTES), "operating system")
+            value = _read_secret(kept, "the training that goes on")
+            return cls(value, "kept since the training began", noise_key=noise_key)
+        return cls(secrets.token_bytes(_SECRET_BYTES), "operating system", noise_key=noise_key)
 
     def keep(self, path: Path) -> None:
         """Write a secret that was drawn for this training to this party's own disk, for its owner alone to read."""
@@ -105,8 +117,8 @@ class Secret:
         return derive_seed(self._value, *purpose)
 
     def key(self, *purpose: str | int) -> bytes:
-        """Return a key of 16 bytes for one purpose; it depends on the secret and on nothing else."""
-        return hmac.new(self._value, "\x1f".join(map(str, purpose)).encode(), hashlib.sha256).digest()[16:]
+        """Return a key of 16 bytes for one purpose; it follows from the noise key, or from the secret without one."""
+        return hmac.new(self._noise_key, "\x1f".join(map(str, purpose)).encode(), hashlib.sha256).digest()[16:]
 
     def generator(self, *purpose: str | int, device: str = "cpu") -> torch.Generator:
         """Return a fresh torch generator for one purpose on `device`."""
@@ -119,6 +131,18 @@ class Secret:
 
     def __reduce__(self) -> str:
         raise TypeError("a Secret is not serialised: it never leaves its party")
+
+
+def read_secret(variable: str) -> bytes | None:
+    """Return what the file holds that a variable of the environment names; None where it names none.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read or is too short.
+    """
+    named = os.environ.get(variable)
+    return _read_secret(Path(named), variable) if named else None
 
 
 def _read_secret(path: Path, who: str) -> bytes:

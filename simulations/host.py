@@ -34,7 +34,7 @@ from flower_vfl.apps.node import DATA_VARIABLE
 from flower_vfl.apps.result import package_version
 from flower_vfl.data.dataset import Dataset, open_dataset
 from flower_vfl.errors import ConfigError, FlowerVflError
-from flower_vfl.rng import SECRET_FILE_VARIABLE, Secret
+from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, read_secret
 from flower_vfl.simulations.doctor import Finding
 
 _SECONDS = 5.0
@@ -125,17 +125,17 @@ def split_address(address: str) -> tuple[str, int]:
 
 def _environment() -> Iterator[Finding]:
     """Look at what the owner of this host set in the environment."""
-    if os.environ.get(SECRET_FILE_VARIABLE):
-        try:
-            Secret.of_this_host()
-        except FlowerVflError as error:
-            yield SECRET_FILE_VARIABLE, "wrong", str(error)
-        else:
-            yield (
-                SECRET_FILE_VARIABLE,
-                "ok",
-                "readable; unset it unless runs must repeat: it fixes all noise",
-            )
+    for variable, words in (
+        (SECRET_FILE_VARIABLE, "readable; unset it unless runs must repeat: it fixes all noise"),
+        (NOISE_KEY_FILE_VARIABLE, "readable; persistent noise is the same in all runs with this file"),
+    ):
+        if os.environ.get(variable):
+            try:
+                read_secret(variable)
+            except FlowerVflError as error:
+                yield variable, "wrong", str(error)
+            else:
+                yield variable, "ok", words
     state = os.environ.get(STATE_FOLDER_VARIABLE)
     if state:
         existing = next(path for path in (Path(state), *Path(state).absolute().parents) if path.exists())

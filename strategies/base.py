@@ -36,6 +36,9 @@ class HookedStrategy(Strategy):
     def base(self) -> VerticalStrategy:
         """The innermost strategy, which holds model, loss and labels."""
 
+    def begin(self) -> None:
+        """Do once, before any party is asked, what would keep the parties waiting in the first step."""
+
     def begin_batch(self, rows: Rows) -> None:
         """Take in which rows (B,) of the training table the next calls of the other hooks are about."""
         self.base.batch = rows
@@ -224,6 +227,9 @@ class Defense(HookedStrategy):
         self._generator = None
         if "generator" in state:
             self.generator(torch.device(state["device"])).set_state(state["generator"])
+
+    def begin(self) -> None:  # noqa: D102
+        self.strategy.begin()
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
         return self.strategy.prepare_labels(labels)

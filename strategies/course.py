@@ -47,6 +47,7 @@ def run_training(
     bounded = config.attack.max_bound < 1.0
     if bounded:
         strategy.check_bound(schedule.epochs)
+    strategy.begin()
     prepared, log = strategy.prepare_labels(torch.from_numpy(base.labels.train))
     strategy.summary()
     with Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:

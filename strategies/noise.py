@@ -1,24 +1,25 @@
 """Normal noise of a batch: drawn anew in every step, or in part the same whenever a row comes again.
 
 Noise that is drawn anew averages out: who adds up what it received for one row over the epochs is left with the
-gradient. The persistent share of a row's noise does not; it follows from a key and the row, and is stored nowhere.
+gradient. The persistent share of a row's noise does not; it follows from a key and the row's ID, and is stored nowhere.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.parties.label import Log
-from flower_vfl.protocol.schedule import Rows
+from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
 from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
 
 WORKING = (torch.float32, torch.float64)
@@ -28,7 +29,9 @@ _WORDS = 4
 """Random numbers of 32 bits in a block of AES; two of them make two normal numbers."""
 
 
-def keyed_normals(key: bytes, rows: Rows, width: int, *, stream: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+def keyed_normals(
+    key: bytes, rows: NDArray[np.integer], width: int, *, stream: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
     r"""Return standard normal numbers (B, `width`) that follow from a key, the rows and the stream, and nothing else.
 
     Every block of AES-128 in counter mode, :math:`E_k(\text{row} \,\|\, \text{stream} \,\|\, \text{block})`, gives four
@@ -39,8 +42,8 @@ def keyed_normals(key: bytes, rows: Rows, width: int, *, stream: int = 0, dtype:
     ----------
     key : bytes
         16 bytes.
-    rows : ndarray of int64, (B,)
-        At least 0.
+    rows : ndarray of integers, (B,)
+        What stands for each row, from 0 to 2^64 - 1.
     width : int
         Numbers a row; the first ones do not depend on it.
     stream : int
@@ -78,8 +81,8 @@ class Noise:
         Share of the variance that is persistent, 0 to 1.
     key : bytes
         Of the persistent share.
-    rows : ndarray of int64, (B,), optional
-        Which rows the batch has; needed for a persistent share.
+    rows : ndarray of integers, (B,), optional
+        What stands for each row of the batch; needed for a persistent share.
     part : int
         Of several parties' parts with noise of their own, the number of this one.
     """
@@ -90,7 +93,7 @@ class Noise:
         *,
         rho: float = 0.0,
         key: bytes = b"",
-        rows: Rows | None = None,
+        rows: NDArray[np.integer] | None = None,
         part: int = 0,
     ) -> None:
         self._generator, self._rho, self._key, self._rows, self._part = generator, rho, key, rows, part
@@ -136,7 +139,7 @@ class NoiseDefense(GradientDefense):
         step has the same law whatever it is. At 0 the noise is drawn anew each time, and a party that remembers what it
         received averages it away over the epochs; at 1 two gradients of one row have the same noise, and it is gone
         from their difference. The persistent noise of a row follows from the label party's secret and from the row's
-        place in the aligned table.
+        ID; where rows have none, from the number of the row in the table.
     """
 
     def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint", rho: float = 0.0) -> None:
@@ -162,9 +165,50 @@ class NoiseDefense(GradientDefense):
     def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
         """Do it for fresh noise and gradients in a format of `WORKING`."""
 
+    def begin(self) -> None:
+        """Read the IDs that persistent noise follows."""
+        super().begin()
+        if self.rho:
+            self.base.identities(np.empty(0, np.int64))
+
     def noise(self, g: Tensor) -> Noise:
         """Return where the noise of this batch comes from."""
-        depth = len(self.strategy.chain())
-        key = self.base.secret.key("defense", self.name, depth, "persistent") if self.rho else b""
-        generator = self.generator(g.device)
-        return Noise(generator, rho=self.rho, key=key, rows=self.base.batch, part=self.part)
+        generator, batch = self.generator(g.device), self.base.batch
+        if not self.rho or batch is None:
+            return Noise(generator, rho=self.rho)
+        key, rows = self._key("persistent"), self.base.identities(batch)
+        return Noise(generator, rho=self.rho, key=key, rows=rows, part=self.part)
+
+    def _key(self, purpose: str) -> bytes:
+        return self.base.secret.key("defense", self.name, len(self.strategy.chain()), purpose)
+
+    def state(self) -> dict[str, Any]:
+        """Add what persistent noise follows: a resumed run must go on with the same."""
+        return {**super().state(), **({"persistent": self._followed()} if self.rho else {})}
+
+    def _followed(self) -> dict[str, str]:
+        return {"follows": "IDs" if self.base.follows_ids else "numbers", "key": self._key("check").hex()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned.
+
+        Raises
+        ------
+        DataError
+            When persistent noise would not go on as it was.
+        """
+        super().restore(state)
+        if not self.rho:
+            return
+        # Of a state without it, an earlier version's, the noise followed places.
+        was, now = state.get("persistent", {"follows": "places"}), self._followed()
+        if was["follows"] != now["follows"]:
+            raise DataError(
+                f"the training began with persistent noise that follows the {was['follows']} of rows and would go on "
+                f"with noise that follows their {now['follows']}; begin it anew"
+            )
+        if was["key"] != now["key"]:
+            raise DataError(
+                "the training began with persistent noise of another key; let "
+                f"{NOISE_KEY_FILE_VARIABLE} and {SECRET_FILE_VARIABLE} name what they named then"
+            )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from flower_vfl.attacks import Attack, InferenceAttack, MemoryAttack, make_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable
+from flower_vfl.data.ids import id_numbers
 from flower_vfl.data.periods import Periods
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.parties.inference import check_trained_attacks
@@ -60,6 +62,9 @@ class VerticalStrategy(HookedStrategy):
         Digest of the ordered IDs; each party must have the same.
     periods : Periods, optional
         The days of the rows, for `training.order = "time"`; each party must have the same.
+    ids : Iterable[str], optional
+        The IDs of the training rows in their order, all different, which persistent noise follows; gone through once,
+        before training, and only where there is such noise. Without them it follows the number of the row.
     optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
         Makes the label party's optimizer, instead of the configuration's.
     secret : Secret, optional
@@ -87,6 +92,7 @@ class VerticalStrategy(HookedStrategy):
         table: PartyTable | None = None,
         alignment: str = "",
         periods: Periods | None = None,
+        ids: Iterable[str] | None = None,
         optimizer: OptimizerFactory | None = None,
         secret: Secret | None = None,
         observer: Observer | None = None,
@@ -114,6 +120,7 @@ class VerticalStrategy(HookedStrategy):
         self.memory: Path | None = None  # of the monitor; a run with a ledger has a folder that survives it
         self.resume = False
         self._secret = secret
+        self._ids = ids
         self._class_weights: Tensor | None = None
 
     def _check_attacks(self) -> None:
@@ -178,6 +185,28 @@ class VerticalStrategy(HookedStrategy):
         if self._secret is None:
             self._secret = Secret.of_this_host()
         return self._secret
+
+    @property
+    def follows_ids(self) -> bool:
+        """Whether persistent noise follows the IDs of rows; else their numbers in the table."""
+        return self._ids is not None
+
+    @cached_property
+    def _numbers(self) -> NDArray[np.uint64] | None:
+        """Of each training row, (N,), what stands for its ID."""
+        if self._ids is None:
+            return None
+        return id_numbers(self._ids, len(self.labels.train), self.secret.key("ids"))
+
+    def identities(self, rows: Rows) -> NDArray[np.uint64]:
+        """Return by which numbers (B,) persistent noise knows rows: those of their IDs, or else of their places.
+
+        Raises
+        ------
+        DataError
+            When first asked: when there are more or fewer IDs than training rows, or one comes twice.
+        """
+        return rows.astype(np.uint64) if self._numbers is None else self._numbers[rows]
 
     def chain(self) -> list[Defense]:
         """No defense is in force here."""

@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.rng import SECRET_FILE_VARIABLE, Secret, derive_seed, schedule_root, simulation_secret
+from flower_vfl.rng import (
+    NOISE_KEY_FILE_VARIABLE,
+    SECRET_FILE_VARIABLE,
+    Secret,
+    derive_seed,
+    schedule_root,
+    simulation_secret,
+)
 
 VALUE = b"only this host knows this value!"
 PURPOSES = [
@@ -87,6 +94,33 @@ def test_a_secret_file_gives_the_same_secret_again(secret_file):
     secret = Secret.of_this_host()
     assert secret.origin == "file"
     assert secret.seed("noise") == Secret.of_this_host().seed("noise") == Secret(VALUE, "file").seed("noise")
+
+
+def test_a_noise_key_stays_while_all_else_is_drawn_anew(tmp_path, monkeypatch):
+    monkeypatch.delenv(SECRET_FILE_VARIABLE, raising=False)
+    monkeypatch.setenv(NOISE_KEY_FILE_VARIABLE, str(tmp_path / "key"))
+    (tmp_path / "key").write_bytes(VALUE)
+    one, other = Secret.of_this_host(), Secret.of_this_host()
+    assert one.key("noise") == other.key("noise") == Secret(VALUE, "file").key("noise")
+    assert one.seed("noise") != other.seed("noise")
+    one.keep(tmp_path / "kept")
+    again = Secret.of_this_host(tmp_path / "kept")
+    assert (again.seed("noise"), again.key("noise")) == (one.seed("noise"), one.key("noise"))
+    assert VALUE not in (tmp_path / "kept").read_bytes()
+    (tmp_path / "key").write_bytes(VALUE[:15])
+    with pytest.raises(ConfigError, match=f"{NOISE_KEY_FILE_VARIABLE} names .*15 bytes.*at least 16"):
+        Secret.of_this_host()
+
+
+def test_a_secret_file_alone_repeats_fresh_noise_too_and_with_a_noise_key_the_key_is_that(secret_file, monkeypatch):
+    secret_file.write_bytes(VALUE)
+    monkeypatch.delenv(NOISE_KEY_FILE_VARIABLE, raising=False)
+    assert Secret.of_this_host().seed("noise") == Secret.of_this_host().seed("noise")
+    monkeypatch.setenv(NOISE_KEY_FILE_VARIABLE, str(secret_file.with_name("key")))
+    secret_file.with_name("key").write_bytes(VALUE[::-1])
+    secret = Secret.of_this_host()
+    assert secret.key("noise") == Secret(VALUE[::-1], "file").key("noise") != Secret(VALUE, "file").key("noise")
+    assert secret.seed("noise") == Secret(VALUE, "file").seed("noise")
 
 
 @pytest.mark.parametrize("size", [0, 1, 15])

@@ -37,13 +37,13 @@ from flower_vfl.apps.result import RunResult, describe_data, summarise
 from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.dataset import Labels
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.memory import IdentifiedData, VerticalData
 from flower_vfl.errors import ConfigError, InputError, StorageError
 from flower_vfl.metrics import Embeddings, Values
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.networks import network_of
 from flower_vfl.parsing import Value
-from flower_vfl.rng import Secret
+from flower_vfl.rng import FILE, NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome, VerticalStrategy
 from flower_vfl.strategies.configured import OptimizerFactory
 from flower_vfl.strategies.grids import is_simulation
@@ -151,6 +151,7 @@ def build_strategy(
         table=table,
         alignment=dataset.alignment.digest,
         periods=dataset.alignment.periods,
+        ids=dataset.train_ids() if isinstance(dataset, IdentifiedData) else None,
         optimizer=optimizer,
         secret=secret,
         observer=observer,
@@ -235,6 +236,13 @@ def make_server_app(
         keeping = None if given is None else Keeping.of_label_party(given, resume=goes_on)
         kept = None if keeping is None else keeping.secret
         secret = Secret.for_simulation(settings.seed, LABEL) if simulation else Secret.of_this_host(kept)
+        if secret.origin == FILE:
+            _log.warning(
+                "%s fixes all noise: two trainings with it have the same, and who took part in both can subtract it; "
+                "for persistent noise that stays over trainings name a file in %s instead",
+                SECRET_FILE_VARIABLE,
+                NOISE_KEY_FILE_VARIABLE,
+            )
         journal = _Journal((_EpochLog(), *observers))
         strategy = build_strategy(
             settings,

@@ -16,7 +16,7 @@ A prepared folder looks like this, and a party's host needs only the manifest an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -302,6 +302,10 @@ class Dataset:
         if not self.has_ids:
             return [str(row) for row in range(self.rows(part))]
         return [str(value) for value in self.id_column(part).to_pylist()]
+
+    def train_ids(self) -> Iterator[str] | None:
+        """Return the IDs of the training rows one by one, never all in memory; None where rows have numbers only."""
+        return layout.each_id(self.folder / "ids" / "train.parquet") if self.has_ids else None
 
     def verify(self) -> None:
         """Read every file that this host holds and check its digest, its numbers and its category ids.

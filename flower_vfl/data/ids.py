@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -147,3 +148,53 @@ def _rows(mask: pa.Array) -> str:
     """Name the first rows, from 1, at which a mask is true."""
     rows = pc.add(pc.indices_nonzero(mask), 1).to_pylist()
     return ", ".join(map(str, rows[:4])) + (", ..." if len(rows) > 4 else "")
+
+
+def id_numbers(ids: Iterable[str], count: int, key: bytes) -> NDArray[np.uint64]:
+    """Return a number for each ID that follows from the ID and a key alone: no place, no other ID changes it.
+
+    The number is a keyed BLAKE2b digest of 64 bits of the ID's UTF-8 bytes in Unicode's normal form C. It takes 8 bytes
+    a row; IDs are read one after the other.
+
+    Parameters
+    ----------
+    ids : iterable of str
+        The IDs of the rows in their order.
+    count : int
+        How many rows there are, N.
+    key : bytes
+        Up to 64 bytes. Without it nobody finds two IDs with one number.
+
+    Returns
+    -------
+    ndarray of uint64, (N,)
+        Different for any two rows.
+
+    Raises
+    ------
+    DataError
+        When there are more or fewer IDs than rows, one is no text, or comes twice. Two IDs with one number are refused
+        in the same words: among 45 million that happens once in 18,000 tables.
+
+    Examples
+    --------
+    >>> numbers = id_numbers(["ann", "bob"], 2, b"key")
+    >>> id_numbers(["bob"], 1, b"key")[0] == numbers[1]
+    np.True_
+    """
+    start, normal = hashlib.blake2b(digest_size=8, key=key), unicodedata.normalize
+    digests = bytearray()
+    for value in ids:
+        digest = start.copy()
+        try:
+            digest.update(normal("NFC", value).encode())
+        except (TypeError, UnicodeEncodeError):
+            raise DataError(f"IDs are texts that UTF-8 can write; a {type(value).__name__} is among them") from None
+        digests += digest.digest()
+    numbers = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
+    if len(numbers) != count:
+        raise DataError(f"there are {len(numbers)} IDs for {count} rows; each row has one")
+    ordered = np.sort(numbers)
+    if (ordered[1:] == ordered[:-1]).any():
+        raise DataError("an ID comes twice among the training rows; give each row an ID of its own, or none")
+    return numbers

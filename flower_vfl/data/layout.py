@@ -33,6 +33,9 @@ UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, R
 """What numpy may raise at a file of an array whose header somebody has changed."""
 
 _CHUNK_BYTES = 32 * 2**20
+_IDS = 2**16
+"""IDs that are read at once."""
+
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -249,6 +252,20 @@ def read_id_column(path: Path, rows: int) -> pa.ChunkedArray:
     if len(found) != 1 or len(found[0]) != rows:
         raise DataError(f"{path} holds {table.num_rows} IDs in {table.num_columns} columns, needed: {rows} in one")
     return found[0]
+
+
+def each_id(path: Path) -> Iterator[str]:
+    """Yield IDs in their order, reading a piece of the file at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            for piece in file.iter_batches(_IDS, columns=["id"]):
+                piece.validate(full=True)  # texts that are no UTF-8, for instance
+                yield from piece.column(0).cast(pa.string()).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
 
 
 @contextmanager

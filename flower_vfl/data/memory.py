@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,15 @@ class VerticalData(Protocol):
         ...
 
 
+@runtime_checkable
+class IdentifiedData(Protocol):
+    """What data may also say: which ID each training row has. Persistent noise follows it."""
+
+    def train_ids(self) -> Iterable[str] | None:
+        """Return the IDs of the training rows in their order, all different; None where rows have numbers only."""
+        ...
+
+
 @dataclass(frozen=True)
 class MemoryData:
     """A vertical data set of arrays.
@@ -65,11 +74,14 @@ class MemoryData:
         Of the ordered IDs; leave it empty where rows are aligned by construction.
     periods : Periods, optional
         Where rows lie in time order: how many of them each day has, for `training.order = "time"`.
+    ids : Sequence[str], optional
+        The IDs of the training rows in their order, all different: persistent noise then follows a person from one
+        table to the next. Without them it follows the number of the row.
 
     Raises
     ------
     DataError
-        When tables, labels and periods differ in their number of rows.
+        When tables, labels, periods and IDs differ in their number of rows.
     """
 
     name: str
@@ -78,6 +90,7 @@ class MemoryData:
     target: Labels
     digest: str = ""
     periods: Periods | None = None
+    ids: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name, table in self.tables.items():
@@ -89,6 +102,8 @@ class MemoryData:
                 )
         if self.periods is not None:
             self.periods.check(len(self.target.train), len(self.target.test))
+        if self.ids is not None and len(self.ids) != len(self.target.train):
+            raise DataError(f"there are {len(self.ids)} IDs for {len(self.target.train)} training rows")
 
     @property
     def parties(self) -> tuple[str, ...]:
@@ -109,6 +124,10 @@ class MemoryData:
     def labels(self) -> Labels:
         """Return the labels."""
         return self.target
+
+    def train_ids(self) -> Sequence[str] | None:
+        """Return the IDs of the training rows, where they have some."""
+        return self.ids
 
 
 def array_table(name: str, train: NDArray[Any], test: NDArray[Any]) -> PartyTable:

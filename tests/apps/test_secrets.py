@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 
 from flower_vfl.apps.build import default_bottom, default_top
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.server import make_server_app
 from flower_vfl.attacks.norm import score
 from flower_vfl.config import from_run_config, to_run_config
 from flower_vfl.errors import ConfigError, PartyError
@@ -146,3 +148,17 @@ def test_a_secret_file_makes_a_deployment_reproducible(tmp_path, monkeypatch):
     secret.write_bytes(b"short")
     with pytest.raises((ConfigError, PartyError), match="needs at least 16"):
         train(DeployedGrid, tmp_path, monkeypatch)
+
+
+def test_the_label_party_is_warned_that_a_secret_file_repeats_fresh_noise(tmp_path, monkeypatch, caplog):
+    (tmp_path / "secret").write_bytes(bytes(range(32)))
+    monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path))
+    warned = []
+    for variable in ("FLOWER_VFL_NOISE_KEY_FILE", "FLOWER_VFL_SECRET_FILE"):
+        monkeypatch.setenv(variable, str(tmp_path / "secret"))
+        caplog.clear()
+        server = make_server_app(data=lambda _: DATA, config=CONFIG)
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+        server(DeployedGrid(make_client_app(data=lambda _: DATA, config=CONFIG), DATA.parties), context)
+        warned.append("two trainings with it have the same" in caplog.text)
+    assert warned == [False, True]

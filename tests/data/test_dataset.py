@@ -60,6 +60,21 @@ def test_labels_are_classes_that_can_become_a_tensor(folder):
 
 def test_rows_without_ids_are_numbered(folder):
     assert open_dataset(folder).ids("test") == [str(row) for row in range(20)]
+    assert open_dataset(folder).train_ids() is None
+
+
+def test_ids_are_read_one_by_one_in_their_order_and_what_is_none_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(layout, "_IDS", 7)
+    known = [f"person {row}" for row in range(50)]
+    for part in ("train", "test"):
+        layout.write_ids(folder / "ids" / f"{part}.parquet", known)
+    assert list(open_dataset(folder).train_ids()) == known == open_dataset(folder).ids("train")
+    (folder / "ids" / "train.parquet").write_bytes(b"no table")
+    with pytest.raises(DataError, match=r"train.parquet cannot be read"):
+        list(open_dataset(folder).train_ids())
+    (folder / "ids" / "train.parquet").unlink()
+    with pytest.raises(DataError, match=r"train.parquet cannot be read"):
+        list(open_dataset(folder).train_ids())
 
 
 def overwrite(path, array):

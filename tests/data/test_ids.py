@@ -1,4 +1,5 @@
 import hashlib
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_vfl.data.builder import ids_digest
-from flower_vfl.data.ids import drawn, in_test_set, join_ids, read_ids, select_ids
+from flower_vfl.data.ids import drawn, id_numbers, in_test_set, join_ids, read_ids, select_ids
 from flower_vfl.errors import DataError
 
 id_lists = st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=40, unique=True)
@@ -162,3 +163,37 @@ def test_draws_have_the_share_that_was_asked_for_and_those_of_two_keys_are_indep
     assert one.mean() == pytest.approx(0.3, abs=0.01)
     assert (one & other).mean() == pytest.approx(0.09, abs=0.01)
     assert (one[1:] & one[:-1]).mean() == pytest.approx(0.09, abs=0.01)
+
+
+def test_the_number_of_an_id_is_a_keyed_digest_of_its_canonical_text():
+    ids = ["ann", "Zoe\u0308", ""]
+    texts = ["ann", "Zo\u00eb", ""]
+    expected = [
+        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=b"k").digest(), "little") for text in texts
+    ]
+    assert id_numbers(iter(ids), 3, b"k").tolist() == expected
+    assert not set(expected) & set(id_numbers(ids, 3, b"K").tolist())
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (["a"], "1 IDs for 2 rows"),
+        (["a", "b", "c"], "3 IDs for 2"),
+        (["e\u0301", "\u00e9"], "twice"),
+        ([1, 2], "an? int is"),
+        (["\ud800", "a"], "str is among"),
+    ],
+)
+def test_numbers_are_refused_where_ids_are_not_one_a_row(ids, words):
+    with pytest.raises(DataError, match=words):
+        id_numbers(ids, 2, b"")
+
+
+def test_numbers_of_ids_take_little_memory_a_row():
+    count = 100_000
+    tracemalloc.start()
+    id_numbers((f"somebody with a long name {row}" for row in range(count)), count, b"k")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 30 * count

@@ -27,7 +27,7 @@ from flower_vfl.simulations.keys import write_keys
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
-    for name in ("FLOWER_VFL_DATA", "FLOWER_VFL_SECRET_FILE", "FLOWER_VFL_STATE"):
+    for name in ("FLOWER_VFL_DATA", "FLOWER_VFL_NOISE_KEY_FILE", "FLOWER_VFL_SECRET_FILE", "FLOWER_VFL_STATE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -320,12 +320,16 @@ def test_what_is_no_address_is_refused(address):
 # the environment and the command line
 
 
-def test_a_secret_file_that_cannot_be_used_is_found_before_the_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLOWER_VFL_SECRET_FILE", str(tmp_path / "secret"))
-    assert found("FLOWER_VFL_SECRET_FILE")[0] == "wrong"
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [("FLOWER_VFL_SECRET_FILE", "it fixes all noise"), ("FLOWER_VFL_NOISE_KEY_FILE", "the same in all runs")],
+)
+def test_a_secret_file_that_cannot_be_used_is_found_before_the_run(tmp_path, monkeypatch, variable, words):
+    monkeypatch.setenv(variable, str(tmp_path / "secret"))
+    assert found(variable)[0] == "wrong"
     (tmp_path / "secret").write_bytes(bytes(32))
-    state, text = found("FLOWER_VFL_SECRET_FILE")
-    assert (state, "it fixes all noise" in text) == ("ok", True)
+    state, text = found(variable)
+    assert (state, words in text) == ("ok", True)
 
 
 def test_a_state_folder_that_nobody_can_write_is_found(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """Noise of which a share is the same whenever a row comes again."""
 
 import math
+from dataclasses import replace
 from typing import ClassVar
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flower_vfl.apps import run
-from flower_vfl.errors import ConfigError
+from flower_vfl.data.memory import MemoryData, array_table
+from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.rng import Secret
-from flower_vfl.strategies import Iso, Marvell, MaxNorm
+from flower_vfl.strategies import Iso, LabelDP, Marvell, MaxNorm, VerticalStrategy
 from flower_vfl.strategies.noise import Noise, keyed_normals
 from flower_vfl.testing.subject import batch, labels_of, send, strategy
 from tests.toys import toy_config, toy_data
@@ -111,6 +114,86 @@ def test_another_secret_or_another_defense_of_the_chain_has_other_noise():
     assert not torch.allclose(twice - send(inner, g, y)[0], send(inner, g, y)[0] - g)
 
 
+def of_ids(ids, secret=1, width=8):
+    """Persistent noise of a table with these IDs in this order, (N, width)."""
+    base = VerticalStrategy(
+        torch.nn.Linear(width, 1), labels_of(len(ids)), ids=ids, secret=Secret(bytes([secret]) * 32, "test")
+    )
+    base.widths = {"a": width}
+    defense = Iso(base, rho=1.0)
+    defense.begin_batch(np.arange(len(ids)))
+    g = torch.zeros(len(ids), width, dtype=torch.float64)
+    return defense.noise(g).draw(g, width)
+
+
+@given(
+    ids=st.lists(st.text(max_size=8), min_size=1, max_size=8, unique_by=lambda text: normalize("NFC", text)),
+    data=st.data(),
+)
+def test_an_id_has_the_same_noise_whatever_its_place_the_order_and_who_else_is_there(ids, data):
+    noise = dict(zip(ids, of_ids(ids), strict=True))
+    subset = data.draw(st.permutations(ids)).copy()[: data.draw(st.integers(1, len(ids)))]
+    others = [f"another of more letters {number}" for number in range(data.draw(st.integers(0, 3)))]
+    for value, again in zip([*others, *subset], of_ids([*others, *subset]), strict=True):
+        assert value in others or torch.equal(again, noise[value])
+
+
+def test_noise_by_ids_is_normal_and_another_secret_or_id_gives_independent_noise():
+    """Nine tests, each of which fails once in a million times by chance."""
+    ids = [f"person {number}" for number in range(20_000)]
+    noise, other = of_ids(ids), of_ids(ids, secret=2)
+    for numbers in (noise, other):
+        assert stats.kstest(numbers.flatten().numpy(), "norm").pvalue > ALARM
+    for one, another in (
+        (noise[:, 0], other[:, 0]),
+        (noise[:-1, 0], noise[1:, 0]),
+        (noise[:, 0], noise[:, 1]),
+        (noise[:, 0], of_ids([f"{value}'" for value in ids])[:, 0]),
+        (noise[:, 0], torch.from_numpy(np.asarray(keyed_normals(KEY, np.arange(20_000), 1)[:, 0]))),
+    ):
+        assert stats.pearsonr(one, another).pvalue > ALARM
+        assert stats.pearsonr(one.abs(), another.abs()).pvalue > ALARM / 5
+
+
+def test_without_ids_noise_follows_the_number_of_the_row():
+    defense = Iso(strategy(), rho=1.0)
+    g = torch.zeros(3, 8)
+    defense.begin_batch(np.array([5, 0, 9]))
+    key = defense.base.secret.key("defense", "iso", 0, "persistent")
+    assert torch.equal(defense.noise(g).draw(g, 8), keyed_normals(key, np.array([5, 0, 9]), 8))
+
+
+@pytest.mark.parametrize(("ids", "words"), [(["x", "y"], "2 IDs for 64 rows"), (["x"] * 64, "comes twice")])
+def test_ids_that_do_not_fit_are_refused_before_any_party_is_asked(ids, words):
+    base = VerticalStrategy(torch.nn.Linear(8, 1), labels_of(64), ids=ids, secret=Secret(bytes(32), "test"))
+    LabelDP(Iso(base)).begin()  # nothing is read where no noise is persistent
+    with pytest.raises(DataError, match=words):
+        LabelDP(Iso(base, rho=0.5)).begin()
+
+
+def resumable(secret=1, ids=None, noise_key=None, rho=0.5):
+    made = Secret(bytes([secret]) * 32, "test", noise_key=noise_key)
+    return Iso(VerticalStrategy(torch.nn.Linear(8, 1), labels_of(64), ids=ids, secret=made), rho=rho)
+
+
+def test_a_resumed_run_goes_on_with_the_same_persistent_noise_or_says_why_not():
+    ids = [str(number) for number in range(64)]
+    state = resumable(ids=ids).state()
+    resumable(ids=ids).restore(state)
+    resumable(noise_key=bytes(16), rho=0.0).restore({**state, "fallbacks": 0})
+    for other, words in (
+        (resumable(), r"follows the IDs of rows .* their numbers"),
+        (resumable(ids=ids, secret=2), "another key"),
+        (resumable(ids=ids, noise_key=bytes(16)), "another key; let FLOWER_VFL_NOISE_KEY_FILE"),
+    ):
+        with pytest.raises(DataError, match=words):
+            other.restore(state)
+    del state["persistent"]
+    for other in (resumable(), resumable(ids=ids)):
+        with pytest.raises(DataError, match=r"follows the places of rows .* begin it anew"):
+            other.restore(state)
+
+
 def test_rows_are_told_apart_by_their_place_in_the_table_not_in_the_batch():
     g = batch(8)[:1].repeat(64, 1)
     defense = Iso(strategy(), rho=1.0)
@@ -151,6 +234,47 @@ class Noted(Iso):
         for row, noise in zip(self.base.batch, (sent - grads) / scale, strict=True):
             self.seen.setdefault(int(row), []).append(noise)
         return sent, log
+
+
+def test_two_trainings_with_one_noise_key_have_the_same_persistent_noise_and_no_other():
+    g = torch.zeros(64, 8)
+    drawn = {}
+    for rho in (0.0, 1.0):
+        for secret in (1, 2):
+            defense = resumable(secret=secret, noise_key=bytes(16), rho=rho)
+            defense.begin_batch(np.arange(64))
+            drawn[rho, secret] = defense.noise(g).draw(g, 8)
+    assert torch.equal(drawn[1.0, 1], drawn[1.0, 2])
+    assert not torch.isclose(drawn[0.0, 1], drawn[0.0, 2]).any()
+
+
+def test_a_person_has_the_same_noise_in_a_training_of_a_part_of_the_table():
+    whole = replace(toy_data(), ids=[f"person {row}" for row in range(600)])
+    chosen = np.random.default_rng(1).permutation(600)[:300]
+    tables = {
+        name: array_table(
+            name, *(side.gather(rows)[0].numpy() for side, rows in ((of.train, chosen), (of.test, np.arange(150))))
+        )
+        for name, of in whole.tables.items()
+    }
+    part = MemoryData(
+        "part",
+        tables,
+        "label",
+        replace(whole.target, train=whole.target.train[chosen]),
+        ids=[whole.ids[row] for row in chosen],
+    )
+    config = toy_config(
+        training={"epochs": 1, "validation": 0.0}, defenses=[{"name": "tests.strategies.test_noise:Noted", "rho": 1.0}]
+    )
+    noise = []
+    for data in (whole, part):
+        Noted.seen.clear()
+        run(config, data=lambda _, data=data: data)
+        noise.append({data.ids[row]: drawn for row, (drawn,) in Noted.seen.items()})
+    assert set(noise[1]) == {whole.ids[row] for row in chosen}
+    for value, drawn in noise[1].items():
+        torch.testing.assert_close(drawn, noise[0][value], rtol=1e-3, atol=1e-3)
 
 
 def test_in_training_a_row_has_the_same_noise_in_every_epoch():
