@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from flower_vfl.metrics import nearest_rank, snapshot
 from flower_vfl.reports.figures import (
@@ -19,7 +20,7 @@ from flower_vfl.reports.figures import (
     snapshot_figures,
     trade_off_figure,
 )
-from flower_vfl.reports.figures.canvas import LINES
+from flower_vfl.reports.figures.canvas import LINES, draw
 from flower_vfl.reports.figures.periods import running_mean
 from flower_vfl.reports.figures.training import BINS, _stretches
 
@@ -206,3 +207,11 @@ def test_long_names_stay_inside_the_figure(length):
     starts = [float(first or second) for first, second in rows]
     assert len(starts) == 6
     assert max(starts) + 5.5 * length < width  # an e of nine points is 5.5 wide
+
+
+def test_a_figure_is_laid_out_once(monkeypatch):
+    calls = []
+    execute = ConstrainedLayoutEngine.execute
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *given: (calls.append(given), execute(*given))[1])
+    draw("one", lambda axes: axes.plot([1, 2], label="a"), thin=True)
+    assert len(calls) == 1

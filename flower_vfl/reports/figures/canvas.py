@@ -8,6 +8,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
@@ -76,14 +77,16 @@ def draw(
     one are left out.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=size, dpi=72, layout="constrained")  # SVG's own resolution
+        FigureCanvasSVG(figure)  # texts are measured as they are written
         axes = figure.subplots()
         axes.set_title(short(title))
         paint(axes)
         if axes.get_legend_handles_labels()[1]:
             _legend(figure, columns)
+        _lay_out(figure)
         if thin:
-            _thin_out(figure, axes)
+            _thin_out(axes)
         return _svg(figure)
 
 
@@ -123,8 +126,15 @@ def _legend(figure: Figure, most: int) -> None:
         legend.remove()
 
 
-def _thin_out(figure: Figure, axes: Axes) -> None:
-    figure.draw_without_rendering()  # now everything has its place
+def _lay_out(figure: Figure) -> None:
+    """Give everything its place, once: left to itself, every drawing of the figure would do so again."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    figure.set_layout_engine(None)
+
+
+def _thin_out(axes: Axes) -> None:
     kept: list[Bbox] = []
     for text in axes.texts:
         box = text.get_window_extent()

@@ -1,0 +1,107 @@
+"""The pages as a browser lays them out: on a phone, on a desktop and on paper nothing is cut off."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from flower_vfl.apps.sweeps import Entry, write_record
+from flower_vfl.reports import render, render_sweep
+from flower_vfl.reports.figures import embeddings, snapshots, trade_off, training
+from flower_vfl.reports.page import TEMPLATES
+
+from .conftest import write_run
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PHONE, DESKTOP, PAPER = 390, 1280, 680  # pixels; A4 less its margins is 18 cm
+MEASURE = """
+<script>onload = () => {
+  const found = [];
+  for (const frame of document.querySelectorAll("iframe")) {
+    const page = frame.contentDocument, width = frame.clientWidth;
+    const paper = frame.name.endsWith("paper");
+    const wide = [...page.querySelectorAll("main *")].filter(e => !e.parentElement.closest("svg")
+      && (paper || !e.parentElement.closest(".wide, .one, pre"))
+      && e.getBoundingClientRect().right > width + 1);
+    const folded = [...page.querySelectorAll("details:not(.copy) > :last-child")].filter(e => !e.offsetHeight);
+    found.push({ name: frame.name, wide: wide.map(e => e.outerHTML.slice(0, 60)), folded: folded.length,
+                 over: page.documentElement.scrollWidth - width, height: page.documentElement.scrollHeight });
+  }
+  document.body.textContent = JSON.stringify(found);
+}</script>
+"""
+
+
+def block(css, start):
+    """Return what stands in the braces after `start`."""
+    begin = css.index(start) + len(start)
+    depth, end = 1, begin
+    while depth:
+        depth += {"{": 1, "}": -1}.get(css[end], 0)
+        end += 1
+    return css[begin : end - 1]
+
+
+def frame(name, page, width):
+    """Return the page in a frame; on paper as a browser prints it, which is what it does with the same rules."""
+    text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
+    if width == PAPER:
+        text = text.replace("@media print {", "@media all {").replace("@media screen {", "@media not all {")
+    place = {PHONE: "phone", DESKTOP: "desktop", PAPER: "paper"}[width]
+    return f'<iframe name="{name} {place}" style="width: {width}px; border: 0" srcdoc="{html.escape(text)}"></iframe>'
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """A run, a comparison and a sweep, with more attacks and layers than a line of a table has room for."""
+    out = tmp_path_factory.mktemp("pages")
+    attacks = tuple((f"remembered_direction_{i}", 0.03 * i) for i in range(9))
+    entries = []
+    for name, defenses in (("none", []), ("marvell", [{"name": "marvell", "params": {"s": 4.0, "rho": 0.5}}])):
+        for seed in (0, 1):
+            run = f"a-run-with-a-long-name-{name}-{seed}"
+            extra = {"sum_kl": 0.5, "snapshots": (0,)} if defenses else {}
+            write_run(out / run, defenses=defenses, seed=seed, steps=12, epochs=2, attacks=attacks, **extra)
+            entries.append(Entry(run, run, {"seed": seed, "defenses": name}))
+    write_record(out, entries)
+    folders = [out / entry.run for entry in entries]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (embeddings, snapshots, trade_off, training):
+            patch.setattr(module, "draw", lambda *_, **__: '<svg viewBox="0 0 460 320"></svg>')  # as large, and at once
+        return {
+            "run": render(folders[2:3]),
+            "comparison": render(folders, out / "comparison.html"),
+            "sweep": render_sweep(out),
+        }
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to lay out pages")
+def test_nothing_is_wider_than_a_phone_a_desktop_or_paper(pages, tmp_path):
+    frames = [frame(name, page, width) for name, page in pages.items() for width in (PHONE, DESKTOP, PAPER)]
+    wrapper = tmp_path / "all.html"
+    wrapper.write_text(f'<!doctype html><meta charset="utf-8"><body>{"".join(frames)}</body>{MEASURE}')
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    command = [CHROMIUM, *options, wrapper.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(html.unescape(re.search(r"<body>(\[.*\])</body>", done.stdout, re.DOTALL)[1]))
+    assert len(found) == 9
+    for place in found:
+        assert place["height"] > 1000, place["name"]
+        assert place["wide"] == [], place["name"]
+        assert place["over"] <= 0, place["name"]
+        assert place["folded"] == 0 or not place["name"].endswith("paper"), place["name"]
+
+
+def test_paper_is_light_and_nothing_lies_over_the_page():
+    css = (TEMPLATES / "style.css").read_text()
+    assert css.index("@media (prefers-color-scheme: dark) {") < css.index("@media print {")
+    dark, paper = (
+        block(block(css, start), ":root {") for start in ("@media (prefers-color-scheme: dark) {", "@media print {")
+    )
+    names = re.compile(r"--[a-z0-9]+(?=:)")
+    assert set(names.findall(dark)) <= set(names.findall(paper))
+    assert "color-scheme: light;" in paper
+    assert not re.search(r"position:\s*(?:fixed|sticky)", css)
