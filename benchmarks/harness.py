@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -63,7 +64,7 @@ class Gate:
         self.values: list[float] = []
         """One value a step, such as its loss: proof that two lanes did the same work."""
         self.memory: dict[str, int] = {}
-        """Resident memory at the last step, in bytes: `rss_anon` without and `rss` with the pages of mapped files."""
+        """Resident memory at the last step."""
 
     def tick(self, value: float = math.nan) -> None:
         """Count one step; raises `Enough` when the benchmark is over."""
@@ -88,7 +89,7 @@ class Gate:
         except (EOFError, ConnectionError):  # the benchmark itself has died
             self._steps = 0
         if not self._steps:
-            self.memory = {"rss_anon": resident("RssAnon"), "rss": resident("VmRSS")}  # while everything is still there
+            self.memory = resident()  # while everything is still there
             raise Enough
 
     def interrupt(self) -> None:
@@ -240,6 +241,13 @@ class Measured:
         """Return over how many steps two lanes had the same values in every start, -1 where they differed."""
         return min(same_prefix(start[first]["values"], start[second]["values"]) for start in self.results)
 
+    def memory(self, lane: int, kind: str) -> int:
+        """Return the most memory that a lane had in any start, in bytes, `rss` or `rss_anon`."""
+        found = [start[lane].get(kind) for start in self.results]
+        if None in found:
+            raise SystemExit(f"this system does not say how much memory is resident ({kind}); Linux does")
+        return max(found)
+
 
 def compare(lanes: Sequence[tuple[Any, ...]], *, starts: int, blocks: int, steps: int) -> Measured:
     """Let lanes, each a name, its work and arguments, take turns; start them afresh several times.
@@ -277,16 +285,16 @@ def same_prefix(first: Sequence[float], second: Sequence[float]) -> int:
     return count if list(first[:count]) == list(second[:count]) else -1
 
 
-def resident(kind: str) -> int:
-    """Return a kind of resident memory of this process in bytes; 0 where the system does not say it."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            for line in status:
-                if line.startswith(f"{kind}:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
+def resident() -> dict[str, int]:
+    """Return the resident memory of this process in bytes: `rss_anon` without and `rss` with pages of mapped files.
+
+    What the system does not say is left out; Linux says both.
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="utf8", errors="replace").splitlines() if status.exists() else []
+    said = dict(line.split(":", 1) for line in lines)
+    kinds = {"rss_anon": "RssAnon", "rss": "VmRSS"}
+    return {name: int(said[key].split()[0]) * 1024 for name, key in kinds.items() if key in said}
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

@@ -33,7 +33,7 @@ def main() -> None:
         size = {"starts": 1, "blocks": 4, "steps": 5} if quick else {"starts": 2, "blocks": 40, "steps": 20}
         measured = compare(lanes, **size)
         few, many = measured.times
-        memory = [max(start[lane]["rss_anon"] for start in measured.results) for lane in range(2)]
+        memory = [measured.memory(lane, "rss_anon") for lane in range(2)]
         started = time.perf_counter()
         Schedule(1, large, 256, 1024, 8192, 1).train_batch(0)
         epoch = time.perf_counter() - started

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import Parameter, signature
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from flower_vfl.errors import ConfigError, FlowerVflError
@@ -99,6 +100,19 @@ class Listed(Generic[M]):
     problem: str = ""
 
 
+def _unknown(method: type, given: int, params: Iterable[str]) -> str:
+    """Say which of `params` a class does not have; its first parameters are `given` otherwise. Empty for none."""
+    try:
+        known = list(signature(method).parameters.values())[given:]
+    except (TypeError, ValueError):  # written in C, or says nonsense of itself
+        return ""
+    names = [parameter.name for parameter in known]
+    unknown = [name for name in params if name not in names]
+    if not unknown or any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known):
+        return ""
+    return f"there is no parameter {unknown[0]!r}; {suggestion(unknown[0], names)}"
+
+
 class Methods(Generic[M]):
     """All methods of one kind that a configuration can name: built-in ones and those of other installed packages.
 
@@ -175,7 +189,8 @@ class Methods(Generic[M]):
         except (TypeError, ValueError) as error:
             if isinstance(error, FlowerVflError):
                 raise
-            raise ConfigError(f"the {self.kind} {method.name!r} cannot be made with {params}: {error}") from error
+            why = _unknown(method, len(arguments), params) or str(error)
+            raise ConfigError(f"the {self.kind} {method.name!r} cannot be made with {params}: {why}") from error
 
     def listed(self) -> list[Listed[M]]:
         """Return all that have a short name, built-in ones first; what cannot be used comes with the reason."""

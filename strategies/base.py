@@ -295,7 +295,7 @@ class GradientDefense(Defense):
     def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint") -> None:
         super().__init__(strategy)
         if scope not in ("joint", "per-party"):
-            raise ConfigError(f'{type(self).__name__}: scope must be "joint" or "per-party", given {scope!r}')
+            raise ConfigError(f'{self.name}: scope must be "joint" or "per-party", given {scope!r}')
         self.scope: Scope = scope
         self.fallbacks = 0
         self.part = 0

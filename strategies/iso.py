@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.parties.label import Log
 from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.checks import strength
 from flower_vfl.strategies.noise import WORKING, Noise, NoiseDefense, draw_stacked
 
 
@@ -53,9 +54,7 @@ def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
     tensor([[0., 0., 0.],
             [0., 0., 0.]])
     """
-    if not (math.isfinite(t) and t >= 0.0):
-        raise ConfigError(f"iso: t must be a finite number of at least 0, given {t}")
-    return _perturb(g, t, Noise(generator))[0]
+    return _perturb(g, strength("iso: t", t), Noise(generator))[0]
 
 
 def _perturb(g: Tensor, t: float, noise: Noise) -> tuple[Tensor, float]:
@@ -103,9 +102,7 @@ class Iso(NoiseDefense):
 
     def __init__(self, strategy: HookedStrategy, t: float = 1.0, *, scope: Scope = "joint", rho: float = 0.0) -> None:
         super().__init__(strategy, scope=scope, rho=rho)
-        if isinstance(t, bool) or not isinstance(t, int | float) or not math.isfinite(t) or t < 0:
-            raise ConfigError(f"iso: t must be a finite number of at least 0, given {t!r}")
-        self.t = float(t)
+        self.t = strength("iso: t", t)
 
     @property
     def params(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.label import Log
 from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.checks import is_number
 
 _DEFAULT_FLIP = 0.02
 
@@ -85,7 +86,7 @@ def rate_of(epsilon: float, classes: int) -> float:
     >>> round(rate_of(3.8918, 2), 4)
     0.02
     """
-    if not _is_number(epsilon) or not 0.0 < epsilon < math.inf:
+    if not is_number(epsilon) or not 0.0 < epsilon < math.inf:
         raise ConfigError(
             f"label_dp: epsilon must be a finite number above 0, given {epsilon!r}; 0 would leave nothing of the labels"
         )
@@ -94,14 +95,10 @@ def rate_of(epsilon: float, classes: int) -> float:
     return others / (1.0 + others)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _check_rate(rate: float, classes: int) -> None:
     if classes < 2:
         raise ConfigError(f"label_dp: two classes at least are needed, given {classes}")
-    if not _is_number(rate) or not 0.0 <= rate < (classes - 1) / classes:
+    if not is_number(rate) or not 0.0 <= rate < (classes - 1) / classes:
         raise ConfigError(
             f"label_dp: flip must be at least 0 and below {(classes - 1) / classes:.4g} for {classes} classes, given "
             f"{rate!r}; at that rate nothing is left of the labels"

@@ -18,8 +18,9 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import accuracy_bound, auc_bound, one_against_rest_bound
 from flower_vfl.parties.label import Log
-from flower_vfl.strategies import marvell_many
+from flower_vfl.strategies import marvell_many, marvell_strength
 from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.checks import strength
 from flower_vfl.strategies.marvell_classes import ClassNoise
 from flower_vfl.strategies.marvell_course import Course, most_epochs
 from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, classes_of, estimate, statistics, working
@@ -28,9 +29,6 @@ from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, opt
 from flower_vfl.strategies.noise import Noise, NoiseDefense, draw_stacked
 
 __all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
-
-_DEFAULT_S = 4.0
-_LARGEST = 1e300
 
 
 def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tuple[Tensor, NoiseSpectrum[float]]:
@@ -83,10 +81,9 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
     >>> noisy.shape, round(noise.power(2, 1 / 3), 3)  # 4 times the squared distance of the means
     (torch.Size([3, 2]), 5.21)
     """
-    if not 0.0 <= s < math.inf:
-        raise ConfigError(f"marvell: s must be a finite number of at least 0, given {s}")
+    value = strength("marvell: s", s)
     classes = estimate(g, y)
-    spectrum = _strongest(classes, s * classes.g, required=s > 0.0)
+    spectrum = _strongest(classes, value * classes.g, required=value > 0.0)
     return _draw(g, y, classes, spectrum, Noise(generator)), spectrum.scaled(classes.unit**2)
 
 
@@ -211,8 +208,9 @@ class Marvell(NoiseDefense):
         rho: float = 0.0,
     ) -> None:
         super().__init__(strategy, scope=scope, rho=rho)
-        given = {"s": s, "P": P, "sum_kl": sum_kl, "detection_error": detection_error}
-        self.strength, self.value = _strength({name: value for name, value in given.items() if value is not None})
+        self.strength, self.value = marvell_strength.chosen(
+            self.name, s=s, P=P, sum_kl=sum_kl, detection_error=detection_error
+        )
         self._estimates: dict[str, RunningEstimates | ManyEstimates] = {}
         self._courses: dict[str, Course] = {}
 
@@ -224,7 +222,7 @@ class Marvell(NoiseDefense):
     @classmethod
     def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
         if defenses[0].base.labels.classes > 2:
-            return torch.empty_like(g), [None] * len(defenses)  # each by itself
+            return super()._perturb_stacked(defenses, g, y)
         numbers, differences = statistics(g, y)
         plans: list[_Plan | None] = [None] * len(defenses)
         logs: list[Log | None] = [None] * len(defenses)
@@ -328,12 +326,10 @@ class Marvell(NoiseDefense):
 
     def _spectrum(self, classes: Classes) -> NoiseSpectrum[float]:
         """Return the noise of the chosen strength, in the units of `classes`."""
-        if self.strength == "s":
-            return _strongest(classes, self.value * classes.g, required=self.value > 0.0)
-        if self.strength == "P":
-            power = min(self.value / classes.unit / classes.unit, _LARGEST)
+        if self.strength in ("s", "P"):
+            power = marvell_strength.power(self.strength, self.value, classes.g, classes.unit)
             return _strongest(classes, power, required=self.value > 0.0)
-        target = self.value if self.strength == "sum_kl" else (2.0 - 4.0 * self.value) ** 2
+        target = marvell_strength.target(self.strength, self.value)
         return least_power(classes.u, classes.v, classes.d, classes.g, classes.p, target)[1]
 
     def _recall(self, g: Tensor, estimates: RunningEstimates) -> tuple[Classes, NoiseSpectrum[float]] | None:
@@ -423,27 +419,6 @@ def _logged(classes: Classes, spectrum: NoiseSpectrum[float], share: float, *, f
     before = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 0.0).sum_kl
     power = spectrum.power(classes.d, share) * classes.unit**2
     return _report(power, before, spectrum.sum_kl, fallback=fallback)
-
-
-def _strength(given: dict[str, float]) -> tuple[str, float]:
-    """Check the given strengths and return the one that counts."""
-    if len(given) > 1:
-        words = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ConfigError(f"marvell: give one strength, of s, P, sum_kl or detection_error; given {words}")
-    ((name, value),) = given.items() if given else (("s", _DEFAULT_S),)
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if name in ("s", "P") and not (number and value >= 0):
-        raise ConfigError(f"marvell: {name} must be a finite number of at least 0, given {value!r}")
-    if name == "sum_kl" and not (number and value > 0):
-        raise ConfigError(
-            f"marvell: sum_kl must be a finite number above 0, given {value!r}; no noise of finite power reaches 0"
-        )
-    if name == "detection_error" and not (number and 0 < value < 0.5):
-        raise ConfigError(
-            f"marvell: detection_error must be above 0 and below 0.5, given {value!r}; 0.5 is guessing, and no noise "
-            "of finite power reaches it"
-        )
-    return name, float(value)
 
 
 def _report(

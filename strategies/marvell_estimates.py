@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.errors import UnprotectedBatchError
+from flower_vfl.strategies.checks import check_shapes, check_two_classes
 
 MEMORY = 0.9
 """What earlier batches weigh after each new one: about ten are remembered."""
@@ -77,10 +78,7 @@ def estimate(g: Tensor, y: Tensor) -> Classes:
     ConfigError
         When a label is neither 0 nor 1, or shapes do not fit.
     """
-    if g.dim() != 2 or y.shape != g.shape[:1]:
-        raise ConfigError(f"marvell: gradients {tuple(g.shape)} and labels {tuple(y.shape)}; give (B, D) and (B,)")
-    if not g.numel():
-        raise UnprotectedBatchError("marvell: the batch is empty")
+    check_shapes("marvell", g, y)
     numbers, difference = statistics(working(g), y)
     return classes_of(numbers.tolist(), difference, len(g))
 
@@ -116,12 +114,7 @@ def classes_of(numbers: Sequence[float], difference: Tensor, rows: int) -> Class
         As `estimate` does.
     """
     scale, gap, negatives, positives, spread0, spread1, square0, square1 = numbers
-    if not all(map(math.isfinite, numbers)):
-        raise UnprotectedBatchError("marvell: a gradient is not finite, so the classes cannot be estimated")
-    if negatives + positives != rows:
-        raise ConfigError("marvell hides two classes, but some labels are neither 0 nor 1")
-    if not (negatives and positives):
-        raise UnprotectedBatchError(f"marvell: all {rows} examples of the batch are of one class; it needs both")
+    check_two_classes("marvell", numbers, (negatives, positives), rows)
     p, d = positives / rows, len(difference)
     rms = math.sqrt((1.0 - p) * (spread0 + square0) + p * (spread1 + square1))
     return Classes(scale or 1.0, spread0 / d, spread1 / d, gap * gap, p, rms, _unit_vector(difference, gap))

@@ -9,9 +9,9 @@ differ by is given to the class that lacks it, and noise that is the same for bo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,15 +19,14 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import auc_bound
 from flower_vfl.parties.label import Log
+from flower_vfl.strategies import marvell_strength
 from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.checks import check_shapes, check_two_classes, is_number, strength
 from flower_vfl.strategies.marvell_estimates import largest_entry, working
 from flower_vfl.strategies.noise import Noise, NoiseDefense
 
 EVERYWHERE = 0.5
 """Of the noise that covers what covariances do not tell, the part that is the same in every direction."""
-
-_DEFAULT_S = 4.0
-_LARGEST = 1e300
 
 _NEGLIGIBLE = 1e-12
 """Of the largest squared length of a direction that the rows span: what is below is rounding."""
@@ -45,6 +44,8 @@ class Pair:
         Fraction of positives.
     square
         Mean squared length of a row.
+    g
+        Squared distance of the class means.
     means
         (D,) difference of the class means, from negatives to positives.
     basis
@@ -57,6 +58,7 @@ class Pair:
     unit: float
     p: float
     square: float
+    g: float
     means: Tensor
     basis: Tensor | None
     covariances: Tensor
@@ -83,7 +85,8 @@ class FullNoise:
     power
         Mean squared length of a row's noise.
     sum_kl
-        Sum of the two divergences between the classes with this noise, were they Gaussian with these covariances.
+        Sum of the two divergences between the classes with this noise, were they Gaussian with these covariances; inf
+        without noise where they differ.
     """
 
     along: float
@@ -105,19 +108,11 @@ def estimate(g: Tensor, y: Tensor) -> Pair:
     ConfigError
         When a label is neither 0 nor 1, or shapes do not fit.
     """
-    if g.dim() != 2 or y.shape != g.shape[:1]:
-        raise ConfigError(f"marvell_full: gradients {tuple(g.shape)} and labels {tuple(y.shape)}; give (B, D) and (B,)")
-    if not g.numel():
-        raise UnprotectedBatchError("marvell_full: the batch is empty")
+    check_shapes("marvell_full", g, y)
     work = working(g)
     members = torch.stack([y == 0, y == 1])
     unit, *counts = torch.cat([largest_entry(work)[None].double(), members.sum(dim=1)]).tolist()
-    if not math.isfinite(unit):
-        raise UnprotectedBatchError("marvell_full: a gradient is not finite, so the classes cannot be estimated")
-    if sum(counts) != len(g):
-        raise ConfigError("marvell_full hides two classes, but some labels are neither 0 nor 1")
-    if not all(counts):
-        raise UnprotectedBatchError(f"marvell_full: all {len(g)} examples of the batch are of one class; it needs both")
+    check_two_classes("marvell_full", [unit], counts, len(g))
     unit = unit or 1.0
     work = work / unit
     sizes = torch.tensor(counts).to(work)
@@ -127,8 +122,9 @@ def estimate(g: Tensor, y: Tensor) -> Pair:
     basis = _basis(torch.cat([apart, difference[None]])) if g.shape[1] > len(g) else None
     inside = apart if basis is None else apart @ basis
     covariances = torch.stack([_scatter(inside[members[label]], counts[label]) for label in (0, 1)])
-    square = float(work.square().sum(dim=1).mean())
-    return Pair(unit, counts[1] / len(g), square, difference, basis, covariances)
+    squares = torch.stack([work.square().sum(dim=1).mean().double(), difference.double().square().sum()])
+    square, apart = squares.tolist()
+    return Pair(unit, counts[1] / len(g), square, apart, difference, basis, covariances)
 
 
 def _scatter(rows: Tensor, count: float) -> Tensor:
@@ -163,51 +159,48 @@ def optimal_noise(pair: Pair, power: float, spread: float = 0.1) -> FullNoise:
     spread : float
         Above 0 and below 1.
 
-    Raises
-    ------
-    UnprotectedBatchError
-        When there is no power although the classes differ.
     """
     values, vectors = torch.linalg.eigh(pair.covariances[1] - pair.covariances[0])
     lacks = torch.stack([values.clamp(min=0.0), (-values).clamp(min=0.0)])
     shares = torch.tensor([1.0 - pair.p, pair.p]).to(lacks)
-    distance = torch.linalg.vector_norm(pair.means)
-    matching, total, length = torch.stack([(shares @ lacks).sum(), lacks.sum(), distance.double()]).tolist()
-    if power <= 0.0 and (total > 0.0 or length > 0.0):
-        raise UnprotectedBatchError("marvell_full: there is no power to hide that the classes differ")
-    line = pair.means / distance if length > 0.0 else pair.means
+    matching, total = torch.stack([(shares @ lacks).sum(), lacks.sum()]).tolist()
+    line = pair.means / math.sqrt(pair.g) if pair.g > 0.0 else torch.zeros_like(pair.means)
     directions = vectors.to(pair.means) if pair.basis is None else pair.basis @ vectors.to(pair.means)
+    directions = directions.contiguous()  # as a checkpoint returns it: products of another layout round otherwise
     if power <= 0.0:
-        return FullNoise(0.0, 0.0, torch.zeros_like(lacks), directions, line, 0.0, 0.0)
+        left = math.inf if total > 0.0 or pair.g > 0.0 else 0.0
+        return FullNoise(0.0, 0.0, torch.zeros_like(lacks), directions, line, 0.0, left)
     theta = min(1.0, power / 2.0 / matching) if matching > 0.0 else 1.0
     rest = power - theta * matching
-    covering = spread * rest if length > 0.0 else rest  # without a line all of it covers
+    covering = spread * rest if pair.g > 0.0 else rest  # without a line all of it covers
     alike = covering * (1.0 - EVERYWHERE) / total if total > 0.0 else 0.0
     everywhere = (covering - alike * total) / len(pair.means)
     along = rest - covering
     levels = theta * lacks + alike * lacks.sum(dim=0)
     inside = line if pair.basis is None else line @ pair.basis
-    sum_kl = _sum_kl(pair, levels, vectors, everywhere, along, inside.double(), length)
+    sum_kl = _sum_kl(pair, levels, vectors, everywhere, along, inside.double())
     return FullNoise(along, everywhere, levels, directions, line, power, sum_kl)
 
 
-def _sum_kl(
-    pair: Pair, levels: Tensor, vectors: Tensor, everywhere: float, along: float, line: Tensor, distance: float
-) -> float:
+def _sum_kl(pair: Pair, levels: Tensor, vectors: Tensor, everywhere: float, along: float, line: Tensor) -> float:
     """Return the divergences between the classes with their noise; outside the pair's basis they are alike."""
     noise = torch.einsum("ir,cr,jr->cij", vectors, levels, vectors)
     common = everywhere * torch.eye(len(line)).to(noise) + along * torch.outer(line, line)
     covariances = pair.covariances + noise + common
     inverses = torch.linalg.inv(covariances)
     spreads = 0.5 * (inverses * covariances.flip(0)).sum() - len(line)  # both are symmetric
-    means = 0.5 * distance**2 * torch.einsum("i,cij,j->", line, inverses, line)
+    means = 0.5 * pair.g * torch.einsum("i,cij,j->", line, inverses, line)
     return max(0.0, float(spreads)) + float(means)
 
 
 def perturb(
     g: Tensor, y: Tensor, *, s: float, generator: torch.Generator, spread: float = 0.1
 ) -> tuple[Tensor, FullNoise]:
-    """Add `optimal_noise` of mean power s times the squared distance of the class means.
+    """Add `optimal_noise` of mean power s times the squared distance of the class means, each row its own draw.
+
+    A row of class c gets normal noise of the covariance that is written at `FullNoise`. It hides labels from every
+    attack on cut gradients by every feature party: `flower_vfl.metrics.auc_bound` of the noise's sum_kl bounds their
+    AUC, for classes that are Gaussian with the covariances of this batch.
 
     Parameters
     ----------
@@ -230,7 +223,8 @@ def perturb(
     Raises
     ------
     UnprotectedBatchError
-        When the batch has one class only, a value is not finite, or there is no power although the classes differ.
+        When the batch has one class only, a value is not finite, or the class means coincide although the classes
+        differ, so that there is no power to hide that.
     ConfigError
         For an s that is negative or not finite, a spread that is not between 0 and 1, and other labels than 0 and 1.
 
@@ -241,11 +235,21 @@ def perturb(
     >>> noisy.shape, noise.levels.shape
     (torch.Size([4, 2]), torch.Size([2, 2]))
     """
-    if not 0.0 <= s < math.inf:
-        raise ConfigError(f"marvell_full: s must be a finite number of at least 0, given {s}")
+    value, share = strength("marvell_full: s", s), _checked(spread)
     pair = estimate(g, y)
-    noise = optimal_noise(pair, s * float(pair.means.square().sum()), _checked(spread))
+    noise = _strongest(pair, value * pair.g, share, required=value > 0.0)
     return _draw(g, y, noise, pair.unit, Noise(generator)), noise
+
+
+def _strongest(pair: Pair, power: float, spread: float, *, required: bool) -> FullNoise:
+    """Return the noise of this power; refuse to do nothing where something was required and is needed."""
+    noise = optimal_noise(pair, power, spread)
+    if required and power == 0.0 and noise.sum_kl > 0.0:
+        raise UnprotectedBatchError(
+            "marvell_full: the class means coincide but the classes differ; noise relative to the distance of the "
+            "means is zero then and hides nothing"
+        )
+    return noise
 
 
 def _draw(g: Tensor, y: Tensor, noise: FullNoise, unit: float, source: Noise) -> Tensor:
@@ -264,7 +268,7 @@ def _draw(g: Tensor, y: Tensor, noise: FullNoise, unit: float, source: Noise) ->
 
 
 def _checked(spread: float) -> float:
-    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0.0 < spread < 1.0:
+    if not is_number(spread) or not 0.0 < spread < 1.0:
         raise ConfigError(f"marvell_full: spread must be above 0 and below 1, given {spread!r}")
     return float(spread)
 
@@ -322,23 +326,14 @@ class MarvellFull(NoiseDefense):
         rho: float = 0.0,
     ) -> None:
         super().__init__(strategy, scope=scope, rho=rho)
-        if s is not None and P is not None:
-            raise ConfigError(f"marvell_full: give one strength, of s and P; given s={s!r}, P={P!r}")
-        self.strength = "s" if P is None else "P"
-        value = P if P is not None else _DEFAULT_S if s is None else s
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
-            raise ConfigError(f"marvell_full: {self.strength} must be a finite number of at least 0, given {value!r}")
-        self.value, self.spread = float(value), _checked(spread)
+        self.strength, self.value = marvell_strength.chosen(self.name, s=s, P=P)
+        self.spread = _checked(spread)
         self._latest: dict[int, _Kept] = {}
 
     @property
     def params(self) -> dict[str, Any]:
         """The strength by its name, the spread, the persistent share and the scope."""
         return {self.strength: self.value, "spread": self.spread, **super().params}
-
-    @classmethod
-    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
-        return torch.empty_like(g), [None] * len(defenses)  # each by itself
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Add the noise and log its mean power, the divergence that it leaves and the bound on any attack's AUC.
@@ -349,7 +344,8 @@ class MarvellFull(NoiseDefense):
             return g.clone(), _report(0.0, 0.0 if not g.numel() else math.inf)
         try:
             pair = estimate(g, y)
-            noise = optimal_noise(pair, self._power(pair), self.spread)
+            power = marvell_strength.power(self.strength, self.value, pair.g, pair.unit)
+            noise = _strongest(pair, power, self.spread, required=True)
             unit = pair.unit
             self._latest[self.part] = _Kept(noise, unit, unit * math.sqrt(pair.square))
         except UnprotectedBatchError as error:
@@ -363,11 +359,12 @@ class MarvellFull(NoiseDefense):
             return _draw(g, y, noise, unit, self.noise(g)), _report(noise.power * unit**2, math.inf, fallback=True)
         return _draw(g, y, noise, unit, self.noise(g)), _report(noise.power * unit**2, noise.sum_kl)
 
-    def _power(self, pair: Pair) -> float:
-        """Return the power that was asked for, in units of the pair."""
-        if self.strength == "s":
-            return self.value * float(pair.means.double().square().sum())
-        return min(self.value / pair.unit / pair.unit, _LARGEST)
+    def check_bound(self, epochs: int) -> None:
+        """Refuse always, also around a defense that promises something: more noise, by class, may undo that."""
+        raise ConfigError(
+            "attack.max_bound: marvell_full gives no bound on what all epochs give away together; take marvell, or "
+            "attack.max_leak, a limit of what attacks measure"
+        )
 
     def state(self) -> dict[str, Any]:
         """Add the noise of the latest batch that had both classes, for each party that has noise of its own."""

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.strategies import marvell_strength
+from flower_vfl.strategies.checks import check_shapes, strength
 from flower_vfl.strategies.marvell_classes import Array, ClassNoise, ClassProblem, least_levels, optimal_levels
 from flower_vfl.strategies.marvell_estimates import MEMORY, largest_entry, working
 from flower_vfl.strategies.noise import Noise
 
-_LARGEST = 1e300
 _STATE = ("weights", "means", "spreads", "shares")
 
 
@@ -69,10 +70,9 @@ def perturb(g: Tensor, y: Tensor, *, classes: int, s: float, generator: torch.Ge
     >>> noisy.shape, noise.levels.shape  # two axes of three means, and all that is across them
     (torch.Size([60, 8]), (3, 3))
     """
-    if not 0.0 <= s < math.inf:
-        raise ConfigError(f"marvell: s must be a finite number of at least 0, given {s}")
+    value = strength("marvell: s", s)
     model = estimate(g, y, ManyEstimates(classes))
-    noise = model.noise("s", s)
+    noise = model.noise("s", value)
     scaled = ClassNoise(noise.levels * model.unit**2, noise.divergences, noise.gap)
     return model.draw(g, y, noise, Noise(generator)), scaled
 
@@ -113,7 +113,7 @@ class ManyClasses:
     axes: Tensor
     problem: ClassProblem
 
-    def noise(self, strength: str, value: float) -> ClassNoise:
+    def noise(self, name: str, value: float) -> ClassNoise:
         """Return the noise of a strength, in units squared.
 
         Raises
@@ -121,11 +121,10 @@ class ManyClasses:
         UnprotectedBatchError
             Where something was required and is needed, and the strength amounts to nothing.
         """
-        if strength in ("sum_kl", "detection_error"):
-            target = value if strength == "sum_kl" else (2.0 - 4.0 * value) ** 2
-            return least_levels(self.problem, target)[1]
+        if name in ("sum_kl", "detection_error"):
+            return least_levels(self.problem, marvell_strength.target(name, value))[1]
         apart = float(self.problem.distances.sum()) / (len(self.known) * (len(self.known) - 1))
-        power = value * apart if strength == "s" else min(value / self.unit / self.unit, _LARGEST)
+        power = marvell_strength.power(name, value, apart, self.unit)
         noise = optimal_levels(self.problem, power)
         if value > 0.0 and power == 0.0 and noise.largest > 0.0:
             raise UnprotectedBatchError(
@@ -273,10 +272,7 @@ def estimate(g: Tensor, y: Tensor, memory: ManyEstimates) -> ManyClasses:
 
 def _sums(g: Tensor, y: Tensor, classes: int) -> tuple[float, Tensor, Tensor, tuple[Array, Array, Array]]:
     """Return the unit, gradients in it, who is of which class (B, C), and numbers (C,), squares (C,), sums (C, D)."""
-    if g.dim() != 2 or y.shape != g.shape[:1]:
-        raise ConfigError(f"marvell: gradients {tuple(g.shape)} and labels {tuple(y.shape)}; give (B, D) and (B,)")
-    if not g.numel():
-        raise UnprotectedBatchError("marvell: the batch is empty")
+    check_shapes("marvell", g, y)
     low, high = (int(value) for value in torch.aminmax(y))
     if low < 0 or high >= classes:
         raise ConfigError(f"marvell: labels of {classes} classes are 0 to {classes - 1}; {low} to {high} came")

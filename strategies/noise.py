@@ -7,7 +7,6 @@ gradient. The persistent share of a row's noise does not; it follows from a key 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -21,6 +20,7 @@ from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.parties.label import Log
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
 from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
+from flower_vfl.strategies.checks import is_number
 
 WORKING = (torch.float32, torch.float64)
 """Number formats in which noise is computed."""
@@ -144,7 +144,7 @@ class NoiseDefense(GradientDefense):
 
     def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint", rho: float = 0.0) -> None:
         super().__init__(strategy, scope=scope)
-        if isinstance(rho, bool) or not isinstance(rho, int | float) or not 0.0 <= rho <= 1.0:
+        if not is_number(rho) or not 0.0 <= rho <= 1.0:
             raise ConfigError(f"{self.name}: rho must be a number from 0 to 1, given {rho!r}")
         self.rho = float(rho)
 
@@ -161,9 +161,9 @@ class NoiseDefense(GradientDefense):
         return cls._perturb_stacked(defenses, g, y)
 
     @classmethod
-    @abstractmethod
     def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
-        """Do it for fresh noise and gradients in a format of `WORKING`."""
+        """Do it for fresh noise and gradients in a format of `WORKING`; by default each run does it by itself."""
+        return super().perturb_stacked(defenses, g, y)
 
     def begin(self) -> None:
         """Read the IDs that persistent noise follows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.label import Log
 from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.checks import strength
 
 
 class Regulariser(Defense):
@@ -34,11 +34,9 @@ class Regulariser(Defense):
 
     def __init__(self, strategy: HookedStrategy, alpha: float, *, normalise: bool) -> None:
         super().__init__(strategy)
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0.0 <= alpha < math.inf:
-            raise ConfigError(f"{self.name}: alpha must be a finite number of at least 0, given {alpha!r}")
+        self.alpha = strength(f"{self.name}: alpha", alpha)
         if not isinstance(normalise, bool):
             raise ConfigError(f"{self.name}: normalise must be true or false, given {normalise!r}")
-        self.alpha = float(alpha)
         self.normalise = normalise
 
     @abstractmethod

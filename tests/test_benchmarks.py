@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,34 @@ def last_line(name):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    """What benchmarks share, with what it puts into the environment taken back."""
+    for name in ("OMP_NUM_THREADS", "FLWR_TELEMETRY_ENABLED"):
+        monkeypatch.setenv(name, os.environ.get(name, "1"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("harness")
+    del sys.modules["harness"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says how much memory is resident")
+def test_resident_memory_is_what_the_system_counts(harness):
+    found = harness.resident()
+    pages = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert found["rss"] == pytest.approx(pages, rel=0.01)
+    assert 0 < found["rss_anon"] < found["rss"]
+
+
+def test_memory_that_the_system_does_not_say_is_never_taken_for_none(harness, monkeypatch):
+    measured = harness.Measured([], [[{"rss": 5}, {"rss": 7}], [{"rss": 6}, {}]])
+    assert measured.memory(0, "rss") == 6
+    for lane, kind in ((1, "rss"), (0, "rss_anon")):
+        with pytest.raises(SystemExit, match="does not say how much memory is resident"):
+            measured.memory(lane, kind)
+    monkeypatch.setattr(harness.Path, "exists", lambda path: False)
+    assert harness.resident() == {}
 
 
 @pytest.mark.slow

@@ -225,6 +225,28 @@ def test_parameters_that_a_class_refuses_are_bad_input(error):
         TOOLS.make(Picky, size=2)
 
 
+def test_a_parameter_that_a_class_does_not_have_is_named_beside_those_that_it_has():
+    class Choosy(Tool):
+        name = "choosy"
+
+        def __init__(self, inner, *, width=1, depth=2):
+            pass
+
+    with pytest.raises(ConfigError, match=r"no parameter 'widht'; did you mean 'width'\? Allowed: depth, width"):
+        TOOLS.make(Choosy, "inner", widht=2)
+    with pytest.raises(ConfigError, match=r"there is no parameter 'inner'; "):
+        TOOLS.make(Choosy, "inner", inner=2)
+
+    class Open(Tool):
+        name = "open"
+
+        def __init__(self, **more):
+            raise TypeError("takes no offence")
+
+    with pytest.raises(ConfigError, match="takes no offence"):
+        TOOLS.make(Open, any=2)
+
+
 def test_an_error_of_ours_keeps_its_words():
     class Careful(Tool):
         name = "careful"

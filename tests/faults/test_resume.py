@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
 import torch
@@ -15,11 +16,13 @@ from safetensors.torch import load_file
 
 from flower_vfl import build_config, run
 from flower_vfl.apps.folder import RunFolder
+from flower_vfl.data import Labels, MemoryData
 from flower_vfl.files import LEFTOVERS
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.tracking import read_steps
 from tests.faults.common import TRANSPORTS, Interrupt, assert_same, outcome, setup
+from tests.toys import toy_config, toy_data
 
 KILLS = [
     *({"step": 0}, {"step": 6}, {"epoch": 3}),
@@ -46,6 +49,23 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, left_alone, tra
         assert outcome(tmp_path / "run")["status"] == "interrupted"
     run(config, out=tmp_path / "run", resume=True)
     assert_same(tmp_path / "run", left_alone(transport))
+
+
+@pytest.mark.parametrize("more", [{}, {"scope": "per-party", "rho": 0.5}], ids=["joint", "per-party"])
+def test_full_marvell_goes_on_with_the_noise_of_the_latest_batch_with_both_classes(tmp_path, more):
+    data = toy_data(rows=600, test_rows=100)
+    rare = np.where(np.arange(600) % 29 == 0, data.labels().train, 0)  # most batches have negatives only
+    data = MemoryData("rare", data.tables, "label", Labels(rare, data.labels().test, 2))
+    training, attack = {"epochs": 2, "batch_size": 32}, {"names": ["norm"], "snapshots": [3]}
+    defenses = [{"name": "marvell_full", "s": 1.0, **more}]
+    config = toy_config(training=training, attack=attack, checkpoint={"every": 1}, defenses=defenses)
+    found = run(config, out=tmp_path / "alone", data=lambda _: data).summary["log"]
+    assert all(0.2 < value < 1 for name, value in found.items() if name.startswith("marvell_full.fallback"))
+    for step in (9, 15, 22):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, out=tmp_path / "run", resume=True, data=lambda _: data, observers=(Interrupt(step),))
+    run(config, out=tmp_path / "run", resume=True, data=lambda _: data)
+    assert_same(tmp_path / "run", tmp_path / "alone")
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ EVERYTHING = {
 DEFENSES = {
     "none": [],
     "marvell": [{"name": "marvell", "s": 1.0}],
+    "marvell_full": [{"name": "marvell_full", "s": 1.0}],
     "iso and label_dp": [{"name": "iso", "t": 0.1}, {"name": "label_dp", "flip": 0.05}],
     "max_norm": [{"name": "max_norm"}],
     "potential_energy": [{"name": "potential_energy", "alpha": 0.5}],

@@ -20,10 +20,13 @@ from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from flower_vfl import build_config, run
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.parties.label import LabelParty
 from flower_vfl.strategies import VerticalStrategy, marvell, marvell_full
 from flower_vfl.strategies.marvell_full import MarvellFull, estimate, optimal_noise, perturb
 from flower_vfl.strategies.noise import Noise
+from tests.toys import toy_config, toy_data
 
 ALARM = 1e-7
 
@@ -250,7 +253,7 @@ def test_zeros_are_sent_where_nothing_is_known_and_where_a_value_is_not_finite(v
 def test_means_that_coincide_get_no_silence_where_the_classes_differ():
     g = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
     y = torch.tensor([0, 0, 1, 1])
-    with pytest.raises(UnprotectedBatchError, match="no power"):
+    with pytest.raises(UnprotectedBatchError, match="means coincide"):
         perturb(g, y, s=4.0, generator=generator())
     noisy, log = defense(P=1.0).protect(g, y)
     assert log["marvell_full.noise_power"] == pytest.approx(1.0)
@@ -307,13 +310,50 @@ def test_after_a_restore_it_goes_on_with_the_noise_it_had():
         ({"P": math.nan}, "P must be"),
         ({"s": 1.0, "P": 1.0}, "one strength"),
         ({"s": True}, "s must be"),
-        ({"spread": 0.0}, "spread must be"),
-        ({"spread": 1.0}, "spread must be"),
+        *(({"spread": value}, "spread must be above 0 and below 1") for value in (0.0, 1.0, 2, -1, math.nan, "wide")),
+        *(({"rho": value}, "rho must be a number from 0 to 1") for value in (1.5, -0.1, math.nan, True)),
+        ({"scope": "all"}, "marvell_full: scope must be"),
     ],
 )
 def test_strengths_that_mean_nothing_are_refused(more, words):
     with pytest.raises(ConfigError, match=words):
         defense(**more)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"defenses": "marvell_full(spread=2)"}, "spread must be above 0 and below 1, given 2"),
+        ({"defenses": "marvell_full(spread=-1)"}, "spread must be above 0 and below 1, given -1"),
+        ({"defenses": "marvell_full(rho=1.5)"}, "rho must be a number from 0 to 1, given 1.5"),
+        ({"defenses": "marvell_full(s=1,P=1)"}, "give one strength, of s or P; given s=1, P=1"),
+        ({"defenses": "marvell_full(sum_kl=1)"}, "no parameter 'sum_kl'; Allowed: P, rho, s, scope, spread"),
+        ({"defenses": "marvell_full", "attack.max_bound": 0.9}, "attack.max_bound: marvell_full gives no bound"),
+        ({"defenses": "marvell_full,marvell", "attack.max_bound": 0.9}, "attack.max_bound: marvell_full gives no"),
+        ({"defenses": "iso,marvell_full", "attack.max_bound": 0.9}, "attack.max_bound: marvell_full gives no"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_training(more, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(LabelParty, "train_step", None)
+    with pytest.raises(ConfigError, match=words):
+        run(build_config(toy_config().model_dump(), more), out=tmp_path / "out", data=lambda _: toy_data(100, 50))
+    assert not (tmp_path / "out").exists()
+
+
+def test_three_classes_are_refused_before_training(monkeypatch):
+    monkeypatch.setattr(LabelParty, "train_step", None)
+    with pytest.raises(ConfigError, match=r"hides two classes, this data has 3; .* iso, marvell, max_norm"):
+        run(toy_config(defenses=[{"name": "marvell_full"}]), data=lambda _: toy_data(100, 50, classes=3))
+
+
+def test_no_noise_promises_nothing_and_changes_nothing():
+    g, y = batch(40, 6)
+    noisy, noise = perturb(g, y, s=0.0, generator=generator())
+    assert torch.equal(noisy, g)
+    assert (noise.power, noise.sum_kl) == (0.0, math.inf)
+    noisy, log = defense(s=0.0).protect(g, y)
+    assert torch.equal(noisy, g)
+    assert (log["marvell_full.sum_kl_after"], log["marvell_full.auc_bound"]) == (math.inf, 1.0)
 
 
 @pytest.mark.parametrize("labels", [[0, 2, 1, 1], [0, 1, 1]])

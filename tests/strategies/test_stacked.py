@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flower_vfl.rng import Secret
-from flower_vfl.strategies import Iso, LabelDP, Marvell, MaxNorm, VerticalStrategy
+from flower_vfl.strategies import Iso, LabelDP, Marvell, MarvellFull, MaxNorm, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense
 
 RUNS, ROWS, WIDTHS = 3, 50, {"a": 5, "b": 3}
@@ -12,6 +12,7 @@ MAKERS = {
     "iso": lambda strategy, run, **more: Iso(strategy, t=1.0 + run, **more),
     "max_norm": lambda strategy, run, **more: MaxNorm(strategy, **more),
     "marvell": lambda strategy, run, **more: Marvell(strategy, s=0.5 + run, **more),
+    "marvell_full": lambda strategy, run, **more: MarvellFull(strategy, s=0.5 + run, **more),
     "marvell sum_kl": lambda strategy, run, **more: Marvell(strategy, sum_kl=0.5 + run, **more),
 }
 
@@ -68,13 +69,14 @@ def test_persistent_noise_is_that_of_each_run_alone(kind):
 
 
 @pytest.mark.parametrize("scope", ["joint", "per-party"])
-def test_a_batch_of_one_class_in_one_run_gets_what_it_gets_alone_and_the_others_go_on(scope):
+@pytest.mark.parametrize("kind", ["marvell", "marvell_full"])
+def test_a_batch_of_one_class_in_one_run_gets_what_it_gets_alone_and_the_others_go_on(kind, scope):
     def one_class(g, labels):
         labels[1] = 0 if g[0, 0, 0] == batch(2)[0][0, 0, 0] else labels[1]
 
-    worst, logs = both("marvell", one_class, scope=scope)
+    worst, logs = both(kind, one_class, scope=scope)
     assert worst < 1e-5
-    name = "marvell.fallback" + (".b" if scope == "per-party" else "")
+    name = f"{kind}.fallback" + (".b" if scope == "per-party" else "")
     assert [log[name] for log in logs] == [0.0, 1.0, 0.0]
 
 

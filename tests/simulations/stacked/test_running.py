@@ -18,6 +18,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.stacked import running
 from flower_vfl.simulations.stacked.member import Member
 from flower_vfl.simulations.stacked.running import train_stack
+from flower_vfl.simulations.sweep.grouping import obstacle
 from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
 from tests.toys import mixed_data, toy_config, toy_data
 
@@ -133,6 +134,22 @@ def test_batches_of_one_class_are_protected_and_counted_as_in_the_run_by_itself(
     assert alone["log"]["marvell.fallback"] > 0
     check_same(folders[0], tmp_path / "alone")
     assert [entry["q95_null"] for entry in result["leakage"]] == [entry["q95_null"] for entry in alone["leakage"]]
+
+
+def test_runs_with_full_marvell_are_in_a_stack_what_they_are_by_themselves(tmp_path):
+    data = rare()
+    given = [
+        "marvell_full(s=1.0)", "marvell_full(s=4.0,scope=per-party)", "marvell_full(P=1e-3,rho=0.5)", "marvell(s=1.0)"
+    ]  # fmt: skip
+    runs = configs({"training": {"batch_size": 32}}, given, [0, 1, 0, 2])
+    assert [obstacle(config) for config in runs] == [""] * 4
+    folders = [tmp_path / name for name in "abcd"]
+    assert train_stack(runs, folders, data=lambda _: data) == []
+    for name, config in zip("abcd", runs, strict=True):
+        log = run(config, out=tmp_path / name, resume=True, data=lambda _: data).summary["log"]
+        run(config, out=tmp_path / f"alone-{name}", data=lambda _: data)
+        check_same(tmp_path / name, tmp_path / f"alone-{name}")
+        assert any(value > 0 for metric, value in log.items() if ".fallback" in metric)
 
 
 def test_attacks_on_the_trained_model_run_afterwards_as_ever(tmp_path):
