@@ -142,13 +142,18 @@ def test_predict_writes_the_scores_of_the_test_rows(finished, tmp_path, ending):
         (["{run}", "--out", "s.csv", "--app", ".", "--engine", "flower"], "flwr run APP"),
     ],
 )
-def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(finished, tmp_path, arguments, words):
+def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
+    finished, arguments, words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "there.csv").write_text("precious")
     (tmp_path / "ids.txt").write_text("9\nghost\n")
-    done = flower_vfl("predict", *(part.replace("{run}", str(finished[0])) for part in arguments), cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", *(part.replace("{run}", str(finished[0])) for part in arguments)])
+    errors = capsys.readouterr().err
+    assert ended.value.code == 2, errors
+    assert words in errors
+    assert "Traceback" not in errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ids.txt", "there.csv"]
     assert (tmp_path / "there.csv").read_text() == "precious"
 
