@@ -32,6 +32,9 @@ ATTACKS = [
     "remembered_quadratic(k=256, reads=mean)",
     "remembered_network(k=256, reads=mean)",
 ]
+COLUMNS = "columns"
+"""The control: what a party's own columns say, with as many labels as the learned readers know and no gradient."""
+
 RHOS = (0, 0.5, 0.75, 0.9, 1)
 DEFENSES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "marvell": ({"name": "marvell", "s": 4.0}, (0, 0.9)),
@@ -43,6 +46,7 @@ DEFENSES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "none": [],
+    COLUMNS: [],
     **{
         f"{name}-rho-{rho}": [{**defense, "rho": float(rho)}]
         for name, (defense, rhos) in DEFENSES.items()
@@ -50,21 +54,22 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     },
 }
 SEEDS = range(5)
-QUICK = ("none", "marvell-rho-0", "full-rho-0.5")
+QUICK = ("none", COLUMNS, "marvell-rho-0", "full-rho-0.5")
 
 
 def run_one(job: Job) -> float:
-    """Do one run and return its seconds; a quick one has two epochs."""
+    """Do one run and return its seconds; a quick one has two epochs, the control, which they do not change, one."""
     from flower_vfl import load_config
 
+    control = job.setting == COLUMNS
     # Only the attackers measure: at the cut they see what the label party's monitor would see.
     changed = {
         "seed": job.seed,
-        "attack.names": ATTACKS,
+        "attack.names": ["model_completion(k=256)"] if control else ATTACKS,
         "attack.monitor": False,
         "attack.every": 1,
         "attack.snapshots": [],
-        "training.epochs": 2 if job.options["quick"] else EPOCHS,
+        "training.epochs": 1 if control else 2 if job.options["quick"] else EPOCHS,
         "defenses": SETTINGS[job.setting],
     }
     return do(job, load_config(STUDIES[job.study], changed))
@@ -75,7 +80,7 @@ def make_page(runs: Path, out: Path) -> None:
     import beyond_figures as figures
     import beyond_numbers as numbers
 
-    studies = undefended(STUDIES, lambda study: numbers.collect(runs / study, SETTINGS))
+    studies = undefended(STUDIES, lambda study: numbers.collect(runs / study, SETTINGS, COLUMNS))
     blocks = {}
     for study, summary in studies.items():
         summary["claims"] = numbers.verdicts(summary)

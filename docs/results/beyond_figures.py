@@ -45,6 +45,9 @@ def shares(summary: Summary, path: Path) -> None:
         for colour, attack in zip(COLOURS[2:], n.readers(summary), strict=False):
             values = np.stack([interval(n.leak(summary, setting, attack, layer)[:, -1]) for setting in settings])
             _bars(axis, settings, values, colour, attack)
+        if summary["columns"]:
+            alone = float(np.mean(summary["columns"]))
+            axis.axhline(alone, color="#444444", ls="--", lw=0.9, label="own columns, k = 256, no gradient")
         axis.set_title(f"after the last epoch, {layer}", fontsize=9)
         axis.set_ylabel("leak AUC")
     utility = np.stack([interval(summary["settings"][setting]["test_auc"]) for setting in settings])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from studies import Summary, Values, Verdict, all_of, finished, interval, places, shown, table, verdict
+from studies import Summary, Values, Verdict, finished, interval, places, shown, table, verdict
 
 LAYERS = ("cut", "first")
 STEPS = ("norm", "residual")
@@ -25,14 +25,23 @@ READERS = (
 )
 """Attacks that remember, by the labels under which the runs have them."""
 
+LEARNED = READERS[-3:]
+"""Those that know labels of 256 rows of each class."""
+
 NEAR, COST = 0.02, 0.005
 """What the remembered leak may be above that of one epoch, and what persistent noise may cost of test AUC."""
 
 
-def collect(folder: Path, settings: Iterable[str]) -> Summary:
-    """Read the finished runs of a study: values by setting, one a seed; of leaks, one list of epochs a seed."""
+def collect(folder: Path, settings: Iterable[str], control: str) -> Summary:
+    """Read the finished runs of a study: values by setting, one a seed; of leaks, one list of epochs a seed.
+
+    Of the control, `columns` has the test AUC of a network that was fitted to the party's own columns, one a seed.
+    """
     found: Summary = {"dataset": {}, "settings": {}}
+    found["columns"] = [_columns(result) for _, result in finished(folder / control)]
     for setting in settings:
+        if setting == control:
+            continue
         runs = finished(folder / setting)
         results = [result for _, result in runs]
         if results:
@@ -43,6 +52,11 @@ def collect(folder: Path, settings: Iterable[str]) -> Summary:
                 "leak": _leaks(results, [run / "steps.parquet" for run, _ in runs]),
             }
     return found
+
+
+def _columns(result: Summary) -> float:
+    """Return what completing a model reaches from scratch, the mean of its repeats; the layer does not matter to it."""
+    return float(result["rebuild"][0]["curve"][0]["baseline"])
 
 
 def _leaks(results: list[Summary], steps: list[Path]) -> Summary:
@@ -105,22 +119,36 @@ def share_of(setting: str) -> float:
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
-    """Say of each defense whether a persistent share keeps the remembered leak near that of one epoch, at what loss."""
+    """Say of each defense what a persistent share does to the remembered leak, and what it costs."""
+    return [one for setting in defended(summary) for one in (*_kept(summary, setting), *_learned(summary, setting))]
+
+
+def _kept(summary: Summary, setting: str) -> list[Verdict]:
+    """Say whether the remembered leak stays near that of one epoch, at each layer, and what the share costs."""
     found = []
-    for setting in defended(summary):
-        pairs = [(attack, layer) for attack in readers(summary) for layer in LAYERS]
-        rows = {pair: interval(growth(summary, setting, *pair)) for pair in pairs}
-        worst = max(rows, key=lambda pair: rows[pair][0])
-        (grown, half), (lost, spread) = rows[worst], interval(loss(summary, setting))
-        near, cheap = _below(grown, half, NEAR), _below(lost, spread, COST)
-        grew = f"at most {grown:+.3f} ± {half:.3f} ({worst[0]}, {worst[1]})"
-        found.append(
-            verdict(
-                f"{setting}: remembering adds at most {NEAR}, and the share costs at most {COST} of test AUC",
-                all_of([near, cheap]),
-                f"{grew}; loss {lost:+.4f} ± {spread:.4f}",
-            )
-        )
+    for layer in LAYERS:
+        rows = {attack: interval(growth(summary, setting, attack, layer)) for attack in readers(summary)}
+        worst = max(rows, key=lambda attack: rows[attack][0])
+        grown, half = rows[worst]
+        claim = f"{setting}, {layer}: remembering adds at most {NEAR} to what any reader reads"
+        found.append(verdict(claim, _below(grown, half, NEAR), f"at most {grown:+.3f} ± {half:.3f} ({worst})"))
+    lost, spread = interval(loss(summary, setting))
+    claim = f"{setting}: the share costs at most {COST} of test AUC"
+    return [*found, verdict(claim, _below(lost, spread, COST), f"{lost:+.4f} ± {spread:.4f}")]
+
+
+def _learned(summary: Summary, setting: str) -> list[Verdict]:
+    """Say whether readers with known labels read more of gradients than the same labels say of the party's columns."""
+    columns, learned = summary["columns"], [attack for attack in LEARNED if attack in readers(summary)]
+    found = []
+    if columns and learned:
+        for layer in LAYERS:
+            rows = {attack: leak(summary, setting, attack, layer)[:, -1] for attack in learned}
+            worst = max(rows, key=lambda attack: float(rows[attack].mean()))
+            (read, half), (alone, spread) = interval(rows[worst]), interval(columns)
+            claim = f"{setting}, {layer}: readers with known labels read at most {NEAR} more than from columns alone"
+            near = _below(read - alone, float(np.hypot(half, spread)), NEAR)
+            found.append(verdict(claim, near, f"{shown(rows[worst])} ({worst}), columns alone {shown(columns)}"))
     return found
 
 
