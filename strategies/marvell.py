@@ -15,18 +15,19 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.metrics import accuracy_bound, auc_bound, one_against_rest_bound
 from flower_vfl.parties.label import Log
 from flower_vfl.strategies import marvell_many, marvell_strength
 from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.bounded import BoundedNoise
 from flower_vfl.strategies.checks import strength
 from flower_vfl.strategies.marvell_classes import ClassNoise
 from flower_vfl.strategies.marvell_course import Course, most_epochs
 from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, classes_of, estimate, statistics, working
 from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
-from flower_vfl.strategies.noise import Noise, NoiseDefense, draw_stacked
+from flower_vfl.strategies.noise import Noise, draw_stacked
 
 __all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
 
@@ -159,7 +160,7 @@ def _draw(g: Tensor, y: Tensor, classes: Classes, spectrum: NoiseSpectrum[float]
     return noisy.to(g.dtype)
 
 
-class Marvell(NoiseDefense):
+class Marvell(BoundedNoise[Course]):
     """Optimal Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
 
     The strength is one of four; none given means s = 4. Of more than two classes, s is relative to the mean squared
@@ -212,7 +213,6 @@ class Marvell(NoiseDefense):
             self.name, s=s, P=P, sum_kl=sum_kl, detection_error=detection_error
         )
         self._estimates: dict[str, RunningEstimates | ManyEstimates] = {}
-        self._courses: dict[str, Course] = {}
 
     @property
     def params(self) -> dict[str, Any]:
@@ -284,14 +284,6 @@ class Marvell(NoiseDefense):
         """Return what is known of earlier batches, of the party whose turn it is where each has noise of its own."""
         return self._estimates.setdefault(self._whose, self._nothing_known())
 
-    def _course(self) -> Course:
-        """Return what was done in each epoch, of the same."""
-        return self._courses.setdefault(self._whose, self._nothing_done())
-
-    @property
-    def _whose(self) -> str:
-        return [*self.base.widths, ""][self.part] if self.scope == "per-party" else ""
-
     def _perturb_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates) -> tuple[Tensor, Log]:
         if not g.numel():
             return g.clone(), _report(0.0, 0.0, 0.0)
@@ -339,55 +331,21 @@ class Marvell(NoiseDefense):
         except UnprotectedBatchError:
             return None
 
-    def end_epoch(self) -> Log:
-        """Log what Theorem 1 says of a row's releases in all epochs so far, taken together (two classes only)."""
-        log, parties = super().end_epoch(), list(self.base.widths)
-        found = {name: course.end_epoch(self.rho) for name, course in self._courses.items()}
-        for group in self.base.config.parties.coalitions(parties):
-            members = [found.get(party, {}) for party in group.split("+")]
-            if all(members):  # their noises are independent over the epochs too
-                found[group] = {"sum_kl": sum(one["sum_kl"] for one in members)}
-        for name, values in found.items():
-            party = f".{name}" if name and len(parties) > 1 else ""
-            if values:
-                log[f"{self.name}.sum_kl_remembered{party}"] = values["sum_kl"]
-                log[f"{self.name}.auc_bound_remembered{party}"] = auc_bound(values["sum_kl"])
-            if "kept" in values:
-                log[f"{self.name}.kept{party}"] = values["kept"]
-        return log
+    def most_epochs(self, width: int) -> int:
+        """Return after how many epochs something is still said of gradients (B, width)."""
+        return most_epochs(width)
 
-    def bound(self) -> float:
-        """Return Theorem 1 for the worst of the steps and for a row's releases in all epochs, whichever is larger.
-
-        Epoch by epoch the second can only rise; as it is estimated it may fall, and what was said before counts then.
-        Of parties that collude although each has noise of its own it is the sum of what was largest at each.
-        """
-        left = {name: course.largest for name, course in self._courses.items()}
-        groups = [group.split("+") for group in self.base.config.parties.coalitions(list(self.base.widths))]
-        together = [sum(left.get(party, 0.0) for party in group) for group in groups]
-        return max(map(auc_bound, [*left.values(), *together])) if left else 1.0
-
-    def check_bound(self, epochs: int) -> None:
-        """Refuse more than two classes, and more epochs than can be judged together."""
-        base, widths = self.base, self.base.widths.values()
-        if base.labels.classes > 2:
-            raise ConfigError(
-                f"attack.max_bound: marvell bounds what all epochs give away of two classes, this data has "
-                f"{base.labels.classes}; attack.max_leak is a limit for any number"
-            )
-        protected = [sum(widths)] if widths and self.scope == "joint" else widths
-        most = min(map(most_epochs, protected), default=epochs)
-        if self._repeats and epochs > most:
-            raise ConfigError(
-                f"attack.max_bound: what all epochs give away together is computed for {most} epochs of gradients this "
-                f"wide, and {epochs} are planned: set training.epochs to {most} at most"
-            )
+    def _summed(self, left: Mapping[str, float]) -> dict[str, float]:
+        """Add up the divergences of parties that collude: each has noise of its own, over the epochs too."""
+        groups = self.base.config.parties.coalitions(list(self.base.widths))
+        parties = {group: group.split("+") for group in groups}
+        return {
+            group: sum(left[one] for one in members) for group, members in parties.items() if left.keys() >= {*members}
+        }
 
     def state(self) -> dict[str, Any]:
-        """Add the running estimates, and what was done in each epoch."""
-        estimates = {party: running.state() for party, running in self._estimates.items()}
-        courses = {party: course.state() for party, course in self._courses.items()}
-        return {**super().state(), "estimates": estimates, "courses": courses}
+        """Add the running estimates."""
+        return {**super().state(), "estimates": {party: running.state() for party, running in self._estimates.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
@@ -396,15 +354,6 @@ class Marvell(NoiseDefense):
         for party, running in state["estimates"].items():
             self._estimates[party] = self._nothing_known()
             self._estimates[party].restore(running)
-        self._courses = {}
-        for party, course in state["courses"].items():
-            self._courses[party] = self._nothing_done()
-            self._courses[party].restore(course)
-
-    @property
-    def _repeats(self) -> bool:
-        """Whether rows come again in each epoch."""
-        return self.base.config.training.order != "time"
 
     def _nothing_done(self) -> Course:
         return Course(self.base.labels.train, repeats=self._repeats)

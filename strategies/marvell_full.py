@@ -21,9 +21,11 @@ from flower_vfl.metrics import auc_bound
 from flower_vfl.parties.label import Log
 from flower_vfl.strategies import marvell_strength
 from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.bounded import BoundedNoise
 from flower_vfl.strategies.checks import check_shapes, check_two_classes, is_number, strength
 from flower_vfl.strategies.marvell_estimates import largest_entry, working
-from flower_vfl.strategies.noise import Noise, NoiseDefense
+from flower_vfl.strategies.marvell_full_course import FullCourse, Part, most_epochs
+from flower_vfl.strategies.noise import Noise
 
 EVERYWHERE = 0.5
 """Of the noise that covers what covariances do not tell, the part that is the same in every direction."""
@@ -282,7 +284,7 @@ class _Kept:
     length: float
 
 
-class MarvellFull(NoiseDefense):
+class MarvellFull(BoundedNoise[FullCourse]):
     """Gaussian noise that makes the two classes' covariances alike and covers the difference of their means.
 
     What Marvell is for classes with one variance each, this is for classes as they are: it also hides labels from
@@ -348,6 +350,7 @@ class MarvellFull(NoiseDefense):
             noise = _strongest(pair, power, self.spread, required=True)
             unit = pair.unit
             self._latest[self.part] = _Kept(noise, unit, unit * math.sqrt(pair.square))
+            self._course().add(pair, [Part(noise)], noise.sum_kl, g, y, self.base.batch)
         except UnprotectedBatchError as error:
             latest = self._latest.get(self.part)
             length = float(working(g).double().square().sum(dim=1).mean().sqrt())
@@ -359,12 +362,12 @@ class MarvellFull(NoiseDefense):
             return _draw(g, y, noise, unit, self.noise(g)), _report(noise.power * unit**2, math.inf, fallback=True)
         return _draw(g, y, noise, unit, self.noise(g)), _report(noise.power * unit**2, noise.sum_kl)
 
-    def check_bound(self, epochs: int) -> None:
-        """Refuse always, also around a defense that promises something: more noise, by class, may undo that."""
-        raise ConfigError(
-            "attack.max_bound: marvell_full gives no bound on what all epochs give away together; take marvell, or "
-            "attack.max_leak, a limit of what attacks measure"
-        )
+    def most_epochs(self, width: int) -> int:
+        """Return after how many epochs something is still said of gradients (B, width)."""
+        return most_epochs(width)
+
+    def _nothing_done(self) -> FullCourse:
+        return FullCourse(self.base.labels.train, repeats=self._repeats)
 
     def state(self) -> dict[str, Any]:
         """Add the noise of the latest batch that had both classes, for each party that has noise of its own."""

@@ -18,6 +18,9 @@ NUMBERS = 2**15
 FEWEST = 64
 """Rows of a class that are kept of each epoch at least, however long they are."""
 
+_NEGLIGIBLE = 1e-9
+"""Of the largest variance: what is below is rounding of single precision."""
+
 
 def sample(labels: NDArray[Any], width: int) -> Rows:
     """Return sorted rows of each of two classes, evenly spaced over the table, for gradients (B, width).
@@ -39,7 +42,8 @@ class Recurrence:
 
     The deviations of a class's rows in epoch t, each in units of its batch, are one long vector :math:`\zeta_c^t`; what
     comes again is :math:`k_c^{st} = \langle \zeta_c^s, \zeta_c^t \rangle / (\|\zeta_c^s\| \|\zeta_c^t\|)`. Such a
-    matrix has no negative eigenvalue. All of it is computed from labels and stays at the label party.
+    matrix has no negative eigenvalue, and neither have the couplings, direction by direction. All of it is computed
+    from labels and stays at the label party.
 
     Parameters
     ----------
@@ -82,17 +86,37 @@ class Recurrence:
         It is of those rows that came in each of them; where there are none, nothing is known to come again.
         """
         found = np.tile(np.eye(epochs), (2, 1, 1))
+        for label, deviations in enumerate(self._came(epochs)):
+            vectors = deviations.reshape(len(deviations), -1)
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            if vectors.size and (lengths > 0.0).all():
+                found[label] = (vectors / lengths) @ (vectors / lengths).T
+        return found
+
+    def couplings(self, epochs: int) -> NDArray[np.float64]:
+        r"""Return how standardised deviations of negatives and of positives correlate, (2, T D, T D).
+
+        With :math:`\Sigma^t` the covariance of the deviations in epoch t, these are the correlations of
+        :math:`(\Sigma^t)^{-1/2} \zeta^t`, for each two directions of each two epochs. Of few rows they are too large
+        rather than too small: of fewer than D, everything seems to come again.
+        """
+        width = self._now.shape[1]
+        found = np.tile(np.eye(epochs * width), (2, 1, 1))
+        for label, deviations in enumerate(self._came(epochs)):
+            if deviations.size:
+                standard = np.concatenate([rows @ _inverse_root(rows.T @ rows) for rows in deviations], axis=1)
+                between = 1.0 - np.kron(np.eye(epochs), np.ones((width, width)))
+                found[label] += between * (standard.T @ standard)
+        return found
+
+    def _came(self, epochs: int) -> list[NDArray[np.float64]]:
+        """Return the deviations of each class's rows that came in each of the latest epochs, (T, n, D)."""
         latest = self._epochs[-epochs:]
-        if len(latest) < epochs or not latest or not latest[0].numel():
-            return found
+        if len(latest) < epochs or not latest:
+            return []
         deviations = torch.stack(latest)
         came = deviations.isfinite().all(dim=2).all(dim=0)
-        for label in (0, 1):
-            vectors = deviations[:, came & (self._positive == bool(label))].flatten(1).double()
-            lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-            if vectors.numel() and bool((lengths > 0.0).all()):
-                found[label] = ((vectors / lengths) @ (vectors / lengths).T).numpy()
-        return found
+        return [deviations[:, came & (self._positive == bool(label))].double().numpy() for label in (0, 1)]
 
     def _nobody(self, width: int) -> Tensor:
         return torch.full((len(self._rows), width), torch.nan)
@@ -106,3 +130,11 @@ class Recurrence:
         self._epochs, self._now = list(state["epochs"]), state["now"].clone()
         self._positive = state["positive"].clone()
         self._rows = sample(self._labels, self._now.shape[1])
+
+
+def _inverse_root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the symmetric inverse root of what is no rounding."""
+    values, vectors = np.linalg.eigh(matrix)
+    held = values > _NEGLIGIBLE * max(values[-1], np.finfo(np.float64).tiny)
+    root: NDArray[np.float64] = (vectors[:, held] / np.sqrt(values[held])) @ vectors[:, held].T
+    return root

@@ -15,7 +15,7 @@ from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
 from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
 from flower_vfl.metrics.null import null_quantile
-from flower_vfl.metrics.releases import Release, Together, together
+from flower_vfl.metrics.releases import Release, ShapedRelease, Together, together, together_shaped
 from flower_vfl.metrics.snapshot import Observations, Values, observations, snapshot
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
 
@@ -26,6 +26,7 @@ __all__ = [
     "LeakSummary",
     "Observations",
     "Release",
+    "ShapedRelease",
     "Together",
     "Values",
     "accuracy_bound",
@@ -52,4 +53,5 @@ __all__ = [
     "share_interval",
     "snapshot",
     "together",
+    "together_shaped",
 ]

@@ -66,6 +66,43 @@ class Release:
         object.__setattr__(self, "direction", direction)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ShapedRelease:
+    r"""What is known of the perturbed gradients that examples get in one batch, where classes have any covariances.
+
+    An example of class c has :math:`\mu_c + R_c \zeta + F_c \varepsilon` with standard normal :math:`\zeta` and
+    :math:`\varepsilon`.
+
+    Parameters
+    ----------
+    difference : ndarray, (D,)
+        :math:`\mu_1 - \mu_0`.
+    own : ndarray, (2, D, D)
+        :math:`R_c`, symmetric roots of the covariances of clean gradients, of negatives and of positives.
+    noise : ndarray, (2, D, M)
+        :math:`F_c`; that of the noise is :math:`F_c F_c^T`.
+
+    Raises
+    ------
+    ArgumentError
+        For arrays of other shapes, and for values that are not finite.
+    """
+
+    difference: NDArray[np.float64]
+    own: NDArray[np.float64]
+    noise: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        width = len(self.difference)
+        if self.own.shape != (2, width, width) or self.noise.ndim != 3 or self.noise.shape[:2] != (2, width):
+            raise ArgumentError(
+                f"Give a difference (D,), roots (2, D, D) and noise (2, D, M), given {self.difference.shape}, "
+                f"{self.own.shape} and {self.noise.shape}."
+            )
+        if not all(np.isfinite(values).all() for values in (self.difference, self.own, self.noise)):
+            raise ArgumentError("A value is not finite.")
+
+
 @dataclass(frozen=True, slots=True)
 class Together:
     """The two classes of an example's releases, all epochs side by side.
@@ -195,21 +232,71 @@ def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -
     return Together(difference, (inside[0], inside[1]), (outside[0], outside[1]), directions.shape[1] - rank)
 
 
-def _shares(rho: float, kept: float | Matrix, count: int) -> tuple[Matrix, Matrix]:
-    """Return how two epochs' noises correlate, (T, T), and two epochs' deviations of each class, (2, T, T)."""
+def together_shaped(releases: Sequence[ShapedRelease], *, rho: float, kept: float | Matrix) -> Together:
+    r"""Return the joint model of an example's releases, one an epoch, where classes have any covariances.
+
+    With the names of `ShapedRelease`, what of two epochs s and t comes again has the covariance
+
+    .. math::
+        Cov_c^{st} = R_c^s K_c^{st} R_c^{t\top} + \rho F_c^s F_c^{t\top}.
+
+    Parameters
+    ----------
+    releases : Sequence[ShapedRelease]
+        One an epoch, all of one shape.
+    rho : float
+        How the numbers :math:`\varepsilon` of two epochs correlate, 0 to 1.
+    kept : float or ndarray, (2, T D, T D)
+        How the numbers :math:`\zeta` do: all by one share from 0 to 1, or K of negatives and of positives, each two
+        epochs' numbers with each other; those of one epoch are independent.
+
+    Returns
+    -------
+    Together
+        The two classes; all directions are inside.
+
+    Raises
+    ------
+    ArgumentError
+        Without a release, for releases of several shapes, for shares outside 0 to 1, and for other correlations.
+
+    Examples
+    --------
+    >>> one = ShapedRelease(np.array([1.0, 0.0]), np.zeros((2, 2, 2)), np.stack([2.0 * np.eye(2)] * 2))
+    >>> [round(together_shaped([one] * 4, rho=rho, kept=0.0).sum_kl(), 3) for rho in (0.0, 1.0)]
+    [1.0, 0.25]
+    """
+    if not releases or len({release.noise.shape for release in releases}) != 1:
+        raise ArgumentError("Give at least one release, all of one shape.")
+    count, width = len(releases), len(releases[0].difference)
+    noise, own = _shares(rho, kept, count, width)
+    covariances = []
+    for c in (0, 1):
+        roots, factors = (np.stack([getattr(r, name)[c] for r in releases]) for name in ("own", "noise"))
+        again = own[c].reshape(count, width, count, width)
+        blocks = np.einsum("sik,sktl,tjl->sitj", roots, again, roots, optimize=True)
+        blocks += np.einsum("st,sik,tjk->sitj", noise, factors, factors, optimize=True)
+        covariances.append(blocks.reshape(count * width, count * width))
+    difference = np.concatenate([release.difference for release in releases])
+    return Together(difference, (covariances[0], covariances[1]), (np.zeros((1, 1)), np.zeros((1, 1))), 0)
+
+
+def _shares(rho: float, kept: float | Matrix, count: int, width: int = 1) -> tuple[Matrix, Matrix]:
+    """Return how noises correlate, (T, T), and what comes again of each class, (2, T width, T width)."""
     if not 0.0 <= rho <= 1.0:
         raise ArgumentError(f"rho is {rho}; a share lies between 0 and 1.")
     if isinstance(kept, int | float):
         if not 0.0 <= kept <= 1.0:
             raise ArgumentError(f"kept is {kept}; a share lies between 0 and 1.")
-        return _correlated(rho, count), np.stack([_correlated(kept, count)] * 2)
-    own = np.asarray(kept, dtype=np.float64)
-    if own.shape != (2, count, count) or not np.isfinite(own).all():
-        raise ArgumentError(f"Of {count} releases kept is a number or finite (2, {count}, {count}), given {own.shape}.")
-    spectrum = np.linalg.eigvalsh(own)
-    even = np.allclose(own, own.transpose(0, 2, 1)) and np.allclose(own.diagonal(axis1=1, axis2=2), 1.0)
-    if not even or (spectrum < -_NEGLIGIBLE * count).any():
-        raise ArgumentError("kept are correlations: symmetric, 1 on the diagonal, no eigenvalue below 0.")
+        return _correlated(rho, count), np.stack([np.kron(_correlated(kept, count), np.eye(width))] * 2)
+    own, size = np.asarray(kept, dtype=np.float64), count * width
+    if own.shape != (2, size, size) or not np.isfinite(own).all():
+        raise ArgumentError(f"Of {count} releases kept is a number or finite (2, {size}, {size}), given {own.shape}.")
+    alone = np.kron(np.eye(count), np.ones((width, width))) * own
+    if not np.allclose(own, own.transpose(0, 2, 1)) or not np.allclose(alone, np.eye(size)):
+        raise ArgumentError("kept are correlations: symmetric, 1 on the diagonal, 0 beside it within an epoch.")
+    if (np.linalg.eigvalsh(own) < -_NEGLIGIBLE * size).any():
+        raise ArgumentError("kept are correlations: no eigenvalue is below 0.")
     return _correlated(rho, count), own
 
 

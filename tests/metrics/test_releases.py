@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from flower_vfl.metrics import ArgumentError, Release, auc_bound, together
+from flower_vfl.metrics import ArgumentError, Release, ShapedRelease, auc_bound, together, together_shaped
 from flower_vfl.strategies.marvell_solver import optimal_noise
 from flower_vfl.strategies.noise import Noise
 
@@ -184,3 +184,86 @@ def test_what_cannot_be_put_together_is_refused():
     assert math.isinf(together([bare], rho=0.0, kept=0.0).sum_kl())
     with pytest.raises(ArgumentError, match="no density"):
         together([bare], rho=0.0, kept=0.0).best_auc()
+
+
+def shaped(seed, epochs, width):
+    """Releases of classes with any covariances, and more numbers of noise than directions."""
+    rng = np.random.default_rng(seed)
+    return [
+        ShapedRelease(
+            rng.standard_normal(width),
+            rng.standard_normal((2, width, width)),
+            rng.standard_normal((2, width, width + 1)),
+        )
+        for _ in range(epochs)
+    ]
+
+
+@pytest.mark.parametrize(("rho", "kept"), [(0.0, 0.0), (0.7, 0.0), (0.4, 0.9)])
+def test_of_any_covariances_the_divergence_is_that_of_the_dense_ones(rho, kept):
+    releases = shaped(3, 3, 4)
+    classes = []
+    for c in (0, 1):
+        blocks = [
+            [
+                (1.0 if s is t else kept) * s.own[c] @ t.own[c].T + (1.0 if s is t else rho) * s.noise[c] @ t.noise[c].T
+                for t in releases
+            ]
+            for s in releases
+        ]
+        classes.append((c * np.concatenate([one.difference for one in releases]), np.block(blocks)))
+    assert together_shaped(releases, rho=rho, kept=kept).sum_kl() == pytest.approx(divergence(*classes), rel=1e-8)
+
+
+def test_what_comes_again_may_differ_between_directions():
+    """Rows whose standardised deviations are known: the covariance of all their numbers, taken from the rows."""
+    releases, rng = shaped(7, 2, 3), np.random.default_rng(2)
+    rows = rng.standard_normal((50, 3))
+    latent = np.concatenate([np.linalg.qr(rows)[0], np.linalg.qr(rows + rng.standard_normal((50, 3)))[0]], axis=1)
+    kept = np.stack([latent.T @ latent, np.eye(6)])
+    own = np.concatenate([latent[:, 3 * t : 3 * t + 3] @ releases[t].own[0].T for t in (0, 1)], axis=1)
+    fresh = [
+        np.block([[releases[0].noise[c], np.zeros((3, 4))], [np.zeros((3, 4)), releases[1].noise[c]]]) for c in (0, 1)
+    ]
+    first = own.T @ own + fresh[0] @ fresh[0].T
+    roots = np.block([[releases[0].own[1], np.zeros((3, 3))], [np.zeros((3, 3)), releases[1].own[1]]])
+    second = roots @ roots.T + fresh[1] @ fresh[1].T
+    mean = np.concatenate([one.difference for one in releases])
+    expected = divergence((0 * mean, first), (mean, second))
+    assert together_shaped(releases, rho=0.0, kept=kept).sum_kl() == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_balls_are_classes_with_covariances_too(epochs):
+    releases, rng = drawn(8, epochs, 4), np.random.default_rng(1)
+    kept = np.stack([np.corrcoef(rng.standard_normal((epochs, 9))).reshape(epochs, epochs) for _ in range(2)])
+    same = [
+        ShapedRelease(
+            one.distance * one.direction,
+            np.stack([math.sqrt(variance) * np.eye(4) for variance in one.spread]),
+            np.stack(
+                [
+                    np.column_stack([math.sqrt(across) * np.eye(4), math.sqrt(along - across) * one.direction])
+                    for along, across in zip(one.along, one.across, strict=True)
+                ]
+            ),
+        )
+        for one in releases
+    ]
+    expected = together(releases, rho=0.3, kept=kept).sum_kl()
+    of_each = np.stack([np.kron(one, np.eye(4)) for one in kept])
+    assert together_shaped(same, rho=0.3, kept=of_each).sum_kl() == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_is_no_shaped_release_is_refused():
+    (sound,) = shaped(0, 1, 3)
+    with pytest.raises(ArgumentError, match="Give a difference"):
+        ShapedRelease(sound.difference, sound.own[:, :2], sound.noise)
+    with pytest.raises(ArgumentError, match="not finite"):
+        ShapedRelease(sound.difference * math.nan, sound.own, sound.noise)
+    for releases in ([], [sound, *shaped(0, 1, 2)]):
+        with pytest.raises(ArgumentError, match="one shape"):
+            together_shaped(releases, rho=0.0, kept=0.0)
+    beside = np.stack([np.kron(np.eye(2), np.full((3, 3), 0.5) + 0.5 * np.eye(3))] * 2)
+    with pytest.raises(ArgumentError, match="within an epoch"):
+        together_shaped([sound] * 2, rho=0.0, kept=beside)

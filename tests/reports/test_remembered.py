@@ -182,9 +182,10 @@ def test_runs_are_compared_by_what_is_remembered_too(remembering, run_folder, tm
     assert "0.900" in page
 
 
-def test_what_is_promised_of_all_epochs_stands_beside_what_was_read(tmp_path):
+@pytest.mark.parametrize("name", ["marvell", "marvell_full"])
+def test_what_is_promised_of_all_epochs_stands_beside_what_was_read(tmp_path, name):
     attack = {"names": ["norm", "remembered_norm"]}
-    config = toy_config(training={"epochs": 3}, defenses=[{"name": "marvell", "s": 4.0}], attack=attack)
+    config = toy_config(training={"epochs": 3}, defenses=[{"name": name, "s": 4.0}], attack=attack)
     run(config, out=tmp_path / "run", data=lambda _: toy_data())
     epochs, values = promised(load_run(tmp_path / "run"), "a")
     assert epochs.tolist() == [1, 2, 3]

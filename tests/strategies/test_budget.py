@@ -115,9 +115,9 @@ def test_with_warn_training_goes_on_and_each_epoch_is_told(tmp_path, caplog):
     assert np.all(np.diff(found["budget"]["bound"]["reached"]) >= 0)
 
 
-@pytest.mark.parametrize("step", [3, 11, 19])
-def test_a_run_that_was_interrupted_ends_at_the_same_place(tmp_path, step):
-    config = build_config(limited(checkpoint={"every": 2}))
+@pytest.mark.parametrize(("step", "name"), [(3, "marvell"), (11, "marvell"), (19, "marvell"), (11, "marvell_full")])
+def test_a_run_that_was_interrupted_ends_at_the_same_place(tmp_path, step, name):
+    config = build_config(limited(checkpoint={"every": 2}, defenses=[{"name": name, "s": 4.0}]))
     run(config, out=tmp_path / "alone")
     with pytest.raises(KeyboardInterrupt):
         run(config, out=tmp_path / "run", observers=(Interrupt(step),))
@@ -148,6 +148,10 @@ REFUSED = {
     "no defense": (limited(defenses=()), "none here promises that: take one that does, such as marvell"),
     "one that promises nothing": (limited(defenses=[{"name": "iso", "t": 1.0}]), "none here promises that"),
     "too many epochs": (limited(epochs=51), "for 50 epochs of gradients this wide, and 51 are planned"),
+    "too many with full covariances": (
+        limited(epochs=81, defenses=[{"name": "marvell_full"}]),
+        "for 80 epochs of gradients this wide, and 81 are planned",
+    ),
 }
 
 

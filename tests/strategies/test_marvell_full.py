@@ -328,9 +328,6 @@ def test_strengths_that_mean_nothing_are_refused(more, words):
         ({"defenses": "marvell_full(rho=1.5)"}, "rho must be a number from 0 to 1, given 1.5"),
         ({"defenses": "marvell_full(s=1,P=1)"}, "give one strength, of s or P; given s=1, P=1"),
         ({"defenses": "marvell_full(sum_kl=1)"}, "no parameter 'sum_kl'; Allowed: P, rho, s, scope, spread"),
-        ({"defenses": "marvell_full", "attack.max_bound": 0.9}, "attack.max_bound: marvell_full gives no bound"),
-        ({"defenses": "marvell_full,marvell", "attack.max_bound": 0.9}, "attack.max_bound: marvell_full gives no"),
-        ({"defenses": "iso,marvell_full", "attack.max_bound": 0.9}, "attack.max_bound: marvell_full gives no"),
     ],
 )
 def test_what_it_cannot_do_is_refused_before_training(more, words, tmp_path, monkeypatch):

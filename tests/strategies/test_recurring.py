@@ -45,6 +45,37 @@ def test_what_comes_again_is_found_for_each_class_and_any_two_epochs():
     assert np.linalg.eigvalsh(found).min() >= -1e-12
 
 
+def test_what_comes_again_is_found_direction_by_direction():
+    """Of a negative's eight numbers half come again, mixed with each other; each entry within five standard errors."""
+    rng, turn = np.random.default_rng(4), np.linalg.qr(np.random.default_rng(5).standard_normal((WIDTH, WIDTH)))[0]
+    stretch, numbers = np.linspace(0.2, 3.0, WIDTH), rng.standard_normal((2, ROWS, WIDTH))
+    second = np.concatenate([numbers[0, :, :4], numbers[1, :, 4:]], axis=1)
+    recurrence = Recurrence(LABELS)
+    for values in (numbers[0] * stretch, (second * stretch) @ turn):
+        recurrence.add(torch.tensor(values), torch.tensor(LABELS), np.arange(ROWS))
+        recurrence.end_epoch()
+    # The symmetric root of the second epoch's covariance turns with it.
+    expected = np.diag([1.0] * 4 + [0.0] * 4) @ turn
+    for label in (0, 1):
+        found = recurrence.couplings(2)[label]
+        assert found[:WIDTH, WIDTH:] == pytest.approx(expected, abs=6 / np.sqrt((label == LABELS).sum()))
+        assert found[:WIDTH, :WIDTH] == pytest.approx(np.eye(WIDTH))
+        assert np.linalg.eigvalsh(found).min() > -1e-9
+
+
+def test_of_fewer_rows_than_directions_all_seems_to_come_again():
+    few = (np.arange(ROWS) % 512 == 0).astype(np.int64)
+    found = seen(2, labels=few).couplings(2)
+    assert np.linalg.eigvalsh(found).min() > -1e-9
+    recurrence = Recurrence(few)
+    for seed in (0, 1):
+        g = torch.tensor(np.random.default_rng(seed).standard_normal((ROWS, WIDTH)))
+        recurrence.add(g, torch.tensor(few), np.arange(ROWS))
+        recurrence.end_epoch()
+    sizes = np.linalg.svd(recurrence.couplings(2)[1][:WIDTH, WIDTH:], compute_uv=False)
+    assert sizes[:2] == pytest.approx(1.0, abs=0.01)  # four rows about their mean: three directions in each epoch
+
+
 def test_the_first_batches_of_a_network_that_knows_nothing_yet_do_not_stand_for_the_epoch():
     """Gradients of a new network are like no later ones; with a sixteenth of the rows there, so much is missing."""
     share = 15 / 16 * SHARES[0]
@@ -78,6 +109,7 @@ def test_rows_that_did_not_come_in_each_epoch_are_left_out():
 
 def test_of_what_never_came_nothing_is_known_to_come_again():
     assert (Recurrence(LABELS).correlations(2) == np.eye(2)).all()
+    assert (seen(1).couplings(2) == np.eye(2 * WIDTH)).all()
     alone = seen(2, labels=np.zeros(ROWS, dtype=np.int64))  # no row is of the second class, as it seems
     assert np.isfinite(alone.correlations(2)).all()
     recurrence = seen(1)
