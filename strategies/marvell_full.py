@@ -30,6 +30,9 @@ from flower_vfl.strategies.noise import Noise
 EVERYWHERE = 0.5
 """Of the noise that covers what covariances do not tell, the part that is the same in every direction."""
 
+_STEPS, _STEP, _PRECISION = 200, 1.5, 0.01
+"""How the least power is looked for: doublings at most, the factor of each step down, and what is near enough."""
+
 _NEGLIGIBLE = 1e-12
 """Of the largest squared length of a direction that the rows span: what is below is rounding."""
 
@@ -162,36 +165,92 @@ def optimal_noise(pair: Pair, power: float, spread: float = 0.1) -> FullNoise:
         Above 0 and below 1.
 
     """
-    values, vectors = torch.linalg.eigh(pair.covariances[1] - pair.covariances[0])
-    lacks = torch.stack([values.clamp(min=0.0), (-values).clamp(min=0.0)])
-    shares = torch.tensor([1.0 - pair.p, pair.p]).to(lacks)
-    matching, total = torch.stack([(shares @ lacks).sum(), lacks.sum()]).tolist()
-    line = pair.means / math.sqrt(pair.g) if pair.g > 0.0 else torch.zeros_like(pair.means)
-    directions = vectors.to(pair.means) if pair.basis is None else pair.basis @ vectors.to(pair.means)
-    directions = directions.contiguous()  # as a checkpoint returns it: products of another layout round otherwise
-    if power <= 0.0:
-        left = math.inf if total > 0.0 or pair.g > 0.0 else 0.0
-        return FullNoise(0.0, 0.0, torch.zeros_like(lacks), directions, line, 0.0, left)
-    theta = min(1.0, power / 2.0 / matching) if matching > 0.0 else 1.0
-    rest = power - theta * matching
-    covering = spread * rest if pair.g > 0.0 else rest  # without a line all of it covers
-    alike = covering * (1.0 - EVERYWHERE) / total if total > 0.0 else 0.0
-    everywhere = (covering - alike * total) / len(pair.means)
-    along = rest - covering
-    levels = theta * lacks + alike * lacks.sum(dim=0)
-    inside = line if pair.basis is None else line @ pair.basis
-    sum_kl = _sum_kl(pair, levels, vectors, everywhere, along, inside.double())
-    return FullNoise(along, everywhere, levels, directions, line, power, sum_kl)
+    return _Family(pair, spread).noise(power)
 
 
-def _sum_kl(pair: Pair, levels: Tensor, vectors: Tensor, everywhere: float, along: float, line: Tensor) -> float:
-    """Return the divergences between the classes with their noise; outside the pair's basis they are alike."""
-    noise = torch.einsum("ir,cr,jr->cij", vectors, levels, vectors)
-    common = everywhere * torch.eye(len(line)).to(noise) + along * torch.outer(line, line)
-    covariances = pair.covariances + noise + common
+def least_noise(pair: Pair, target: float, spread: float = 0.1) -> FullNoise:
+    """Return the noise of `optimal_noise` of the least power, within a hundredth, that leaves at most this divergence.
+
+    Parameters
+    ----------
+    pair : Pair
+        The classes.
+    target : float
+        Above 0.
+    spread : float
+        Above 0 and below 1.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When no power is found: the target is as small as rounding.
+    """
+    family = _Family(pair, spread)
+    if (nothing := family.noise(0.0)).sum_kl <= target:
+        return nothing
+    found = family.noise(2.0 * family.matching + pair.g / ((1.0 - spread) * target))  # often a little too much
+    for _ in range(_STEPS):
+        if found.sum_kl <= target:
+            break
+        found = family.noise(2.0 * found.power)
+    else:
+        raise UnprotectedBatchError(f"marvell_full: no power was found that leaves a divergence of {target}")
+    while (less := family.noise(found.power / _STEP)).sum_kl <= target:
+        found = less
+    low, high = math.log(less.power), math.log(found.power)
+    while high - low > _PRECISION:
+        middle = family.noise(math.exp((low + high) / 2.0))
+        if middle.sum_kl <= target:
+            found, high = middle, (low + high) / 2.0
+        else:
+            low = (low + high) / 2.0
+    return found
+
+
+class _Family:
+    """The noise that a pair of classes gets, by its power.
+
+    Covariances are written in the directions in which the classes differ, so that most of the noise is diagonal.
+    """
+
+    def __init__(self, pair: Pair, spread: float) -> None:
+        self._pair, self._spread = pair, spread
+        values, vectors = torch.linalg.eigh(pair.covariances[1] - pair.covariances[0])
+        self._lacks = torch.stack([values.clamp(min=0.0), (-values).clamp(min=0.0)])
+        shares = torch.tensor([1.0 - pair.p, pair.p]).to(self._lacks)
+        self.matching, self._total = torch.stack([(shares @ self._lacks).sum(), self._lacks.sum()]).tolist()
+        self._line = pair.means / math.sqrt(pair.g) if pair.g > 0.0 else torch.zeros_like(pair.means)
+        directions = vectors.to(pair.means) if pair.basis is None else pair.basis @ vectors.to(pair.means)
+        self._directions = directions.contiguous()  # as a checkpoint returns it: products of another layout round
+        self._covariances = vectors.T @ pair.covariances @ vectors
+        inside = self._line if pair.basis is None else self._line @ pair.basis
+        self._inside = inside.double() @ vectors
+
+    def noise(self, power: float) -> FullNoise:
+        """Return the noise of this power, in units of the pair."""
+        pair, line, directions = self._pair, self._line, self._directions
+        if power <= 0.0:
+            left = math.inf if self._total > 0.0 or pair.g > 0.0 else 0.0
+            return FullNoise(0.0, 0.0, torch.zeros_like(self._lacks), directions, line, 0.0, left)
+        theta = min(1.0, power / 2.0 / self.matching) if self.matching > 0.0 else 1.0
+        rest = power - theta * self.matching
+        covering = self._spread * rest if pair.g > 0.0 else rest  # without a line all of it covers
+        alike = covering * (1.0 - EVERYWHERE) / self._total if self._total > 0.0 else 0.0
+        everywhere = (covering - alike * self._total) / len(pair.means)
+        along = rest - covering
+        levels = theta * self._lacks + alike * self._lacks.sum(dim=0)
+        common = along * torch.outer(self._inside, self._inside)
+        left = divergence(
+            self._covariances + torch.diag_embed(levels + everywhere) + common, math.sqrt(pair.g) * self._inside
+        )
+        return FullNoise(along, everywhere, levels, directions, line, power, left)
+
+
+def divergence(covariances: Tensor, difference: Tensor) -> float:
+    """Return the sum of both divergences of Gaussians with covariances (2, D, D) and means that differ by (D,)."""
     inverses = torch.linalg.inv(covariances)
-    spreads = 0.5 * (inverses * covariances.flip(0)).sum() - len(line)  # both are symmetric
-    means = 0.5 * pair.g * torch.einsum("i,cij,j->", line, inverses, line)
+    spreads = 0.5 * (inverses * covariances.flip(0)).sum() - len(difference)  # both are symmetric
+    means = 0.5 * torch.einsum("i,cij,j->", difference, inverses, difference)
     return max(0.0, float(spreads)) + float(means)
 
 
@@ -290,6 +349,8 @@ class MarvellFull(BoundedNoise[FullCourse]):
     What Marvell is for classes with one variance each, this is for classes as they are: it also hides labels from
     attacks that look outside the means' line, such as `residual`. For two classes.
 
+    The strength is one of four; none given means s = 4.
+
     A batch that cannot be estimated from (one class only) gets the noise of the latest one that could, for rows as long
     as its own or as that one's, whichever are longer; zeros are sent where there was none yet, and where a value is not
     finite. Both are counted, logged as `fallback` and told once.
@@ -299,9 +360,13 @@ class MarvellFull(BoundedNoise[FullCourse]):
     strategy : HookedStrategy
         What it wraps.
     s : float
-        Power of the noise relative to the squared distance of the class means, at least 0; 4 if no P is given.
+        Power of the noise relative to the squared distance of the class means, at least 0.
     P : float
         Power of the noise itself, the mean squared norm of a row's noise, at least 0.
+    sum_kl : float
+        Largest divergence to leave, above 0; the least power that reaches it is used. `auc_bound` says what it means.
+    detection_error : float
+        Least detection error to leave to the best attack, above 0 and below 0.5: a sum_kl of (2 - 4 L)^2.
     spread : float
         The share of the power, once covariances are matched, that goes in all directions; above 0 and below 1.
     scope, rho
@@ -309,8 +374,8 @@ class MarvellFull(BoundedNoise[FullCourse]):
 
     References
     ----------
-    After Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 4.2, whose model has
-    isotropic classes; docs/methods/marvell-full.md.
+    After Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 4.2, and for sum_kl
+    and detection_error the workshop version of 2021, whose model has isotropic classes; docs/methods/marvell-full.md.
     """
 
     name: ClassVar[str] = "marvell_full"
@@ -323,12 +388,16 @@ class MarvellFull(BoundedNoise[FullCourse]):
         *,
         s: float | None = None,
         P: float | None = None,
+        sum_kl: float | None = None,
+        detection_error: float | None = None,
         spread: float = 0.1,
         scope: Scope = "joint",
         rho: float = 0.0,
     ) -> None:
         super().__init__(strategy, scope=scope, rho=rho)
-        self.strength, self.value = marvell_strength.chosen(self.name, s=s, P=P)
+        self.strength, self.value = marvell_strength.chosen(
+            self.name, s=s, P=P, sum_kl=sum_kl, detection_error=detection_error
+        )
         self.spread = _checked(spread)
         self._latest: dict[int, _Kept] = {}
 
@@ -346,9 +415,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
             return g.clone(), _report(0.0, 0.0 if not g.numel() else math.inf)
         try:
             pair = estimate(g, y)
-            power = marvell_strength.power(self.strength, self.value, pair.g, pair.unit)
-            noise = _strongest(pair, power, self.spread, required=True)
-            unit = pair.unit
+            noise, unit = self._noise(pair), pair.unit
             self._latest[self.part] = _Kept(noise, unit, unit * math.sqrt(pair.square))
             self._course().add(pair, [Part(noise)], noise.sum_kl, g, y, self.base.batch)
         except UnprotectedBatchError as error:
@@ -361,6 +428,13 @@ class MarvellFull(BoundedNoise[FullCourse]):
             unit = latest.unit * max(1.0, length / latest.length) if latest.length > 0.0 else latest.unit
             return _draw(g, y, noise, unit, self.noise(g)), _report(noise.power * unit**2, math.inf, fallback=True)
         return _draw(g, y, noise, unit, self.noise(g)), _report(noise.power * unit**2, noise.sum_kl)
+
+    def _noise(self, pair: Pair) -> FullNoise:
+        """Return the noise of the chosen strength."""
+        if self.strength in ("s", "P"):
+            power = marvell_strength.power(self.strength, self.value, pair.g, pair.unit)
+            return _strongest(pair, power, self.spread, required=True)
+        return least_noise(pair, marvell_strength.target(self.strength, self.value), self.spread)
 
     def most_epochs(self, width: int) -> int:
         """Return after how many epochs something is still said of gradients (B, width)."""

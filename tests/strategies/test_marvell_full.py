@@ -24,7 +24,7 @@ from flower_vfl import build_config, run
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.strategies import VerticalStrategy, marvell, marvell_full
-from flower_vfl.strategies.marvell_full import MarvellFull, estimate, optimal_noise, perturb
+from flower_vfl.strategies.marvell_full import MarvellFull, Pair, estimate, least_noise, optimal_noise, perturb
 from flower_vfl.strategies.noise import Noise
 from tests.toys import toy_config, toy_data
 
@@ -103,6 +103,52 @@ def test_with_power_enough_both_classes_have_one_covariance_and_differ_in_their_
     negative, positive = dense(pair, noise)
     assert torch.allclose(negative, positive, rtol=0, atol=1e-12 * float(positive.abs().max()))
     assert noise.sum_kl == pytest.approx(float(pair.means @ torch.linalg.solve(positive, pair.means)), rel=1e-9)
+
+
+@pytest.mark.parametrize(("rows", "width", "rank", "seed"), [(1000, 12, 3, 0), (40, 6, 6, 1), (30, 200, 3, 2)])
+@pytest.mark.parametrize("target", [1e-3, 0.25, 3.0, 50.0])
+def test_no_noise_of_less_power_leaves_as_little_as_was_asked_for(rows, width, rank, seed, target):
+    """By looking at powers from next to nothing up to that of the answer, a hundredth of it left out."""
+    pair = estimate(*batch(rows, width, rank, seed))
+    found = least_noise(pair, target)
+    assert found.sum_kl == optimal_noise(pair, found.power).sum_kl <= target
+    powers = np.geomspace(1e-6 * found.power, 0.989 * found.power, 60)
+    assert min(optimal_noise(pair, float(power)).sum_kl for power in powers) > target
+
+
+def test_where_covariances_are_alike_the_least_power_is_known():
+    """With v I for both classes and most power along the line, sumKL = g / (v + along + everywhere)."""
+    v, g, width, target, spread = 0.3, 2.0, 5, 0.1, 0.1
+    pair = Pair(
+        1.0,
+        0.4,
+        1.0,
+        g,
+        torch.eye(width)[0].double() * math.sqrt(g),
+        None,
+        torch.stack([v * torch.eye(width).double()] * 2),
+    )
+    share = 1.0 - spread + spread / width
+    assert least_noise(pair, target, spread).power == pytest.approx((g / target - v) / share, rel=0.01)
+
+
+@pytest.mark.parametrize(("more", "target"), [({"sum_kl": 0.2}, 0.2), ({"detection_error": 0.35}, 0.36)])
+def test_a_target_is_kept_in_every_batch_and_hardly_undershot(more, target):
+    guarded = defense(**more)
+    for seed in range(5):
+        _, log = guarded.perturb(*batch(seed=seed))
+        assert 0.97 * target < log["sum_kl_after"] <= target
+    assert guarded.params.items() >= more.items()
+
+
+def test_classes_that_are_the_same_need_no_power_for_a_target_and_rounding_is_no_target():
+    g = torch.tensor([[1.0, 0.0], [1.0, 2.0]], dtype=torch.float64).repeat(4, 1)
+    y = torch.tensor([0, 0, 1, 1]).repeat(2)
+    noisy, log = defense(sum_kl=0.1).perturb(g, y)
+    assert (log["noise_power"], log["sum_kl_after"]) == (0.0, 0.0)
+    assert torch.equal(noisy, g)
+    with pytest.raises(UnprotectedBatchError, match="no power was found"):
+        least_noise(estimate(*batch()), 1e-320)
 
 
 def test_half_of_the_power_at_most_goes_into_likeness_and_that_costs_little_against_the_best_share():
@@ -326,8 +372,12 @@ def test_strengths_that_mean_nothing_are_refused(more, words):
         ({"defenses": "marvell_full(spread=2)"}, "spread must be above 0 and below 1, given 2"),
         ({"defenses": "marvell_full(spread=-1)"}, "spread must be above 0 and below 1, given -1"),
         ({"defenses": "marvell_full(rho=1.5)"}, "rho must be a number from 0 to 1, given 1.5"),
-        ({"defenses": "marvell_full(s=1,P=1)"}, "give one strength, of s or P; given s=1, P=1"),
-        ({"defenses": "marvell_full(sum_kl=1)"}, "no parameter 'sum_kl'; Allowed: P, rho, s, scope, spread"),
+        (
+            {"defenses": "marvell_full(s=1,P=1)"},
+            "give one strength, of s, P, sum_kl or detection_error; given s=1, P=1",
+        ),
+        ({"defenses": "marvell_full(sum_kl=0)"}, "sum_kl must be a finite number above 0, given 0"),
+        ({"defenses": "marvell_full(detection_error=0.5)"}, "detection_error must be above 0 and below 0.5, given 0.5"),
     ],
 )
 def test_what_it_cannot_do_is_refused_before_training(more, words, tmp_path, monkeypatch):
