@@ -89,6 +89,8 @@ class FullNoise:
         u, (D,), of length 1; zeros where the means coincide.
     power
         Mean squared length of a row's noise.
+    likeness
+        Share of it that makes the covariances alike, at most one half; 0 without noise.
     sum_kl
         Sum of the two divergences between the classes with this noise, were they Gaussian with these covariances; inf
         without noise where they differ.
@@ -100,6 +102,7 @@ class FullNoise:
     directions: Tensor
     line: Tensor
     power: float
+    likeness: float
     sum_kl: float
 
 
@@ -231,8 +234,9 @@ class _Family:
         pair, line, directions = self._pair, self._line, self._directions
         if power <= 0.0:
             left = math.inf if self._total > 0.0 or pair.g > 0.0 else 0.0
-            return FullNoise(0.0, 0.0, torch.zeros_like(self._lacks), directions, line, 0.0, left)
+            return FullNoise(0.0, 0.0, torch.zeros_like(self._lacks), directions, line, 0.0, 0.0, left)
         theta = min(1.0, power / 2.0 / self.matching) if self.matching > 0.0 else 1.0
+        likeness = theta * self.matching / power
         rest = power - theta * self.matching
         covering = self._spread * rest if pair.g > 0.0 else rest  # without a line all of it covers
         alike = covering * (1.0 - EVERYWHERE) / self._total if self._total > 0.0 else 0.0
@@ -243,7 +247,7 @@ class _Family:
         left = divergence(
             self._covariances + torch.diag_embed(levels + everywhere) + common, math.sqrt(pair.g) * self._inside
         )
-        return FullNoise(along, everywhere, levels, directions, line, power, left)
+        return FullNoise(along, everywhere, levels, directions, line, power, likeness, left)
 
 
 def divergence(covariances: Tensor, difference: Tensor) -> float:
@@ -409,10 +413,11 @@ class MarvellFull(BoundedNoise[FullCourse]):
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Add the noise and log its mean power, the divergence that it leaves and the bound on any attack's AUC.
 
-        `sum_kl_after` is inf without noise, and where the classes could not be estimated.
+        `likeness` is the share of the power that makes the covariances alike. `sum_kl_after` is inf without noise, and
+        where the classes could not be estimated.
         """
         if not g.numel() or self.value == 0.0:
-            return g.clone(), _report(0.0, 0.0 if not g.numel() else math.inf)
+            return g.clone(), _report(0.0, 0.0, 0.0 if not g.numel() else math.inf)
         try:
             pair = estimate(g, y)
             noise, unit = self._noise(pair), pair.unit
@@ -426,8 +431,10 @@ class MarvellFull(BoundedNoise[FullCourse]):
             self.count_fallback(error, "its noise comes from the latest batch that had both classes")
             noise = latest.noise
             unit = latest.unit * max(1.0, length / latest.length) if latest.length > 0.0 else latest.unit
-            return _draw(g, y, noise, unit, self.noise(g)), _report(noise.power * unit**2, math.inf, fallback=True)
-        return _draw(g, y, noise, unit, self.noise(g)), _report(noise.power * unit**2, noise.sum_kl)
+            log = _report(noise.power * unit**2, noise.likeness, math.inf, fallback=True)
+        else:
+            log = _report(noise.power * unit**2, noise.likeness, noise.sum_kl)
+        return _draw(g, y, noise, unit, self.noise(g)), log
 
     def _noise(self, pair: Pair) -> FullNoise:
         """Return the noise of the chosen strength."""
@@ -466,9 +473,10 @@ class MarvellFull(BoundedNoise[FullCourse]):
         }
 
 
-def _report(power: float, sum_kl: float, *, fallback: bool = False) -> Log:
+def _report(power: float, likeness: float, sum_kl: float, *, fallback: bool = False) -> Log:
     return {
         "noise_power": power,
+        "likeness": likeness,
         "sum_kl_after": sum_kl,
         "auc_bound": auc_bound(sum_kl),
         "fallback": float(fallback),

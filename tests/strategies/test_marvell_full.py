@@ -151,6 +151,20 @@ def test_classes_that_are_the_same_need_no_power_for_a_target_and_rounding_is_no
         least_noise(estimate(*batch()), 1e-320)
 
 
+def test_the_share_of_the_power_that_makes_covariances_alike_is_that_of_their_difference():
+    g, y = batch()
+    rows = g.numpy()
+    apart = np.cov(rows[y == 1].T, bias=True) - np.cov(rows[y == 0].T, bias=True)
+    values, p = np.linalg.eigvalsh(apart), float(y.double().mean())
+    needed = (1 - p) * values.clip(min=0).sum() + p * (-values).clip(min=0).sum()
+    gap = float((g[y == 1].mean(0) - g[y == 0].mean(0)).square().sum())
+    for s in (1e-3, 0.1, 4.0):
+        log = defense(s=s).protect(g, y)[1]
+        assert log["marvell_full.likeness"] == pytest.approx(min(0.5, needed / (s * gap)), rel=1e-6)
+    assert defense(P=needed).protect(g, y)[1]["marvell_full.likeness"] == pytest.approx(0.5)
+    assert defense(s=0.0).protect(g, y)[1]["marvell_full.likeness"] == 0.0
+
+
 def test_half_of_the_power_at_most_goes_into_likeness_and_that_costs_little_against_the_best_share():
     pair = estimate(*batch())
     lacks = torch.linalg.eigvalsh(pair.covariances[1] - pair.covariances[0]).clamp(min=0).sum() * (1 - pair.p)

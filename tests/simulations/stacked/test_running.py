@@ -141,7 +141,8 @@ def test_runs_with_full_marvell_are_in_a_stack_what_they_are_by_themselves(tmp_p
     given = [
         "marvell_full(s=1.0)", "marvell_full(s=4.0,scope=per-party)", "marvell_full(P=1e-3,rho=0.5)", "marvell(s=1.0)"
     ]  # fmt: skip
-    runs = configs({"training": {"batch_size": 32}}, given, [0, 1, 0, 2])
+    more = {"training": {"batch_size": 32, "epochs": 1}, "attack": {"names": ["norm"]}}
+    runs = configs(more, given, [0, 1, 0, 2])
     assert [obstacle(config) for config in runs] == [""] * 4
     folders = [tmp_path / name for name in "abcd"]
     assert train_stack(runs, folders, data=lambda _: data) == []
