@@ -39,8 +39,8 @@ _ENVIRONMENT = {
 
 _STORE_BYTES = 128 * 2**20
 _DIAL_SECONDS, _JOIN_SECONDS, _LOOK_SECONDS = 5.0, 20.0, 60.0
-_LONGEST_TEMPORARY = 40
-"""Ray's sockets lie below it, and the path of one may have 107 characters."""
+_LONGEST_TEMPORARY = 25
+"""Ray's sockets lie up to 82 characters below it, and the path of one may have 107."""
 
 _PREFIX, _NOTE, _SIGN = "fvfl-", ".ray", ".seen-"
 _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
@@ -154,12 +154,9 @@ def _here(ending: contextlib.ExitStack, folder: Path) -> dict[str, Any]:
 
     Where they lie is noted in the sweep's folder: those that a kill has left go when the sweep goes on.
     """
-    parent = tempfile.gettempdir()
-    if len(parent) > _LONGEST_TEMPORARY:
-        parent = "/tmp"
     note = folder / _NOTE
-    _remove_left(note, Path(parent))
-    temporary = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    _remove_left(note, _short_parent())
+    temporary = make_files()
     write_text_atomic(note, temporary)
     ending.callback(note.unlink, missing_ok=True)
     ending.callback(shutil.rmtree, temporary, ignore_errors=True)
@@ -169,6 +166,16 @@ def _here(ending: contextlib.ExitStack, folder: Path) -> dict[str, Any]:
         "object_store_memory": _STORE_BYTES,
         "_temp_dir": temporary,
     }
+
+
+def make_files() -> str:
+    """Return a new folder for the files of a Ray of one's own, where the paths of its sockets are short enough."""
+    return tempfile.mkdtemp(prefix=_PREFIX, dir=_short_parent())
+
+
+def _short_parent() -> Path:
+    usual = tempfile.gettempdir()
+    return Path(usual if len(usual) <= _LONGEST_TEMPORARY else "/tmp")
 
 
 def _remove_left(note: Path, parent: Path) -> None:

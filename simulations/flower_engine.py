@@ -44,6 +44,9 @@ STARTER_VARIABLE = "FLOWER_VFL_STARTER"
 BUNDLES_VARIABLE = "FLOWER_VFL_BUNDLES"
 """What each feature party's process is given, in Ray's words, as JSON."""
 
+OWN_RAY = "local"
+"""Ray's word for an address where it is not to join anything."""
+
 COMMAND = "flwr-simulation"
 """What Flower calls its simulation's process; its SuperExec looks for it on the PATH."""
 
@@ -214,7 +217,7 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
         environment = {
             **os.environ,
             **settings(address),
-            "RAY_ADDRESS": address or "local",  # without it Ray would join a cluster that happens to run here
+            "RAY_ADDRESS": address or OWN_RAY,  # without it Ray would join a cluster that happens to run here
             BUNDLES_VARIABLE: json.dumps([party.bundle for party in given]),
             "PATH": f"{_write_command(Path(temporary) / 'bin')}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "FLWR_HOME": str(home),

@@ -6,11 +6,13 @@ message to any of them, and to a few at once only. Sessions need all at once: do
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -27,11 +29,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flower_vfl.apps.workers import STARTED
 from flower_vfl.errors import SetupError
-from flower_vfl.simulations.flower_engine import BUNDLES_VARIABLE, COMMAND
+from flower_vfl.simulations.cluster import make_files
+from flower_vfl.simulations.flower_engine import BUNDLES_VARIABLE, COMMAND, OWN_RAY
 
 _RESERVE_SECONDS = 30.0
 _START_SECONDS, _START_SECONDS_EACH = 120.0, 15.0
 """Until all processes are up: each imports torch, and they share the processors."""
+
+_REMOVE = 'read _; until rm -rf -- "$0"; do sleep 1; done'
+"""Once nobody can write to its input any more; Ray's processes end with the one that started them."""
 
 
 class PartyBackend(raybackend.RayBackend):
@@ -143,7 +149,23 @@ def main() -> None:
     setattr(raybackend, "RayBackend", PartyBackend)  # noqa: B010 - Flower looks both up by these names
     setattr(vce_api, "ThreadPoolExecutor", partial(ThreadPoolExecutor, max_workers=parties))  # noqa: B010
     sys.argv[0] = COMMAND
-    flwr_simulation()
+    with _own_files() if os.environ.get("RAY_ADDRESS") == OWN_RAY else contextlib.nullcontext():
+        flwr_simulation()
+
+
+@contextlib.contextmanager
+def _own_files() -> Iterator[None]:
+    """Let Ray write into a folder that goes when this process ends: by itself it would leave its logs and sockets.
+
+    A shell of its own session waits for the end of this process, whatever ends it: Flower's simulation leaves at once
+    where its SuperLink has gone.
+    """
+    folder = os.environ["RAY_TMPDIR"] = make_files()
+    with subprocess.Popen(["/bin/sh", "-c", _REMOVE, folder], stdin=subprocess.PIPE, start_new_session=True):
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 if __name__ == "__main__":

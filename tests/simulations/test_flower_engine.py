@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -157,16 +159,25 @@ def test_the_app_of_a_deployment_runs_over_streams_and_names_no_data(tmp_path):
         write_deployment(tmp_path / "other", build_config({**TWO, "data": {"path": "/srv"}}), None)
 
 
-def test_the_engine_option_of_the_command_line_runs_it(tmp_path):
+@pytest.fixture
+def temporary(monkeypatch):
+    """A folder for temporary files whose path is short enough for Ray's sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_the_engine_option_of_the_command_line_runs_it_and_leaves_no_files_of_ray(tmp_path, temporary):
     (tmp_path / "run.toml").write_text('[data]\nname = "breast-cancer"\n[training]\nepochs = 1\nbatch_size = 64\n')
     command = [sys.executable, "-m", "flower_vfl", "run", str(tmp_path / "run.toml"), "--engine", "flower"]
     done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Leak AUC" in done.stdout
     assert json.loads((tmp_path / "out" / "result.json").read_text())["environment"]["transport"] == "stream"
+    assert not list(temporary.iterdir())
 
 
-def test_a_run_that_is_terminated_ends_with_flowers_processes_and_keeps_what_was_measured(tmp_path):
+def test_a_run_that_is_terminated_ends_with_flowers_processes_and_keeps_what_was_measured(tmp_path, temporary):
     """Flower's simulation outlives its SuperLink: it used to go on for hours in a folder that nobody else could use."""
     out, preset = tmp_path / "run", tmp_path / "long.toml"
     long = {**TWO, "training": {"epochs": 5000, "batch_size": 64}, "checkpoint": {"every": 50}}
@@ -181,6 +192,7 @@ def test_a_run_that_is_terminated_ends_with_flowers_processes_and_keeps_what_was
     wait_until((out / "result.json").is_file, 30)
     assert json.loads((out / "result.json").read_text())["status"] == "interrupted"
     wait_until(lambda: not in_use(out), 30)
+    wait_until(lambda: not list(temporary.iterdir()), 30)
 
 
 def in_use(folder):
