@@ -1,6 +1,8 @@
 """Reaching a Ray cluster, and what it has room for."""
 
 import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +74,16 @@ def test_what_a_killed_ray_has_left_is_removed_and_nothing_else(tmp_path):
     assert link.is_symlink()
     assert deeper.is_dir()
     cluster._remove_left(tmp_path / "none", tmp_path)
+
+
+@pytest.mark.parametrize("length", [25, 26, 60])
+def test_the_paths_of_rays_sockets_are_short_enough_wherever_temporary_files_go(length, monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t" * (length - 13)) as usual:
+        assert len(usual) == length
+        monkeypatch.setattr(tempfile, "tempdir", usual)
+        folder = cluster.make_files()
+        try:
+            assert (Path(folder).parent == Path(usual)) == (length == 25)
+            assert len(f"{folder}/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store") <= 107
+        finally:
+            Path(folder).rmdir()
