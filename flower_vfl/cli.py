@@ -35,6 +35,17 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one configuration value; repeatable.")
 ]
 
+ResourcesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME:] cpus=N, gpus=N, node=ADDRESS",
+        help="With --engine flower, what Ray gives to the process of each feature party, or of one; repeatable.",
+    ),
+]
+AddressOption = Annotated[
+    str, typer.Option(metavar="RAY", help="With --engine flower, a Ray cluster to join: HOST:PORT, or auto.")
+]
+
 
 class Method(StrEnum):
     """How IDs are compared."""
@@ -73,16 +84,8 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run that was interrupted in --out; begin it if none was.")
     ] = False,
-    resources: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME:] cpus=N, gpus=N, node=ADDRESS",
-            help="With --engine flower, what Ray gives to the process of each feature party, or of one; repeatable.",
-        ),
-    ] = None,
-    address: Annotated[
-        str, typer.Option(metavar="RAY", help="With --engine flower, a Ray cluster to join: HOST:PORT, or auto.")
-    ] = "",
+    resources: ResourcesOption = None,
+    address: AddressOption = "",
 ) -> None:
     """Train, attack and measure one configuration."""
     from flower_vfl.config import load_config
@@ -94,8 +97,7 @@ def run(
     config = load_config(source, parse_assignments(set_ or []))
     if resume and out is None:
         raise ConfigError("--resume goes on in a folder: name it with --out")
-    if engine is Engine.local and (resources or address):
-        raise ConfigError("--resources and --address are for --engine flower; by itself a run is one process")
+    _check_engine(engine, resources, address)
     if engine is Engine.flower and alone:
         raise ConfigError("--alone trains in this process: leave out --engine flower")
     folder = out or default_folder(source)
@@ -106,6 +108,13 @@ def run(
             by_themselves = partial(alone_aucs, config) if alone else None
             summary = run_here(config, folder, title=Path(source).stem, alone=by_themselves, resume=resume)
     _finish([summary], folder)
+
+
+def _check_engine(engine: Engine, resources: list[str] | None, address: str) -> None:
+    from flower_vfl.errors import ConfigError
+
+    if engine is Engine.local and (resources or address):
+        raise ConfigError("--resources and --address are for --engine flower; without it all is one process")
 
 
 @contextmanager
@@ -135,6 +144,8 @@ def align(
     ] = None,
     set_: SetOption = None,
     engine: Annotated[Engine, typer.Option(help="In this process, or in Flower's simulation runtime.")] = Engine.local,
+    resources: ResourcesOption = None,
+    address: AddressOption = "",
 ) -> None:
     """Private ID alignment: find the people that all parties have, before training.
 
@@ -162,7 +173,11 @@ def align(
 
     given = {"align.method": str(method)} if method else {}
     config = load_config(source, {**parse_assignments(set_ or []), **given})
-    (align_here if engine is Engine.local else align_in_flower)(config, out)
+    _check_engine(engine, resources, address)
+    if engine is Engine.local:
+        align_here(config, out)
+    else:
+        align_in_flower(config, out, resources=resources or [], address=address)
 
 
 @app.command()
@@ -180,6 +195,8 @@ def predict(
     ] = None,
     engine: Annotated[Engine, typer.Option(help="In this process, or in Flower's simulation runtime.")] = Engine.local,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    resources: ResourcesOption = None,
+    address: AddressOption = "",
 ) -> None:
     """Score IDs with a finished run; the label party gets the scores, nobody else."""
     from flower_vfl.apps.prediction import Request
@@ -187,10 +204,11 @@ def predict(
     from flower_vfl.simulations.predicting import predict_flower, predict_here
 
     request = Request(run_dir, out, ids, data, overwrite)
+    _check_engine(engine, resources, address)
     if engine is Engine.local:
         predict_here(request, app_)
     elif app_ is None:
-        predict_flower(request)
+        predict_flower(request, resources=resources or [], address=address)
     else:
         raise ConfigError("an app of your own scores in Flower with `flwr run APP --run-config \"job='predict' ...\"`")
     _say(f"scores: {out}")

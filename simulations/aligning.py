@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -23,9 +23,9 @@ def align_here(config: Config, out: Path) -> None:
     _show(found)
 
 
-def align_in_flower(config: Config, out: Path) -> None:
+def align_in_flower(config: Config, out: Path, *, resources: Sequence[str] = (), address: str = "") -> None:
     """Align in Flower's simulation runtime; its log shows how it goes."""
-    _show(align_flower(config, out))
+    _show(align_flower(config, out, resources=resources, address=address))
 
 
 def _show(found: Mapping[str, Path]) -> None:

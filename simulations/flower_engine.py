@@ -89,34 +89,69 @@ def run_flower(
         return read_result(out)
     given = read_resources(resources, parties_here(config, open_data(config)))
     check_devices(config, given)
-    cluster = _joined(address, out) if address else _own(given)
-    check_room(cluster, given)
-    config = reachable(config, cluster)
+    config = reachable(config, cluster_for(given, address, out))
     code = flwr_run({**to_run_config(config), "out": str(out), "resume": resume}, given, address)
     if not (out / RESULT).is_file():
         raise SessionError(f"the Flower run left no result (flwr run ended with {code}); its log is above")
     return read_result(out)
 
 
-def align_flower(config: Config, out: Path) -> dict[str, Path]:
+def align_flower(config: Config, out: Path, *, resources: Sequence[str] = (), address: str = "") -> dict[str, Path]:
     """Align the IDs of a configuration's files with `flwr run`, and return each party's alignment file.
+
+    Parameters
+    ----------
+    config : Config
+        Names the files of all parties.
+    out : Path
+        Folder of the results.
+    resources, address
+        As `run_flower` takes them.
 
     Raises
     ------
+    ConfigError
+        When the resources are not understood, or ask for cards.
     FlowerVflError
         What ended the run.
     """
     out = out.expanduser().absolute()
     check_free(out)
-    _, sources = sources_of(config)
+    label_party, sources = sources_of(config)
+    given = read_resources(resources, [party for party in sources if party != label_party])
+    if any(party.gpus for party in given):
+        raise ConfigError("--resources gives parties cards, and an alignment computes on processors only")
+    cluster_for(given, address, out)
     try:
-        code = flwr_run({**to_run_config(config), "out": str(out), "job": "align"}, [Resources()] * (len(sources) - 1))
+        code = flwr_run({**to_run_config(config), "out": str(out), "job": "align"}, given, address)
     finally:
         remove_empty(out)
     found = {party: out / party / ALIGNED for party in sources}
     if not all(path.is_file() for path in found.values()):
         raise SessionError(f"the Flower run left no alignment (flwr run ended with {code}); its log is above")
     return found
+
+
+def cluster_for(given: Sequence[Resources], address: str, out: Path) -> Cluster:
+    """Return the Ray cluster to run on, which has what the parties are given.
+
+    Parameters
+    ----------
+    given : Sequence[Resources]
+        Of each feature party's process.
+    address : str
+        Of a cluster that is there; empty for one of this machine, that is yet to start.
+    out : Path
+        Where the results go, absolute; every node of a cluster that is joined must see it.
+
+    Raises
+    ------
+    SetupError
+        When the cluster cannot be joined, or has no room for all parties at once.
+    """
+    cluster = _joined(address, out) if address else _own(given)
+    check_room(cluster, given)
+    return cluster
 
 
 def _joined(address: str, out: Path) -> Cluster:

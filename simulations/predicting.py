@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,8 +19,9 @@ from flower_vfl.apps.model import load_card, model_path
 from flower_vfl.apps.prediction import Request, predict_with, read_run
 from flower_vfl.apps.scores import check_target
 from flower_vfl.errors import ConfigError, SessionError
-from flower_vfl.simulations.flower_engine import flwr_run
-from flower_vfl.simulations.resources import Resources
+from flower_vfl.parsing import Value
+from flower_vfl.simulations.flower_engine import check_devices, cluster_for, flwr_run, in_processes, reachable
+from flower_vfl.simulations.resources import read_resources
 from flower_vfl.strategies import Observer
 from flower_vfl.terminal import console
 
@@ -55,23 +57,37 @@ def predict_here(request: Request, app: Path | None) -> None:
         predict_with(make_server_app(observers=(progress,)), make_client_app(), request)
 
 
-def predict_flower(request: Request) -> None:
+def predict_flower(request: Request, *, resources: Sequence[str] = (), address: str = "") -> None:
     """Score in Flower's simulation runtime.
+
+    Parameters
+    ----------
+    request : Request
+        What is to be scored.
+    resources, address
+        As `run_flower` takes them.
 
     Raises
     ------
+    ConfigError
+        When the resources are not understood, or do not go with the run's configuration.
+    SetupError
+        When the cluster cannot be joined, or has no room for all parties at once.
     SessionError
         When Flower could not be started, or the run failed.
     """
     check_target(request.out, overwrite=request.overwrite)
     run = read_run(request.run)
-    for party in run.model.card.features:
+    card = run.model.card
+    for party in card.features:
         load_card(model_path(run.folder, party))  # what is missing is found before anything is started
-    run_config = request.run_config()
-    if run.model.card.config.transport.kind == "inproc":  # here the parties are in several processes
-        run_config["transport-kind"] = "stream"
+    config = in_processes(card.config)
+    given = read_resources(resources, card.features)
+    check_devices(config, given)
+    config = reachable(config, cluster_for(given, address, request.out.expanduser().absolute()))
+    here: dict[str, Value] = {"transport-kind": config.transport.kind, "transport-host": config.transport.host}
     before = _written(request.out)
-    code = flwr_run(run_config, [Resources()] * len(run.model.card.features))
+    code = flwr_run({**request.run_config(), **here}, given, address)
     if _written(request.out) == before:
         raise SessionError(f"the Flower run left no scores (flwr run ended with {code}); its log is above")
 

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from flower_vfl.cli import main
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.errors import DataError
+from flower_vfl.simulations import flower_engine
 from flower_vfl.simulations.flower_engine import align_flower
 from tests.apps.alignment.common import federation, people
 
@@ -77,6 +79,32 @@ def test_bad_input_is_one_message_and_exit_code_2(change, words, tmp_path):
     assert not list(tmp_path.rglob("alignment.parquet"))
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--resources", "cpus=2"], "are for --engine flower"),
+        (["--address", "auto"], "are for --engine flower"),
+        (["--engine", "flower", "--resources", "c: cpus=2"], "no feature party is called 'c'"),
+        (["--engine", "flower", "--resources", "gpus=1"], "computes on processors only"),
+        (["--engine", "flower", "--resources", "a: node=10.9.9.9"], "names node 10.9.9.9"),
+    ],
+)
+def test_resources_are_checked_before_flower_starts(more, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(flower_engine, "flwr_run", lambda *_: pytest.fail("Flower was started"))
+    with pytest.raises(SystemExit) as ended:
+        main(["align", str(toml(tmp_path)), "--out", str(tmp_path / "out"), *more])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_prediction_in_this_process_takes_no_resources(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(tmp_path), "--out", str(tmp_path / "scores.csv"), "--address", "auto"])
+    assert ended.value.code == 2
+    assert "are for --engine flower" in capsys.readouterr().err
+
+
 def test_an_unknown_method_is_exit_code_2(tmp_path):
     done = flower_vfl("align", toml(tmp_path), "--out", tmp_path / "out", "--method", "md5")
     assert done.returncode == 2
@@ -86,7 +114,9 @@ def test_an_unknown_method_is_exit_code_2(tmp_path):
 @pytest.mark.flower
 @pytest.mark.timeout(280)
 def test_an_alignment_runs_in_flowers_simulation_runtime_and_each_party_can_prepare_from_it(tmp_path):
-    done = flower_vfl("align", toml(tmp_path), "--out", tmp_path / "out", "--engine", "flower")
+    done = flower_vfl(
+        "align", toml(tmp_path), "--out", tmp_path / "out", "--engine", "flower", "--resources", "cpus=0.5"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for party in SPANS:
         assert AlignmentFile.read(tmp_path / "out" / party / "alignment.parquet").ids == COMMON

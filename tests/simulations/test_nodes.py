@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from flower_vfl.apps import run
+from flower_vfl.apps import predict, run
 from flower_vfl.config import build_config, load_config
+from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.simulations.flower_engine import free_port, tool
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(580)]
@@ -160,6 +161,28 @@ def test_frames_in_messages_reach_each_partys_own_process_on_either_node(nodes, 
     assert sorted(placed.values()) == [1, 2]
     result = json.loads((out / "result.json").read_text())
     assert result["weights"] == run(build_config(values(3))).summary["weights"]
+
+
+@pytest.mark.release
+def test_a_prediction_and_an_alignment_run_on_the_nodes_of_a_cluster(nodes, tmp_path):
+    run(build_config(values(3)), out=tmp_path / "run")
+    predict(tmp_path / "run", tmp_path / "here.csv")
+    more = ["--engine", "flower", "--address", nodes.address, "--resources", f"a: node={OTHER}"]
+    words = ["-m", "flower_vfl", "predict", str(tmp_path / "run"), "--out", str(tmp_path / "there.csv"), *more]
+    done = nodes.run(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+    for party in ("labels", "a", "b"):
+        column = "label" if party == "labels" else "x"
+        (tmp_path / f"{party}.csv").write_text(f"id,{column}\n" + "".join(f"p{i},{i % 2}\n" for i in range(20)))
+    options = {"labels_file": "labels.csv", "files": {"a": "a.csv", "b": "b.csv"}}
+    people = {"data": {"name": "files", "path": str(tmp_path), "options": options}}
+    (tmp_path / "people.toml").write_text(tomli_w.dumps(people))
+    words = ["-m", "flower_vfl", "align", str(tmp_path / "people.toml"), "--out", str(tmp_path / "aligned"), *more]
+    done = nodes.run(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for party in ("label", "a", "b"):
+        assert len(AlignmentFile.read(tmp_path / "aligned" / party / "alignment.parquet").ids) == 20
 
 
 EACH = """

@@ -14,9 +14,10 @@ from flower_vfl.apps import predict, run
 from flower_vfl.apps.model import load_card, model_path
 from flower_vfl.apps.prediction import Request
 from flower_vfl.config import build_config
-from flower_vfl.errors import ConfigError, DataError, OutputExistsError
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError, SessionError, SetupError
 from flower_vfl.metrics import leak_auc
-from flower_vfl.simulations import predicting
+from flower_vfl.simulations import flower_engine, predicting
+from flower_vfl.simulations.cluster import Cluster
 from flower_vfl.simulations.predicting import load_apps, predict_flower, predict_here
 
 OWN_APP = Path(__file__).parents[2] / "examples" / "own_app"
@@ -98,13 +99,41 @@ def test_what_is_missing_is_told_before_flower_starts(tmp_path, monkeypatch):
         predict_flower(Request(tmp_path / "run", tmp_path / "scores.csv"))
 
 
+@pytest.mark.parametrize(
+    ("resources", "error", "words"),
+    [
+        (["c: cpus=2"], ConfigError, "no feature party is called 'c'"),
+        (["gpus=1"], ConfigError, "device is 'cpu'"),
+        (["node=10.9.9.9"], SetupError, "names node 10.9.9.9"),
+    ],
+)
+def test_resources_of_a_prediction_are_checked_before_flower_starts(tmp_path, monkeypatch, resources, error, words):
+    monkeypatch.setattr(predicting, "flwr_run", lambda *_: pytest.fail("Flower was started"))
+    run(build_config(CONFIG), out=tmp_path / "run")
+    with pytest.raises(error, match=words):
+        predict_flower(Request(tmp_path / "run", tmp_path / "scores.csv"), resources=resources)
+
+
+def test_a_prediction_on_a_cluster_listens_where_its_nodes_reach_it(tmp_path, monkeypatch):
+    started = []
+    cluster = Cluster(((2.0, 0.0), (2.0, 0.0)), ("10.0.0.1", "10.0.0.2"), "10.0.0.1")
+    monkeypatch.setattr(flower_engine, "_joined", lambda address, out: cluster)
+    monkeypatch.setattr(predicting, "flwr_run", lambda *given: started.append(given) or 1)
+    run(build_config({**CONFIG, "parties": {"features": ["a", "b"], "label_features": False}}), out=tmp_path / "run")
+    with pytest.raises(SessionError, match="no scores"):
+        predict_flower(Request(tmp_path / "run", tmp_path / "scores.csv"), resources=["b: cpus=2"], address="auto")
+    ((run_config, given, address),) = started
+    assert (run_config["transport-kind"], run_config["transport-host"]) == ("stream", "10.0.0.1")
+    assert ([party.cpus for party in given], address) == ([1.0, 2.0], "auto")
+
+
 @pytest.mark.flower
 @pytest.mark.timeout(280)
 def test_the_simulation_runtime_writes_the_file_of_the_local_engine(tmp_path):
     config = build_config({**CONFIG, "parties": {"features": ["a", "b"], "label_features": False}})
     result = run(config, out=tmp_path / "run")
     predict(tmp_path / "run", tmp_path / "local.csv")
-    predict_flower(Request(tmp_path / "run", tmp_path / "flower.csv"))
+    predict_flower(Request(tmp_path / "run", tmp_path / "flower.csv"), resources=["cpus=0.5"])
     assert (tmp_path / "flower.csv").read_bytes() == (tmp_path / "local.csv").read_bytes()
     assert np.isfinite(result.test_auc)
     assert load_card(model_path(tmp_path / "run", "b")).party == "b"
