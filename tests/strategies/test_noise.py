@@ -248,6 +248,16 @@ def test_two_trainings_with_one_noise_key_have_the_same_persistent_noise_and_no_
     assert not torch.isclose(drawn[0.0, 1], drawn[0.0, 2]).any()
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_with_one_secret_for_everything_two_people_have_one_noise(kept):
+    """The difference of what came for them is that of their gradients: why only the noise key is to be kept."""
+    g = torch.nn.functional.normalize(batch(8), dim=1)
+    others = g.flip(0) * torch.linspace(0.1, 1.0, 64)[:, None]
+    one, other = (resumable(secret=1 if kept else number, noise_key=bytes(16), rho=0.0) for number in (1, 2))
+    first, second = send(one, g, labels_of(64))[0], send(other, others, labels_of(64), first=64)[0]
+    assert torch.allclose(first - second, g - others, atol=1e-5) is kept
+
+
 def test_a_person_has_the_same_noise_in_a_training_of_a_part_of_the_table():
     whole = replace(toy_data(), ids=[f"person {row}" for row in range(600)])
     chosen = np.random.default_rng(1).permutation(600)[:300]
