@@ -329,8 +329,8 @@ class GradientDefense(Defense):
             pieces.append(perturbed)
         return torch.cat(pieces, dim=1), {**log, **self._by_party(logs)}
 
-    def colluding(self, logs: Sequence[Log]) -> Log:
-        """Return what is to be logged of parties that put together what they see, from what `perturb` said of each.
+    def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:
+        """Return what is to be logged of parties that put together what they see, after `perturb` and what it said.
 
         It is called where each party's gradients are perturbed by themselves; by default there is nothing to say.
         """
@@ -339,7 +339,9 @@ class GradientDefense(Defense):
     def _by_party(self, logs: Mapping[str, Log]) -> Log:
         """Return what is logged of each party, and of those that collude, as in "a+b"."""
         groups = self.base.config.parties.coalitions(list(logs))
-        known = {**logs, **{group: self.colluding([logs[party] for party in group.split("+")]) for group in groups}}
+        members = {group: group.split("+") for group in groups}
+        found = {group: self.colluding(names, [logs[party] for party in names]) for group, names in members.items()}
+        known = {**logs, **found}
         return {f"{self.name}.{key}.{who}": value for who, log in known.items() for key, value in log.items()}
 
     @classmethod

@@ -269,7 +269,7 @@ class Marvell(BoundedNoise[Course]):
         noisy = _draw(g, y, classes, spectrum, self.noise(g))
         return noisy, _logged(classes, spectrum, share, fallback=fallback)
 
-    def colluding(self, logs: Sequence[Log]) -> Log:
+    def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:
         """Sum up what is left at each: the noises are independent, and so, as modelled, are a row's own deviations.
 
         Of more than two classes that is at least the largest divergence of any two, for all these parties' gradients.

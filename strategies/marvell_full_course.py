@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,8 @@ from torch import Tensor
 from flower_vfl.metrics import ShapedRelease, together_shaped
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.marvell_estimates import working
+from flower_vfl.strategies.marvell_full_noise import FullNoise, Pair
 from flower_vfl.strategies.recurring import Recurrence
-
-if TYPE_CHECKING:
-    from flower_vfl.strategies.marvell_full import FullNoise, Pair
 
 LARGEST = 640
 """Rows of the matrices that are inverted after an epoch, epochs times width: 20 epochs of 32 numbers, some seconds."""

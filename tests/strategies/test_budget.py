@@ -185,6 +185,16 @@ def test_the_command_line_says_so_in_one_line(tmp_path, capsys):
     assert "Traceback" not in error
 
 
+def test_parties_that_collude_have_a_budget_of_what_they_read_together(tmp_path):
+    defenses = [{"name": "marvell_full", "s": 4.0, "scope": "per-party"}]
+    config = build_config(limited(defenses=defenses, parties={"colluding": ["all"]}, max_bound=0.99))
+    run(config, out=tmp_path / "run")
+    steps = read_steps(tmp_path / "run").to_pylist()
+    names = tuple(f"marvell_full.sum_kl_{kind}.{who}" for kind in ("after", "remembered") for who in ("a", "b", "a+b"))
+    largest = max(row["value"] for row in steps if row["epoch"] == 1 and row["metric"] in names)
+    assert result(tmp_path / "run")["budget"]["bound"]["reached"][0] == pytest.approx(auc_bound(largest))
+
+
 @pytest.mark.parametrize("colluding", [[], ["all"]])
 def test_with_noise_of_its_own_a_party_alone_is_bounded_and_those_that_collude_by_the_sum(tmp_path, colluding):
     defenses = [{"name": "marvell", "s": 4.0, "scope": "per-party"}]

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from flower_vfl.apps import run
+from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import Release, auc_bound, leak_auc, together
 from flower_vfl.rng import Secret
-from flower_vfl.strategies import Iso, Marvell, VerticalStrategy
+from flower_vfl.strategies import Iso, Marvell, MarvellFull, VerticalStrategy
 from flower_vfl.strategies.marvell import perturb
+from flower_vfl.strategies.marvell_full import estimate, optimal_noise
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
 
@@ -152,3 +154,96 @@ def test_no_split_of_the_power_over_parties_leaves_less_than_that_by_distances()
     others = [looks(squares, power * split, same=False) for split in rng.dirichlet(np.ones(4), 300)]
     near = [looks(squares, best * (1 + 0.1 * away - 0.1 * (best @ away) / power), same=False) for away in np.eye(4)]
     assert min(*others, *near) > least
+
+
+def tied(widths, rows=600, seed=2):
+    """Gradients of parties whose deviations are one number a row, stretched along each party's own directions."""
+    generator = torch.Generator().manual_seed(seed)
+    y = (torch.arange(rows) % 5 == 0).long()
+    total = sum(widths.values())
+    wrong = torch.randn(rows, 1, generator=generator) * torch.where(y == 1, 1.0, 0.2)[:, None]
+    g = wrong * torch.randn(total, generator=generator) + 0.05 * torch.randn(rows, total, generator=generator)
+    return (g + y[:, None] * torch.randn(total, generator=generator)).double(), y
+
+
+def of_all(g, y, widths):
+    """Means and covariances of all parties' gradients side by side, each with the noise of its own party."""
+    means = [g[y == c].mean(dim=0).numpy() for c in (0, 1)]
+    covariances = [np.cov(g[y == c].numpy().T, bias=True) for c in (0, 1)]
+    low = 0
+    for width in widths.values():
+        pair = estimate(g[:, low : low + width], y)
+        noise, unit = optimal_noise(pair, S * pair.g), pair.unit
+        for c in (0, 1):
+            block = noise.directions @ torch.diag(noise.levels[c]) @ noise.directions.T
+            block = block + noise.everywhere * torch.eye(width, dtype=torch.float64)
+            block = block + noise.along * torch.outer(noise.line, noise.line)
+            covariances[c][low : low + width, low : low + width] += block.numpy() * unit**2
+        low += width
+    return means, covariances
+
+
+@pytest.mark.parametrize("widths", [{"a": 3, "b": 5, "c": 2}, {"a": 4, "b": 4}])
+def test_with_covariances_parties_together_have_those_of_all_their_gradients(widths):
+    g, y = tied(widths)
+    log = defense(MarvellFull, widths, s=S).protect(g, y)[1]
+    who = "+".join(widths)
+    assert log[f"marvell_full.sum_kl_after.{who}"] == pytest.approx(divergence(*of_all(g, y, widths)), rel=1e-6)
+    alone = [log[f"marvell_full.sum_kl_after.{party}"] for party in widths]
+    assert log[f"marvell_full.sum_kl_after.{who}"] > max(alone)
+    assert log[f"marvell_full.sum_kl_after.{who}"] != pytest.approx(sum(alone), rel=0.01)  # deviations are one number
+    powers = [log[f"marvell_full.noise_power.{party}"] for party in widths]
+    assert log[f"marvell_full.noise_power.{who}"] == pytest.approx(sum(powers))
+
+
+def test_the_best_reader_of_parties_together_stays_below_what_they_are_promised():
+    """The ratio of the likelihoods with the covariances of the model, on fresh noise; an AUC of 12,000 rows."""
+    widths = {"a": 3, "b": 3}
+    g, y = tied(widths)
+    means, covariances = of_all(g, y, widths)
+    guarded, scores = defense(MarvellFull, widths, s=S), []
+    for _ in range(20):
+        sent, log = guarded.protect(g, y)
+        apart = [sent.numpy() - mean for mean in means]
+        far = [np.einsum("ni,ij,nj->n", d, np.linalg.inv(c), d) for d, c in zip(apart, covariances, strict=True)]
+        scores.append(far[0] - far[1])
+    read = leak_auc(np.concatenate(scores), y.repeat(20).numpy())
+    assert log["marvell_full.auc_bound.a"] > 0.6
+    assert 0.6 < read < log["marvell_full.auc_bound.a+b"]
+
+
+def test_with_covariances_parties_that_collude_have_a_promise_of_their_own_over_the_epochs(tmp_path):
+    config = toy_config(defenses=[{"name": "marvell_full", "scope": "per-party"}], attack={"names": []})
+    config = config.model_copy(update={"parties": config.parties.model_copy(update={"colluding": ["all"]})})
+    run(config, out=tmp_path / "run", data=lambda _: toy_data())
+    found = {(row["metric"], row["epoch"]): row["value"] for row in read_steps(tmp_path / "run").to_pylist()}
+    for epoch in (1, 2):
+        a, b, both = (found[f"marvell_full.sum_kl_remembered.{who}", epoch] for who in ("a", "b", "a+b"))
+        assert both > max(a, b)
+        assert found["marvell_full.auc_bound_remembered.a+b", epoch] == auc_bound(both)
+    assert ("marvell_full.kept.a+b", 2) in found
+
+
+def test_a_party_without_an_estimate_leaves_those_that_collude_without_a_bound():
+    widths = {"a": 3, "b": 3}
+    g, y = tied(widths, rows=100)
+    guarded = defense(MarvellFull, widths)
+    assert guarded.protect(g, y)[1]["marvell_full.auc_bound.a+b"] < 1.0
+    g[5, 4] = torch.nan
+    log = guarded.protect(g, y)[1]
+    assert (log["marvell_full.auc_bound.a+b"], log["marvell_full.fallback.a+b"]) == (1.0, 1.0)
+    log = guarded.protect(g[:, :3].repeat(1, 2), torch.zeros_like(y))[1]
+    assert (log["marvell_full.auc_bound.a+b"], log["marvell_full.fallback.a+b"]) == (1.0, 1.0)
+
+
+def test_gradients_that_are_too_wide_together_have_no_bound_and_no_budget():
+    widths = {"a": 400, "b": 300}
+    guarded = defense(MarvellFull, widths)
+    log = guarded.protect(*tied(widths, rows=40))[1]
+    assert not [key for key in log if key.endswith("a+b")]
+    with pytest.raises(ConfigError, match="a\\+b collude and get 700 numbers a row"):
+        guarded.check_bound(1)
+    defense(MarvellFull, widths, colluding=[]).check_bound(1)
+    defense(MarvellFull, {"a": 40, "b": 30}).check_bound(9)
+    with pytest.raises(ConfigError, match="for 9 epochs of gradients this wide, and 10 are planned"):
+        defense(MarvellFull, {"a": 40, "b": 30}).check_bound(10)

@@ -1,0 +1,243 @@
+"""What Marvell with full covariances knows of the two classes of a batch, and the noise that makes them alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import UnprotectedBatchError
+from flower_vfl.strategies.checks import check_shapes, check_two_classes
+from flower_vfl.strategies.marvell_estimates import largest_entry, working
+
+EVERYWHERE = 0.5
+"""Of the noise that covers what covariances do not tell, the part that is the same in every direction."""
+
+_STEPS, _STEP, _PRECISION = 200, 1.5, 0.01
+"""How the least power is looked for: doublings at most, the factor of each step down, and what is near enough."""
+
+_NEGLIGIBLE = 1e-12
+"""Of the largest squared length of a direction that the rows span: what is below is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two classes of a batch, in a unit of length of its own.
+
+    Attributes
+    ----------
+    unit
+        The length.
+    p
+        Fraction of positives.
+    square
+        Mean squared length of a row.
+    g
+        Squared distance of the class means.
+    means
+        (D,) difference of the class means, from negatives to positives.
+    basis
+        (D, R) orthonormal: directions in which rows of a class deviate from their mean, that of the means with them.
+        None where it would be the identity.
+    covariances
+        (2, R, R) of negatives and of positives in that basis, biased (1/N), float64.
+    """
+
+    unit: float
+    p: float
+    square: float
+    g: float
+    means: Tensor
+    basis: Tensor | None
+    covariances: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FullNoise:
+    r"""Noise of the two classes, in the units of a `Pair`.
+
+    .. math:: N_c = \lambda \, u u^T + \varepsilon I + \sum_i \ell_{ci} w_i w_i^T
+
+    Attributes
+    ----------
+    along
+        lambda, the variance along the means' line.
+    everywhere
+        epsilon, the variance in every direction.
+    levels
+        l, (2, R) of negatives and of positives, float64.
+    directions
+        w, (D, R), orthonormal columns.
+    line
+        u, (D,), of length 1; zeros where the means coincide.
+    power
+        Mean squared length of a row's noise.
+    likeness
+        Share of it that makes the covariances alike, at most one half; 0 without noise.
+    sum_kl
+        Sum of the two divergences between the classes with this noise, were they Gaussian with these covariances; inf
+        without noise where they differ.
+    """
+
+    along: float
+    everywhere: float
+    levels: Tensor
+    directions: Tensor
+    line: Tensor
+    power: float
+    likeness: float
+    sum_kl: float
+
+
+def estimate(g: Tensor, y: Tensor) -> Pair:
+    """Estimate the classes' means and covariances from gradients (B, D) of examples with labels (B,).
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When a class is missing or a value is not finite.
+    ConfigError
+        When a label is neither 0 nor 1, or shapes do not fit.
+    """
+    check_shapes("marvell_full", g, y)
+    work = working(g)
+    members = torch.stack([y == 0, y == 1])
+    unit, *counts = torch.cat([largest_entry(work)[None].double(), members.sum(dim=1)]).tolist()
+    check_two_classes("marvell_full", [unit], counts, len(g))
+    unit = unit or 1.0
+    work = work / unit
+    sizes = torch.tensor(counts).to(work)
+    means = (members.to(work) @ work) / sizes[:, None]
+    apart = work - means[y.long()]
+    difference = means[1] - means[0]
+    basis = _basis(torch.cat([apart, difference[None]])) if g.shape[1] > len(g) else None
+    inside = apart if basis is None else apart @ basis
+    covariances = torch.stack([_scatter(inside[members[label]], counts[label]) for label in (0, 1)])
+    squares = torch.stack([work.square().sum(dim=1).mean().double(), difference.double().square().sum()])
+    square, apart = squares.tolist()
+    return Pair(unit, counts[1] / len(g), square, apart, difference, basis, covariances)
+
+
+def _scatter(rows: Tensor, count: float) -> Tensor:
+    return (rows.T @ rows).double() / count
+
+
+def _basis(rows: Tensor) -> Tensor:
+    """Return an orthonormal basis (D, R) of what rows (B, D) span, by way of their inner products."""
+    squares, vectors = torch.linalg.eigh((rows @ rows.T).double())
+    kept = squares > _NEGLIGIBLE * max(float(squares[-1]), torch.finfo(torch.float64).tiny)
+    columns = rows.T @ (vectors[:, kept] / squares[kept].sqrt()).to(rows)
+    orthonormal: Tensor = torch.linalg.qr(columns)[0]  # what rounding left of the angles
+    return orthonormal
+
+
+def optimal_noise(pair: Pair, power: float, spread: float = 0.1) -> FullNoise:
+    r"""Return noise of this power, in units of the pair, that makes the classes alike and covers the means' line.
+
+    With :math:`E = A_1 - A_0 = \sum_i e_i w_i w_i^T`, the difference of the classes' covariances, noise
+    :math:`\theta E_+` for negatives and :math:`\theta E_-` for positives is what makes them alike: at theta = 1 both
+    have :math:`A_0 + E_+ = A_1 + E_-`. Half of the power goes there at most, mostly far less. Of what remains,
+    `spread` is noise that both classes get alike, half of it in proportion to :math:`|e_i|`, half the same in every
+    direction, for what covariances do not tell; and the rest is noise that both get along the line of the means, which
+    is all that tells the classes apart by then: with theta = 1 the divergence is :math:`\Delta^T C^{-1} \Delta`.
+
+    Parameters
+    ----------
+    pair : Pair
+        The classes.
+    power : float
+        Mean squared length of a row's noise, at least 0.
+    spread : float
+        Above 0 and below 1.
+
+    """
+    return _Family(pair, spread).noise(power)
+
+
+def least_noise(pair: Pair, target: float, spread: float = 0.1) -> FullNoise:
+    """Return the noise of `optimal_noise` of the least power, within a hundredth, that leaves at most this divergence.
+
+    Parameters
+    ----------
+    pair : Pair
+        The classes.
+    target : float
+        Above 0.
+    spread : float
+        Above 0 and below 1.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When no power is found: the target is as small as rounding.
+    """
+    family = _Family(pair, spread)
+    if (nothing := family.noise(0.0)).sum_kl <= target:
+        return nothing
+    found = family.noise(2.0 * family.matching + pair.g / ((1.0 - spread) * target))  # often a little too much
+    for _ in range(_STEPS):
+        if found.sum_kl <= target:
+            break
+        found = family.noise(2.0 * found.power)
+    else:
+        raise UnprotectedBatchError(f"marvell_full: no power was found that leaves a divergence of {target}")
+    while (less := family.noise(found.power / _STEP)).sum_kl <= target:
+        found = less
+    low, high = math.log(less.power), math.log(found.power)
+    while high - low > _PRECISION:
+        middle = family.noise(math.exp((low + high) / 2.0))
+        if middle.sum_kl <= target:
+            found, high = middle, (low + high) / 2.0
+        else:
+            low = (low + high) / 2.0
+    return found
+
+
+class _Family:
+    """The noise that a pair of classes gets, by its power.
+
+    Covariances are written in the directions in which the classes differ, so that most of the noise is diagonal.
+    """
+
+    def __init__(self, pair: Pair, spread: float) -> None:
+        self._pair, self._spread = pair, spread
+        values, vectors = torch.linalg.eigh(pair.covariances[1] - pair.covariances[0])
+        self._lacks = torch.stack([values.clamp(min=0.0), (-values).clamp(min=0.0)])
+        shares = torch.tensor([1.0 - pair.p, pair.p]).to(self._lacks)
+        self.matching, self._total = torch.stack([(shares @ self._lacks).sum(), self._lacks.sum()]).tolist()
+        self._line = pair.means / math.sqrt(pair.g) if pair.g > 0.0 else torch.zeros_like(pair.means)
+        directions = vectors.to(pair.means) if pair.basis is None else pair.basis @ vectors.to(pair.means)
+        self._directions = directions.contiguous()  # as a checkpoint returns it: products of another layout round
+        self._covariances = vectors.T @ pair.covariances @ vectors
+        inside = self._line if pair.basis is None else self._line @ pair.basis
+        self._inside = inside.double() @ vectors
+
+    def noise(self, power: float) -> FullNoise:
+        """Return the noise of this power, in units of the pair."""
+        pair, line, directions = self._pair, self._line, self._directions
+        if power <= 0.0:
+            left = math.inf if self._total > 0.0 or pair.g > 0.0 else 0.0
+            return FullNoise(0.0, 0.0, torch.zeros_like(self._lacks), directions, line, 0.0, 0.0, left)
+        theta = min(1.0, power / 2.0 / self.matching) if self.matching > 0.0 else 1.0
+        likeness = theta * self.matching / power
+        rest = power - theta * self.matching
+        covering = self._spread * rest if pair.g > 0.0 else rest  # without a line all of it covers
+        alike = covering * (1.0 - EVERYWHERE) / self._total if self._total > 0.0 else 0.0
+        everywhere = (covering - alike * self._total) / len(pair.means)
+        along = rest - covering
+        levels = theta * self._lacks + alike * self._lacks.sum(dim=0)
+        common = along * torch.outer(self._inside, self._inside)
+        left = divergence(
+            self._covariances + torch.diag_embed(levels + everywhere) + common, math.sqrt(pair.g) * self._inside
+        )
+        return FullNoise(along, everywhere, levels, directions, line, power, likeness, left)
+
+
+def divergence(covariances: Tensor, difference: Tensor) -> float:
+    """Return the sum of both divergences of Gaussians with covariances (2, D, D) and means that differ by (D,)."""
+    inverses = torch.linalg.inv(covariances)
+    spreads = 0.5 * (inverses * covariances.flip(0)).sum() - len(difference)  # both are symmetric
+    means = 0.5 * torch.einsum("i,cij,j->", difference, inverses, difference)
+    return max(0.0, float(spreads)) + float(means)
