@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
 
 if TYPE_CHECKING:
@@ -83,6 +84,24 @@ class SideInformation:
 
 
 NOTHING = SideInformation()
+
+
+def is_whole(value: object) -> bool:
+    """Say whether a value is a whole number from 1; true is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def whole(attack: str, name: str, value: int) -> int:
+    """Return a parameter of an attack that is a whole number from 1.
+
+    Raises
+    ------
+    ConfigError
+        Where it is anything else.
+    """
+    if not is_whole(value):
+        raise ConfigError(f"{attack}: {name} is {value!r}; give a whole number from 1")
+    return value
 
 
 class AttackMethod(ABC):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from flower_vfl.attacks.base import HINTS, NOTHING, RowAttack, SideInformation
+from flower_vfl.attacks.base import HINTS, NOTHING, RowAttack, SideInformation, whole
 from flower_vfl.attacks.rows import as_known, as_rows, cosines, inner_products, lengths, narrowed, required
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
@@ -115,11 +115,9 @@ class HintAttack(RowAttack):
     needs: ClassVar[frozenset[str]] = frozenset({HINTS})
 
     def __init__(self, k: int = 5, measure: Measure = "inner") -> None:
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ConfigError(f"hint: k is {k!r}, the number of known positives of a batch; give a whole number from 1")
         if measure not in MEASURES:
             raise ConfigError(f"hint: there is no measure {measure!r}; {suggestion(str(measure), MEASURES)}")
-        self.k = k
+        self.k = whole(self.name, "k", k)
         self.measure: Measure = measure
 
     @property

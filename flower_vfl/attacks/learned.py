@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from flower_vfl.attacks.base import whole
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.attacks.remembering import NOBODY, Kept, KnownRows, Memory, MemoryAttack
 from flower_vfl.errors import ConfigError
@@ -129,16 +130,3 @@ def standardising(x: Tensor, blocks: int) -> Callable[[Tensor], Tensor]:
         return torch.einsum("nbd,br->nrd", centred, mixing).flatten(1)
 
     return standardised
-
-
-def whole(attack: str, name: str, value: int) -> int:
-    """Return a parameter of an attack that is a whole number from 1.
-
-    Raises
-    ------
-    ConfigError
-        Where it is anything else.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{attack}: {name} is {value!r}; give a whole number from 1")
-    return value

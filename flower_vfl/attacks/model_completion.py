@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from flower_vfl.attacks.base import Reads
+from flower_vfl.attacks.base import Reads, whole
 from flower_vfl.attacks.inference import LEAKED, InferenceAttack, TrainedView, classes_of
 from flower_vfl.attacks.rows import normalised
-from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
 
 if TYPE_CHECKING:
@@ -268,10 +267,8 @@ class ModelCompletionAttack(InferenceAttack):
     reads: ClassVar[Reads] = "logits"
 
     def __init__(self, k: int = 1, draws: int = 5, normalise: bool = False) -> None:
-        for name, value in (("k", k), ("draws", draws)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"model_completion: {name} is {value!r}; give a whole number, at least 1")
-        self.k, self._draws, self.normalise = k, draws, normalise
+        self.k, self._draws = whole(self.name, "k", k), whole(self.name, "draws", draws)
+        self.normalise = normalise
 
     @property
     def params(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from flower_vfl.attacks.base import HINTS
+from flower_vfl.attacks.base import HINTS, whole
 from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory, MemoryAttack
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
@@ -77,11 +77,9 @@ class RememberedHintAttack(MemoryAttack):
     needs: ClassVar[frozenset[str]] = frozenset({HINTS})
 
     def __init__(self, k: int = 5, measure: Measure = "inner") -> None:
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ConfigError(f"remembered_hint: k is {k!r}, the number of known positives; give a whole number from 1")
         if measure not in MEASURES:
             raise ConfigError(f"remembered_hint: there is no measure {measure!r}; {suggestion(str(measure), MEASURES)}")
-        self.k = k
+        self.k = whole(self.name, "k", k)
         self.measure: Measure = measure
 
     @property

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from flower_vfl.attacks.learned import BLOCKS, LearnedAttack, Reader, Reads, standardising, whole
+from flower_vfl.attacks.base import whole
+from flower_vfl.attacks.learned import BLOCKS, LearnedAttack, Reader, Reads, standardising
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:

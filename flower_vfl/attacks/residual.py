@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from flower_vfl.attacks.base import NOTHING, RowAttack, SideInformation
+from flower_vfl.attacks.base import NOTHING, RowAttack, SideInformation, is_whole, whole
 from flower_vfl.attacks.rows import as_rows, in_own_units, narrowed, rarer_side_up
-from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
 
 if TYPE_CHECKING:
@@ -63,13 +62,9 @@ def score(g: Tensor, *, r: int = 4) -> Tensor:
     >>> score(g, r=1).argmax()
     tensor(4)
     """
-    if not _possible(r):
+    if not is_whole(r):
         raise ArgumentError(f"r is {r!r}, the number of directions that are taken out; give a whole number from 1.")
     return _scores(as_rows(g), r)
-
-
-def _possible(r: object) -> bool:
-    return isinstance(r, int) and not isinstance(r, bool) and r >= 1
 
 
 def _scores(rows: Tensor, r: int) -> Tensor:
@@ -153,11 +148,7 @@ class ResidualAttack(RowAttack):
     name: ClassVar[str] = "residual"
 
     def __init__(self, r: int = 4) -> None:
-        if not _possible(r):
-            raise ConfigError(
-                f"residual: r is {r!r}, the number of directions that are taken out; give a whole number from 1"
-            )
-        self.r = r
+        self.r = whole(self.name, "r", r)
 
     @property
     def params(self) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused(y, out, reason):
 
 @pytest.mark.parametrize("params", [{"k": 0}, {"k": 1.5}, {"k": True}, {"draws": 0}, {"draws": "many"}])
 def test_impossible_parameters_are_refused(params):
-    with pytest.raises(ConfigError, match="whole number, at least 1"):
+    with pytest.raises(ConfigError, match="whole number from 1"):
         ModelCompletionAttack(**params)
 
 
