@@ -55,7 +55,7 @@ def collect(folder: Path, settings: Iterable[str]) -> Summary:
             entry = {
                 name: _curve(steps, f"marvell_full.{name}") for name in ("sum_kl_remembered", "auc_bound_remembered")
             }
-            entry |= {name: _curve(steps, f"side_by_side.{name}") for name in ("linear", "quadratic")}
+            entry |= {name: _curve(steps, f"side_by_side.{name}") for name in ("linear", "quadratic", "few")}
             cut = [e for e in result["leakage"] if e["layer"] == "cut"]
             entry["remembered"] = {
                 e["label"]: dict(zip(map(str, e["epochs"]), np.round(e["values"], 5).tolist(), strict=True))
@@ -92,9 +92,13 @@ def promises(summary: Summary) -> str:
                 both = [entry[name][epoch] for name in ("linear", "quadratic")]
                 numbers = [f"{value:.3f}" for value in (bound, auc, *both, bound - max(auc, *both))]
                 numbers[1] += f" ({label})"
+                numbers.insert(4, f"{entry['few'][epoch]:.3f}" if entry["few"] else "")
                 rows.append([setting, seed, epoch, f"{entry['sum_kl_remembered'][epoch]:.2f}", *numbers])
     heads = ["setting", "seed", "epochs", "divergence", "bound", "strongest that remembers", "linear, side by side"]
-    return table([*heads, "quadratic, side by side", "bound above the strongest by"], rows)
+    return table(
+        [*heads, "quadratic, side by side", "quadratic, 256 rows of each class known", "bound above the strongest by"],
+        rows,
+    )
 
 
 def make_page(runs: Path, out: Path) -> None:
