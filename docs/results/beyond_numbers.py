@@ -100,6 +100,12 @@ def growth(summary: Summary, setting: str, attack: str, layer: str) -> Values:
     return values[:, -1] - values[:, 0]
 
 
+def strongest(summary: Summary, setting: str, layer: str, epoch: int) -> Values:
+    """Return what the strongest reader reads of an epoch, one value a seed."""
+    values = [leak(summary, setting, attack, layer)[:, epoch] for attack in readers(summary)]
+    return np.asarray(np.max(values, axis=0), dtype=np.float64)
+
+
 def loss(summary: Summary, setting: str) -> Values:
     """Return what a setting loses of test AUC against the same defense with fresh noise, one value a shared seed."""
     fresh = f"{setting.rsplit('-', 1)[0]}-0"
@@ -119,14 +125,18 @@ def share_of(setting: str) -> float:
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
-    """Say of each defense what a persistent share does to the remembered leak, and what it costs."""
-    return [one for setting in defended(summary) for one in (*_kept(summary, setting), *_learned(summary, setting))]
+    """Say of each persistent share what it does to the remembered leak, and what it costs."""
+    shares = [setting for setting in defended(summary) if share_of(setting) > 0.0]
+    return [one for setting in shares for one in (*_kept(summary, setting), *_learned(summary, setting))]
 
 
 def _kept(summary: Summary, setting: str) -> list[Verdict]:
     """Say whether the remembered leak stays near that of one epoch, at each layer, and what the share costs."""
     found = []
     for layer in LAYERS:
+        first, last = (strongest(summary, setting, layer, epoch) for epoch in (0, -1))
+        claim = f"{setting}, {layer}: the strongest reader reads at most {NEAR} more than the strongest after one epoch"
+        found.append(verdict(claim, _below(*interval(last - first), NEAR), f"{shown(first)} → {shown(last)}"))
         rows = {attack: interval(growth(summary, setting, attack, layer)) for attack in readers(summary)}
         worst = max(rows, key=lambda attack: rows[attack][0])
         grown, half = rows[worst]

@@ -57,6 +57,16 @@ def test_what_seeds_disagree_on_is_undecided():
     assert of_share(given, ", cut: remembering")["holds"] is None
 
 
+def test_the_strongest_reader_is_held_against_the_strongest_of_one_epoch_whichever_they_are():
+    given = study([[0.6, 0.61, 0.615]] * 3, [0.93, 0.92, 0.91])
+    leaks = given["settings"]["full-rho-0.9"]["leak"]
+    leaks["remembered_direction cut"] = [[0.5, 0.6, 0.61]] * 3  # it starts low and only catches up
+    assert of_share(given, ", cut: remembering")["holds"] is False
+    assert of_share(given, ", cut: the strongest")["holds"] is True
+    leaks["remembered_direction cut"] = [[0.5, 0.6, 0.65]] * 3
+    assert of_share(given, ", cut: the strongest")["holds"] is False
+
+
 def test_readers_with_labels_are_held_against_what_the_same_labels_say_of_the_partys_columns():
     given = [[0.6, 0.7]] * 3, [0.93, 0.92, 0.91]
     claim = ", first: readers with known labels"
