@@ -36,8 +36,8 @@ _RESERVE_SECONDS = 30.0
 _START_SECONDS, _START_SECONDS_EACH = 120.0, 15.0
 """Until all processes are up: each imports torch, and they share the processors."""
 
-_REMOVE = 'read _; until rm -rf -- "$0"; do sleep 1; done'
-"""Once nobody can write to its input any more; Ray's processes end with the one that started them."""
+_REMOVE = 'read _; for _ in $(seq 60); do rm -rf -- "$0" && exit; sleep 1; done'
+"""Once nobody can write to its input any more; Ray's processes end with the one that started them, a little later."""
 
 
 class PartyBackend(raybackend.RayBackend):
