@@ -8,7 +8,7 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -126,6 +126,7 @@ def of_ids(ids, secret=1, width=8):
     return defense.noise(g).draw(g, width)
 
 
+@settings(max_examples=40)
 @given(
     ids=st.lists(st.text(max_size=8), min_size=1, max_size=8, unique_by=lambda text: normalize("NFC", text)),
     data=st.data(),
