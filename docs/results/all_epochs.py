@@ -11,21 +11,29 @@ marked block of `all_epochs.md`, both beside this file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from beyond import ATTACKS
-from studies import Job, Summary, do, finished, main, table, write_page
+from studies import Job, Summary, do, finished, main, shown, table, write_page
 
 STUDIES = {"census": "census"}
 """Studies by name, and the preset of each."""
 
 EPOCHS = 10
-SETTINGS = {f"full-rho-{rho}": float(rho) for rho in (0, 0.25, 0.5, 0.9)}
+SETTINGS = {f"full-rho-{rho}": float(rho) for rho in (0, 0.25, 0.5, 0.75, 0.9)}
 """The persistent share of the noise of `marvell_full`, s = 4."""
+
+SEEDS = range(3)
+KINDS = ("fit", "quadratic", "network")
+SIDE_BY_SIDE = [f"remembered_{kind}(k=256, reads=epochs)" for kind in KINDS]
+"""Attackers who keep the epochs apart, and know 256 rows of each class."""
+
+HALF = ("linear", "quadratic")
+"""Readers of all epochs side by side that know half of the labels."""
 
 SHOWN = (1, 2, 3, 5, 10)
 
@@ -34,16 +42,21 @@ def run_one(job: Job) -> float:
     """Do one run and return its seconds; a quick one has two epochs."""
     from all_epochs_probe import SideBySide
 
-    from flower_vfl import build_config, load_config
+    from flower_vfl import load_config
     from flower_vfl.strategies import DEFENSES
 
     DEFENSES.setdefault(SideBySide.name, SideBySide)
-    attack = {"names": ATTACKS, "monitor": False, "every": 1, "snapshots": []}
-    preset = load_config(STUDIES[job.study], {"seed": job.seed}).model_dump()
-    training = {**preset["training"], "epochs": 2 if job.options["quick"] else EPOCHS}
-    defense = {"name": "marvell_full", "s": 4.0, "rho": SETTINGS[job.setting]}
-    changed = {"attack": {**preset["attack"], **attack}, "training": training}
-    return do(job, build_config({**preset, **changed, "defenses": [{"name": SideBySide.name}, defense]}))
+    changed = {
+        "seed": job.seed,
+        "attack.names": [*ATTACKS, *SIDE_BY_SIDE],
+        "attack.layers": ["cut"],
+        "attack.monitor": False,
+        "attack.every": 1,
+        "attack.snapshots": [],
+        "training.epochs": 2 if job.options["quick"] else EPOCHS,
+        "defenses": [{"name": SideBySide.name}, {"name": "marvell_full", "s": 4.0, "rho": SETTINGS[job.setting]}],
+    }
+    return do(job, load_config(STUDIES[job.study], changed))
 
 
 def collect(folder: Path, settings: Iterable[str]) -> Summary:
@@ -55,7 +68,7 @@ def collect(folder: Path, settings: Iterable[str]) -> Summary:
             entry = {
                 name: _curve(steps, f"marvell_full.{name}") for name in ("sum_kl_remembered", "auc_bound_remembered")
             }
-            entry |= {name: _curve(steps, f"side_by_side.{name}") for name in ("linear", "quadratic", "few")}
+            entry |= {name: _curve(steps, f"side_by_side.{name}") for name in HALF}
             cut = [e for e in result["leakage"] if e["layer"] == "cut"]
             entry["remembered"] = {
                 e["label"]: dict(zip(map(str, e["epochs"]), np.round(e["values"], 5).tolist(), strict=True))
@@ -72,33 +85,48 @@ def _curve(steps: object, metric: str) -> dict[str, float]:
     return {str(e): round(v, 5) for e, v in zip(rows["epoch"].to_pylist(), rows["value"].to_pylist(), strict=True)}
 
 
-def reached(entry: Summary, epoch: str) -> tuple[str, float]:
-    """Return the strongest of those that remember after an epoch and its AUC, turned around where it is wrong."""
+def reached(entry: Summary, epoch: str) -> dict[str, float]:
+    """Return the AUC of each attack that remembers after an epoch, turned around where it is wrong."""
     values = {label: values[epoch] for label, values in entry["remembered"].items() if epoch in values}
-    label = max(values, key=lambda one: max(values[one], 1.0 - values[one]))
-    return label, max(values[label], 1.0 - values[label])
+    return {label: max(value, 1.0 - value) for label, value in values.items()}
 
 
 def promises(summary: Summary) -> str:
-    """Write what was promised beside what was read."""
+    """Write what was promised beside what was read, over the seeds."""
     rows = []
     for setting, seeds in summary.items():
-        for seed, entry in seeds.items():
-            for epoch in map(str, SHOWN):
-                if epoch not in entry["auc_bound_remembered"]:
-                    continue
-                label, auc = reached(entry, epoch)
-                bound = entry["auc_bound_remembered"][epoch]
-                both = [entry[name][epoch] for name in ("linear", "quadratic")]
-                numbers = [f"{value:.3f}" for value in (bound, auc, *both, bound - max(auc, *both))]
-                numbers[1] += f" ({label})"
-                numbers.insert(4, f"{entry['few'][epoch]:.3f}" if entry["few"] else "")
-                rows.append([setting, seed, epoch, f"{entry['sum_kl_remembered'][epoch]:.2f}", *numbers])
-    heads = ["setting", "seed", "epochs", "divergence", "bound", "strongest that remembers", "linear, side by side"]
-    return table(
-        [*heads, "quadratic, side by side", "quadratic, 256 rows of each class known", "bound above the strongest by"],
-        rows,
-    )
+        for epoch in map(str, SHOWN):
+            entries = [entry for entry in seeds.values() if epoch in entry["auc_bound_remembered"]]
+            if entries:
+                rows.append([setting, str(len(entries)), epoch, *_row(entries, epoch)])
+    heads = ["setting", "seeds", "epochs", "divergence", "bound", "strongest of sums and differences"]
+    heads += [f"{label}, side by side, k = 256" for label in ("linear", "quadratic", "network")]
+    heads += [f"{label}, side by side, half known" for label in HALF]
+    return table([*heads, "bound above the strongest by, at least"], rows)
+
+
+def _row(entries: Sequence[Summary], epoch: str) -> list[str]:
+    """Write a row of the table from the runs' values after an epoch."""
+    remembered = [reached(entry, epoch) for entry in entries]
+    apart = {label for label in remembered[0] if "reads=epochs" in label}
+    summed = [{label: auc for label, auc in one.items() if label not in apart} for one in remembered]
+    kinds = [[one[label] for one in remembered] for label in sorted(apart, key=_kind)]
+    half = [[entry[name][epoch] for entry in entries] for name in HALF]
+    bounds = [entry["auc_bound_remembered"][epoch] for entry in entries]
+    strongest = [max(one.values()) for one in summed]
+    above = [bound - max(read) for bound, *read in zip(bounds, strongest, *kinds, *half, strict=True)]
+    which = " or ".join(sorted({max(one, key=lambda label: one[label]).split("(")[0] for one in summed}))
+    return [
+        shown([entry["sum_kl_remembered"][epoch] for entry in entries], 2),
+        shown(bounds),
+        f"{shown(strongest)} ({which})",
+        *(shown(values) for values in (*kinds, *half)),
+        f"{min(above):.3f}",
+    ]
+
+
+def _kind(label: str) -> int:
+    return next(place for place, kind in enumerate(KINDS) if label.startswith(f"remembered_{kind}("))
 
 
 def make_page(runs: Path, out: Path) -> None:
@@ -113,7 +141,7 @@ if __name__ == "__main__":
         "all_epochs",
         studies=STUDIES,
         settings=SETTINGS,
-        seeds=(0,),
+        seeds=SEEDS,
         quick=("full-rho-0.5",),
         run_one=run_one,
         make_page=make_page,

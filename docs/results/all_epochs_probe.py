@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
 from flower_vfl.metrics import leak_auc
@@ -14,9 +13,6 @@ from flower_vfl.parties.label import Log
 from flower_vfl.strategies import Defense, HookedStrategy
 
 Matrix = NDArray[np.float64]
-
-FEW = 256
-"""Rows of each class that a reader knows that knows few; as the learned attacks of the study on remembering."""
 
 _RIDGE = 1e-6
 """Of the mean variance, added to each: directions without any would have no likelihood."""
@@ -26,7 +22,7 @@ class SideBySide(Defense):
     """Keeps what is sent for each row in each epoch, in units of its batch, and logs what is read of it.
 
     After each epoch a linear reader and one with a Gaussian for each class are fitted to one half of the rows, all
-    epochs side by side, and scored on the other half; another of the latter knows few rows. The outermost defense.
+    epochs side by side, and scored on the other half. The outermost defense.
     """
 
     name: ClassVar[str] = "side_by_side"
@@ -56,8 +52,7 @@ class SideBySide(Defense):
         seen = np.concatenate(self._epochs, axis=1)
         came = np.isfinite(seen).all(axis=1)
         linear, quadratic = read(seen[came].astype(np.float64), self.base.labels.train[came])
-        found = {"linear": linear, "quadratic": quadratic, "few": read_few(seen[came], self.base.labels.train[came])}
-        return {**super().end_epoch(), **{f"{self.name}.{name}": value for name, value in found.items()}}
+        return {**super().end_epoch(), f"{self.name}.linear": linear, f"{self.name}.quadratic": quadratic}
 
 
 def read(seen: Matrix, labels: NDArray[Any], seed: int = 0) -> tuple[float, float]:
@@ -68,22 +63,6 @@ def read(seen: Matrix, labels: NDArray[Any], seed: int = 0) -> tuple[float, floa
     linear = seen[~known] @ np.linalg.solve(covariance + second, other - mean)
     likelihoods = [_likelihood(seen[~known], *one) for one in fitted]
     return tuple(leak_auc(scores, labels[~known]) for scores in (linear, likelihoods[1] - likelihoods[0]))  # type: ignore[return-value]
-
-
-def read_few(seen: NDArray[np.float32], labels: NDArray[Any], seed: int = 0) -> float:
-    """Return the AUC of the quadratic reader that knows `FEW` rows of each class, on the others.
-
-    There are about as many rows as numbers, so that covariances are shrunk as Ledoit and Wolf (2004) have it.
-    """
-    rng, known = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
-    for label in (0, 1):
-        known[rng.choice(np.flatnonzero(labels == label), FEW, replace=False)] = True
-    rest = seen[~known].astype(np.float64)
-    likelihoods = []
-    for label in (0, 1):
-        rows = seen[known & (labels == label)].astype(np.float64)
-        likelihoods.append(_likelihood(rest, rows.mean(axis=0), ledoit_wolf(rows)[0]))
-    return leak_auc(likelihoods[1] - likelihoods[0], labels[~known])
 
 
 def _gaussian(rows: Matrix) -> tuple[Matrix, Matrix]:

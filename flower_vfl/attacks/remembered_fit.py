@@ -64,7 +64,7 @@ class RememberedFitAttack(LearnedAttack):
     penalty
         How strongly large weights are held back, in units of the known rows' mean squared length; above 0.
     reads
-        "all", or one of "mean", "last" and "difference".
+        "all", for mean, last and difference; or one of these, or "epochs".
     """
 
     name: ClassVar[str] = "remembered_fit"
@@ -82,6 +82,6 @@ class RememberedFitAttack(LearnedAttack):
 
     def fit(self, x: Tensor, positive: Tensor) -> Reader:
         """Return the linear reader."""
-        weights, offset = ridge(x, 2.0 * positive.to(x.dtype) - 1.0, self.penalty)
+        weights, offset = ridge(x.flatten(1), 2.0 * positive.to(x.dtype) - 1.0, self.penalty)
         of_floats = weights.float()
-        return lambda rows: rows @ of_floats + offset
+        return lambda rows: rows.flatten(1) @ of_floats + offset

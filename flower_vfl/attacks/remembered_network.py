@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from flower_vfl.attacks.base import whole
-from flower_vfl.attacks.learned import BLOCKS, LearnedAttack, Reader, Reads, standardising
+from flower_vfl.attacks.learned import LearnedAttack, Reader, Reads, standardising
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RememberedNetworkAttack(LearnedAttack):
     seed
         Where its initial weights start, from 0; it protects nothing.
     reads
-        "all", or one of "mean", "last" and "difference".
+        "all", for mean, last and difference; or one of these, or "epochs".
     """
 
     name: ClassVar[str] = "remembered_network"
@@ -106,7 +106,7 @@ class RememberedNetworkAttack(LearnedAttack):
 
     def fit(self, x: Tensor, positive: Tensor) -> Reader:
         """Return the network, fitted to standardised rows."""
-        standard = standardising(x, len(BLOCKS[self.reads]))
+        standard = standardising(x)
         known = standard(x)
         length = known.shape[1] ** 0.5
         generator = torch.Generator().manual_seed(self.seed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from flower_vfl.attacks.learned import BLOCKS, LearnedAttack, Reader, Reads, standardising
+from flower_vfl.attacks.learned import LearnedAttack, Reader, Reads, standardising
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class RememberedQuadraticAttack(LearnedAttack):
         The share of the identity in each class's covariance, above 0 and up to 1, where a class is a ball; None: the
         share that Ledoit and Wolf estimate from the known rows, at least 1 / k.
     reads
-        "all", or one of "mean", "last" and "difference".
+        "all", for mean, last and difference; or one of these, or "epochs".
 
     References
     ----------
@@ -153,7 +153,7 @@ class RememberedQuadraticAttack(LearnedAttack):
 
     def fit(self, x: Tensor, positive: Tensor) -> Reader:
         """Return the likelihood ratio of the classes' Gaussians."""
-        standard = standardising(x, len(BLOCKS[self.reads]))
+        standard = standardising(x)
         known = standard(x)
         one, other = (fit_gaussian(known[which], self.shrinkage) for which in (positive, ~positive))
 

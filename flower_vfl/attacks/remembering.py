@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-Kept: TypeAlias = Literal["mean", "last", "difference"]
+Kept: TypeAlias = Literal["mean", "last", "difference", "epochs"]
 """What a memory can give of each row, in units of the batches in which it came: the mean over the epochs, the gradient
-of the last epoch, and that less the one of the epoch before."""
+of the last epoch, that less the one of the epoch before, and the gradients of all epochs side by side."""
 
-DEPTH: dict[Kept, int] = {"mean": 1, "last": 2, "difference": 3}
-"""Of how many epochs the running sums must be kept for it: 4 bytes a row and scalar each."""
+DEPTH: dict[Kept, float] = {"mean": 1, "last": 2, "difference": 3, "epochs": math.inf}
+"""Of how many epochs at most the running sums must be kept for it: 4 bytes a row and scalar each."""
 
 PIECE = 1 << 20
 """Numbers of one piece of a memory: 4 MiB, which stay in a processor's cache."""
@@ -112,33 +112,36 @@ class Memory:
         return int(self.sums[0].shape[1])
 
     def pieces(self, kept: Kept) -> Iterator[Tensor]:
-        """Yield the rows that have come, in the order of the table, piece by piece, (n, D) each.
+        """Yield what `at` returns of the rows that have come, in the order of the table, piece by piece.
 
         Raises
         ------
         ArgumentError
             Where it is not kept.
         """
-        step = max(1, PIECE // max(1, self.width))
+        step = max(1, PIECE // max(1, self.width * (self.times if kept == "epochs" else 1)))
         for low in range(0, len(self.seen), step):
             which = np.flatnonzero(self.seen[low : low + step])
             if which.size:
                 yield self.at(which + low, kept)
 
     def at(self, rows: NDArray[np.int64], kept: Kept) -> Tensor:
-        """Return rows (n, D) by their place in the table.
+        """Return rows (n, D) by their place in the table; "epochs" (n, T D), of the first epoch first.
 
         Raises
         ------
         ArgumentError
             Where it is not kept.
         """
-        wanted = min(DEPTH[kept], self.times)  # before the first time all sums are zero
+        wanted = int(min(DEPTH[kept], self.times))  # before the first time all sums are zero
         if len(self.sums) < wanted:
             raise ArgumentError(f"The memory does not give {kept!r}: an attack declares what it reads in `keeps`.")
         now, *before = (sums.take(rows, axis=0) for sums in self.sums[:wanted])
         if kept == "mean":
             return torch.from_numpy(now / np.float32(self.times))
+        if kept == "epochs":
+            oldest_first = [np.zeros_like(now), *reversed(before), now]
+            return torch.from_numpy(np.diff(np.stack(oldest_first, axis=1), axis=1)).flatten(1)
         if kept == "difference" and self.times == 1:
             return torch.zeros(len(rows), self.width)
         last = now - before[0] if before else now

@@ -43,7 +43,7 @@ class RowMemory:
 
     def __init__(self, schedule: Schedule, keeps: Iterable[Kept], *, folder: Path | None = None) -> None:
         self._schedule, self._folder = schedule, folder
-        depth = max(DEPTH[kept] for kept in keeps)
+        depth = int(min(max(DEPTH[kept] for kept in keeps), schedule.epochs))
         self._depth = depth if folder is None else max(depth, 2)  # what is done again needs what was there before
         self._layers: dict[str, tuple[Sums, ...]] = {}
         self._next = 0

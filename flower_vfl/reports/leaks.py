@@ -44,6 +44,12 @@ def is_remembered(entry: Entry) -> bool:
     return bool(entry.get("phase") == "remembered")
 
 
+def keeps_apart(entry: Entry) -> bool:
+    """Return whether an entry is what an attacker read who keeps the gradients of all epochs side by side."""
+    params = entry.get("params")
+    return is_remembered(entry) and isinstance(params, dict) and params.get("reads") == "epochs"
+
+
 def received(result: Result) -> list[Entry]:
     """Return the leak AUCs, while training, of what the parties really saw, defended where there is a defense.
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.reports.leaks import is_remembered, label_of, reached, received, told
+from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, reached, received, told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -225,6 +225,12 @@ def worst_leak(run: Run, *, oracle: bool = False) -> Leak | None:
     return max((leak for leak in leaks if leak), key=lambda leak: (leak.level, leak.reached), default=None)
 
 
+def _persistent(run: Run) -> bool:
+    """Return whether a defense's noise stays with a row, in part."""
+    given = [defense.get("params") for defense in run.result["defenses"]]
+    return any(isinstance(params, dict) and params.get("rho") for params in given)
+
+
 def not_tested(run: Run) -> list[str]:
     """Return what the run says nothing about, in sentences."""
     leakage = run.result["leakage"]
@@ -243,6 +249,11 @@ def not_tested(run: Run) -> list[str]:
         gaps.append("Embeddings: what a party can read from its own trained model, after training.")
     if not any(is_remembered(entry) for entry in leakage):
         gaps.append("Attackers that remember each person over the epochs, and so average noise away.")
+    elif _persistent(run) and not any(map(keeps_apart, leakage)):
+        gaps.append(
+            "Readers that keep the epochs apart. Of noise that stays with a person little is left in what differs "
+            "between two epochs; remembered_quadratic(reads=epochs) reads that."
+        )
     if len(run.parties()) > 1 and not any("+" in str(entry.get("party")) for entry in leakage):
         gaps.append("Parties that put together what they see.")
     return [

@@ -40,7 +40,7 @@ class MemorySubject:
             total = total.copy()
             total[::2] += x * np.float32(1 + time) + np.roll(x, time, axis=0)
             sums.append(total)
-        depth = min(times, max(DEPTH[kept] for kept in self.make().keeps))
+        depth = int(min(times, max(DEPTH[kept] for kept in self.make().keeps)))
         return Memory(np.arange(2 * len(x)) % 2 == 0, times, tuple(sums[::-1][:depth]))
 
     def known(self, memory: Memory) -> KnownRows:

@@ -161,10 +161,10 @@ def test_the_network_draws_from_its_own_seed_alone():
 
 def test_standardised_blocks_are_uncorrelated_and_of_variance_one():
     mean, last = noise(50, 4), noise(50, 4, seed=2) * 9 + 5
-    x = torch.tensor(np.hstack([mean + last, last, last - 3 * mean + noise(50, 4, seed=3)]))
-    z = standardising(x, 3)(x).reshape(50, 3, 4).permute(1, 0, 2).reshape(3, -1)
+    x = torch.tensor(np.stack([mean + last, last, last - 3 * mean + noise(50, 4, seed=3)], axis=1))
+    z = standardising(x)(x).reshape(50, 3, 4).permute(1, 0, 2).reshape(3, -1)
     torch.testing.assert_close(z @ z.T / 200, torch.eye(3, dtype=torch.float64))
-    assert standardising(x[:, :4].repeat(1, 3), 3)(x).shape == (50, 4)
+    assert standardising(x[:, :1].repeat(1, 3, 1))(x).shape == (50, 4)
 
 
 def test_what_all_blocks_say_alike_counts_once():
@@ -195,6 +195,39 @@ def test_a_reader_looks_at_what_it_is_told_to_read_and_at_nothing_else(attack, r
         assert same == (other == reads)
 
 
+@pytest.mark.parametrize("ratio", [1.4, 2.0])
+def test_all_epochs_side_by_side_read_what_differs_between_them_behind_noise_that_stays(ratio):
+    r"""Large noise is the same in T epochs, small noise of variance v_1 or v_0 is not: T - 1 differences are left.
+
+    In D coordinates the best reader has the AUC P(F_{(T-1)D,(T-1)D} > v0 / v1), where the sum says nothing.
+    """
+    epochs, width, y = 5, 3, labels(12000)
+    x = 30 * noise(1, 12000, width) + noise(epochs, 12000, width, seed=2) * np.where(y, np.sqrt(ratio), 1.0)[:, None]
+    known, others = first(y, 1000), ~np.isin(np.arange(len(y)), first(y, 1000).rows)
+    aucs = {}
+    for reads in ("mean", "epochs"):
+        scores = RememberedQuadraticAttack(1000, reads=reads).score(memory_of(x, epochs), known)
+        aucs[reads] = leak_auc(scores.numpy()[others], y[others])
+    degrees = (epochs - 1) * width
+    best = stats.f.sf(1 / ratio, degrees, degrees)
+    assert is_chance(aucs["mean"], y)
+    assert abs(aucs["epochs"] - best) < auc_error(best, int(y.sum()) - 1000, 8000)
+
+
+@pytest.mark.parametrize("attack", LEARNED)
+def test_a_reader_of_all_epochs_needs_all_and_reads_each(attack):
+    y = labels(80)
+    x, known, reader = noise(4, 80, 3), first(y, 8), attack(8, reads="epochs")
+    assert reader.keeps == {"epochs"}
+    with pytest.raises(InputError, match="does not give 'epochs'"):
+        reader.score(memory_of(x), known)
+    found = reader.score(memory_of(x, 4), known)
+    for epoch in range(4):
+        changed = x.copy()
+        changed[epoch] = noise(80, 3, seed=9)
+        assert not torch.allclose(reader.score(memory_of(changed, 4), known), found, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("attack", LEARNED)
 def test_a_reader_is_fitted_where_no_gradients_are_kept_as_in_a_run(attack):
     y = labels(60)
@@ -205,12 +238,13 @@ def test_a_reader_is_fitted_where_no_gradients_are_kept_as_in_a_run(attack):
 
 
 @pytest.mark.parametrize("attack", LEARNED)
-def test_rows_are_scored_alike_in_pieces_of_any_size(attack, monkeypatch):
+@pytest.mark.parametrize("reads", ["all", "epochs"])
+def test_rows_are_scored_alike_in_pieces_of_any_size(attack, reads, monkeypatch):
     y = labels(90)
     memory, known = memory_of(noise(3, 90, 4)), first(y, 6)
-    at_once = attack(6).score(memory, known)
+    at_once = attack(6, reads=reads).score(memory, known)
     monkeypatch.setattr(remembering, "PIECE", 30)
-    torch.testing.assert_close(attack(6).score(memory, known), at_once, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(attack(6, reads=reads).score(memory, known), at_once, rtol=1e-5, atol=1e-5)
 
 
 def one_class_equal(x, y):
@@ -234,10 +268,11 @@ HOSTILE = {
 @pytest.mark.parametrize("k", [1, 2, 10])
 @pytest.mark.parametrize("what", HOSTILE)
 @pytest.mark.parametrize("epochs", [1, 2, 4])
-def test_whatever_finite_numbers_came_every_row_has_a_finite_score(attack, k, what, epochs):
+@pytest.mark.parametrize("reads", ["all", "epochs"])
+def test_whatever_finite_numbers_came_every_row_has_a_finite_score(attack, k, what, epochs, reads):
     y = np.arange(100) % 2
     x = HOSTILE[what](noise(epochs, 100, 4), y)
-    scores = attack(k).score(memory_of(x), first(y, k))
+    scores = attack(k, reads=reads).score(memory_of(x, 4), first(y, k))
     assert scores.shape == (100,)
     assert bool(torch.isfinite(scores).all())
     if what in ("constant", "zeros"):

@@ -30,6 +30,7 @@ NAMES = [
     "remembered_hint(k=2)",
     "remembered_difference",
     "remembered_fit(k=3)",
+    "remembered_fit(k=3,reads=epochs)",
     "remembered_quadratic(k=3,reads=last)",
     "remembered_network(k=3,steps=20)",
 ]

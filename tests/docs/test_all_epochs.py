@@ -23,27 +23,30 @@ def test_readers_reach_what_is_known_of_two_gaussians():
     assert quadratic == pytest.approx(2 / math.pi * math.atan(3.0), abs=error)  # P(|3 z| > |z'|)
 
 
-def test_who_knows_few_rows_reads_nearly_as_much_where_there_are_few_numbers():
-    from all_epochs_probe import read, read_few
-
-    rng, y = np.random.default_rng(1), np.arange(20_000) % 2
-    seen = rng.standard_normal((20_000, 2)) * np.where(y == 1, 3.0, 1.0)[:, None]
-    few = read_few(seen.astype(np.float32), y)
-    assert read(seen, y)[1] - 0.03 < few < read(seen, y)[1] + 0.01
-    assert read_few(rng.standard_normal((20_000, 2)).astype(np.float32), y) == pytest.approx(0.5, abs=0.03)
-
-
-def test_the_table_sets_the_bound_beside_the_strongest_reader():
-    from all_epochs import promises
-
-    entry = {
+def of_seed(strongest, quadratic):
+    apart = {f"remembered_{kind}(k=256,reads=epochs)": {"1": 0.6} for kind in ("network", "fit")}
+    return {
         "sum_kl_remembered": {"1": 0.25},
         "auc_bound_remembered": {"1": 0.72},
         "linear": {"1": 0.6},
         "quadratic": {"1": 0.55},
-        "few": {},
-        "remembered": {"norm": {"1": 0.3}, "direction": {"1": 0.65}, "difference": {"2": 0.9}},
+        "remembered": {
+            "remembered_norm": {"1": 1 - strongest},  # read turned around
+            "remembered_difference": {"2": 0.9},
+            "remembered_quadratic(k=256,reads=epochs)": {"1": quadratic},
+            **apart,
+        },
     }
-    line = promises({"full-rho-0": {"0": entry}}).splitlines()[-1]
-    assert "0.700 (norm)" in line  # turned around
-    assert line.endswith("| 0.020 |")
+
+
+def test_the_table_sets_the_bound_beside_the_strongest_reader_of_each_seed():
+    from all_epochs import promises
+
+    lines = promises({"full-rho-0": {"0": of_seed(0.7, 0.62), "1": of_seed(0.66, 0.71)}}).splitlines()
+    assert len(lines) == 3  # nothing was read of later epochs
+    cells = [cell.strip() for cell in lines[-1].strip("|").split("|")]
+    assert cells[:3] == ["full-rho-0", "2", "1"]
+    assert cells[5].startswith("0.680 ± ")
+    assert cells[5].endswith("(remembered_norm)")
+    assert cells[7].startswith("0.665 ± ")
+    assert cells[-1] == "0.010"

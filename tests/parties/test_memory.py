@@ -43,7 +43,7 @@ def read(memory, epoch, kept):
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 def test_it_gives_what_came_for_each_row(tmp_path, named, epochs):
-    memory = RowMemory(SCHEDULE, ["mean", "last", "difference"], folder=tmp_path / "m" if named else None)
+    memory = RowMemory(SCHEDULE, ["mean", "last", "difference", "epochs"], folder=tmp_path / "m" if named else None)
     record(memory, range(SCHEDULE.steps_of(epochs).stop))
     x = expected(epochs)
     seen = memory.at("cut", epochs).seen
@@ -51,12 +51,13 @@ def test_it_gives_what_came_for_each_row(tmp_path, named, epochs):
     assert not x[:, ~seen].any()
     np.testing.assert_allclose(read(memory, epochs, "mean"), x.mean(axis=0)[seen], atol=1e-6)
     np.testing.assert_allclose(read(memory, epochs, "last"), x[-1][seen], atol=2e-6)
+    np.testing.assert_allclose(read(memory, epochs, "epochs"), np.hstack(x[:, seen]), atol=4e-6)
     if epochs > 1:
         np.testing.assert_allclose(read(memory, epochs, "difference"), (x[-1] - x[-2])[seen], atol=4e-6)
 
 
 @given(
-    kept=st.sampled_from(["mean", "last", "difference"]),
+    kept=st.sampled_from(["mean", "last", "difference", "epochs"]),
     leaps=st.lists(st.tuples(st.integers(0, 29), st.integers(0, 12)), max_size=4),
 )
 @settings(max_examples=20, deadline=None)
@@ -89,7 +90,10 @@ def test_in_time_order_each_row_is_remembered_as_it_came(tmp_path):
 
 @pytest.mark.parametrize(
     ("keeps", "named", "files"),
-    [(["mean"], False, 1), (["mean"], True, 2), (["last", "mean"], False, 2), (["difference"], True, 3)],
+    [
+        *((["mean"], False, 1), (["mean"], True, 2), (["last", "mean"], False, 2), (["difference"], True, 3)),
+        (["mean", "epochs"], False, 5),
+    ],
 )
 def test_no_more_than_four_bytes_are_kept_for_a_scalar(tmp_path, monkeypatch, keeps, named, files):
     sizes = []

@@ -88,6 +88,14 @@ def test_what_never_was_tested_is_always_named():
     assert "put together" not in text
 
 
+def test_behind_persistent_noise_readers_that_keep_the_epochs_apart_are_named():
+    mean, epochs = (leak(0.6, phase="remembered", params={"reads": reads}) for reads in ("mean", "epochs"))
+    persistent, fresh = ([{"name": "iso", "params": {"t": 1.0, "rho": rho}}] for rho in (0.5, 0.0))
+    assert "keep the epochs apart" in said_by(mean, defenses=persistent)
+    assert "keep the epochs apart" not in said_by(mean, epochs, defenses=persistent)
+    assert "keep the epochs apart" not in said_by(mean, defenses=fresh)
+
+
 def test_colluding_parties_are_named_where_there_could_be_some():
     assert "put together" in said_by(leak(0.6), parties=("a", "b"))
     assert "put together" not in said_by(leak(0.6), leak(0.6, party="a+b"), parties=("a", "b"))
