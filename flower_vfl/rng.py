@@ -72,6 +72,11 @@ class Secret:
         self._noise_key = value if noise_key is None else noise_key
         self.origin = origin
 
+    @property
+    def keeps_noise_key(self) -> bool:
+        """Whether the key of persistent noise is apart from all else, to be the same in several trainings."""
+        return self._noise_key is not self._value
+
     @classmethod
     def for_simulation(cls, seed: int, party: str) -> Secret:
         """Derive the secret of `party` from the run's seed: reproducible, and therefore for simulations only."""

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import UnprotectedBatchError
+from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.label import Log
+from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.checks import strength
 from flower_vfl.strategies.noise import WORKING, Noise, NoiseDefense, draw_stacked
@@ -103,6 +104,24 @@ class Iso(NoiseDefense):
     def __init__(self, strategy: HookedStrategy, t: float = 1.0, *, scope: Scope = "joint", rho: float = 0.0) -> None:
         super().__init__(strategy, scope=scope, rho=rho)
         self.t = strength("iso: t", t)
+
+    def begin(self) -> None:
+        """Refuse a key that is kept between trainings.
+
+        Persistent noise is fixed in the coordinates of the cut, and the line of the classes is another in each
+        training: the difference of two with one key gave every label away (docs/results/trainings.md).
+
+        Raises
+        ------
+        ConfigError
+            Saying what to do instead.
+        """
+        if self.rho and self.base.secret.keeps_noise_key:
+            raise ConfigError(
+                f"iso with rho = {self.rho:g} and a noise key that is kept: what differs between two trainings would "
+                f"give all labels away. Unset {NOISE_KEY_FILE_VARIABLE} here, or take marvell_full"
+            )
+        super().begin()
 
     @property
     def params(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ ATTACKS = [
 COLUMNS = "columns"
 """The control: what a party's own columns say, with as many labels as the learned readers know and no gradient."""
 
-RHOS = (0, 0.5, 0.75, 0.9, 1)
+RHOS = (0, 0.25, 0.5, 0.75, 0.9, 1)
 DEFENSES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "marvell": ({"name": "marvell", "s": 4.0}, (0, 0.9)),
     "full": ({"name": "marvell_full", "s": 4.0}, RHOS),

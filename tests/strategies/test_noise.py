@@ -172,6 +172,15 @@ def test_ids_that_do_not_fit_are_refused_before_any_party_is_asked(ids, words):
         LabelDP(Iso(base, rho=0.5)).begin()
 
 
+def test_isotropic_noise_refuses_a_key_that_is_kept_between_trainings():
+    kept = Secret(bytes(32), "test", noise_key=bytes(16))
+    base = VerticalStrategy(torch.nn.Linear(8, 1), labels_of(64), secret=kept)
+    with pytest.raises(ConfigError, match=r"iso with rho = 0.5 .* Unset FLOWER_VFL_NOISE_KEY_FILE here"):
+        LabelDP(Iso(base, rho=0.5)).begin()
+    Iso(base).begin()  # fresh noise has no key
+    Marvell(base, rho=0.5).begin()
+
+
 def resumable(secret=1, ids=None, noise_key=None, rho=0.5):
     made = Secret(bytes([secret]) * 32, "test", noise_key=noise_key)
     return Iso(VerticalStrategy(torch.nn.Linear(8, 1), labels_of(64), ids=ids, secret=made), rho=rho)
