@@ -128,8 +128,8 @@ class Recurrence:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._epochs, self._now = list(state["epochs"]), state["now"].clone()
-        self._positive = state["positive"].clone()
-        self._rows = sample(self._labels, self._now.shape[1])
+        self._positive, width = state["positive"].clone(), self._now.shape[1]
+        self._rows = sample(self._labels, width) if width else self._rows[:0]  # without a width nothing came yet
 
 
 def _inverse_root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

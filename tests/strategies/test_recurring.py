@@ -117,6 +117,15 @@ def test_of_what_never_came_nothing_is_known_to_come_again():
     assert (recurrence.correlations(2) == np.eye(2)).all()
 
 
+def test_what_was_resumed_before_anything_came_knows_nothing_either():
+    resumed = Recurrence(LABELS)
+    resumed.restore(Recurrence(LABELS).state())
+    for _ in range(2):
+        resumed.end_epoch()
+        assert np.array_equal(resumed.correlations(1), np.ones((2, 1, 1)))
+        assert resumed.couplings(1).shape == (2, 0, 0)
+
+
 def test_it_goes_on_as_if_it_had_not_been_interrupted():
     own, straight, other = np.random.default_rng(99).standard_normal((ROWS, WIDTH)), seen(2), None
     for number, (g, y, rows) in enumerate(epoch(own, 2)):
