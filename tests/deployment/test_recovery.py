@@ -54,7 +54,9 @@ def kill(pids):
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["client app", "supernode"])
+@pytest.mark.parametrize(
+    "whole", [pytest.param(False, marks=pytest.mark.release, id="client app"), pytest.param(True, id="supernode")]
+)
 def test_a_party_that_is_killed_comes_back_and_the_run_ends_with_the_same_weights(parts, tmp_path, whole):
     with deployed(tmp_path, parts / "bank", feature_parts(parts), seed=SEED) as hosts:
         done = []
