@@ -40,11 +40,8 @@ from studies import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from flower_vfl.config import Config
     from flower_vfl.data.memory import MemoryData
-    from flower_vfl.data.source import FeatureSource
     from flower_vfl.rng import Secret
 
 PEOPLE, TEST, EPOCHS, BATCH = 6_144, 2_000, 4, 512
@@ -105,29 +102,16 @@ GAIN = 0.02
 """What further trainings may add to a leak that counts as held."""
 
 
-class Chosen:
-    """Some rows of a source."""
-
-    def __init__(self, source: FeatureSource, rows: NDArray[np.int64]) -> None:
-        self._source, self._rows = source, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
-        """Return copies of the features at `rows`."""
-        return self._source.gather(self._rows[rows])
-
-
 def some_people(config: Config, rows: NDArray[np.int64], test: NDArray[np.int64], *, ids: bool) -> MemoryData:
     """Return the census of these people only, in this order."""
     from flower_vfl.apps.build import open_data
     from flower_vfl.data import Labels, MemoryData
+    from flower_vfl.data.source import SomeRows
 
     whole = open_data(config)
     labels = whole.labels()
     tables = {
-        party: replace(found, train=Chosen(found.train, rows), test=Chosen(found.test, test))
+        party: replace(found, train=SomeRows(found.train, rows), test=SomeRows(found.test, test))
         for party, found in ((party, whole.party(party)) for party in whole.parties)
     }
     target = Labels(labels.train[rows], labels.test[test], labels.classes)
@@ -164,11 +148,14 @@ def train(config: Config, data: MemoryData, secret: Secret) -> float:
 
 def history(job: Job, counts: Iterable[int]) -> Summary:
     """Train again and again, and read after so many trainings; return AUC by reader, with the counts' in a list."""
-    from trainings_attack import Kept, Notebook, read
+    from trainings_attack import Heedless, Kept, Notebook, read
 
     from flower_vfl import load_config
     from flower_vfl.metrics import leak_auc
     from flower_vfl.rng import Secret
+    from flower_vfl.strategies import DEFENSES as BUILT_IN
+
+    BUILT_IN[Heedless.name] = Heedless
 
     defense, name = SETTINGS[job.setting]
     scheme, rng = SCHEMES[name], np.random.default_rng(job.seed)

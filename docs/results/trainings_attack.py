@@ -21,6 +21,7 @@ from torch import Tensor
 from flower_vfl.attacks import MemoryAttack, norm, remembered_direction
 from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory
 from flower_vfl.attacks.rows import rarer_side_up
+from flower_vfl.strategies import Iso
 
 Reader = Callable[[Tensor], Tensor]
 
@@ -39,6 +40,14 @@ class Kept:
 
     people: NDArray[np.int64]
     means: Tensor
+
+
+class Heedless(Iso):
+    """Isotropic noise with any key: `Iso` refuses one that is kept between trainings, for what is measured here."""
+
+    def begin(self) -> None:
+        """Begin without the refusal."""
+        super(Iso, self).begin()
 
 
 class Notebook(MemoryAttack):

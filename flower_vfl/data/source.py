@@ -32,6 +32,31 @@ class FeatureSource(Protocol):
         ...
 
 
+class SomeRows:
+    """Some rows of a source.
+
+    Parameters
+    ----------
+    source : FeatureSource
+        Where they come from.
+    rows : ndarray of int64, (N,)
+        Which, in this order.
+    """
+
+    __slots__ = ("_rows", "_source")
+
+    def __init__(self, source: FeatureSource, rows: NDArray[np.int64]) -> None:
+        self._source, self._rows = source, rows
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._rows)
+
+    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
+        """Return copies of the features at `rows` of these rows."""
+        return self._source.gather(self._rows[rows])
+
+
 class ArraySource:
     """Features that lie in arrays of equal length, memory-mapped or not.
 

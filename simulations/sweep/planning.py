@@ -23,7 +23,7 @@ from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable
 from flower_vfl.data.memory import MemoryData, VerticalData
 from flower_vfl.data.periods import Periods
-from flower_vfl.data.source import FeatureSource
+from flower_vfl.data.source import SomeRows
 from flower_vfl.errors import SetupError
 from flower_vfl.reports import render
 from flower_vfl.reports.words import size
@@ -229,19 +229,6 @@ class _Watch(Observer):
         return statistics.median(lengths[WARM_UP:] or lengths[1:] or lengths)
 
 
-class _Rows:
-    """Some rows of a source."""
-
-    def __init__(self, source: FeatureSource, rows: NDArray[np.int64]) -> None:
-        self._source, self._rows = source, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
-        return self._source.gather(self._rows[rows])
-
-
 def part_of(data: VerticalData, config: Config) -> MemoryData:
     """Return rows of a data set, evenly spread, for so many steps and one evaluation."""
     training, alignment = config.training, data.alignment
@@ -251,7 +238,9 @@ def part_of(data: VerticalData, config: Config) -> MemoryData:
     tables = {}
     for name in data.parties:
         table = data.party(name)
-        tables[name] = PartyTable(name, table.spec, _Rows(table.train, rows), _Rows(table.test, test), table.columns)
+        tables[name] = PartyTable(
+            name, table.spec, SomeRows(table.train, rows), SomeRows(table.test, test), table.columns
+        )
     labels = data.labels()
     target = Labels(np.asarray(labels.train)[rows], np.asarray(labels.test)[test], labels.classes)
     return MemoryData(data.name, tables, data.label_party, target)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_vfl.data.source import ArraySource, FeatureSource, PixelSource
+from flower_vfl.data.source import ArraySource, FeatureSource, PixelSource, SomeRows
 from flower_vfl.errors import DataError
 
 shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -107,3 +107,11 @@ def test_bytes_of_images_are_gathered_as_numbers_from_zero_to_one_and_stay_what_
     assert isinstance(source, FeatureSource)
     with pytest.raises(DataError, match="given float32"):
         PixelSource(images.astype(np.float32))
+
+
+def test_some_rows_of_a_source_are_those_in_their_order():
+    some = SomeRows(ArraySource(np.arange(10.0)[:, None]), np.array([7, 2, 7, 0]))
+    assert isinstance(some, FeatureSource)
+    assert len(some) == 4
+    (found,) = some.gather(np.array([3, 0, 1]))
+    assert found.tolist() == [[0.0], [7.0], [2.0]]

@@ -8,7 +8,11 @@ import pytest
 import torch
 from scipy import stats
 
+from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import leak_auc
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import Iso, VerticalStrategy
+from flower_vfl.testing.subject import labels_of
 from tests.docs.conftest import STUDY
 
 pytestmark = pytest.mark.usefixtures("beside_the_studies")
@@ -166,3 +170,14 @@ def test_the_page_says_what_its_numbers_say(tmp_path):
     summary = json.loads(numbers.read_text(encoding="utf8"))["census"]
     assert trainings.leak_table(summary) in page.read_text(encoding="utf8")
     assert summary["claims"] == trainings.verdicts(summary)
+
+
+def test_a_key_that_isotropic_noise_refuses_is_taken_where_it_is_measured():
+    from trainings_attack import Heedless
+
+    kept = Secret(bytes(32), "test", noise_key=bytes(16))
+    base = VerticalStrategy(torch.nn.Linear(8, 1), labels_of(64), secret=kept)
+    with pytest.raises(ConfigError, match="a noise key that is kept"):
+        Iso(base, rho=0.9).begin()
+    Heedless(base, rho=0.9).begin()
+    assert Heedless.name == Iso.name  # its numbers are those of `Iso`
