@@ -79,32 +79,36 @@ class Memory:
 
     Attributes
     ----------
-    seen
-        (R,) which rows of the training table have come.
+    order
+        (N,) the rows of the training table that have come, in the order in which they came last. So they lie in large
+        files, so they are read, and so they are scored.
     times
         How often each of them came, at least 1.
     sums
-        (R, D) running sums of gradients in units of their batches (`in_batch_units`): as they stand, as they stood
-        before the last time, and before that; so many as are kept. They may be larger than the machine's memory: read
-        them piece by piece.
+        Running sums of gradients in units of their batches (`in_batch_units`), (R, D) each: as they stand, as they
+        stood before the last time, and before that; so many as are kept. They may be larger than the machine's memory:
+        read them piece by piece.
+    places
+        Where each row of the table is in each of them, (R,); none where all are at their own place.
 
     Examples
     --------
     >>> before = np.array([[1.0, 0.0], [9.0, 9.0], [0.0, 1.0]], dtype=np.float32)
-    >>> memory = Memory(np.array([True, False, True]), 2, (before + 2, before))
+    >>> memory = Memory(np.array([2, 0]), 2, (before + 2, before))
     >>> torch.cat(list(memory.pieces("mean"))), memory.at(np.array([2]), "last")
-    (tensor([[1.5000, 1.0000],
-            [1.0000, 1.5000]]), tensor([[2., 2.]]))
+    (tensor([[1.0000, 1.5000],
+            [1.5000, 1.0000]]), tensor([[2., 2.]]))
     """
 
-    seen: NDArray[np.bool_]
+    order: NDArray[np.integer]
     times: int
     sums: tuple[NDArray[np.float32], ...]
+    places: tuple[NDArray[np.integer], ...] = ()
 
     @property
     def rows(self) -> int:
         """How many rows have come, N."""
-        return int(np.count_nonzero(self.seen))
+        return len(self.order)
 
     @property
     def width(self) -> int:
@@ -112,7 +116,7 @@ class Memory:
         return int(self.sums[0].shape[1])
 
     def pieces(self, kept: Kept) -> Iterator[Tensor]:
-        """Yield what `at` returns of the rows that have come, in the order of the table, piece by piece.
+        """Yield what `at` returns of the rows that have come, in their `order`, piece by piece.
 
         Raises
         ------
@@ -120,12 +124,10 @@ class Memory:
             Where it is not kept.
         """
         step = max(1, PIECE // max(1, self.width * (self.times if kept == "epochs" else 1)))
-        for low in range(0, len(self.seen), step):
-            which = np.flatnonzero(self.seen[low : low + step])
-            if which.size:
-                yield self.at(which + low, kept)
+        for low in range(0, self.rows, step):
+            yield self.at(self.order[low : low + step], kept)
 
-    def at(self, rows: NDArray[np.int64], kept: Kept) -> Tensor:
+    def at(self, rows: NDArray[np.integer], kept: Kept) -> Tensor:
         """Return rows (n, D) by their place in the table; "epochs" (n, T D), of the first epoch first.
 
         Raises
@@ -136,7 +138,8 @@ class Memory:
         wanted = int(min(DEPTH[kept], self.times))  # before the first time all sums are zero
         if len(self.sums) < wanted:
             raise ArgumentError(f"The memory does not give {kept!r}: an attack declares what it reads in `keeps`.")
-        now, *before = (sums.take(rows, axis=0) for sums in self.sums[:wanted])
+        places = [where.take(rows) for where in self.places[:wanted]] or [rows] * wanted
+        now, *before = (sums.take(at, axis=0) for sums, at in zip(self.sums, places, strict=False))
         if kept == "mean":
             return torch.from_numpy(now / np.float32(self.times))
         if kept == "epochs":
@@ -230,5 +233,6 @@ class MemoryAttack(AttackMethod):
         Returns
         -------
         Tensor
-            (N,) in the order of the table, higher means more likely positive; never NaN for finite memories.
+            (N,) in the `order` of the memory, as its pieces come; higher means more likely positive; never NaN for
+            finite memories.
         """

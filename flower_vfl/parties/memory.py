@@ -1,8 +1,11 @@
-"""What a party remembers of each row, in files of its own: running sums that survive a kill without being copied.
+"""What a party remembers of each row: running sums, in files that survive a kill without being copied.
 
 A row's sum as it stands after its n-th time is written beside the one after its (n - 1)-th time, which stays as it is
 until all rows have come again. So nothing is added twice, whatever is interrupted: a resumed run does the steps since
 its checkpoint again, bit for bit, and each writes what it wrote before. No copy goes into a checkpoint.
+
+Each file has the rows in the order of the epoch that wrote it: a batch is one piece of it. In the order of the table
+each row of a batch would be a page of its own that changes, thirty times the bytes of the rows.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +29,15 @@ from flower_vfl.files import writing_to
 from flower_vfl.protocol.schedule import Rows, Schedule
 
 Sums = NDArray[np.float32]
+Places = NDArray[np.integer]
+
+
+class _Layer(NamedTuple):
+    """The sums of a layer: of rows that came n times before, the next go into ``slots[n % len(slots)]``."""
+
+    slots: tuple[Sums, ...]
+    in_place: bool = False
+    """Whether each row is at its own place, and added to there; else all are where they came in their epoch."""
 
 
 class RowMemory:
@@ -33,23 +46,25 @@ class RowMemory:
     Parameters
     ----------
     schedule : Schedule
-        Says how often a row has come.
+        Says which rows come when.
     keeps : Iterable[Kept]
         What is to be read of it.
     folder : Path, optional
         Where the files lie, this training's and this party's own; a resumed run, or another process, finds them there.
-        Without one they have no name and are gone with the process; they then lie where temporary files do (`TMPDIR`).
+        Without one nothing is left when the process ends: sums that fit into half of the main memory that is free are
+        kept there where one sum is enough, others in files without a name where temporary files lie (`TMPDIR`).
     """
 
     def __init__(self, schedule: Schedule, keeps: Iterable[Kept], *, folder: Path | None = None) -> None:
         self._schedule, self._folder = schedule, folder
-        depth = int(min(max(DEPTH[kept] for kept in keeps), schedule.epochs))
-        self._depth = depth if folder is None else max(depth, 2)  # what is done again needs what was there before
-        self._layers: dict[str, tuple[Sums, ...]] = {}
+        self._times = schedule.times_before(schedule.epochs) + 1
+        self._read = int(min(max(DEPTH[kept] for kept in keeps), self._times))
+        self._layers: dict[str, _Layer] = {}
+        self._places: dict[int, Places] = {}
         self._next = 0
 
     def record(self, step: int, rows: Rows, gradients: Mapping[str, Tensor]) -> None:
-        """Take in the gradients (B, ...) of one step, by layer.
+        """Take in the gradients (B, ...) of one step, by layer; rows are those that the schedule has for it.
 
         Raises
         ------
@@ -61,34 +76,62 @@ class RowMemory:
         if step != self._next and step and self._folder is None:
             raise DataError(f"step {step} is not the next one, and what was remembered before it was not kept")
         self._next = step + 1
-        before = self._schedule.times_before(self._schedule.epoch_of(step))
+        epoch = self._schedule.epoch_of(step)
+        before = self._schedule.times_before(epoch)
         for layer, gradient in gradients.items():
             x: Sums = in_batch_units(gradient).cpu().numpy()
-            slots = self._open(layer, x.shape[1], begins=step == 0)
+            slots, in_place = self._open(layer, x.shape[1], begins=step == 0)
             if before:
-                x += slots[(before - 1) % self._depth].take(rows, axis=0)
-            slots[before % self._depth][rows] = x
+                where = rows if in_place else self._places_of(epoch - 1).take(rows)
+                x += slots[(before - 1) % len(slots)].take(where, axis=0)
+            slots[before % len(slots)][rows if in_place else self._schedule.places(step)] = x
 
     def at(self, layer: str, epoch: int) -> Memory:
         """Return what is remembered of a layer at the end of an epoch (from 1), the one that has just been recorded."""
         times = self._schedule.times_before(epoch) + 1
-        slots = self._layers[layer]
-        kept = min(times, self._depth)
-        sums = tuple(slots[(times - 1 - back) % self._depth] for back in range(kept))
-        return Memory(self._schedule.came(epoch), times, sums)
+        slots, in_place = self._layers[layer]
+        back = range(min(times, self._read))
+        sums = tuple(slots[(times - 1 - n) % len(slots)] for n in back)
+        places = () if in_place else tuple(self._places_of(epoch - n) for n in back)
+        return Memory(self._schedule.came(epoch), times, sums, places)
 
     def forget(self) -> None:
         """Let go of everything, also on the disk."""
         self._layers.clear()
+        self._places.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _open(self, layer: str, width: int, *, begins: bool) -> tuple[Sums, ...]:
-        """Return a layer's sums: of a row that came n times before, the next go into ``slots[n % len(slots)]``."""
+    def _places_of(self, epoch: int) -> Places:
+        """Return where each row of the table is in the order of an epoch; so many as are read together are kept."""
+        if epoch not in self._places:
+            found = _places.get((self._schedule, epoch))
+            if found is None:
+                found = _places[self._schedule, epoch] = _inverse(self._schedule.came(epoch), self._schedule.rows)
+            kept = {other: places for other, places in self._places.items() if other > epoch - self._read}
+            self._places = {**kept, epoch: found}
+        return self._places[epoch]
+
+    def _open(self, layer: str, width: int, *, begins: bool) -> _Layer:
         if begins or layer not in self._layers:
-            shape = (self._schedule.rows, width)
-            self._layers[layer] = tuple(self._map(layer, slot, shape, begins=begins) for slot in range(self._depth))
+            self._layers[layer] = self._in_memory(width) or self._in_files(layer, width, begins=begins)
         return self._layers[layer]
+
+    def _in_memory(self, width: int) -> _Layer | None:
+        """Add to one sum in place: nothing goes back behind what is there where no state is kept to go on from.
+
+        All of it is taken at once, so that the next layer sees what is left.
+        """
+        size = 4 * self._schedule.rows * width
+        if self._folder is not None or self._read > 1 or self._times == 1 or size > free_memory() // 2:
+            return None
+        return _Layer((np.full((self._schedule.rows, width), 0, dtype=np.float32),), in_place=True)
+
+    def _in_files(self, layer: str, width: int, *, begins: bool) -> _Layer:
+        """Map files where what is done again finds what was there before."""
+        count = min(max(self._read, 2), self._times)
+        shape = (self._schedule.train_rows, width)
+        return _Layer(tuple(self._map(layer, slot, shape, begins=begins) for slot in range(count)))
 
     def _map(self, layer: str, slot: int, shape: tuple[int, int], *, begins: bool) -> Sums:
         """Map one file of 4 bytes a row and scalar, all of it on the disk: a full one would end the process later."""
@@ -96,7 +139,7 @@ class RowMemory:
         if self._folder is None:
             with writing_to(Path(tempfile.gettempdir()) / "memory"), tempfile.TemporaryFile() as file:
                 return _reserved(file, size, shape)
-        path = self._folder / f"{quote(layer, safe='')}-{slot}.f32"
+        path = self._folder / f"{quote(layer, safe='')}-{slot}.by-epoch.f32"
         if begins:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with writing_to(path), path.open("wb+") as file:
@@ -117,3 +160,54 @@ def _reserved(file: IO[bytes], size: int, shape: tuple[int, int]) -> Sums:
 def _mapped(file: IO[bytes] | Path, shape: tuple[int, int]) -> Sums:
     mapped = np.memmap(file, dtype=np.float32, mode="r+", shape=shape)
     return mapped.view(np.ndarray)  # which keeps the map open; slices of it cost less
+
+
+_places: WeakValueDictionary[tuple[Schedule, int], Places] = WeakValueDictionary()
+"""What the memories of a process hold, so that they share it: 4 bytes a row."""
+
+_PIECE = 2**20
+
+
+def _inverse(order: NDArray[np.integer], rows: int) -> Places:
+    """Return at which place of an order each row is; of rows that are not in it, one that does not exist."""
+    places = np.full(rows, rows, dtype=order.dtype)
+    for low in range(0, len(order), _PIECE):
+        piece = order[low : low + _PIECE]
+        places[piece] = np.arange(low, low + len(piece), dtype=order.dtype)
+    return places
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of main memory that are free to this process, also by its control groups; 0 where nobody says.
+
+    Parameters
+    ----------
+    root : Path
+        Where the system's files are.
+    """
+    try:
+        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        free = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError):
+        return 0
+    for group in groups:
+        free += _left_to_group(root / "sys/fs/cgroup", *group.split(":", 2)[1:])
+    return max(min(free, default=0), 0)
+
+
+def _left_to_group(top: Path, controllers: str, path: str) -> Iterator[int]:
+    """Yield what each limit on the way from the top to a control group leaves, of either version of control groups."""
+    names = ("memory.max", "memory.current")
+    if controllers:
+        top, names = top / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    if controllers and "memory" not in controllers.split(","):
+        return
+    folder = top / path.lstrip("/")
+    for place in (folder, *folder.parents):
+        if place.is_relative_to(top):
+            try:
+                limit, used = (int((place / name).read_text(encoding="ascii")) for name in names)
+            except (OSError, ValueError):  # "max", or a group that this container does not see
+                continue
+            yield limit - used

@@ -182,7 +182,7 @@ class MemoryScorer:
         times, values = self._schedule.times_before(epoch) + 1, []
         for layer in layers:
             memory = self._memory.at(layer, epoch)
-            labels = self._labels.at(np.flatnonzero(memory.seen)) == self._labels.positive(0)
+            labels = self._labels.at(memory.order) == self._labels.positive(0)
             for found in self._found:
                 if found.summary.layer == layer and found.attack.first_epoch <= times:
                     values.append(self._read(found, memory, labels, step, epoch))
@@ -193,7 +193,7 @@ class MemoryScorer:
         known = self._known(found.attack, memory)
         values, interval, scored = (math.nan, math.nan), None, labels[:0]
         if known is not None:
-            others = ~np.isin(np.flatnonzero(memory.seen), known.rows) if known.rows.size else slice(None)
+            others = ~np.isin(memory.order, known.rows) if known.rows.size else slice(None)
             scores, scored = as_numpy(found.attack.score(memory, known))[others], labels[others]
             values, interval = separation(scores, scored), auc_interval(scores, scored)
         positives = int(np.count_nonzero(scored))
@@ -217,8 +217,8 @@ class MemoryScorer:
         """Return the rows that the attack knows, the same after each epoch; None where too few have come."""
         if not attack.needs:
             return NOBODY
-        labels = (self._labels.numbers == self._labels.positive(0)).astype(np.uint8)
-        labels[~memory.seen] = _UNSEEN
+        labels = np.full(len(self._labels.numbers), _UNSEEN, dtype=np.uint8)
+        labels[memory.order] = self._labels.at(memory.order) == self._labels.positive(0)
         if HINTS in attack.needs:
             positives = draw_positives(labels == 1, 0, HINTS)[: attack.hints]
             enough = len(positives) == attack.hints

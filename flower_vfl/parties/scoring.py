@@ -114,7 +114,7 @@ class AuditLabels:
         """Return the class that is looked for in a scored step, the first of which is turn 0."""
         return self.positives[turn % len(self.positives)]
 
-    def at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+    def at(self, rows: NDArray[np.integer]) -> NDArray[Any]:
         """Return the class numbers of the rows of a batch, (B,)."""
         return self._labels.take(rows)
 

@@ -123,22 +123,29 @@ class Schedule:
         epoch = self.epoch_of(step)
         low = (step - self._starts[epoch - 1]) * self.batch_size
         first = sum(self.periods[: epoch - 1])
+        return first + self._order(epoch)[low : low + self.batch_size].astype(np.int64)
+
+    def _order(self, epoch: int) -> NDArray[np.integer]:
+        """Return the order of an epoch's rows, counted within its period."""
         rows = self.periods[epoch - 1] if self.periods else self.rows
-        order = _epoch_order(self.seed, rows, self.validation_rows, epoch - 1)
-        return first + order[low : low + self.batch_size].astype(np.int64)
+        return _epoch_order(self.seed, rows, self.validation_rows, epoch - 1)
 
     def times_before(self, epoch: int) -> int:
         """Return how often the rows of an epoch (from 1) came before it."""
         return 0 if self.periods else epoch - 1
 
-    def came(self, epoch: int) -> NDArray[np.bool_]:
-        """Return which rows (N,) of the training table have come by the end of an epoch (from 1)."""
-        came = np.ones(self.rows, dtype=bool)
-        if self.periods:
-            came[sum(self.periods[:epoch]) :] = False
-        elif self.validation_rows:
-            came[_validation(self.seed, self.rows, self.validation_rows)] = False
-        return came
+    def came(self, epoch: int) -> NDArray[np.integer]:
+        """Return the rows (N,) of the table that have come by the end of an epoch (from 1), as they last came."""
+        if not self.periods:
+            return self._order(epoch)
+        starts = _running(self.periods)
+        return np.concatenate([start + self._order(1 + day) for day, start in enumerate(starts[:epoch])])
+
+    def places(self, step: int) -> slice:
+        """Return where the rows of `step` are in what `came` returns of its epoch."""
+        epoch = self.epoch_of(step)
+        low = sum(self.periods[: epoch - 1]) + (step - self._starts[epoch - 1]) * self.batch_size
+        return slice(low, low + self.batch_rows(step))
 
     def batch_rows(self, step: int) -> int:
         """Return how many rows make `step`."""
@@ -213,6 +220,7 @@ def _epoch_order(seed: int, rows: int, held_out: int, epoch: int) -> NDArray[np.
         order = _permutation(seed, rows, "epoch", epoch)
         if validation is not None:
             order = _without(order, validation)
+        order.flags.writeable = False  # others read it too
         _latest[key] = order
     return order
 

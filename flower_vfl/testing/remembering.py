@@ -41,11 +41,11 @@ class MemorySubject:
             total[::2] += x * np.float32(1 + time) + np.roll(x, time, axis=0)
             sums.append(total)
         depth = int(min(times, max(DEPTH[kept] for kept in self.make().keeps)))
-        return Memory(np.arange(2 * len(x)) % 2 == 0, times, tuple(sums[::-1][:depth]))
+        return Memory(np.arange(0, 2 * len(x), 2), times, tuple(sums[::-1][:depth]))
 
     def known(self, memory: Memory) -> KnownRows:
         """Return the rows that the attack declares to know."""
-        attack, rows = self.make(), np.flatnonzero(memory.seen)
+        attack, rows = self.make(), memory.order.astype(np.int64)
         if HINTS in attack.needs:
             known = rows[np.arange(attack.hints) * 5 % len(rows)]
             return KnownRows(known, np.ones(len(known), dtype=np.int64))

@@ -27,7 +27,7 @@ READS = ("all", "mean", "last", "difference")
 
 def memory_of(x, depth=3):
     sums = np.cumsum(x, axis=0, dtype=np.float64).astype(np.float32)
-    return Memory(np.ones(x.shape[1], dtype=bool), len(x), tuple(sums[::-1][:depth]))
+    return Memory(np.arange(x.shape[1]), len(x), tuple(sums[::-1][:depth]))
 
 
 def first(y, k):

@@ -38,7 +38,7 @@ def history(epochs=4, rows=40, width=5, seed=0):
 
 def memory_of(x, depth=3, seen=SEEN):
     sums = x.cumsum(axis=0, dtype=np.float64).astype(np.float32)
-    return Memory(seen[: x.shape[1]], len(x), tuple(sums[::-1][:depth]))
+    return Memory(np.flatnonzero(seen[: x.shape[1]]), len(x), tuple(sums[::-1][:depth]))
 
 
 def dense(memory, kept):
@@ -128,7 +128,7 @@ def test_noise_that_comes_again_with_its_row_is_not_in_the_difference(by):
     noise, signal = rng.normal(size=(300, 4)), rng.normal(size=(300, 2))
     epochs = [torch.tensor(np.hstack([1000 * noise, sign * signal])) for sign in (1.0, 1.0, -1.0)]
     sums = torch.stack([in_batch_units(g) for g in epochs]).cumsum(dim=0).numpy()
-    memory = Memory(np.ones(300, dtype=bool), 3, tuple(sums[::-1]))
+    memory = Memory(np.arange(300), 3, tuple(sums[::-1]))
     unit = float(epochs[0].square().mean().sqrt())
     difference = dense(memory, "difference")
     assert np.abs(difference[:, :4]).max() < 2e-6  # rounding of sums of size 10; the noise itself is 1000 / unit
@@ -194,7 +194,7 @@ def test_fresh_noise_averages_out_as_its_variance_over_the_epochs(epochs):
         g = np.where(y, a, -a)[:, None] + rng.normal(size=(rows, 1))
         for batch in np.array_split(rng.permutation(rows), 8):
             sums[batch] += in_batch_units(torch.tensor(g[batch]) * rng.uniform(0.01, 100)).numpy()
-    memory = Memory(np.ones(rows, dtype=bool), epochs, (sums,))
+    memory = Memory(np.arange(rows), epochs, (sums,))
     expected = stats.norm.cdf(2 * a * math.sqrt(epochs) / math.sqrt(2))
     positives = int(y.sum())
     bound = auc_error(expected, positives, rows - positives) + 0.002  # the batches' units differ by two per cent

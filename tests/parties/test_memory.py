@@ -1,4 +1,4 @@
-"""Running sums on the disk: those of a plain computation, whatever is interrupted, and gone when they should be."""
+"""Running sums of each row: those of a plain computation, whatever is interrupted, and gone when they should be."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flower_vfl.attacks.remembering import in_batch_units
 from flower_vfl.errors import DataError, StorageError
 from flower_vfl.parties import memory as storage
-from flower_vfl.parties.memory import RowMemory
+from flower_vfl.parties.memory import RowMemory, free_memory
 from flower_vfl.protocol.schedule import Schedule
 
 ROWS, WIDTH = 50, 3
@@ -40,41 +40,119 @@ def read(memory, epoch, kept):
     return torch.cat(list(memory.at("cut", epoch).pieces(kept))).numpy()
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.fixture(params=["named", "in memory", "without room in memory"])
+def folder(request, tmp_path, monkeypatch):
+    if request.param == "without room in memory":
+        monkeypatch.setattr(storage, "free_memory", lambda: 0)
+    return tmp_path / "m" if request.param == "named" else None
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 5])
-def test_it_gives_what_came_for_each_row(tmp_path, named, epochs):
-    memory = RowMemory(SCHEDULE, ["mean", "last", "difference", "epochs"], folder=tmp_path / "m" if named else None)
+def test_it_gives_what_came_for_each_row(folder, epochs):
+    memory = RowMemory(SCHEDULE, ["mean", "last", "difference", "epochs"], folder=folder)
     record(memory, range(SCHEDULE.steps_of(epochs).stop))
     x = expected(epochs)
-    seen = memory.at("cut", epochs).seen
-    assert seen.sum() == 45
-    assert not x[:, ~seen].any()
-    np.testing.assert_allclose(read(memory, epochs, "mean"), x.mean(axis=0)[seen], atol=1e-6)
-    np.testing.assert_allclose(read(memory, epochs, "last"), x[-1][seen], atol=2e-6)
-    np.testing.assert_allclose(read(memory, epochs, "epochs"), np.hstack(x[:, seen]), atol=4e-6)
+    rows = memory.at("cut", epochs).order
+    assert len(set(rows.tolist())) == len(rows) == 45
+    assert not np.delete(x, rows, axis=1).any()
+    np.testing.assert_allclose(read(memory, epochs, "mean"), x.mean(axis=0)[rows], atol=1e-6)
+    np.testing.assert_allclose(read(memory, epochs, "last"), x[-1][rows], atol=2e-6)
+    np.testing.assert_allclose(read(memory, epochs, "epochs"), np.hstack(x[:, rows]), atol=4e-6)
     if epochs > 1:
-        np.testing.assert_allclose(read(memory, epochs, "difference"), (x[-1] - x[-2])[seen], atol=4e-6)
+        np.testing.assert_allclose(read(memory, epochs, "difference"), (x[-1] - x[-2])[rows], atol=4e-6)
 
 
-@given(
-    kept=st.sampled_from(["mean", "last", "difference", "epochs"]),
-    leaps=st.lists(st.tuples(st.integers(0, 29), st.integers(0, 12)), max_size=4),
-)
-@settings(max_examples=20, deadline=None)
-def test_steps_that_are_done_again_change_nothing(tmp_path_factory, kept, leaps):
+def test_rows_are_read_in_the_order_in_which_they_came_last(folder):
+    memory = RowMemory(SCHEDULE, ["mean"], folder=folder)
+    for epoch in (1, 2):
+        steps = SCHEDULE.steps_of(epoch)
+        record(memory, steps)
+        order = np.concatenate([SCHEDULE.train_batch(step) for step in steps])
+        assert memory.at("cut", epoch).order.tolist() == order.tolist()
+        some = order[[30, 2, 11]]
+        np.testing.assert_array_equal(
+            memory.at("cut", epoch).at(some, "mean"), read(memory, epoch, "mean")[[30, 2, 11]]
+        )
+
+
+def schedules():
+    shapes = st.tuples(st.integers(0, 99), st.integers(1, 9))
+    plain = st.tuples(st.integers(2, 40), st.integers(1, 4), st.sampled_from([0.0, 0.1, 0.4]))
+    days = st.lists(st.integers(1, 15), min_size=1, max_size=4)
+    return st.one_of(
+        st.builds(lambda s, p: Schedule(s[0], p[0], 0, s[1], 9, epochs=p[1], validation=p[2]), shapes, plain),
+        st.builds(
+            lambda s, d: Schedule(s[0], sum(d), 0, s[1], 9, epochs=len(d), validation=0.0, periods=tuple(d)),
+            *(shapes, days),
+        ),
+    )
+
+
+def plain_sums(schedule, epoch):
+    """The running sums of each row by the end of an epoch, oldest first, added up one row at a time."""
+    sums = {}
+    for step in range(schedule.steps_of(epoch).stop):
+        x = in_batch_units(gradient(step, schedule)).numpy()
+        for row, value in zip(schedule.train_batch(step).tolist(), x, strict=True):
+            history = sums.setdefault(row, [np.zeros(WIDTH, np.float32)])
+            history.append(history[-1] + value)
+    return sums
+
+
+def plain_reading(sums, kept):
+    """What is read of sums that are kept for good."""
+    times = len(sums) - 1
+    steps = np.diff(np.stack(sums), axis=0)
+    if kept == "mean":
+        return sums[-1] / np.float32(times)
+    if kept == "epochs":
+        return steps.reshape(-1)
+    if kept == "difference":
+        return steps[-1] - steps[-2] if times > 1 else np.zeros(WIDTH, np.float32)
+    return steps[-1]
+
+
+def scribble(memory, schedule, steps):
+    """Leave anything at all where these steps of one epoch were written, as a kill in the midst of writing does."""
+    slots = memory._layers["cut"].slots
+    for step in steps:
+        before = schedule.times_before(schedule.epoch_of(step))
+        slots[before % len(slots)][schedule.places(step)] = np.nan
+
+
+@given(schedule=schedules(), kept=st.sampled_from(["mean", "last", "difference", "epochs"]), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_interrupted_it_gives_the_sums_of_a_plain_dictionary(tmp_path_factory, schedule, kept, data):
     """A run goes back to a checkpoint: of the middle of an epoch or its end, never of an earlier epoch."""
-    folder = tmp_path_factory.mktemp("m")
-    memory, left_alone = RowMemory(SCHEDULE, [kept], folder=folder / "one"), RowMemory(SCHEDULE, [kept])
-    step, leaps = 0, dict(leaps)
-    while step < SCHEDULE.steps:
-        record(memory, [step])
-        back = leaps.pop(step, 0)
-        epoch = SCHEDULE.steps_of(SCHEDULE.epoch_of(step))
-        step = max(step + 1 - back, epoch.start) if back else step + 1
-        if back:  # another process goes on
-            memory = RowMemory(SCHEDULE, [kept], folder=folder / "one")
-    record(left_alone, range(SCHEDULE.steps))
-    np.testing.assert_array_equal(read(memory, 5, kept), read(left_alone, 5, kept))
+    folder = tmp_path_factory.mktemp("m") / "one"
+    memory, in_files = RowMemory(schedule, [kept], folder=folder), RowMemory(schedule, [kept])
+    in_files._in_memory = lambda _: None
+    memories = {"named": memory, "in files": in_files, "unnamed": RowMemory(schedule, [kept])}
+    kills = data.draw(st.lists(st.integers(0, schedule.steps - 1), max_size=4))
+    step = 0
+    while step < schedule.steps:
+        record(memory, [step], schedule)
+        epoch = schedule.epoch_of(step)
+        steps = schedule.steps_of(epoch)
+        if step in kills:
+            kills.remove(step)
+            checkpoint = data.draw(st.integers(steps.start, step + 1))
+            scribble(memory, schedule, range(checkpoint, step + 1))
+            step, memory = checkpoint, RowMemory(schedule, [kept], folder=folder)  # another process goes on
+            if checkpoint == steps.stop:
+                record(memory, [step - 1], schedule)  # or opens it to read
+        else:
+            step += 1
+        if step == steps.stop:
+            memories["named"] = memory
+            for other in list(memories.values())[1:]:
+                record(other, steps, schedule)
+            plain = plain_sums(schedule, epoch)
+            for name, other in memories.items():
+                found = other.at("cut", epoch)
+                assert sorted(found.order.tolist()) == sorted(plain), name
+                wanted = np.stack([plain_reading(plain[row], kept) for row in found.order.tolist()])
+                np.testing.assert_array_equal(read(other, epoch, kept), wanted, err_msg=name)
 
 
 def test_in_time_order_each_row_is_remembered_as_it_came(tmp_path):
@@ -82,28 +160,108 @@ def test_in_time_order_each_row_is_remembered_as_it_came(tmp_path):
     record(memory, range(BY_DAY.steps_of(2).stop), BY_DAY)
     x = expected(2, BY_DAY).sum(axis=0)
     at = memory.at("cut", 2)
-    assert at.seen.tolist() == [True] * 29 + [False] * 21
+    assert sorted(at.order.tolist()) == list(range(29))
     assert at.times == 1
-    np.testing.assert_allclose(read(memory, 2, "mean"), x[:29], atol=1e-6)
-    np.testing.assert_allclose(read(memory, 2, "last"), x[:29], atol=1e-6)
+    np.testing.assert_allclose(read(memory, 2, "mean"), x[at.order], atol=1e-6)
+    np.testing.assert_allclose(read(memory, 2, "last"), x[at.order], atol=1e-6)
+    with pytest.raises(IndexError):
+        at.at(np.array([40]), "mean")
 
 
 @pytest.mark.parametrize(
-    ("keeps", "named", "files"),
+    ("keeps", "named", "sums"),
     [
         *((["mean"], False, 1), (["mean"], True, 2), (["last", "mean"], False, 2), (["difference"], True, 3)),
         (["mean", "epochs"], False, 5),
     ],
 )
-def test_no_more_than_four_bytes_are_kept_for_a_scalar(tmp_path, monkeypatch, keeps, named, files):
-    sizes = []
-    reserve = storage._reserved
-    monkeypatch.setattr(
-        storage, "_reserved", lambda file, size, shape: sizes.append(size) or reserve(file, size, shape)
-    )
-    record(RowMemory(SCHEDULE, keeps, folder=tmp_path / "m" if named else None), range(9))
-    assert sizes == [4 * ROWS * WIDTH] * files
-    assert [path.stat().st_size for path in tmp_path.rglob("*.f32")] == (sizes if named else [])
+def test_no_more_than_four_bytes_are_kept_for_a_scalar(tmp_path, keeps, named, sums):
+    memory = RowMemory(SCHEDULE, keeps, folder=tmp_path / "m" if named else None)
+    record(memory, range(9))
+    in_place = sums == 1
+    assert [slot.nbytes for slot in memory._layers["cut"].slots] == [4 * (ROWS if in_place else 45) * WIDTH] * sums
+    assert [path.stat().st_size for path in tmp_path.rglob("*.f32")] == ([4 * 45 * WIDTH] * sums if named else [])
+
+
+def test_rows_that_come_once_are_kept_once(tmp_path):
+    once = Schedule(3, ROWS, 0, 8, 50, epochs=1)
+    for schedule in (once, BY_DAY):
+        memory = RowMemory(schedule, ["epochs"], folder=tmp_path / "m")
+        record(memory, range(schedule.steps), schedule)
+        assert len(memory._layers["cut"].slots) == 1
+        memory.forget()
+
+
+def test_one_batch_is_one_piece_of_a_file(tmp_path):
+    memory = RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m")
+    steps = SCHEDULE.steps_of(2)
+    record(memory, range(steps.start))
+    before = [slot.copy() for slot in memory._layers["cut"].slots]
+    for step in steps:
+        record(memory, [step])
+        first, second = (
+            np.flatnonzero((slot != old).any(axis=1)).tolist()
+            for slot, old in zip(memory._layers["cut"].slots, before, strict=True)
+        )
+        assert (first, second) == ([], list(range(SCHEDULE.places(step).stop)))
+
+
+def test_the_parties_of_a_process_share_where_rows_came():
+    memories = [RowMemory(SCHEDULE, ["last"]) for _ in range(2)]
+    for memory in memories:
+        record(memory, range(SCHEDULE.steps_of(3).stop))
+    one, other = (memory.at("cut", 3).places for memory in memories)
+    assert all(map(np.shares_memory, one, other))
+    assert [set(memory._places) for memory in memories] == [{2, 3}] * 2  # no more than what is read together
+    del one, other
+    for memory in memories:
+        memory.forget()
+    assert not [key for key in storage._places if key[0] == SCHEDULE]
+
+
+def tree(root, files):
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 0),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/memory.max": "5"}, 4096),
+        *(
+            ({"proc/self/cgroup": group, f"sys/fs/cgroup/{limit}": "5000", f"sys/fs/cgroup/{used}": "4000"}, 1000)
+            for group, limit, used in (
+                ("0::/a/b\n", "a/memory.max", "a/memory.current"),
+                ("0::/\n", "memory.max", "memory.current"),
+                ("3:cpu:/x\n7:memory:/of/the/host\n", "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+            )
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/a\n",
+                "sys/fs/cgroup/a/memory.max": "max",
+                "sys/fs/cgroup/a/memory.current": "4000",
+                "sys/fs/cgroup/memory.max": "3000",
+                "sys/fs/cgroup/memory.current": "4000",
+            },
+            0,
+        ),
+    ],
+)
+def test_what_is_free_is_what_the_machine_and_every_control_group_leave(tmp_path, files, free):
+    meminfo = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   4 kB\n"} if files else {}
+    assert free_memory(tree(tmp_path, meminfo | files)) == free
+
+
+@pytest.mark.parametrize(("free", "in_place"), [(8 * ROWS * WIDTH - 1, False), (8 * ROWS * WIDTH, True)])
+def test_sums_are_in_memory_where_they_fit_into_half_of_what_is_free(monkeypatch, free, in_place):
+    monkeypatch.setattr(storage, "free_memory", lambda: free)
+    memory = RowMemory(SCHEDULE, ["mean"])
+    record(memory, [0])
+    assert memory._layers["cut"].in_place == in_place
 
 
 def test_a_named_memory_is_its_owners_alone_and_goes_when_it_is_told_to(tmp_path):
@@ -116,7 +274,7 @@ def test_a_named_memory_is_its_owners_alone_and_goes_when_it_is_told_to(tmp_path
 
 
 def test_a_run_that_goes_on_without_what_it_remembered_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"does not hold what the party remembers of 50 rows at layer 'cut'"):
+    with pytest.raises(DataError, match=r"does not hold what the party remembers of 45 rows at layer 'cut'"):
         record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), [9])
     with pytest.raises(DataError, match="step 9 is not the next one"):
         record(RowMemory(SCHEDULE, ["mean"]), [9])
@@ -124,8 +282,16 @@ def test_a_run_that_goes_on_without_what_it_remembered_is_refused(tmp_path):
 
 def test_files_of_another_size_are_refused(tmp_path):
     record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), range(4))
-    (tmp_path / "m" / "cut-1.f32").write_bytes(b"short")
-    with pytest.raises(DataError, match=r"cut-1\.f32 does not hold"):
+    (tmp_path / "m" / "cut-1.by-epoch.f32").write_bytes(b"short")
+    with pytest.raises(DataError, match=r"cut-1\.by-epoch\.f32 does not hold"):
+        record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), [4])
+
+
+def test_files_in_the_order_of_the_table_as_earlier_versions_wrote_are_not_read(tmp_path):
+    record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), range(4))
+    for slot in range(2):
+        (tmp_path / "m" / f"cut-{slot}.by-epoch.f32").rename(tmp_path / "m" / f"cut-{slot}.f32")
+    with pytest.raises(DataError, match=r"does not hold what the party remembers"):
         record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), [4])
 
 
@@ -134,19 +300,10 @@ def test_a_full_disk_is_told_at_the_beginning(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
+    monkeypatch.setattr(storage, "free_memory", lambda: 0)
     for folder in (tmp_path / "m", None):
         with pytest.raises(StorageError, match="could not be written"):
             record(RowMemory(SCHEDULE, ["mean"], folder=folder), [0])
-
-
-def test_the_order_of_batches_within_an_epoch_does_not_matter():
-    one, other = RowMemory(SCHEDULE, ["mean"]), RowMemory(SCHEDULE, ["mean"])
-    steps = SCHEDULE.steps_of(1)
-    record(one, steps)
-    other.record(0, SCHEDULE.train_batch(0), {"cut": gradient(0)})
-    for position, step in enumerate(reversed(steps[1:]), 1):
-        other.record(position, SCHEDULE.train_batch(step), {"cut": gradient(step)})
-    np.testing.assert_array_equal(read(one, 1, "mean"), read(other, 1, "mean"))
 
 
 def test_a_layers_name_is_no_path(tmp_path):
@@ -158,6 +315,6 @@ def test_a_layers_name_is_no_path(tmp_path):
 def test_feature_maps_are_remembered_flattened():
     g = torch.randn(8, 2, 2, 2)
     memory = RowMemory(SCHEDULE, ["mean"])
-    memory.record(0, SCHEDULE.train_batch(0), {"cut": g})
     rows = SCHEDULE.train_batch(0)
+    memory.record(0, rows, {"cut": g})
     torch.testing.assert_close(memory.at("cut", 1).at(rows, "mean"), in_batch_units(g))

@@ -50,6 +50,19 @@ def evaluated(schedule, part):
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
+@given(st.one_of(SCHEDULES, IN_TIME))
+@settings(max_examples=100, deadline=None)
+def test_rows_have_come_where_their_steps_have_their_places(schedule):
+    for epoch in range(1, schedule.epochs + 1):
+        came = schedule.came(epoch)
+        last = {row: None for day in range(1, epoch + 1) for row in order(schedule, day)}
+        assert sorted(came.tolist()) == sorted(last)
+        for step in schedule.steps_of(epoch):
+            np.testing.assert_array_equal(came[schedule.places(step)], schedule.train_batch(step))
+        if not schedule.periods:
+            assert not came.flags.writeable  # every party of the process reads it
+
+
 @given(SCHEDULES)
 @settings(max_examples=100, deadline=None)
 def test_an_epoch_visits_each_training_row_once_and_no_validation_row(schedule):

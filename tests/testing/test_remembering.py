@@ -87,7 +87,7 @@ class Writing(Right):
 
     def score(self, memory, known=NOBODY):
         """Return the first numbers."""
-        memory.sums[0][memory.seen] += np.float32(1)
+        memory.sums[0][memory.order] += np.float32(1)
         return super().score(memory)
 
 
