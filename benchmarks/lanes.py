@@ -15,8 +15,9 @@ from slow_link import ADDRESS, free_port, slow_link
 from torch import Tensor, nn
 
 from flower_vfl.apps import run
-from flower_vfl.apps.build import build_feature_party, default_bottom, default_top, open_data, party_names
+from flower_vfl.apps.build import default_bottom, default_top, open_data, party_names
 from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
 from flower_vfl.apps.server import make_server_app

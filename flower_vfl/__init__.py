@@ -5,9 +5,9 @@ Importing this package loads neither torch nor flwr; its names load what they ne
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from flower_vfl.lazy import lazy_names
 from flower_vfl.version import VERSION
 
 if TYPE_CHECKING:
@@ -33,12 +33,4 @@ _HOMES = {
     **dict.fromkeys(("RunResult", "align", "make_client_app", "make_server_app", "predict", "run"), "flower_vfl.apps"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'flower_vfl' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -10,15 +10,15 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from flower_vfl.errors import DataError, StorageError
 from flower_vfl.files import remove_leftovers, replacing, write_json_atomic
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TREE = "tree"
 _TENSOR = "__tensor__"
@@ -46,6 +46,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     StorageError
         When it could not be written.
     """
+    from safetensors.torch import save_file  # it imports torch
+
     with replacing(path, private=private) as temporary:
         try:
             save_file(tensors, temporary, metadata=metadata)
@@ -71,7 +73,9 @@ def load_state(path: Path) -> Any:
 
 
 def _strip(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, Tensor):
+    import torch
+
+    if isinstance(value, torch.Tensor):
         name = str(len(tensors))
         # Cloned: safetensors refuses tensors that share memory.
         tensors[name] = value.detach().to("cpu").clone(memory_format=torch.contiguous_format)

@@ -21,9 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.apps.result import package_version
 from flower_vfl.errors import SetupError
 from flower_vfl.files import write_text_atomic
+from flower_vfl.version import package_version
 
 AUTO = "auto"
 _ENVIRONMENT = {

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flower_vfl.apps.result import package_version
 from flower_vfl.data.catalog import available
+from flower_vfl.version import package_version
 
 _NEEDED = ("flwr", "torch", "ray", "grpcio", "pydantic", "pyarrow", "safetensors", "numpy", "scipy", "scikit-learn")
 _OPTIONAL = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}

@@ -27,19 +27,14 @@ from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.build import open_data, parties_here
 from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
 from flower_vfl.apps.prediction import NO_PREDICTION
-from flower_vfl.apps.result import package_version
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.data.layout import new_folder
 from flower_vfl.errors import ConfigError, SessionError, SetupError
 from flower_vfl.parsing import Value
 from flower_vfl.simulations.cluster import Cluster, check_reachable, ray_cluster, settings
 from flower_vfl.simulations.resources import Resources, read_resources
-
-ERROR_FILE_VARIABLE = "FLOWER_VFL_ERROR_FILE"
-"""Where the ServerApp of `--engine flower` leaves the words of its error: Flower passes on an exit code only."""
-
-STARTER_VARIABLE = "FLOWER_VFL_STARTER"
-"""The process that `--engine flower` runs in: Flower's simulation outlives the SuperLink, and has to end with it."""
+from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIABLE
+from flower_vfl.version import package_version
 
 BUNDLES_VARIABLE = "FLOWER_VFL_BUNDLES"
 """What each feature party's process is given, in Ray's words, as JSON."""

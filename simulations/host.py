@@ -31,11 +31,11 @@ from cryptography.hazmat.primitives.serialization import (
 
 from flower_vfl.apps.client import STATE_FOLDER_VARIABLE
 from flower_vfl.apps.node import DATA_VARIABLE
-from flower_vfl.apps.result import package_version
 from flower_vfl.data.dataset import Dataset, open_dataset
 from flower_vfl.errors import ConfigError, FlowerVflError
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, read_secret
 from flower_vfl.simulations.doctor import Finding
+from flower_vfl.version import package_version
 
 _SECONDS = 5.0
 _AHEAD, _BEHIND = 5.0, 300.0  # what Flower's SuperLink forgives a SuperNode's clock (flwr.supercore.constant)

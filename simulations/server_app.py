@@ -1,16 +1,21 @@
-"""The label party's ServerApp of the presets, for `flwr run`."""
+"""The label party's ServerApp of the presets, for `flwr run`; importing it loads no torch."""
 
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flower_vfl.apps import RunResult, make_server_app
-from flower_vfl.reports import render
-from flower_vfl.simulations.flower_engine import ERROR_FILE_VARIABLE, STARTER_VARIABLE
+from flower_vfl.apps import make_server_app
+from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIABLE
 from flower_vfl.strategies import Observer
 
+if TYPE_CHECKING:
+    from flower_vfl.apps import RunResult
 
-def _report(result: RunResult) -> None:
+
+def _report(result: "RunResult") -> None:
+    from flower_vfl.reports import render
+
     if result.folder is not None and (result.folder / "result.json").is_file():
         logging.getLogger("flower_vfl").info("report: %s", render([result.folder]))
 

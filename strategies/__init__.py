@@ -1,25 +1,25 @@
-"""The label party's Flower strategy, and the defenses that wrap it; imported as `flower_vfl.strategies`."""
+"""The label party's Flower strategy, and the defenses that wrap it; imported as `flower_vfl.strategies`.
 
-from flower_vfl.registry import Methods
-from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
-from flower_vfl.strategies.distance_correlation import DistanceCorrelation
-from flower_vfl.strategies.iso import Iso
-from flower_vfl.strategies.label_dp import LabelDP
-from flower_vfl.strategies.marvell import Marvell
-from flower_vfl.strategies.marvell_full import MarvellFull
-from flower_vfl.strategies.max_norm import MaxNorm
-from flower_vfl.strategies.observer import Observer
-from flower_vfl.strategies.potential_energy import PotentialEnergy
-from flower_vfl.strategies.training import Outcome
-from flower_vfl.strategies.vertical import VerticalStrategy
+Importing this package, `Observer` or `Outcome` loads no torch; the other names do when they are first used.
+"""
 
-DEFENSES: dict[str, type[Defense]] = {
-    cls.name: cls for cls in (DistanceCorrelation, Iso, LabelDP, Marvell, MarvellFull, MaxNorm, PotentialEnergy)
-}
-"""Built-in defenses by the name that a configuration uses."""
+from typing import TYPE_CHECKING
 
-DEFENSE_METHODS: Methods[Defense] = Methods("defense", "flower_vfl.defenses", (Defense,), DEFENSES)
-"""The built-in defenses and those of other installed packages."""
+from flower_vfl.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
+    from flower_vfl.strategies.defenses import DEFENSE_METHODS, DEFENSES
+    from flower_vfl.strategies.distance_correlation import DistanceCorrelation
+    from flower_vfl.strategies.iso import Iso
+    from flower_vfl.strategies.label_dp import LabelDP
+    from flower_vfl.strategies.marvell import Marvell
+    from flower_vfl.strategies.marvell_full import MarvellFull
+    from flower_vfl.strategies.max_norm import MaxNorm
+    from flower_vfl.strategies.observer import Observer
+    from flower_vfl.strategies.outcome import Outcome
+    from flower_vfl.strategies.potential_energy import PotentialEnergy
+    from flower_vfl.strategies.vertical import VerticalStrategy
 
 __all__ = [
     "DEFENSES",
@@ -38,3 +38,20 @@ __all__ = [
     "PotentialEnergy",
     "VerticalStrategy",
 ]
+
+_HOMES = {
+    **dict.fromkeys(("Defense", "GradientDefense", "HookedStrategy"), "flower_vfl.strategies.base"),
+    **dict.fromkeys(("DEFENSES", "DEFENSE_METHODS"), "flower_vfl.strategies.defenses"),
+    "DistanceCorrelation": "flower_vfl.strategies.distance_correlation",
+    "Iso": "flower_vfl.strategies.iso",
+    "LabelDP": "flower_vfl.strategies.label_dp",
+    "Marvell": "flower_vfl.strategies.marvell",
+    "MarvellFull": "flower_vfl.strategies.marvell_full",
+    "MaxNorm": "flower_vfl.strategies.max_norm",
+    "Observer": "flower_vfl.strategies.observer",
+    "Outcome": "flower_vfl.strategies.outcome",
+    "PotentialEnergy": "flower_vfl.strategies.potential_energy",
+    "VerticalStrategy": "flower_vfl.strategies.vertical",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

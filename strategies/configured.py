@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from flower_vfl.config import Config
 from flower_vfl.data.periods import Periods
 from flower_vfl.errors import ConfigError
-from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.protocol.schedule import Schedule
 
-OptimizerFactory = Callable[[nn.Module, Config], torch.optim.Optimizer]
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from flower_vfl.nn.optim import Optimizers, OwnOptimizer
+
+OptimizerFactory = Callable[["nn.Module", Config], "torch.optim.Optimizer"]
 """Makes a party's optimizer, instead of the configuration's."""
 
 
@@ -58,6 +61,8 @@ def optimizers_of(
     config: Config, module: nn.Module, schedule: Schedule, factory: OptimizerFactory | None = None
 ) -> Optimizers | OwnOptimizer:
     """Return the optimizers of one party's model: those that the configuration means, or the user's own."""
+    from flower_vfl.nn.optim import Optimizers, OwnOptimizer
+
     if factory is not None:
         return OwnOptimizer(module, factory(module, config))
     training = config.training

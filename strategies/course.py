@@ -50,7 +50,8 @@ def run_training(
     strategy.begin()
     prepared, log = strategy.prepare_labels(torch.from_numpy(base.labels.train))
     strategy.summary()
-    with Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:
+    offered, base.sessions = base.sessions, None
+    with offered or Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:
         base.session = sessions.session
         links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment))
         base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}

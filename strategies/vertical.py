@@ -30,7 +30,8 @@ from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.checkpointing import Ledger
 from flower_vfl.strategies.configured import OptimizerFactory
 from flower_vfl.strategies.observer import Observer
-from flower_vfl.strategies.training import Outcome
+from flower_vfl.strategies.outcome import Outcome
+from flower_vfl.transport.sessions import Sessions
 
 TopFactory = Callable[[tuple[int, ...]], nn.Module]
 """Makes the top model for the shape of one row of the fused embedding."""
@@ -115,6 +116,7 @@ class VerticalStrategy(HookedStrategy):
         self.attacks = make_attacks(self.config.attack.calls)
         self._check_attacks()
         self.offer: dict[str, str] = {}
+        self.sessions: Sessions | None = None  # that are offered already; the next `start` uses them
         self.session = ""
         self.ledger: Ledger | None = None
         self.memory: Path | None = None  # of the monitor; a run with a ledger has a folder that survives it

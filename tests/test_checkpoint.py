@@ -218,7 +218,7 @@ def test_a_failure_while_writing_leaves_the_old_state_and_nothing_else(path, mon
         place.write_bytes(b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("flower_vfl.checkpoint.save_file", fail)
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
     with pytest.raises(OSError, match="no space"):
         save_state(path, {"n": 2})
     assert load_state(path) == {"n": 1}
@@ -229,13 +229,14 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
+import safetensors.torch
 from flower_vfl import checkpoint
 def half(tensors, place, metadata):
     whole(tensors, place, metadata=metadata)
     with open(place, "rb+") as file:
         file.truncate(place.stat().st_size // 2)
     os.kill(os.getpid(), signal.SIGKILL)
-whole, checkpoint.save_file = checkpoint.save_file, half
+whole, safetensors.torch.save_file = safetensors.torch.save_file, half
 checkpoint.save_state(Path(sys.argv[1]), {"x": torch.ones(1000), "n": 2})
 """
 

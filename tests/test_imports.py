@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from flower_vfl.apps.node import DATA_VARIABLE
+from flower_vfl.data.catalog import prepare
+from flower_vfl.data.dataset import open_dataset
+from flower_vfl.data.parts import write_part
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
 CONTRACTS = {contract["id"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
@@ -98,14 +103,55 @@ HEAVY = ("torch", "flwr", "ray", "matplotlib", "sklearn", "pyarrow", "scipy")
         "from flower_vfl.config import load_config; load_config('census')",
         "from flower_vfl.cli import app; app(['--help'], standalone_mode=False)",
         "from flower_vfl.cli import app; app(['run', '--help'], standalone_mode=False)",
+        "import flower_vfl.apps, flower_vfl.strategies",
     ],
-    ids=["import", "config", "help", "run --help"],
+    ids=["import", "config", "help", "run --help", "packages"],
 )
 def test_nothing_heavy_is_loaded(code, tmp_path):
     check = f"import sys; print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))"
     done = run(sys.executable, "-c", f"{code}\n{check}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+OFFERS = """
+import sys
+
+from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from flower_vfl.simulations.server_app import app
+from flower_vfl.strategies import Observer, Outcome
+
+def deployment(push):
+    class Node:
+        node_id, name = 1, "device"
+    methods = {name: lambda *_, **__: [] for name in Grid.__abstractmethods__}
+    return type("Deployment", (Grid,), {**methods, "get_nodes": lambda _: [Node()], "push_messages": push})()
+
+def push(grid, messages):
+    [message] = messages
+    print("loaded:", "torch" in sys.modules, sorted(message.content["offer"]))
+    raise SystemExit
+
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 0
+config = {"data-name": "synthetic", "transport-kind": "stream", "defenses": "marvell", "out": sys.argv[1]}
+app(deployment(push), Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config))
+"""
+
+
+def test_a_label_party_offers_its_sessions_before_it_loads_torch(tmp_path, monkeypatch):
+    prepare("synthetic", out=tmp_path / "whole", options={"rows": 40, "test_rows": 8})
+    dataset = open_dataset(tmp_path / "whole")
+    write_part(tmp_path / "whole", dataset.label_party, tmp_path / "part")
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "part"))
+    out = tmp_path / "out"
+    done = run(sys.executable, "-c", OFFERS, str(out), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = "address authority certificate fallback key kind limit session simulation token training wire-dtype"
+    assert done.stdout.splitlines()[-1] == f"loaded: False {said.split()}"
+    assert not out.exists()  # what ends a run before training leaves nothing behind
 
 
 def test_help_answers_within_a_second(tmp_path):

@@ -123,8 +123,8 @@ def train(config: Config, data: MemoryData, secret: Secret) -> float:
     """Train in this process, with a label party of this secret, and return the test AUC."""
     from flower_vfl.apps.build import default_bottom, default_top, parties_here, torch_threads
     from flower_vfl.apps.client import make_client_app
+    from flower_vfl.apps.label_party import build_strategy
     from flower_vfl.apps.local_grid import LocalGrid
-    from flower_vfl.apps.server import build_strategy
     from flower_vfl.config import to_run_config
     from flower_vfl.strategies import Observer, Outcome
 

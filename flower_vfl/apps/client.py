@@ -15,12 +15,10 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_vfl.apps.alignment.client import answer_alignment
 from flower_vfl.apps.build import (
     BottomFactory,
     DataFactory,
     TopFactory,
-    build_feature_party,
     check_device,
     default_bottom,
     default_top,
@@ -28,6 +26,7 @@ from flower_vfl.apps.build import (
     party_names,
     torch_threads,
 )
+from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.keeping import CHECKPOINTS, Keeping, checked_training
 from flower_vfl.apps.model import ModelCard, make_card, save_model
 from flower_vfl.apps.node import Node
@@ -194,6 +193,8 @@ class _Client:
 
     def align(self, message: Message, context: Context) -> Message:
         """Answer a message of an alignment."""
+        from flower_vfl.apps.alignment.client import answer_alignment
+
         return answer_alignment(message, context, self._config or from_run_config(context.run_config))
 
     def _config_of(self, context: Context) -> Config:

@@ -16,7 +16,7 @@ from flower_vfl.config import Config, load_config, to_toml
 from flower_vfl.data.periods import Periods
 from flower_vfl.errors import ConfigError, OutputExistsError
 from flower_vfl.files import LEFTOVERS, FolderLock, remove_leftovers, write_json_atomic, write_text_atomic
-from flower_vfl.strategies.training import LIMITS
+from flower_vfl.strategies.outcome import LIMITS
 from flower_vfl.tracking import merge_steps
 
 CONFIG, RESULT = "config.toml", "result.json"

@@ -12,12 +12,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
-from flower_vfl.apps.model import LABEL
-from flower_vfl.apps.result import package_version
 from flower_vfl.checkpoint import Checkpoints, read_committed
 from flower_vfl.config import Config, leaf_paths
 from flower_vfl.data.dataset import Alignment
 from flower_vfl.errors import ProtocolError
+from flower_vfl.version import package_version
+
+LABEL = "label"
+"""What the label party's states and weights are called; a feature party's are called as the party is."""
 
 CHECKPOINTS = "checkpoints"
 _PLACES = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")

@@ -14,7 +14,6 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from flower_vfl.apps.result import package_version
 from flower_vfl.checkpoint import save_tensors
 from flower_vfl.config import Config, build_config
 from flower_vfl.data.dataset import Alignment, Dataset, FeatureSpec
@@ -22,9 +21,7 @@ from flower_vfl.data.memory import VerticalData
 from flower_vfl.data.scoring import Features, encoding_digest
 from flower_vfl.errors import ConfigError, DataError, InputError
 from flower_vfl.nn.digest import state_digest
-
-LABEL = "label"
-"""What the label party's weights are called; a feature party's are called as the party is."""
+from flower_vfl.version import package_version
 
 _FOLDER, _CARD = "weights", "flower-vfl"
 _SCHEMA = 1

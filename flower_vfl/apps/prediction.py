@@ -29,11 +29,13 @@ from flower_vfl.apps.build import (
 )
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.folder import ENDED
+from flower_vfl.apps.keeping import LABEL
+from flower_vfl.apps.label_party import build_strategy
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.apps.model import LABEL, Model, check_data, check_factories, check_features, load_model, model_path
+from flower_vfl.apps.model import Model, check_data, check_factories, check_features, load_model, model_path
 from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.scores import check_target, writing
-from flower_vfl.apps.server import build_strategy, make_server_app
+from flower_vfl.apps.server import make_server_app
 from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config, load_config, of_this_host
 from flower_vfl.data.dataset import Labels

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.registry import from_elsewhere
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.training import LIMITS, Epoch, Outcome
+from flower_vfl.strategies.outcome import LIMITS, Epoch, Outcome
+from flower_vfl.version import package_version
 
 _UTILITY = ("test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch")
 _MORE_UTILITY = ("test_macro_auc", "test_balanced_accuracy")
@@ -66,12 +67,8 @@ class RunResult:
         return max(values, default=math.nan)
 
 
-def package_version(name: str) -> str:
-    """Return the version of an installed package, or an empty text."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+ResultCallback = Callable[[RunResult], None]
+"""Gets the result of a run, whole or interrupted."""
 
 
 def _utility(epoch: Epoch) -> dict[str, Any]:

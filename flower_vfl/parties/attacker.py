@@ -18,8 +18,9 @@ from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.feature import FeatureParty, _Pending
 from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScorer
+from flower_vfl.parties.recording import NoRecorder, Recorder
 from flower_vfl.parties.remembering import MemoryScorer
-from flower_vfl.parties.scoring import TOGETHER, AuditLabels, NoRecorder, Recorder, Reference, Scorer
+from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Reference, Scorer
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import StepTrace, Transcript

@@ -25,7 +25,8 @@ from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.measures import ACCURACY, AUC, chance, measured, sample_interval
-from flower_vfl.parties.scoring import NoRecorder, Recorder, draw_examples
+from flower_vfl.parties.recording import NoRecorder, Recorder
+from flower_vfl.parties.scoring import draw_examples
 from flower_vfl.protocol.schedule import Rows
 
 _log = logging.getLogger(__name__)

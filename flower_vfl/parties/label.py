@@ -23,8 +23,8 @@ from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.feature import set_mode
 from flower_vfl.parties.loading import Loader, gather
-from flower_vfl.protocol.frame import is_finite
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
+from flower_vfl.protocol.tensors import is_finite
 
 Log = dict[str, float]
 

@@ -22,8 +22,9 @@ from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.remembering import MemoryAttack
 from flower_vfl.parties.inference import TrainedScorer
+from flower_vfl.parties.recording import Recorder
 from flower_vfl.parties.remembering import MemoryScorer
-from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Recorder, Reference, Scorer
+from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Reference, Scorer
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 

@@ -21,7 +21,8 @@ from flower_vfl.files import boot
 from flower_vfl.metrics import LeakSummary, auc_interval, separation
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.parties.memory import RowMemory
-from flower_vfl.parties.scoring import AuditLabels, Recorder, draw_examples, draw_positives
+from flower_vfl.parties.recording import Recorder
+from flower_vfl.parties.scoring import AuditLabels, draw_examples, draw_positives
 from flower_vfl.parties.summaries import restore_summary, summary_state
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.registry import from_elsewhere

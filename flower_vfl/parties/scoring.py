@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import separation
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.summary import nearest_rank
+from flower_vfl.parties.recording import Recorder
 from flower_vfl.parties.summaries import Measured, StepLeaks
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import Transcript
@@ -26,29 +27,8 @@ from flower_vfl.protocol.transcript import Transcript
 _log = logging.getLogger(__name__)
 _DRAWS = {REFERENCE: 1, HINTS: 2, LEAKED: 3}
 
-
-class Recorder(Protocol):
-    """Where measured values go, one at a time."""
-
-    def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
-        """Take one value."""
-
-    def flush(self) -> None:
-        """Make sure that what was taken is not lost."""
-
-
 TOGETHER = 16
 """Steps whose scores are compared with the labels at once while training goes on."""
-
-
-class NoRecorder:
-    """Forgets everything."""
-
-    def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
-        """Take one value and forget it."""
-
-    def flush(self) -> None:
-        """Do nothing: there is nothing to lose."""
 
 
 class AuditLabels:

@@ -11,34 +11,26 @@ takes), `REHEARSED` answers and `IN_FLIGHT` tells the choice. `ALIGN` goes both 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import prod
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from torch import Tensor
 
 from flower_vfl.errors import NotFiniteError, ProtocolError
 from flower_vfl.protocol import strict_json
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 VERSION = 1
 """Version of the header; a peer with another one is refused."""
 
 Scalar = str | int | float | bool
 _HEADER, _TENSORS = "header", "tensors"
-_RAW = "flower-vfl.raw"
-_MAX_DIMENSIONS = 8
-_MAX_ELEMENTS = 2**40
 _MAX_STEP = 2**53
-
-DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "uint8")
-}
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Kind(StrEnum):
@@ -115,6 +107,8 @@ class Frame:
         NotFiniteError
             When a value is not finite.
         """
+        from flower_vfl.protocol.tensors import DTYPE_NAMES, is_finite
+
         found = self.tensors.get(name)
         if found is None:
             raise ProtocolError(
@@ -122,52 +116,12 @@ class Frame:
             )
         if found.dtype != dtype or tuple(found.shape) != shape:
             raise ProtocolError(
-                f"{name!r} of step {self.step} must be {_DTYPE_NAMES.get(dtype, dtype)} {shape}, "
-                f"given {_DTYPE_NAMES.get(found.dtype, found.dtype)} {tuple(found.shape)}"
+                f"{name!r} of step {self.step} must be {DTYPE_NAMES.get(dtype, dtype)} {shape}, "
+                f"given {DTYPE_NAMES.get(found.dtype, found.dtype)} {tuple(found.shape)}"
             )
         if found.is_floating_point() and not is_finite(found):
             raise NotFiniteError(f"{name!r} of step {self.step} holds values that are not finite")
         return found
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Say whether all values of a floating point tensor are finite; the sum tells it 30 times faster than a mask."""
-    # The sum of finite numbers may overflow, so a non-finite sum is only a reason to look closely.
-    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
-
-
-def _to_array(tensor: Tensor) -> Array:
-    """Wrap a tensor as a Flower `Array` of raw little-endian bytes (Flower's own encoding has no bfloat16)."""
-    name = _DTYPE_NAMES.get(tensor.dtype)
-    if name is None:
-        raise ProtocolError(f"tensors of {tensor.dtype} do not travel; allowed: {', '.join(DTYPES)}")
-    flat = tensor.detach().to("cpu").contiguous()
-    if tensor.dtype == torch.bfloat16:
-        flat = flat.view(torch.int16)
-    return Array(name, tuple(tensor.shape), _RAW, flat.numpy().tobytes())
-
-
-def _from_array(name: str, array: Array) -> Tensor:
-    dtype = DTYPES.get(array.dtype)
-    if dtype is None or array.stype != _RAW:
-        raise ProtocolError(f"{name!r} has the unknown type {array.dtype!r} / {array.stype!r}")
-    shape = tuple(array.shape)
-    # Counted with 1 for 0 as well: torch computes the strides of an empty tensor too, and they must not overflow.
-    if (
-        len(shape) > _MAX_DIMENSIONS
-        or min(shape, default=0) < 0
-        or prod(max(1, size) for size in shape) > _MAX_ELEMENTS
-    ):
-        raise ProtocolError(f"{name!r} has an impossible shape of {len(shape)} dimensions")
-    elements = prod(shape)
-    if elements * dtype.itemsize != len(array.data):
-        raise ProtocolError(
-            f"{name!r} of shape {shape} needs {elements * dtype.itemsize} bytes, given {len(array.data)}"
-        )
-    # Copied into memory that torch aligned: some kernels round differently on unaligned input.
-    tensor = torch.empty(elements, dtype=dtype)
-    tensor.view(torch.uint8).numpy()[:] = np.frombuffer(array.data, dtype=np.uint8)
-    return tensor.view(shape)
 
 
 def to_records(frame: Frame, session: str) -> RecordDict:
@@ -179,7 +133,7 @@ def to_records(frame: Frame, session: str) -> RecordDict:
         "step": frame.step,
         "fields": json.dumps(dict(frame.fields), allow_nan=False),
     }
-    arrays = {name: _to_array(tensor) for name, tensor in frame.tensors.items()}
+    arrays = _to_arrays(frame.tensors) if frame.tensors else {}
     return RecordDict({_HEADER: ConfigRecord(header), _TENSORS: ArrayRecord(arrays)})  # type: ignore[arg-type]
 
 
@@ -208,4 +162,16 @@ def from_records(records: RecordDict, session: str) -> Frame:
         raise ProtocolError(f"the frame has an unknown kind ({header.get('kind')!r}) or broken fields") from None
     if not isinstance(fields, dict) or not all(isinstance(value, Scalar) for value in fields.values()):
         raise ProtocolError("the fields of a frame are plain values by name")
-    return Frame(kind, step, fields, {name: _from_array(name, array) for name, array in arrays.items()})
+    return Frame(kind, step, fields, _from_arrays(arrays) if arrays else {})
+
+
+def _to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    from flower_vfl.protocol.tensors import to_array
+
+    return {name: to_array(tensor) for name, tensor in tensors.items()}
+
+
+def _from_arrays(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+    from flower_vfl.protocol.tensors import from_array
+
+    return {name: from_array(name, array) for name, array in arrays.items()}

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ProtocolError
-from flower_vfl.protocol.frame import DTYPES, Frame
+from flower_vfl.protocol.frame import Frame
+from flower_vfl.protocol.tensors import DTYPES
 
 _SCALE, _DTYPE = ".scale", ".dtype"
 _WIRE = {"float16": torch.float16, "bfloat16": torch.bfloat16}

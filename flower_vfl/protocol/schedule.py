@@ -16,7 +16,6 @@ from math import ceil
 from typing import Literal, TypeGuard
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from flower_vfl.errors import ConfigError
@@ -195,6 +194,8 @@ def _running(counts: Sequence[int]) -> tuple[int, ...]:
 
 
 def _permutation(seed: int, rows: int, *purpose: str | int) -> NDArray[np.integer]:
+    import torch  # not on top: a schedule is made before sessions are offered, an order afterwards
+
     generator = torch.Generator().manual_seed(derive_seed(schedule_root(seed), *purpose))
     dtype = torch.int32 if rows < 2**31 else torch.int64
     return torch.randperm(rows, generator=generator, dtype=dtype).numpy()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from flower_vfl.errors import PartyError, ProtocolError, SessionError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Machine(Protocol):
@@ -52,12 +53,13 @@ class Link(ABC):
         Called now and then while a link waits for a party that may come back; raises PartyLostError when it will not.
     """
 
+    dtype: torch.dtype
+
     def __init__(self, party: str, hello: Frame, node: str = "") -> None:
         self.party = party
         self.hello = hello
         self.node = node
         self.shape: tuple[int, ...] = ()
-        self.dtype = torch.float32
         self.frame_limit = OVERHEAD
         self.bytes_up = 0
         self.bytes_down = 0

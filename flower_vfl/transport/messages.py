@@ -10,7 +10,6 @@ from flwr.app import ArrayRecord, Message, RecordDict
 
 from flower_vfl.errors import PartyError, PartyLostError, ProtocolError
 from flower_vfl.protocol.frame import Frame, from_records, to_records
-from flower_vfl.protocol.numbers import compress, expand
 from flower_vfl.transport.base import Link, Machine, check_refusal
 from flower_vfl.transport.mailbox import Mailbox, raised, reason
 
@@ -22,6 +21,8 @@ _POLL_SECONDS = (0.001, 0.25)
 
 def bundle(frames: list[Frame], session: str, wire_dtype: str) -> RecordDict:
     """Put several frames into one `RecordDict`, in their order."""
+    from flower_vfl.protocol.numbers import compress  # it imports torch, which an offer does without
+
     records = RecordDict()
     for index, frame in enumerate(frames):
         for name, record in to_records(compress(frame, wire_dtype), session).items():
@@ -37,6 +38,8 @@ def unbundle(records: RecordDict, session: str, wire_dtype: str, *, limit: int) 
     ProtocolError
         When something is missing, unknown, in another number format or larger than `limit` bytes a frame.
     """
+    from flower_vfl.protocol.numbers import expand
+
     grouped: dict[int, RecordDict] = {}
     for key, record in records.items():
         index, _, name = key.partition(".")

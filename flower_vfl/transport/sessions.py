@@ -7,7 +7,8 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -15,7 +16,7 @@ from typing import Self
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flower_vfl.errors import PartyError, PartyLostError, ProtocolError, SetupError
+from flower_vfl.errors import FlowerVflError, PartyError, PartyLostError, ProtocolError, SetupError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.sections import TransportConfig
@@ -36,7 +37,11 @@ TRAINING = "training"
 SPARE, OPEN, FINISHED = "spare", "open", "finished"
 """What a node answers: it is not needed, its session goes on in further messages, training is finished."""
 
+_NOT_BEGUN = "it failed before training began; its own log says why"
+"""What nodes are told then; the error itself may say something of the labels."""
+
 _SETTLE_SECONDS = 5.0
+_TURN_AWAY_SECONDS = 30.0
 _INVITE_SECONDS = 0.5
 _DEATHS = 3
 """How often a node whose process dies while sessions open is asked again."""
@@ -105,6 +110,7 @@ class Sessions:
         self.reports: dict[str, Frame] = {}
         """What the parties that have finished reported."""
         self._told: set[Link] = set()
+        self._opens, self._closed = False, False
         self._check: Callable[[Link], None] = lambda _: None
         self._asked = -math.inf
         self._parties, self._config = tuple(parties), config
@@ -146,6 +152,11 @@ class Sessions:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if isinstance(error, Exception) and not self._opens:
+            self._turn_away()
         for link in self.links.values():
             link.close()
         self._endpoint.close()
@@ -165,6 +176,22 @@ class Sessions:
             time.sleep(0.005)
         return reasons
 
+    def _turn_away(self) -> None:
+        """Tell the nodes that were invited, as they arrive, that nothing comes of it."""
+        deadline = time.monotonic() + _TURN_AWAY_SECONDS
+        while (busy := self._mailbox.busy) and time.monotonic() < deadline:
+            for node in busy:
+                reply = self._mailbox.take(node)
+                if reply is not None:
+                    with suppress(FlowerVflError):  # it has failed too, and nobody asks why
+                        self._opening_reply(node, reply)
+            for link in self._arrivals():
+                link.refuse(_NOT_BEGUN)
+
+    def invite(self) -> None:
+        """Offer a session to the nodes that are connected before `open` does: it takes them seconds to arrive."""
+        self._invite()
+
     def open(self, check: Callable[[Link], None]) -> dict[str, Link]:
         """Offer a session to every node, also to those that connect late, and wait until all parties have arrived.
 
@@ -181,7 +208,7 @@ class Sessions:
         PartyError
             When a node fails or refuses.
         """
-        self._check = check
+        self._check, self._opens = check, True
         until = time.monotonic() + self._config.connect_timeout
         while len(self.links) < len(self._parties):
             if self._invite():
@@ -309,10 +336,15 @@ class Sessions:
             raise ProtocolError(f"node {node} answered its offer with {status!r}")
 
     def _admit_arrivals(self) -> None:
-        """Take in the parties that have dialled or greeted since, and wait a moment for more."""
+        """Take in the parties that have dialled or greeted since."""
+        for link in self._arrivals():
+            self._admit(link)
+
+    def _arrivals(self) -> Iterator[Link]:
+        """Yield the links to parties that have dialled or greeted since, then wait a moment for more."""
         for endpoint in {self._endpoint, self._messages}:
             while (link := endpoint.accept()) is not None:
-                self._admit(link)
+                yield link
         time.sleep(0.002 if self._config.kind == "inproc" else 0.02)
 
     def _admit(self, link: Link) -> None:

@@ -14,7 +14,6 @@ from collections import deque
 from flower_vfl.errors import PartyError, ProtocolError
 from flower_vfl.protocol.codec import decode, encode
 from flower_vfl.protocol.frame import Frame, from_records, to_records
-from flower_vfl.protocol.numbers import compress, expand
 
 SERVICE, METHOD = "flower_vfl.Session", "Open"
 NONCE = "flower-vfl-nonce"
@@ -60,10 +59,14 @@ class Wire:
 
     def pack(self, frame: Frame) -> bytes:
         """Return the bytes of a frame."""
+        from flower_vfl.protocol.numbers import compress  # it imports torch, which an offer does without
+
         return encode(to_records(compress(frame, self.wire_dtype), self.session))
 
     def unpack(self, data: bytes, limit: int) -> Frame:
         """Return the frame of which these are the bytes; ProtocolError where they are none."""
+        from flower_vfl.protocol.numbers import expand
+
         return expand(from_records(decode(data, limit=limit), self.session), self.wire_dtype)
 
 

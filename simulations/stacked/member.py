@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_vfl.apps.build import build_feature_party, default_bottom, default_top
-from flower_vfl.apps.keeping import Keeping
-from flower_vfl.apps.model import LABEL
-from flower_vfl.apps.server import build_strategy
+from flower_vfl.apps.build import default_bottom, default_top
+from flower_vfl.apps.feature_party import build_feature_party
+from flower_vfl.apps.keeping import LABEL, Keeping
+from flower_vfl.apps.label_party import build_strategy
 from flower_vfl.attacks import InferenceAttack
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
@@ -34,7 +34,8 @@ from flower_vfl.strategies import Observer, Outcome
 from flower_vfl.strategies.arrivals import check_fit, send_audit
 from flower_vfl.strategies.building import build_checkpointing, build_label_party, build_monitor
 from flower_vfl.strategies.configured import schedule_of
-from flower_vfl.strategies.training import Training, measured
+from flower_vfl.strategies.outcome import measured
+from flower_vfl.strategies.training import Training
 from flower_vfl.transport.base import Link
 from flower_vfl.transport.inproc import InprocLink
 

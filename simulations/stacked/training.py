@@ -36,7 +36,7 @@ from flower_vfl.simulations.stacked.records import Curves, Reading, Records, mea
 from flower_vfl.strategies import Outcome
 from flower_vfl.strategies.base import GradientDefense
 from flower_vfl.strategies.configured import optimizers_of
-from flower_vfl.strategies.training import Epoch
+from flower_vfl.strategies.outcome import Epoch
 from flower_vfl.tracking import Series
 
 LOSS: Series = ("label", "", "", "train_loss")

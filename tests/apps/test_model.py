@@ -122,7 +122,7 @@ def test_half_a_file_is_never_left(folder, tmp_path, monkeypatch):
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("flower_vfl.checkpoint.save_file", broken)
+    monkeypatch.setattr("safetensors.torch.save_file", broken)
     with pytest.raises(OSError, match="disk full"):
         save_model(tmp_path, load_card(model_path(folder, "a")), torch.nn.Linear(2, 2))
     assert not any((tmp_path / "weights").iterdir())

@@ -9,8 +9,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flower_vfl.apps import run
-from flower_vfl.apps.build import build_feature_party
 from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.node import DATA_VARIABLE, STEPPED, Node, with_data_of_this_host
 from flower_vfl.apps.server import make_server_app
@@ -111,6 +111,34 @@ def test_a_node_that_names_no_data_opens_none(folders, monkeypatch, tmp_path):
     nodes = [{key: value for key, value in node.items() if key != "data-path"} for node in nodes_of(folders)]
     with pytest.raises(PartyError, match=r"names no data: start its SuperNode with --node-config"):
         deploy(nodes, root / dataset.label_party, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"attack": {"names": ["norm"], "positives": [7]}}, "classes of this data are 0 to 1"),
+        ({"defenses": [{"name": "marvel"}]}, "did you mean 'marvell'"),
+    ],
+    ids=["attack", "defense"],
+)
+def test_nodes_that_were_invited_in_vain_hear_it_and_nothing_of_the_label_partys_data(
+    section, words, folders, monkeypatch, tmp_path
+):
+    root, dataset = folders
+    config = toy_config(data={"name": "synthetic"}, transport={"kind": "stream"}, **section)
+    grids, out = [], tmp_path / "out"
+
+    def grid(nodes, run_config):
+        grids.append(DeployedGrid(nodes, run_config))
+        return grids[0]
+
+    with pytest.raises(ConfigError, match=words):
+        deploy(nodes_of(folders), root / dataset.label_party, monkeypatch, tmp_path, config, grid, out=str(out))
+    grids[0].join(5)
+    assert not any(thread.is_alive() for thread in grids[0]._threads)
+    heard = "the label party ended the session: it failed before training began; its own log says why"
+    assert [str(failure) for failure in grids[0].failures] == [heard] * len(nodes_of(folders))
+    assert not out.exists()
 
 
 def test_a_node_of_a_party_that_the_run_does_not_have_is_told_on_both_hosts(folders, monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flower_vfl.apps import run
-from flower_vfl.apps.build import defend
+from flower_vfl.apps.label_party import defend
 from flower_vfl.attacks import ATTACKS, make_attack, make_attacks
 from flower_vfl.config import build_config, from_run_config, load_config, to_run_config
 from flower_vfl.errors import ConfigError

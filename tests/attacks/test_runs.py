@@ -21,7 +21,7 @@ from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense
-from flower_vfl.strategies.training import Outcome
+from flower_vfl.strategies.outcome import Outcome
 from flower_vfl.tracking import read_steps
 from tests.attacks.common import Remembering
 from tests.toys import toy_config, toy_data

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.apps import server
+from flower_vfl.apps import label_party
 from flower_vfl.config import build_config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import MemoryData
@@ -98,8 +98,8 @@ def listener(monkeypatch, tmp_path):
 @pytest.fixture
 def frozen(monkeypatch):
     """Freeze what may depend on labels."""
-    defend = server.defend
-    monkeypatch.setattr(server, "defend", lambda strategy, entries: Frozen(defend(strategy, entries)))
+    defend = label_party.defend
+    monkeypatch.setattr(label_party, "defend", lambda strategy, entries: Frozen(defend(strategy, entries)))
     return Frozen
 
 

@@ -17,7 +17,8 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import auc_interval, leak_auc, mean_interval, share_interval
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScorer
-from flower_vfl.parties.scoring import NoRecorder, draw_examples
+from flower_vfl.parties.recording import NoRecorder
+from flower_vfl.parties.scoring import draw_examples
 from flower_vfl.rng import Secret
 
 RNG = np.random.default_rng(0)

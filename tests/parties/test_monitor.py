@@ -9,7 +9,8 @@ from flower_vfl.attacks import CosineAttack, NormAttack, cosine, norm
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import leak_auc, separation
 from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.scoring import AuditLabels, NoRecorder, Reference
+from flower_vfl.parties.recording import NoRecorder
+from flower_vfl.parties.scoring import AuditLabels, Reference
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.strategies import VerticalStrategy
 from tests.toys import toy_config, toy_data

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol import strict_json
 from flower_vfl.protocol.codec import OVERHEAD, decode, encode
-from flower_vfl.protocol.frame import DTYPES, Frame, Kind, from_records, to_records
+from flower_vfl.protocol.frame import Frame, Kind, from_records, to_records
+from flower_vfl.protocol.tensors import DTYPES
 
 SESSION = "5e55"
 LIMIT = OVERHEAD + 2**20

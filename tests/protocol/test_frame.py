@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_vfl.errors import ProtocolError
-from flower_vfl.protocol.frame import DTYPES, VERSION, Frame, Kind, from_records, to_records
+from flower_vfl.protocol.frame import VERSION, Frame, Kind, from_records, to_records
+from flower_vfl.protocol.tensors import DTYPES
 
 SESSION = "5e55"
 

@@ -20,7 +20,8 @@ from flower_vfl.data.dataset import Labels
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import auc_bound, leak_auc, nearest_rank
 from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.scoring import AuditLabels, NoRecorder
+from flower_vfl.parties.recording import NoRecorder
+from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.reports import render
 from flower_vfl.reports.run import load_run
 from flower_vfl.strategies import marvell, marvell_course

@@ -357,3 +357,53 @@ def test_a_party_that_was_let_go_is_asked_again_whatever_it_still_answers(sessio
         assert list(opened.links) == ["a", "b"]
         assert not set(opened.links.values()) & set(first.values())
         assert len(converse(opened.links, 3)) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parties_that_were_invited_early_are_there_when_sessions_open(kind):
+    grid = LocalGrid(client_app([FakeParty("a"), FakeParty("b")]), 2, {})
+    with Sessions(grid, ["a", "b"], TransportConfig(kind=kind), simulation=True) as opened:
+        opened.invite()
+        time.sleep(0.3)
+        assert len(converse(opened.open(fit), 3)) == 3
+        opened.finish(10)
+    opened.__exit__(None, None, None)  # who made them may close them once more
+    assert failures_of(grid) == []
+
+
+def invite_and_fail(grid, kind, parties):
+    with Sessions(grid, parties, TransportConfig(kind=kind), simulation=False) as opened:
+        opened.invite()
+        raise ValueError("3 of 4 labels are 1")
+
+
+@pytest.mark.parametrize("after", [0.0, 0.5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nodes_that_were_invited_hear_that_nothing_comes_of_it_also_those_that_arrive_late(kind, after):
+    def late(message):
+        time.sleep(after)
+        return app(message, grid._contexts[message.metadata.dst_node_id])
+
+    app = client_app([FakeParty("a"), FakeParty("b"), None])
+    grid = LocalGrid(lambda message, _: late(message), 3, {})
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="3 of 4 labels are 1"):
+        invite_and_fail(grid, kind, ["a", "b"])
+    grid.join(1)
+    assert time.monotonic() - started < 5
+    words = "the label party ended the session: it failed before training began; its own log says why"
+    assert failures_of(grid) == [words, words]
+
+
+def test_a_node_that_never_arrives_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr("flower_vfl.transport.sessions._TURN_AWAY_SECONDS", 0.3)
+    monkeypatch.setattr("flower_vfl.transport.sessions._SETTLE_SECONDS", 0.1)
+    release = threading.Event()
+    grid = LocalGrid(client_app([lambda message: Message(RecordDict(), reply_to=release.wait(20) and message)]), 1, {})
+    started = time.monotonic()
+    try:
+        with pytest.raises(ValueError, match="3 of 4 labels are 1"):
+            invite_and_fail(grid, "stream", ["a"])
+        assert time.monotonic() - started < 4
+    finally:
+        release.set()

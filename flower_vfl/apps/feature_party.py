@@ -1,0 +1,81 @@
+"""From a configuration to a feature party; what only attackers need is imported for them alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flower_vfl.apps.build import BottomFactory, TopFactory, default_bottom, default_top, party_names
+from flower_vfl.config import Config
+from flower_vfl.data.memory import VerticalData
+from flower_vfl.nn.dropout import bind_dropout
+from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.placement import Placement
+from flower_vfl.parties.feature import FeatureParty, Store
+from flower_vfl.parties.recording import Recorder
+from flower_vfl.rng import Secret
+from flower_vfl.strategies.configured import OptimizerFactory, optimizers_of, schedule_of
+
+
+def build_feature_party(
+    name: str,
+    config: Config,
+    dataset: VerticalData,
+    secret: Secret,
+    *,
+    bottom: BottomFactory = default_bottom,
+    top: TopFactory = default_top,
+    optimizer: OptimizerFactory | None = None,
+    simulation: bool,
+    recorder: Recorder | None = None,
+    store: Store | None = None,
+    memory: Path | None = None,
+) -> FeatureParty:
+    """Build a feature party, or an attacker where the configuration says so.
+
+    `top` is what an attacker rebuilds, and `memory` the folder for what it remembers.
+    """
+    table = dataset.party(name)
+    aligned = dataset.alignment
+    schedule = schedule_of(config, aligned.rows, aligned.test_rows, periods=aligned.periods)
+    with seeded_initialisation(secret.seed("weights")):
+        model = Placement.of(config).place(bottom(table.spec, config))
+    dropout = secret.generator("dropout", device=config.device)
+    bind_dropout(model, dropout)
+    shared: dict[str, Any] = {
+        "alignment": aligned.digest,
+        "in_flight": config.transport.in_flight,
+        "dropout": dropout,
+        "placement": Placement.of(config),
+        "store": store,
+    }
+    optimizers = optimizers_of(config, model, schedule, optimizer)
+    attackers = config.parties.attackers or party_names(config, dataset)
+    if name not in attackers or not config.attack.names:
+        return FeatureParty(name, model, optimizers, table, schedule, **shared)
+    from flower_vfl.attacks import make_attacks
+    from flower_vfl.parties.attacker import Attacker
+    from flower_vfl.parties.inference import FreshModels
+
+    return Attacker(
+        name,
+        model,
+        optimizers,
+        table,
+        schedule,
+        attacks=make_attacks(config.attack.calls),
+        fresh=FreshModels(
+            bottom=lambda: bottom(table.spec, config),
+            top=lambda shape, classes: top(shape, classes, config),
+            seed=partial(secret.seed, "attacks"),
+        ),
+        layers=config.attack.layers,
+        simulation=simulation,
+        defended=bool(config.defenses),
+        recorder=recorder,
+        every=config.attack.every,
+        positives=config.attack.positives,
+        memory=memory,
+        **shared,
+    )

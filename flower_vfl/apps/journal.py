@@ -1,0 +1,74 @@
+"""What the label party writes down while training goes on: its run's journal, and a line an epoch in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from flower_vfl.metrics import Embeddings, Values
+from flower_vfl.strategies.observer import Observer
+from flower_vfl.tracking import StepLog, add_snapshot, make_sink, write_embeddings
+
+_log = logging.getLogger(__name__)
+
+
+class Journal(Observer):
+    """Writes every value into the run's journal, once it has one, and passes everything on."""
+
+    def __init__(self, others: tuple[Observer, ...]) -> None:
+        self.log: StepLog | None = None
+        self._others = others
+
+    def open(self, folder: Path, sinks: Sequence[str]) -> None:
+        """Begin the journal in a run's folder, or go on with it, and show its values in live sinks too."""
+        self.log = StepLog(folder, name="label", sinks=[make_sink(name, folder) for name in sinks])
+
+    def close(self) -> None:
+        """Write what waits, and nothing from now on."""
+        if self.log is not None:
+            self.log.close()
+
+    def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:  # noqa: D102
+        if self.log is not None:
+            self.log.add(step=step, epoch=epoch, party=party, layer=layer, attack=attack, metric=metric, value=value)
+
+    def flush(self) -> None:  # noqa: D102
+        if self.log is not None:
+            self.log.flush()
+
+    def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:  # noqa: D102
+        for other in self._others:
+            other.on_start(steps, epochs, parties)
+
+    def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:  # noqa: D102
+        for other in self._others:
+            other.on_step(step, epoch, loss, leak)
+
+    def on_snapshot(self, step: int, values: Values) -> None:  # noqa: D102
+        if self.log is not None:
+            add_snapshot(self.log.path.parent, step, values)
+        for other in self._others:
+            other.on_snapshot(step, values)
+
+    def on_embeddings(self, samples: Sequence[Embeddings]) -> None:  # noqa: D102
+        if self.log is not None:
+            write_embeddings(self.log.path.parent, samples)
+        for other in self._others:
+            other.on_embeddings(samples)
+
+    def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override] # noqa: D102
+        self.flush()
+        for other in self._others:
+            other.on_epoch(step, epoch, metrics)
+
+
+class EpochLog(Observer):
+    """Logs one readable line an epoch."""
+
+    def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:  # noqa: D102
+        _log.info("training: %d epochs, %d steps, with %s", epochs, steps, ", ".join(parties) or "nobody else")
+
+    def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override] # noqa: D102
+        shown = ("train_loss", "validation_auc", "next_auc", "test_auc", "test_loss", "test_accuracy", "leak", "bound")
+        _log.info("epoch %d: %s", epoch, ", ".join(f"{name} {metrics[name]:.4f}" for name in shown if name in metrics))

@@ -1,0 +1,89 @@
+"""From a configuration to the label party's strategy."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from flower_vfl.apps.build import (
+    BottomFactory,
+    TopFactory,
+    default_bottom,
+    default_own,
+    default_top,
+    party_names,
+)
+from flower_vfl.config import Config
+from flower_vfl.data.dataset import Labels
+from flower_vfl.data.memory import IdentifiedData, VerticalData
+from flower_vfl.nn.dropout import bind_dropout
+from flower_vfl.nn.networks import network_of
+from flower_vfl.rng import Secret
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.configured import OptimizerFactory
+from flower_vfl.strategies.defenses import DEFENSE_METHODS
+from flower_vfl.strategies.observer import Observer
+from flower_vfl.strategies.outcome import Outcome
+from flower_vfl.strategies.vertical import VerticalStrategy
+
+_log = logging.getLogger(__name__)
+
+
+def build_strategy(
+    config: Config,
+    dataset: VerticalData,
+    labels: Labels,
+    *,
+    top: TopFactory,
+    bottom: BottomFactory,
+    optimizer: OptimizerFactory | None = None,
+    secret: Secret,
+    observer: Observer,
+    outcome: Outcome,
+) -> HookedStrategy:
+    """Build the label party's strategy with the configured defenses around it."""
+    if top is default_top:
+        network_of(config.model)  # what does not fit it is found before anything is opened
+    parties = party_names(config, dataset)
+    own = dataset.label_party if config.parties.label_features and dataset.label_party in dataset.parties else ""
+    table = dataset.party(own) if own and own not in parties else None
+    if own in parties and config.parties.label_features and config.parties.features:
+        _log.info("party %r takes part as a feature party; the label party uses no columns", own)
+    dropout = secret.generator("dropout", device=config.device)
+
+    def make_bottom():  # type: ignore[no-untyped-def] # noqa: ANN202
+        spec = table.spec  # type: ignore[union-attr]
+        model = default_own(spec, labels.classes, config) if bottom is default_bottom else bottom(spec, config)
+        bind_dropout(model, dropout)
+        return model
+
+    def make_top(shape):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        model = top(shape, labels.classes, config)
+        bind_dropout(model, secret.generator("dropout", "top", device=config.device))
+        return model
+
+    strategy = VerticalStrategy(
+        make_top,
+        labels,
+        parties=parties,
+        config=config,
+        bottom=None if table is None else make_bottom,
+        table=table,
+        alignment=dataset.alignment.digest,
+        periods=dataset.alignment.periods,
+        ids=dataset.train_ids() if isinstance(dataset, IdentifiedData) else None,
+        optimizer=optimizer,
+        secret=secret,
+        observer=observer,
+        outcome=outcome,
+    )
+    return defend(strategy, config.defenses)
+
+
+def defend(strategy: HookedStrategy, defenses: list[dict[str, Any]]) -> HookedStrategy:
+    """Wrap a strategy in the configured defenses, given outermost first."""
+    methods = DEFENSE_METHODS.find_all(entry["name"] for entry in defenses)
+    for entry, method in zip(reversed(defenses), reversed(methods), strict=True):
+        params = {key: value for key, value in entry.items() if key != "name"}
+        strategy = DEFENSE_METHODS.make(method, strategy, **params)
+    return strategy

@@ -1,0 +1,42 @@
+"""Packages whose names load what they need when they are first used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package; its modules are found as if they were imported already.
+
+    Parameters
+    ----------
+    package : str
+        Its `__name__`.
+    homes : Mapping[str, str]
+        Of each public name, the module that defines it.
+
+    Examples
+    --------
+    >>> find, names = lazy_names("collections", {"Callable": "collections.abc"})
+    >>> find("Callable").__module__, find("abc").__name__, "Callable" in names()
+    ('collections.abc', 'collections.abc', True)
+    >>> find("Colable")
+    Traceback (most recent call last):
+    AttributeError: module 'collections' has no attribute 'Colable'
+    """
+
+    def find(name: str) -> Any:
+        if name in homes:
+            return getattr(import_module(homes[name]), name)
+        if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+            return import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return find, names

@@ -1,0 +1,65 @@
+"""Tensors as Flower `Array`s and back; frames without any need neither this module nor torch."""
+
+from __future__ import annotations
+
+import math
+from math import prod
+
+import numpy as np
+import torch
+from flwr.app import Array
+from torch import Tensor
+
+from flower_vfl.errors import ProtocolError
+
+_RAW = "flower-vfl.raw"
+_MAX_DIMENSIONS = 8
+_MAX_ELEMENTS = 2**40
+
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "uint8")
+}
+"""What travels, by name."""
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Say whether all values of a floating point tensor are finite; the sum tells it 30 times faster than a mask."""
+    # The sum of finite numbers may overflow, so a non-finite sum is only a reason to look closely.
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
+
+
+def to_array(tensor: Tensor) -> Array:
+    """Wrap a tensor as a Flower `Array` of raw little-endian bytes (Flower's own encoding has no bfloat16)."""
+    name = DTYPE_NAMES.get(tensor.dtype)
+    if name is None:
+        raise ProtocolError(f"tensors of {tensor.dtype} do not travel; allowed: {', '.join(DTYPES)}")
+    flat = tensor.detach().to("cpu").contiguous()
+    if tensor.dtype == torch.bfloat16:
+        flat = flat.view(torch.int16)
+    return Array(name, tuple(tensor.shape), _RAW, flat.numpy().tobytes())
+
+
+def from_array(name: str, array: Array) -> Tensor:
+    """Read the tensor `name`; ProtocolError when it is none that travels."""
+    dtype = DTYPES.get(array.dtype)
+    if dtype is None or array.stype != _RAW:
+        raise ProtocolError(f"{name!r} has the unknown type {array.dtype!r} / {array.stype!r}")
+    shape = tuple(array.shape)
+    # Counted with 1 for 0 as well: torch computes the strides of an empty tensor too, and they must not overflow.
+    if (
+        len(shape) > _MAX_DIMENSIONS
+        or min(shape, default=0) < 0
+        or prod(max(1, size) for size in shape) > _MAX_ELEMENTS
+    ):
+        raise ProtocolError(f"{name!r} has an impossible shape of {len(shape)} dimensions")
+    elements = prod(shape)
+    if elements * dtype.itemsize != len(array.data):
+        raise ProtocolError(
+            f"{name!r} of shape {shape} needs {elements * dtype.itemsize} bytes, given {len(array.data)}"
+        )
+    # Copied into memory that torch aligned: some kernels round differently on unaligned input.
+    tensor = torch.empty(elements, dtype=dtype)
+    tensor.view(torch.uint8).numpy()[:] = np.frombuffer(array.data, dtype=np.uint8)
+    return tensor.view(shape)
