@@ -37,7 +37,7 @@ class HookedStrategy(Strategy):
         """The innermost strategy, which holds model, loss and labels."""
 
     def begin(self) -> None:
-        """Do once, before any party is asked, what would keep the parties waiting in the first step."""
+        """Do once, before any party is let in, what would keep the parties waiting in the first step."""
 
     def begin_batch(self, rows: Rows) -> None:
         """Take in which rows (B,) of the training table the next calls of the other hooks are about."""

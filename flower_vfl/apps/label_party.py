@@ -43,7 +43,7 @@ def build_strategy(
 ) -> HookedStrategy:
     """Build the label party's strategy with the configured defenses around it."""
     if top is default_top:
-        network_of(config.model)  # what does not fit it is found before anything is opened
+        network_of(config.model)  # what does not fit it is found before anything is built
     parties = party_names(config, dataset)
     own = dataset.label_party if config.parties.label_features and dataset.label_party in dataset.parties else ""
     table = dataset.party(own) if own and own not in parties else None
