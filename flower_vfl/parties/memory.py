@@ -81,10 +81,14 @@ class RowMemory:
         for layer, gradient in gradients.items():
             x: Sums = in_batch_units(gradient).cpu().numpy()
             slots, in_place = self._open(layer, x.shape[1], begins=step == 0)
-            if before:
-                where = rows if in_place else self._places_of(epoch - 1).take(rows)
-                x += slots[(before - 1) % len(slots)].take(where, axis=0)
-            slots[before % len(slots)][rows if in_place else self._schedule.places(step)] = x
+            now = slots[before % len(slots)]
+            if in_place:
+                now[rows] = now.take(rows, axis=0) + x if before else x
+            elif before:
+                where = self._places_of(epoch - 1).take(rows)
+                np.add(slots[(before - 1) % len(slots)].take(where, axis=0), x, out=now[self._schedule.places(step)])
+            else:
+                now[self._schedule.places(step)] = x
 
     def at(self, layer: str, epoch: int) -> Memory:
         """Return what is remembered of a layer at the end of an epoch (from 1), the one that has just been recorded."""
