@@ -13,19 +13,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import auc_bound, together_shaped
 from flower_vfl.parties.label import Log
+from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies import marvell_strength
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.bounded import BoundedNoise
 from flower_vfl.strategies.checks import is_number, strength
+from flower_vfl.strategies.imitation import WIDEST, Imitation
 from flower_vfl.strategies.marvell_estimates import working
 from flower_vfl.strategies.marvell_full_course import LARGEST, FullCourse, Part, most_epochs, release
-from flower_vfl.strategies.marvell_full_noise import FullNoise, Pair, estimate, least_noise, optimal_noise
+from flower_vfl.strategies.marvell_full_noise import (
+    FullNoise,
+    Pair,
+    deviations,
+    estimate,
+    least_noise,
+    optimal_noise,
+)
 from flower_vfl.strategies.noise import Noise
 
 __all__ = ["FullNoise", "MarvellFull", "Pair", "estimate", "least_noise", "optimal_noise", "perturb"]
@@ -90,17 +100,25 @@ def _strongest(pair: Pair, power: float, spread: float, *, required: bool) -> Fu
     return noise
 
 
-def _draw(g: Tensor, y: Tensor, noise: FullNoise, unit: float, source: Noise) -> Tensor:
-    """Return `g` with noise that is given in this unit of length."""
-    work = working(g)
+def _draw(
+    g: Tensor, y: Tensor, noise: FullNoise, unit: float, source: Noise, imitating: Tensor | None = None
+) -> Tensor:
+    """Return `g` with noise that is given in this unit of length; what makes the classes alike may be mixtures."""
+    work, directions = working(g), noise.directions.to(working(g))
     # The symmetric root of a covariance does not depend on how its eigenvectors are chosen: where the numbers of a row
     # are persistent, its noise is as far as the covariance is.
-    normals = source.draw(work, work.shape[1], stream=1)
+    if imitating is None:
+        normals, levels = source.draw(work, work.shape[1], stream=1), noise.levels
+    else:
+        normals, levels = source.fresh(work, work.shape[1]), noise.alike.expand_as(noise.levels)
     if noise.everywhere > 0.0:
-        stretched = ((1.0 + noise.levels / noise.everywhere).sqrt() - 1.0).to(work)
-        inside = (normals @ noise.directions.to(work)).mul_(stretched[y.long()])
-        normals = torch.addmm(normals, inside, noise.directions.to(work).T)
+        stretched = ((1.0 + levels / noise.everywhere).sqrt() - 1.0).to(work)
+        inside = (normals @ directions).mul_(stretched[y.long()])
+        normals = torch.addmm(normals, inside, directions.T)
     noisy = torch.add(work, normals, alpha=math.sqrt(noise.everywhere) * unit)
+    if imitating is not None:
+        lacking = (noise.levels - levels).sqrt().to(work)
+        noisy = torch.addmm(noisy, (imitating.to(work) @ directions).mul_(lacking[y.long()]), directions.T, alpha=unit)
     lengths = source.draw(work, 1)[:, 0] * (math.sqrt(noise.along) * unit)
     return torch.addr(noisy, lengths, noise.line.to(work)).to(g.dtype)
 
@@ -158,6 +176,10 @@ class MarvellFull(BoundedNoise[FullCourse]):
         The share of the power, once covariances are matched, that goes in all directions; above 0 and below 1.
     scope, rho
         See `NoiseDefense`.
+    imitate : bool
+        Whether what makes the covariances alike are mixtures of how rows of the other class deviate (`Imitation`), so
+        that classes are alike over all epochs as well; `rho` is then of the noise along the means' line alone, and all
+        other noise is drawn anew. For gradients of up to 256 numbers.
 
     References
     ----------
@@ -180,19 +202,30 @@ class MarvellFull(BoundedNoise[FullCourse]):
         spread: float = 0.1,
         scope: Scope = "joint",
         rho: float = 0.0,
+        imitate: bool = False,
     ) -> None:
         super().__init__(strategy, scope=scope, rho=rho)
         self.strength, self.value = marvell_strength.chosen(
             self.name, s=s, P=P, sum_kl=sum_kl, detection_error=detection_error
         )
         self.spread = _checked(spread)
+        if not isinstance(imitate, bool):
+            raise ConfigError(f"marvell_full: imitate must be true or false, given {imitate!r}")
+        self.imitate = imitate
+        self._imitations: dict[int, Imitation] = {}
         self._latest: dict[int, _Kept] = {}
         self._sent: dict[int, _Sent] = {}
 
     @property
     def params(self) -> dict[str, Any]:
-        """The strength by its name, the spread, the persistent share and the scope."""
-        return {self.strength: self.value, "spread": self.spread, **super().params}
+        """The strength by its name, the spread, the persistent share, the scope, and whether it imitates."""
+        imitate = {"imitate": True} if self.imitate else {}
+        return {self.strength: self.value, "spread": self.spread, **super().params, **imitate}
+
+    @property
+    def follows_rows(self) -> bool:
+        """Also where it imitates: which rows a row's noise is a mixture of stays the same."""
+        return super().follows_rows or self.imitate
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Add the noise and log its mean power, the divergence that it leaves and the bound on any attack's AUC.
@@ -205,6 +238,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
             return g.clone(), _report(0.0, 0.0, 0.0 if not g.numel() else math.inf)
         try:
             pair = estimate(g, y)
+            self._look_at(pair, g, y)
             noise, unit = self._noise(pair), pair.unit
             self._latest[self.part] = _Kept(noise, unit, unit * math.sqrt(pair.square))
             self._sent[self.part] = _Sent(g, y, noise, unit)
@@ -220,7 +254,41 @@ class MarvellFull(BoundedNoise[FullCourse]):
             log = _report(noise.power * unit**2, noise.likeness, math.inf, fallback=True)
         else:
             log = _report(noise.power * unit**2, noise.likeness, noise.sum_kl)
-        return _draw(g, y, noise, unit, self.noise(g)), log
+        return _draw(g, y, noise, unit, self.noise(g), self._imitating(g, y)), log
+
+    def _look_at(self, pair: Pair, g: Tensor, y: Tensor) -> None:
+        """Take in how the rows of a batch deviate from their classes, to be imitated."""
+        if not self.imitate or pair.square == 0.0:
+            return
+        if g.shape[1] > WIDEST:
+            raise ConfigError(
+                f"marvell_full: imitate is for gradients of up to {WIDEST} numbers, these have {g.shape[1]}; take a "
+                "narrower cut, or leave it out"
+            )
+        known = self._imitations.get(self.part)
+        if known is None or known.width != g.shape[1]:
+            known = self._imitations[self.part] = Imitation.begin(self._coming(), g.shape[1], self.generator(g.device))
+        known.add(deviations(pair, g, y), y, self._rows(g))
+
+    def _imitating(self, g: Tensor, y: Tensor) -> Tensor | None:
+        """Return for each row (B, D) what stands for normal numbers where it imitates; None where it does not."""
+        known = self._imitations.get(self.part)
+        if known is None:
+            return None
+        numbers, normals = self.base.identities(self._rows(g)), self.noise(g).fresh(working(g), g.shape[1])
+        return known.mixtures(y, numbers, normals, key=self._key("imitation"), part=self.part)
+
+    def _rows(self, g: Tensor) -> Rows:
+        batch = self.base.batch
+        if batch is None or len(batch) != len(g):
+            raise ConfigError("noise that imitates follows the rows of a batch: call `begin_batch` before `protect`")
+        return batch
+
+    def _coming(self) -> tuple[int, int]:
+        """Return about how many rows of each class will come: those of the table that are not for validation."""
+        labels, part = self.base.labels.train, 1.0 - self.base.config.training.validation
+        positives = int(np.count_nonzero(labels))
+        return int(part * (len(labels) - positives)), int(part * positives)
 
     def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:
         """Log the divergence of these parties' gradients side by side: covariances of all, noises of each.
@@ -272,10 +340,10 @@ class MarvellFull(BoundedNoise[FullCourse]):
 
     def most_epochs(self, width: int) -> int:
         """Return after how many epochs something is still said of gradients (B, width)."""
-        return most_epochs(width)
+        return 1 if self.imitate else most_epochs(width)
 
     def _nothing_done(self) -> FullCourse:
-        return FullCourse(self.base.labels.train, repeats=self._repeats)
+        return FullCourse(self.base.labels.train, repeats=self._repeats, one_epoch=self.imitate)
 
     def state(self) -> dict[str, Any]:
         """Add the noise of the latest batch that had both classes, for each party that has noise of its own."""
@@ -287,7 +355,8 @@ class MarvellFull(BoundedNoise[FullCourse]):
             }
             for part, kept in self._latest.items()
         }
-        return {**super().state(), "latest": latest}
+        imitated = {str(part): known.state() for part, known in self._imitations.items()}
+        return {**super().state(), "latest": latest, **({"imitated": imitated} if self.imitate else {})}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
@@ -298,6 +367,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
             )
             for part, kept in state["latest"].items()
         }
+        self._imitations = {int(part): Imitation.of(known) for part, known in state.get("imitated", {}).items()}
 
 
 def _report(power: float, likeness: float, sum_kl: float, *, fallback: bool = False) -> Log:

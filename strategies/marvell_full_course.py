@@ -100,12 +100,14 @@ class FullCourse:
         Of the table's rows, 0 or 1; the sample is chosen by them.
     repeats : bool
         Whether a row comes again in each epoch; otherwise it has one release, that of its own epoch.
+    one_epoch : bool
+        Whether nothing is said of more than one epoch: how the noise comes again is not known here.
     """
 
-    def __init__(self, labels: NDArray[Any], *, repeats: bool = True) -> None:
+    def __init__(self, labels: NDArray[Any], *, repeats: bool = True, one_epoch: bool = False) -> None:
         self.largest = 0.0
         """The largest divergence so far, of a step and of all releases of a row; inf where that is not known."""
-        self._repeats = repeats
+        self._repeats, self._one_epoch = repeats, one_epoch
         self._recurrence = Recurrence(labels)
         self._chains: list[list[ShapedRelease]] = [[] for _ in range(CHAINS)]
         self._drawn: list[ShapedRelease] = []
@@ -117,7 +119,7 @@ class FullCourse:
         self._width = g.shape[1]
         self._total += left
         self._batches += 1
-        if not self._repeats or self._epochs >= most_epochs(self._width) or most_epochs(self._width) == 1:
+        if not self._repeats or self._epochs >= self._most or self._most == 1:
             return
         place = self._batches - 1
         if place >= CHAINS:  # each batch of the epoch is as likely among those that are kept
@@ -144,7 +146,7 @@ class FullCourse:
             self._drawn = []
             self._recurrence.end_epoch()
         count = self._epochs if self._repeats else 1
-        if count > most_epochs(self._width):
+        if count > self._most:
             self.largest = math.inf
             return {}
         kept = 0.0
@@ -154,6 +156,10 @@ class FullCourse:
             mean = float(np.mean([together_shaped(chain, rho=rho, kept=own).sum_kl() for chain in self._chains]))
         self.largest = max(self.largest, mean)
         return {"sum_kl": mean, "kept": kept}
+
+    @property
+    def _most(self) -> int:
+        return 1 if self._one_epoch else most_epochs(self._width)
 
     def state(self) -> dict[str, Any]:
         """Return plain values and tensors."""

@@ -29,6 +29,21 @@ _WORDS = 4
 """Random numbers of 32 bits in a block of AES; two of them make two normal numbers."""
 
 
+def keyed_words(key: bytes, rows: NDArray[np.integer], count: int, *, stream: int = 0) -> NDArray[np.uint32]:
+    """Return uniform numbers of 32 bits, (B, `count`), that follow from a key, the rows and the stream.
+
+    See `keyed_normals`.
+    """
+    blocks = -(-count // _WORDS)
+    counters = np.empty((len(rows), blocks, 2), "<u8")
+    counters[..., 0] = rows[:, None]
+    counters[..., 1] = np.arange(blocks, dtype=np.uint64) | np.uint64(stream << 48)
+    # Counter mode with a counter of our own: single blocks, none of which comes twice.
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    words = np.frombuffer(encryptor.update(counters.tobytes()), "<u4")
+    return words.reshape(len(rows), blocks * _WORDS)[:, :count]
+
+
 def keyed_normals(
     key: bytes, rows: NDArray[np.integer], width: int, *, stream: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -58,13 +73,7 @@ def keyed_normals(
     >>> torch.equal(first[1], again[0, :3])
     True
     """
-    blocks = -(-width // _WORDS)
-    counters = np.empty((len(rows), blocks, 2), "<u8")
-    counters[..., 0] = rows[:, None]
-    counters[..., 1] = np.arange(blocks, dtype=np.uint64) | np.uint64(stream << 48)
-    # Counter mode with a counter of our own: single blocks, none of which comes twice.
-    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    words = np.frombuffer(encryptor.update(counters.tobytes()), "<u4").reshape(len(rows), blocks * 2, 2)
+    words = keyed_words(key, rows, -(-width // _WORDS) * _WORDS, stream=stream).reshape(len(rows), -1, 2)
     uniform = (torch.from_numpy(words.astype(np.int64)).to(dtype) + 0.5) / 2**32
     radius, angle = uniform[..., 0].log().mul_(-2.0).sqrt_(), uniform[..., 1] * (2.0 * math.pi)
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=2).flatten(1)[:, :width]
@@ -103,9 +112,8 @@ class Noise:
 
         Calls of one batch with different streams are independent; `stream` is from 0 to 255.
         """
-        count = len(g) if chosen is None else len(chosen)
         if self._rho < 1.0:
-            fresh = torch.randn((count, width), generator=self._generator, device=g.device, dtype=g.dtype)
+            fresh = self.fresh(g, width, count=len(g if chosen is None else chosen))
             if self._rho == 0.0:
                 return fresh
         if self._rows is None or len(self._rows) != len(g):
@@ -114,6 +122,11 @@ class Noise:
         stream |= self._part << 8
         kept = keyed_normals(self._key, rows, width, stream=stream, dtype=g.dtype).to(g.device)
         return kept if self._rho == 1.0 else math.sqrt(self._rho) * kept + math.sqrt(1.0 - self._rho) * fresh
+
+    def fresh(self, g: Tensor, width: int, *, count: int | None = None) -> Tensor:
+        """Return numbers for the batch `g`, or for so many rows, of which none is persistent."""
+        size = (len(g) if count is None else count, width)
+        return torch.randn(size, generator=self._generator, device=g.device, dtype=g.dtype)
 
 
 def draw_stacked(generators: Sequence[torch.Generator | None], g: Tensor, width: int) -> Tensor:
@@ -165,10 +178,15 @@ class NoiseDefense(GradientDefense):
         """Do it for fresh noise and gradients in a format of `WORKING`; by default each run does it by itself."""
         return super().perturb_stacked(defenses, g, y)
 
+    @property
+    def follows_rows(self) -> bool:
+        """Whether something of a row's noise is the same, or comes from the same, whenever the row comes."""
+        return self.rho > 0.0
+
     def begin(self) -> None:
         """Read the IDs that persistent noise follows."""
         super().begin()
-        if self.rho:
+        if self.follows_rows:
             self.base.identities(np.empty(0, np.int64))
 
     def noise(self, g: Tensor) -> Noise:
@@ -184,7 +202,7 @@ class NoiseDefense(GradientDefense):
 
     def state(self) -> dict[str, Any]:
         """Add what persistent noise follows: a resumed run must go on with the same."""
-        return {**super().state(), **({"persistent": self._followed()} if self.rho else {})}
+        return {**super().state(), **({"persistent": self._followed()} if self.follows_rows else {})}
 
     def _followed(self) -> dict[str, str]:
         return {"follows": "IDs" if self.base.follows_ids else "numbers", "key": self._key("check").hex()}
@@ -198,7 +216,7 @@ class NoiseDefense(GradientDefense):
             When persistent noise would not go on as it was.
         """
         super().restore(state)
-        if not self.rho:
+        if not self.follows_rows:
             return
         # Of a state without it, an earlier version's, the noise followed places.
         was, now = state.get("persistent", {"follows": "places"}), self._followed()
