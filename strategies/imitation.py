@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.noise import keyed_normals, keyed_words
@@ -108,7 +108,7 @@ class Imitation:
                 which = torch.from_numpy((words % len(other)).astype(np.int64)).to(normals.device)
                 shares = keyed_normals(key, numbers[mine], MIXED, stream=_HOW_MUCH | part << 8).to(normals)
                 shares = shares / torch.linalg.vector_norm(shares, dim=1, keepdim=True)
-                mixed = torch.einsum("nk,nkd->nd", shares, other[which])
+                mixed = nn.functional.embedding_bag(which, other, per_sample_weights=shares, mode="sum")
                 at = torch.from_numpy(mine).to(normals.device)
                 found[at] = _standardised(mixed, other, normals[at])
         return found

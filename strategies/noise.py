@@ -73,7 +73,8 @@ def keyed_normals(
     >>> torch.equal(first[1], again[0, :3])
     True
     """
-    words = keyed_words(key, rows, -(-width // _WORDS) * _WORDS, stream=stream).reshape(len(rows), -1, 2)
+    pairs = -(-width // _WORDS) * _WORDS // 2
+    words = keyed_words(key, rows, 2 * pairs, stream=stream).reshape(len(rows), pairs, 2)
     uniform = (torch.from_numpy(words.astype(np.int64)).to(dtype) + 0.5) / 2**32
     radius, angle = uniform[..., 0].log().mul_(-2.0).sqrt_(), uniform[..., 1] * (2.0 * math.pi)
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=2).flatten(1)[:, :width]

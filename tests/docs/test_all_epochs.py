@@ -30,6 +30,7 @@ def of_seed(strongest, quadratic):
         "auc_bound_remembered": {"1": 0.72},
         "linear": {"1": 0.6},
         "quadratic": {"1": 0.55},
+        "test_auc": 0.9,
         "remembered": {
             "remembered_norm": {"1": 1 - strongest},  # read turned around
             "remembered_difference": {"2": 0.9},
@@ -50,3 +51,23 @@ def test_the_table_sets_the_bound_beside_the_strongest_reader_of_each_seed():
     assert cells[5].endswith("(remembered_norm)")
     assert cells[7].startswith("0.665 ± ")
     assert cells[-1] == "0.010"
+
+
+def test_where_nothing_is_promised_the_table_says_so_and_still_what_was_read():
+    from all_epochs import promises
+
+    silent = {**of_seed(0.7, 0.62), "auc_bound_remembered": {}, "sum_kl_remembered": {}}
+    cells = [cell.strip() for cell in promises({"full": {"0": silent}}).splitlines()[-1].strip("|").split("|")]
+    assert (cells[3], cells[4], cells[-1]) == ("–", "–", "–")
+    assert cells[5] == "0.700 (remembered_norm)"
+
+
+def test_the_frontier_has_the_strongest_of_all_readers_and_what_was_gained_over_the_epochs():
+    from all_epochs import frontier
+
+    one = of_seed(0.7, 0.62)
+    for values in one["remembered"].values():
+        values["10"] = 0.5
+    one |= {"linear": {"1": 0.6, "10": 0.65}, "quadratic": {"1": 0.55, "10": 0.81}}
+    cells = [cell.strip() for cell in frontier({"full": {"0": one}}).splitlines()[-1].strip("|").split("|")]
+    assert cells == ["full", "1", "0.9000", "0.700", "0.810 (quadratic, half known)", "0.110"]
