@@ -17,9 +17,6 @@ from typing import Any
 
 from studies import Job, claim_table, do, main, undefended, write_page
 
-STUDIES = {"census": "census", "shirt": "fashion-shirt"}
-"""Studies by name, and the preset of each."""
-
 EPOCHS = 10
 ATTACKS = [
     "norm",
@@ -32,6 +29,17 @@ ATTACKS = [
     "remembered_quadratic(k=256, reads=mean)",
     "remembered_network(k=256, reads=mean)",
 ]
+SIDE_BY_SIDE = ["remembered_fit(k=256, reads=epochs)", "remembered_quadratic(k=256, reads=epochs)"]
+"""Attackers who keep the epochs apart; those of the census have a page of their own, `all_epochs.md`."""
+
+STUDIES: dict[str, dict[str, Any]] = {
+    "census": {"preset": "census", "layers": ["cut", "first"], "apart": []},
+    # The first layer of a party that has images is 50,176 numbers wide: too many to remember. To read the epochs of
+    # images side by side takes as long as to train.
+    "shirt": {"preset": "fashion-shirt", "layers": ["cut"], "apart": [0]},
+}
+"""Studies by name: the preset of each, the layers at which parties read, and with which seeds also side by side."""
+
 COLUMNS = "columns"
 """The control: what a party's own columns say, with as many labels as the learned readers know and no gradient."""
 
@@ -61,18 +69,20 @@ def run_one(job: Job) -> float:
     """Do one run and return its seconds; a quick one has two epochs, the control, which they do not change, one."""
     from flower_vfl import load_config
 
-    control = job.setting == COLUMNS
+    control, study = job.setting == COLUMNS, STUDIES[job.study]
+    readers = [*ATTACKS, *SIDE_BY_SIDE] if job.seed in study["apart"] else ATTACKS
     # Only the attackers measure: at the cut they see what the label party's monitor would see.
     changed = {
         "seed": job.seed,
-        "attack.names": ["model_completion(k=256)"] if control else ATTACKS,
+        "attack.names": ["model_completion(k=256)"] if control else readers,
+        "attack.layers": study["layers"],
         "attack.monitor": False,
         "attack.every": 1,
         "attack.snapshots": [],
         "training.epochs": 1 if control else 2 if job.options["quick"] else EPOCHS,
         "defenses": SETTINGS[job.setting],
     }
-    return do(job, load_config(STUDIES[job.study], changed))
+    return do(job, load_config(study["preset"], changed))
 
 
 def make_page(runs: Path, out: Path) -> None:
@@ -87,6 +97,7 @@ def make_page(runs: Path, out: Path) -> None:
         figures.epochs(summary, out / f"beyond-{study}-epochs.png")
         figures.shares(summary, out / f"beyond-{study}-rho.png")
         blocks[f"{study} leaks"] = numbers.leak_table(summary)
+        blocks[f"{study} apart"] = numbers.apart_table(summary)
         blocks[f"{study} claims"] = claim_table(summary["claims"])
     write_page(out / "beyond.md", studies, blocks)
 

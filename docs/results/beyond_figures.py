@@ -40,8 +40,9 @@ def epochs(summary: Summary, path: Path) -> None:
 def shares(summary: Summary, path: Path) -> None:
     """Draw what is read after the last epoch over the persistent share of `marvell_full`'s noise, and the test AUC."""
     settings = [name for name in n.defended(summary) if name.startswith("full-")]
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.8))
-    for axis, layer in zip(axes, n.LAYERS, strict=False):
+    layers = n.layers(summary)
+    figure, axes = plt.subplots(1, len(layers) + 1, figsize=(4 * len(layers) + 4, 3.8))
+    for axis, layer in zip(axes, layers, strict=False):
         for colour, attack in zip(COLOURS[2:], n.readers(summary), strict=False):
             values = np.stack([interval(n.leak(summary, setting, attack, layer)[:, -1]) for setting in settings])
             _bars(axis, settings, values, colour, attack)
@@ -51,16 +52,16 @@ def shares(summary: Summary, path: Path) -> None:
         axis.set_title(f"after the last epoch, {layer}", fontsize=9)
         axis.set_ylabel("leak AUC")
     utility = np.stack([interval(summary["settings"][setting]["test_auc"]) for setting in settings])
-    _bars(axes[2], settings, utility, "#1f5fa8", "marvell_full")
+    _bars(axes[-1], settings, utility, "#1f5fa8", "marvell_full")
     undefended = float(np.mean(summary["settings"]["none"]["test_auc"]))
-    axes[2].axhline(undefended, color="#444444", ls=":", label="no defense")
-    axes[2].set_ylabel("test AUC")
-    axes[2].legend(fontsize=7)
+    axes[-1].axhline(undefended, color="#444444", ls=":", label="no defense")
+    axes[-1].set_ylabel("test AUC")
+    axes[-1].legend(fontsize=7)
     for axis in axes:
         axis.set_xlabel("rho, the persistent share of the noise")
         axis.grid(alpha=0.25)
-    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="lower center", ncol=4)
-    figure.tight_layout(rect=(0, 0.13, 1, 1))
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="lower center", ncol=len(layers) + 2)
+    figure.tight_layout(rect=(0, 0.16, 1, 1))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -28,6 +28,9 @@ READERS = (
 LEARNED = READERS[-3:]
 """Those that know labels of 256 rows of each class."""
 
+APART = ("remembered_fit(k=256,reads=epochs)", "remembered_quadratic(k=256,reads=epochs)")
+"""Those that read all epochs side by side; not all seeds have them."""
+
 NEAR, COST = 0.02, 0.005
 """What the remembered leak may be above that of one epoch, and what persistent noise may cost of test AUC."""
 
@@ -69,7 +72,7 @@ def _leaks(results: list[Summary], steps: list[Path]) -> Summary:
         for attack in STEPS:
             for layer in LAYERS:
                 leaks.setdefault(f"{attack} {layer}", []).append(_by_epoch(path, attack, layer))
-    return leaks
+    return {name: values for name, values in leaks.items() if any(values)}  # a layer may not have been looked at
 
 
 def _by_epoch(path: Path, attack: str, layer: str) -> list[float]:
@@ -86,6 +89,12 @@ def readers(summary: Summary) -> list[str]:
     """Return the attacks that remember, and that the study has."""
     known = {name.rsplit(" ", 1)[0] for values in summary["settings"].values() for name in values["leak"]}
     return [name for name in READERS if name in known]
+
+
+def layers(summary: Summary) -> list[str]:
+    """Return the layers at which the study has attacks that remember."""
+    known = {name for values in summary["settings"].values() for name in values["leak"]}
+    return [layer for layer in LAYERS if any(f"{attack} {layer}" in known for attack in readers(summary))]
 
 
 def leak(summary: Summary, setting: str, attack: str, layer: str = "cut") -> Values:
@@ -133,7 +142,7 @@ def verdicts(summary: Summary) -> list[Verdict]:
 def _kept(summary: Summary, setting: str) -> list[Verdict]:
     """Say whether the remembered leak stays near that of one epoch, at each layer, and what the share costs."""
     found = []
-    for layer in LAYERS:
+    for layer in layers(summary):
         first, last = (strongest(summary, setting, layer, epoch) for epoch in (0, -1))
         claim = f"{setting}, {layer}: the strongest reader reads at most {NEAR} more than the strongest after one epoch"
         found.append(verdict(claim, _below(*interval(last - first), NEAR), f"{shown(first)} → {shown(last)}"))
@@ -152,7 +161,7 @@ def _learned(summary: Summary, setting: str) -> list[Verdict]:
     columns, learned = summary["columns"], [attack for attack in LEARNED if attack in readers(summary)]
     found = []
     if columns and learned:
-        for layer in LAYERS:
+        for layer in layers(summary):
             rows = {attack: leak(summary, setting, attack, layer)[:, -1] for attack in learned}
             worst = max(rows, key=lambda attack: float(rows[attack].mean()))
             (read, half), (alone, spread) = interval(rows[worst]), interval(columns)
@@ -172,7 +181,7 @@ def leak_table(summary: Summary) -> str:
     """Write, for each setting and layer, what single steps of the last epoch give away and what is remembered."""
     rows = []
     for setting, values in summary["settings"].items():
-        for layer in LAYERS:
+        for layer in layers(summary):
             rows.append(
                 [
                     setting,
@@ -190,3 +199,14 @@ def leak_table(summary: Summary) -> str:
     return table(
         ["defense", "layer", "seeds", "test AUC", *(f"{attack}, a step" for attack in STEPS), *readers(summary)], rows
     )
+
+
+def apart_table(summary: Summary) -> str:
+    """Write what those read who keep the epochs apart, after the first and after the last."""
+    known = [name for name, values in summary["settings"].items() if f"{APART[0]} cut" in values["leak"]]
+    rows = []
+    for setting in known:
+        read = [leak(summary, setting, attack) for attack in APART]
+        ends = [f"{shown(values[:, 0])} → {shown(values[:, -1])}" for values in read]
+        rows.append([setting, str(len(read[0])), *ends])
+    return table(["defense", "seeds", *APART], rows)

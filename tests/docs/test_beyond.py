@@ -95,3 +95,27 @@ def test_loss_is_against_fresh_noise_of_the_same_defense_and_seed():
     given = study([[0.6, 0.6, 0.6]] * 2, [0.9, 0.95])
     given["settings"]["full-rho-0.9"]["seeds"] = [2, 0]
     assert sorted(beyond_numbers.loss(given, "full-rho-0.9")) == pytest.approx([0.93 - 0.95, 0.91 - 0.9])
+
+
+def test_a_study_without_a_layer_says_nothing_of_it():
+    import beyond_numbers
+
+    given = study([[0.6, 0.61, 0.615]] * 3, [0.93, 0.92, 0.91])
+    for values in given["settings"].values():
+        values["leak"] = {name: leaks for name, leaks in values["leak"].items() if name.endswith(" cut")}
+    assert beyond_numbers.layers(given) == ["cut"]
+    assert {one["claim"].split(":")[0] for one in beyond_numbers.verdicts(given)} == {
+        "full-rho-0.9, cut",
+        "full-rho-0.9",
+    }
+    assert len(beyond_numbers.leak_table(given).splitlines()) == 4  # two heads, two settings
+
+
+def test_those_who_keep_the_epochs_apart_have_a_table_of_the_seeds_that_have_them():
+    import beyond_numbers
+
+    given = study([[0.6, 0.61, 0.615]] * 3, [0.93, 0.92, 0.91])
+    leaks = given["settings"]["full-rho-0.9"]["leak"]
+    leaks |= {f"{attack} cut": [[0.4, 0.55, 0.7]] for attack in beyond_numbers.APART}
+    (row,) = beyond_numbers.apart_table(given).splitlines()[2:]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == ["full-rho-0.9", "1", *["0.600 → 0.700"] * 2]
