@@ -1,5 +1,7 @@
 """One lookup, one error text; and methods of other packages, which are found by name and never guessed."""
 
+import ast
+import inspect
 import subprocess
 import sys
 
@@ -7,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_vfl.attacks import ATTACKS
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
-from flower_vfl.registry import BUILT_IN, Methods, lookup, suggestion
+from flower_vfl.registry import BUILT_IN, Methods, lookup, parameters, suggestion
 
 TABLE = {"iso": 1, "marvell": 2, "max_norm": 3}
 
@@ -266,3 +269,11 @@ def test_the_lookup_loads_neither_torch_nor_flwr():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", sorted(ATTACKS))
+def test_what_an_attack_is_made_with_is_known_without_parsing_a_text(name, monkeypatch):
+    attack = ATTACKS[name]
+    expected = dict(inspect.signature(attack).parameters)
+    monkeypatch.setattr(ast, "parse", None)  # two threads that parse at once break Python 3.11
+    assert dict(parameters(attack)) == expected

@@ -6,16 +6,17 @@ Attacks on the trained model are in `flower_vfl.attacks.inference`, those on wha
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
+from flower_vfl.registry import parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,12 +132,8 @@ class AttackMethod(ABC):
     @cached_property
     def label(self) -> str:
         """Its name with the parameters that differ from their defaults, as a config writes it: the name in a log."""
-        defaults = {name: entry.default for name, entry in inspect.signature(type(self)).parameters.items()}
-        given = [
-            f"{key}={value}"
-            for key, value in self.params.items()
-            if value != defaults.get(key, inspect.Parameter.empty)
-        ]
+        defaults = {name: entry.default for name, entry in parameters(type(self)).items()}
+        given = [f"{key}={value}" for key, value in self.params.items() if value != defaults.get(key, Parameter.empty)]
         return f"{self.name}({','.join(given)})" if given else self.name
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ import time
 from collections import deque
 
 import pytest
+import torch
 
 from flower_vfl.apps import run
 from flower_vfl.errors import PartyError
@@ -54,7 +55,7 @@ class Slow(Link):
 
     def __init__(self, seconds, said=0.001):
         super().__init__("a", Frame(Kind.HELLO))
-        self.shape, self.seconds, self.said = (3,), seconds, said
+        self.shape, self.dtype, self.seconds, self.said = (3,), torch.float32, seconds, said
         self.sent, self.answers = [], deque()
 
     def send(self, frame):
