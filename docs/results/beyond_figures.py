@@ -74,4 +74,5 @@ def _line(axis: plt.Axes, x: Values, values: Values, colour: str, label: str) ->
 def _bars(axis: plt.Axes, settings: list[str], values: Values, colour: str, label: str) -> None:
     x = [n.share_of(setting) for setting in settings]
     half = np.where(np.isfinite(values[:, 1]), values[:, 1], 0.0)
-    axis.errorbar(x, values[:, 0], yerr=half, color=colour, marker="o", ms=3, lw=1.2, elinewidth=0.7, label=label)
+    inside = np.minimum(half, [values[:, 0], 1.0 - values[:, 0]])  # an AUC lies between 0 and 1
+    axis.errorbar(x, values[:, 0], yerr=inside, color=colour, marker="o", ms=3, lw=1.2, elinewidth=0.7, label=label)
