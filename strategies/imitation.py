@@ -67,21 +67,16 @@ class Imitation:
         labels, values = y.cpu().numpy(), deviations.float().cpu()
         for label, (places, kept) in enumerate(zip(self._places, self._deviations, strict=True)):
             mine = np.flatnonzero(labels == label)
-            for row in rows[mine].tolist():
-                if len(places) == len(kept):
-                    break
-                places.setdefault(row, len(places))
-            found = [
-                (places[row], at) for at, row in zip(mine.tolist(), rows[mine].tolist(), strict=True) if row in places
-            ]
-            if found:
-                where, which = torch.tensor(found).T
-                kept[where] = values[which]
+            found: dict[int, int] = {}
+            for at, row in zip(mine.tolist(), rows[mine].tolist(), strict=True):
+                if row in places or len(places) < len(kept):
+                    found[places.setdefault(row, len(places))] = at
+            kept[list(found)] = values[list(found.values())]
 
     def mixtures(self, y: Tensor, numbers: NDArray[np.uint64], normals: Tensor, *, key: bytes, part: int) -> Tensor:
         r"""Return a mixture for each row, (B, D), with covariance 1 in each direction over all keys.
 
-        .. math:: z_j = (S + \delta I)^{-1/2} \Big( \sum_{k=1}^{16} a_{jk} \, d_{\pi_{jk}} + \sqrt{\delta} \, e_j \Big)
+        .. math:: z_j = (S + \delta I)^{-1/2} \Big( \sum_{k=1}^{32} a_{jk} \, d_{\pi_{jk}} + \sqrt{\delta} \, e_j \Big)
 
         with deviations :math:`d` of the other class's rows and S their second moments, chosen rows :math:`\pi_{jk}` and
         proportions :math:`a_j` of length 1 that follow from the key, and normal :math:`e_j`.

@@ -28,15 +28,9 @@ from flower_vfl.strategies.checks import is_number, strength
 from flower_vfl.strategies.imitation import WIDEST, Imitation
 from flower_vfl.strategies.marvell_estimates import working
 from flower_vfl.strategies.marvell_full_course import LARGEST, FullCourse, Part, most_epochs, release
-from flower_vfl.strategies.marvell_full_noise import (
-    FullNoise,
-    Pair,
-    deviations,
-    estimate,
-    least_noise,
-    optimal_noise,
-)
+from flower_vfl.strategies.marvell_full_noise import FullNoise, Pair, estimate, least_noise, optimal_noise
 from flower_vfl.strategies.noise import Noise
+from flower_vfl.strategies.recurring import deviations
 
 __all__ = ["FullNoise", "MarvellFull", "Pair", "estimate", "least_noise", "optimal_noise", "perturb"]
 
@@ -268,7 +262,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
         known = self._imitations.get(self.part)
         if known is None or known.width != g.shape[1]:
             known = self._imitations[self.part] = Imitation.begin(self._coming(), g.shape[1], self.generator(g.device))
-        known.add(deviations(pair, g, y), y, self._rows(g))
+        known.add(deviations(working(g), y) / (pair.unit * math.sqrt(pair.square)), y, self._rows(g))
 
     def _imitating(self, g: Tensor, y: Tensor) -> Tensor | None:
         """Return for each row (B, D) what stands for normal numbers where it imitates; None where it does not."""

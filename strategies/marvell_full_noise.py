@@ -96,14 +96,6 @@ class FullNoise:
         return self.levels.amin(dim=0)
 
 
-def deviations(pair: Pair, g: Tensor, y: Tensor) -> Tensor:
-    """Return how rows (B, D) with labels (B,) deviate from their class means, for rows of mean squared length 1."""
-    work = working(g) / (pair.unit * math.sqrt(pair.square))
-    members = torch.stack([y == 0, y == 1]).to(work)
-    means = (members @ work) / members.sum(dim=1, keepdim=True)
-    return work - means[y.long()]
-
-
 def estimate(g: Tensor, y: Tensor) -> Pair:
     """Estimate the classes' means and covariances from gradients (B, D) of examples with labels (B,).
 

@@ -37,6 +37,13 @@ def sample(labels: NDArray[Any], width: int) -> Rows:
     return np.sort(np.concatenate([rows[:: max(1, -(-len(rows) // most))] for rows in members]))
 
 
+def deviations(g: Tensor, y: Tensor) -> Tensor:
+    """Return how gradients (B, D) of examples with labels 0 or 1 (B,) deviate from the mean of their class, (B, D)."""
+    members = torch.stack([y == 0, y == 1]).to(g.dtype)
+    means = (members @ g) / members.sum(dim=1, keepdim=True).clamp(min=1.0)
+    return g - means[y.long()]
+
+
 class Recurrence:
     r"""Keeps the deviations of a sample of rows from their class means, one vector an epoch, and correlates them.
 
@@ -68,12 +75,9 @@ class Recurrence:
             return
         places = self._rows.searchsorted(rows).clip(max=len(self._rows) - 1)
         known = np.flatnonzero(self._rows[places] == rows)
-        members = torch.stack([y == 0, y == 1]).to(g.dtype)
-        means = (members @ g) / members.sum(dim=1, keepdim=True).clamp(min=1.0)
-        mine, at = torch.from_numpy(known), torch.from_numpy(places[known])
-        classes = y[mine.to(g.device)].long()
-        self._now[at] = (g[mine.to(g.device)] - means[classes]).float().cpu()
-        self._positive[at] = (classes == 1).cpu()
+        at, mine = torch.from_numpy(places[known]), torch.from_numpy(known).to(g.device)
+        self._now[at] = deviations(g, y)[mine].float().cpu()
+        self._positive[at] = (y[mine] == 1).cpu()
 
     def end_epoch(self) -> None:
         """Close the epoch."""

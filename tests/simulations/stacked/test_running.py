@@ -139,14 +139,15 @@ def test_batches_of_one_class_are_protected_and_counted_as_in_the_run_by_itself(
 def test_runs_with_full_marvell_are_in_a_stack_what_they_are_by_themselves(tmp_path):
     data = rare()
     given = [
-        "marvell_full(s=1.0)", "marvell_full(s=4.0,scope=per-party)", "marvell_full(P=1e-3,rho=0.5)", "marvell(s=1.0)"
+        "marvell_full(s=1.0)", "marvell_full(s=4.0,scope=per-party)", "marvell_full(P=1e-3,rho=0.5)",
+        "marvell_full(s=1.0,imitate=true)", "marvell(s=1.0)",
     ]  # fmt: skip
     more = {"training": {"batch_size": 32, "epochs": 1}, "attack": {"names": ["norm"]}}
-    runs = configs(more, given, [0, 1, 0, 2])
-    assert [obstacle(config) for config in runs] == [""] * 4
-    folders = [tmp_path / name for name in "abcd"]
+    runs = configs(more, given, [0, 1, 0, 0, 2])
+    assert [obstacle(config) for config in runs] == [""] * 5
+    folders = [tmp_path / name for name in "abcde"]
     assert train_stack(runs, folders, data=lambda _: data) == []
-    for name, config in zip("abcd", runs, strict=True):
+    for name, config in zip("abcde", runs, strict=True):
         log = run(config, out=tmp_path / name, resume=True, data=lambda _: data).summary["log"]
         run(config, out=tmp_path / f"alone-{name}", data=lambda _: data)
         check_same(tmp_path / name, tmp_path / f"alone-{name}")
