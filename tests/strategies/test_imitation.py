@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy import stats
@@ -64,17 +65,20 @@ def test_mixtures_have_variance_one_in_every_direction_whatever_the_shape_of_wha
 
 def test_a_row_is_given_the_same_rows_wherever_it_stands_and_another_key_row_or_part_gives_others():
     labels = half(600)
-    known = imitation(normals(600, 3), labels)
-    some = torch.ones(50, dtype=torch.long)
-    rows = np.arange(50, dtype=np.uint64)
+    far = torch.where(torch.arange(600) % 24 < 2, 100.0, 1.0).double()[:, None]  # one in twelve, of either class
+    known = imitation(far * normals(600, 3), labels)
+    some = torch.ones(200, dtype=torch.long)
+    rows = np.arange(200, dtype=np.uint64)
     first = mixed(known, some, rows=rows)
     assert torch.allclose(mixed(known, some, rows=rows[::-1].copy()).flip(0), first)
     for other in (
         mixed(known, some, rows=rows, key=KEY[::-1]),
-        mixed(known, some, rows=rows + 50),
+        mixed(known, some, rows=rows + 200),
         mixed(known, some, rows=rows, part=1),
     ):
         assert stats.pearsonr(other.flatten(), first.flatten()).pvalue > ALARM
+        # How long a mixture is says how many of the far ones are in it, whatever the proportions.
+        assert stats.spearmanr(other.norm(dim=1), first.norm(dim=1)).pvalue > ALARM
 
 
 def test_negatives_imitate_positives_and_the_other_way_round():
@@ -125,7 +129,7 @@ def test_it_goes_on_from_its_state():
     one = imitation(normals(100, 3), labels)
     other = Imitation.of(one.state())
     for each in (one, other):
-        each.add(normals(40, 3, seed=5), labels[:40], np.arange(40))
+        each.add(normals(40, 3, seed=5), labels[60:], np.arange(60, 100))
     assert torch.equal(mixed(one, labels), mixed(other, labels))
 
 
@@ -198,13 +202,20 @@ def test_after_a_restore_it_goes_on_with_the_noise_it_had(scope):
     assert torch.equal(one.protect(2.0 * g, y)[0], other.protect(2.0 * g, y)[0])
 
 
-def test_a_batch_of_one_class_is_given_mixtures_too():
+def test_a_batch_of_one_class_is_given_mixtures_too(monkeypatch):
     defense = MarvellFull(strategy({"a": 4}), s=4.0, imitate=True)
     defense.protect(normals(64, 4), (torch.arange(64) % 5 == 0).long())
-    g = normals(64, 4, seed=3)
-    noisy, log = defense.protect(g, torch.zeros(64, dtype=torch.long))
+    given, mixtures = [], Imitation.mixtures
+    monkeypatch.setattr(Imitation, "mixtures", lambda *a, **k: given.append(mixtures(*a, **k)) or 0.0 * given[0])
+    g, nobody = normals(64, 4, seed=3), torch.zeros(64, dtype=torch.long)
+    before = defense.state()
+    without, log = defense.protect(g, nobody)
     assert log["marvell_full.fallback"] == 1.0
-    assert ((noisy - g).abs().sum(dim=1) > 0.0).all()
+    monkeypatch.undo()
+    defense.restore(before)
+    noisy, _ = defense.protect(g, nobody)
+    assert len(given) == 1
+    assert ((noisy - without).abs().sum(dim=1) > 0.0).all()
 
 
 def test_what_it_cannot_do_is_refused():
@@ -221,9 +232,10 @@ def test_what_it_cannot_do_is_refused():
 
 def test_nothing_is_promised_of_several_epochs(tmp_path):
     config = build_config(toy_config().model_dump(), {"defenses": "marvell_full(s=4.0, rho=0.9, imitate=true)"})
-    result = run(config, data=lambda _: toy_data(200, 50))
+    run(config, out=tmp_path / "out", data=lambda _: toy_data(200, 50))
+    steps = pq.read_table(tmp_path / "out" / "steps.parquet").to_pylist()
     assert config.training.epochs > 1
-    assert all("marvell_full.sum_kl_remembered" not in epoch for epoch in result.outcome.epochs[1:])
+    assert [step["epoch"] for step in steps if step["metric"] == "marvell_full.sum_kl_remembered"] == [1]
     limited = build_config(config.model_dump(), {"attack.max_bound": 0.9})
     with pytest.raises(ConfigError, match="computed for 1 epochs"):
         run(limited, data=lambda _: toy_data(200, 50))
