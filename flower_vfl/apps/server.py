@@ -35,6 +35,7 @@ from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.errors import ConfigError
+from flower_vfl.lazy import nothing_collected
 from flower_vfl.parsing import Value
 from flower_vfl.rng import FILE, NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, Secret
 from flower_vfl.strategies.configured import OptimizerFactory, schedule_of
@@ -142,8 +143,9 @@ def make_server_app(
                 offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
                 _log.info("results go to %s", folder.path)
             with _offered(grid, parties, settings, offer) as sessions:
-                from flower_vfl.apps.label_party import build_strategy
-                from flower_vfl.apps.training import train_and_write
+                with nothing_collected():
+                    from flower_vfl.apps.label_party import build_strategy
+                    from flower_vfl.apps.training import train_and_write
 
                 check_device(settings)
                 strategy = build_strategy(
