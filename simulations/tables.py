@@ -16,12 +16,15 @@ from rich.text import Text
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack
 from flower_vfl.config import build_config
 from flower_vfl.data.catalog import available, prepare
-from flower_vfl.data.columns import columns_of
+from flower_vfl.data.columns import class_counts, columns_of
 from flower_vfl.data.dataset import Dataset
 from flower_vfl.data.files import Files
 from flower_vfl.registry import Listed
 from flower_vfl.strategies import DEFENSE_METHODS, Defense
 from flower_vfl.terminal import console
+
+_CLASSES = 10
+"""How many classes are listed."""
 
 
 def _number(value: Any, digits: int = 4) -> str:
@@ -199,7 +202,7 @@ def prepare_data(
 
 
 def print_columns(dataset: Dataset) -> None:
-    """Print the columns of the parties that this host holds."""
+    """Print the columns of the parties that this host holds, and how many rows each class has where it holds labels."""
     table = Table(title=f"Columns of {escape(dataset.name)}")
     for heading, justify in (("party", "left"), ("column", "left"), ("type", "left"), ("missing", "right")):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
@@ -213,6 +216,12 @@ def print_columns(dataset: Dataset) -> None:
             _share(column.rare),
         )
     Console().print(table)
+    counts = class_counts(dataset)
+    if counts:
+        most = sorted(counts, key=lambda name: counts[name], reverse=True)[:_CLASSES]
+        rows = ", ".join(f"{name!r}: {counts[name]:,}" for name in most)
+        more = f", and {len(counts) - len(most)} smaller ones" if len(counts) > len(most) else ""
+        Console().print(f"training rows of {len(counts)} classes: {rows}{more}", markup=False, highlight=False)
 
 
 def _share(share: float | None) -> str:

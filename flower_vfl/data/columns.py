@@ -50,6 +50,20 @@ def columns_of(dataset: Dataset) -> list[Column]:
     return [column for party in held for column in _columns_of(dataset, party)]
 
 
+def class_counts(dataset: Dataset) -> dict[str, int]:
+    """Return how many training rows each class has, by its name; empty where this host holds no labels.
+
+    Raises
+    ------
+    DataError
+        When a file is not what it says it is.
+    """
+    if not dataset.has_labels:
+        return {}
+    counts = np.bincount(dataset.labels().train, minlength=dataset.classes)
+    return dict(zip(dataset.class_names, counts.tolist(), strict=True))
+
+
 def _columns_of(dataset: Dataset, party: str) -> Iterator[Column]:
     spec, encoding = dataset.spec(party), dataset.encoding(party)
     if encoding.text is not None:

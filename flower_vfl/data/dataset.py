@@ -274,6 +274,11 @@ class Dataset:
         names = layout.entry(folder / layout.LABELS, layout.read_json(folder / layout.LABELS), "class_names", list)
         return tuple(str(name) for name in names)
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether this host holds the labels."""
+        return (self.folder / "labels").is_dir()
+
     def labels(self) -> Labels:
         """Open the labels, and no features.
 
@@ -340,7 +345,7 @@ class Dataset:
 
     def _labels_folder(self) -> Path:
         folder = self.folder / "labels"
-        if not folder.is_dir():
+        if not self.has_labels:
             raise DataError(
                 f"this host does not hold the labels of {self.name}: there is no folder {folder}; they belong to the "
                 f"label party {self.label_party!r}"

@@ -21,7 +21,7 @@ from flower_vfl.data.builder import Builder
 from flower_vfl.data.dataset import PARTS, Part, check_party_name
 from flower_vfl.data.encoding import Missing, PartyEncoding, Place, fit_party, numbers, parse_numbers, require_columns
 from flower_vfl.data.ids import Join, in_test_set, join_ids, read_ids, select_ids
-from flower_vfl.data.labels import encode_labels
+from flower_vfl.data.labels import encode_labels, require_labels
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
 from flower_vfl.data.tables import read_header, read_table
 from flower_vfl.errors import DataError
@@ -151,6 +151,7 @@ class Files(Recipe):
             progress(0.5 + 0.4 * (number + 1) / len(options.files))
         if holder:
             file = str(raw["train"][holder].path)
+            _require_labels({part: raw[part][holder] for part in PARTS}, tables[holder], options)
             train, test = (tables[holder][part].column(options.label) for part in PARTS)
             builder.add_labels(encode_labels(train, test, Place(file, options.label), options.positive))
         builder.finish(
@@ -350,6 +351,16 @@ def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
     if options.label_party not in ("", holders[0]):
         raise DataError(f"label_party is {options.label_party!r}, but the label is in the file of {holders[0]!r}")
     return holders[0]
+
+
+def _require_labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions) -> None:
+    """Check that each row that is used has a label, by the numbers of rows in the files."""
+    kept = [read_ids(tables[part], options.id, str(raw[part].path)).to_pylist() for part in PARTS]
+    used = pa.array([*kept[0], *kept[1]], pa.string())
+    for file in {str(one.path): one for one in raw.values()}.values():
+        require_columns(file.table, [options.label], str(file.path))
+        needed = pc.is_in(read_ids(file.table, options.id, str(file.path)), value_set=used)
+        require_labels(file.table.column(options.label), Place(str(file.path), options.label), needed)
 
 
 def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> str:

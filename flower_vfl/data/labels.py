@@ -16,6 +16,7 @@ from flower_vfl.registry import suggestion
 
 MAX_CLASSES = 1000
 _FEW = 20
+_ABSENT = (MISSING, "nan", "NaN", "NA", "null")
 _NEGATIVES = ("0", "-1", "false", "no", "n", "negative")
 _log = logging.getLogger(__name__)
 
@@ -79,6 +80,33 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
     return EncodedLabels(classes[0], classes[1], len(names), tuple(names))
 
 
+def require_labels(column: pa.ChunkedArray, place: Place, needed: pa.Array | None = None) -> None:
+    """Check that no label is missing.
+
+    Parameters
+    ----------
+    column : pyarrow.ChunkedArray
+        Labels in the order of the file, so that a message names the row that its reader sees.
+    place : Place
+        Where they come from.
+    needed : pyarrow.Array of bool, optional
+        The rows that need one; all by default.
+
+    Raises
+    ------
+    DataError
+        Saying how many are missing, and where the first one is.
+    """
+    absent = pc.is_in(texts(column), value_set=pa.array(_ABSENT))
+    if needed is not None:
+        absent = pc.and_(absent, needed)
+    if pc.any(absent).as_py():
+        row, number = pc.index(absent, True).as_py(), pc.sum(absent).as_py()
+        raise DataError(
+            f"{place.file}: column {place.column!r} has {number} missing labels, the first in row {row + 1}"
+        )
+
+
 def _binary(values: list[pa.Array], names: list[str], positive: str) -> EncodedLabels:
     chosen = positive or next((name for name in names if _other(names, name).lower() in _NEGATIVES), names[-1])
     rest = _other(names, chosen) if len(names) == 2 else f"not {chosen}"
@@ -100,14 +128,8 @@ def _ids(array: pa.Array) -> NDArray[np.int64]:
 
 def _canonical(column: pa.ChunkedArray, place: Place) -> pa.Array:
     """Return labels as texts, whole numbers without a fraction, so that 1, 1.0 and "1" are one class."""
+    require_labels(column, place)
     raw = texts(column)
-    absent = pc.is_in(raw, value_set=pa.array([MISSING, "nan", "NaN", "NA", "null"]))
-    if pc.any(absent).as_py():
-        row = pc.index(absent, True).as_py()
-        number = pc.sum(absent).as_py()
-        raise DataError(
-            f"{place.file}: column {place.column!r} has {number} missing labels, the first in row {row + 1}"
-        )
     numbers, unreadable = parse_numbers(raw)
     if unreadable.any() or not len(numbers):
         return raw

@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 from flower_vfl.data.encoding import require_columns
 from flower_vfl.errors import DataError
 
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+
 
 def read_table(path: Path, only: str = "") -> pa.Table:
     """Read a CSV (.csv, .tsv, .txt, each also .gz), every column as text, or a Parquet file.
@@ -41,7 +43,9 @@ def read_table(path: Path, only: str = "") -> pa.Table:
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         # Arrow's words end with the row that it stumbled over: data, which messages do not repeat.
         words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
-        raise DataError(f"{path} cannot be read: {words}") from None
+        place = re.search("Row #([0-9]+)", words)
+        number = f" (row {int(place[1]) - 1} below the header)" if place else ""
+        raise DataError(f"{path} cannot be read: {re.sub('Row #[0-9]+: ', '', words)}{number}") from None
     if not table.num_rows:
         raise DataError(f"{path} has no rows")
     return table
@@ -64,6 +68,8 @@ def read_header(path: Path) -> pa.Table:
     if not header.column_names:
         raise DataError(f"{path} is empty")
     _refuse_duplicates(header.column_names, path)
+    if len(header.column_names) == 1 and not _is_parquet(path):
+        _refuse_delimiter(header.column_names[0], path)
     return header
 
 
@@ -80,12 +86,29 @@ def _delimiter(path: Path) -> str:
 
 
 def _read_csv(path: Path, names: list[str], wanted: list[str]) -> pa.Table:
-    return pa_csv.read_csv(
-        path,
-        read_options=pa_csv.ReadOptions(column_names=names, skip_rows=1),
-        parse_options=pa_csv.ParseOptions(delimiter=_delimiter(path), newlines_in_values=True),
-        convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), include_columns=wanted),
-    )
+    def read(*, threads: bool) -> pa.Table:
+        return pa_csv.read_csv(
+            path,
+            read_options=pa_csv.ReadOptions(column_names=names, skip_rows=1, use_threads=threads),
+            parse_options=pa_csv.ParseOptions(delimiter=_delimiter(path), newlines_in_values=True),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), include_columns=wanted
+            ),
+        )
+
+    try:
+        return read(threads=True)
+    except pa.ArrowInvalid:
+        return read(threads=False)  # for the number of the row, which several threads do not know
+
+
+def _refuse_delimiter(name: str, path: Path) -> None:
+    """Refuse a file whose only column is the whole header, because something else separates its fields."""
+    own = _delimiter(path)
+    found = next((other for other in _DELIMITERS if other != own and other in name), None)
+    if found:
+        needed = "commas, or tabs in a file that is called .tsv," if own == "," else _DELIMITERS[own]
+        raise DataError(f"{path}: fields are separated by {_DELIMITERS[found]}; {needed} are needed")
 
 
 def _refuse_duplicates(names: Iterable[str], path: Path) -> None:

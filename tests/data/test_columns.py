@@ -1,13 +1,16 @@
 """What columns were taken for, as the command line shows it: compared with the files that were prepared."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from flower_vfl.cli import main
 from flower_vfl.data.catalog import load, prepare
-from flower_vfl.data.columns import Column, columns_of
+from flower_vfl.data.columns import Column, class_counts, columns_of
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.errors import DataError
+from flower_vfl.simulations.tables import print_columns
 from tests.data.clicks.click_files import criteo_rows, write_criteo
 
 ROWS = 400
@@ -122,6 +125,29 @@ def test_the_command_line_shows_the_columns_after_preparing_and_later(own, tmp_p
     assert all(row in prepared for row in rows)
     assert any("bank" in row and "code" in row and "category" in row and " 5 " in row for row in rows)
     assert "categorical=..." in prepared
+    labels = load("files", options=options).labels().train
+    negatives, positives = np.bincount(labels)
+    most = f"'0': {negatives}, '1': {positives}" if negatives >= positives else f"'1': {positives}, '0': {negatives}"
+    for text in (prepared, shown):
+        assert f"training rows of 2 classes: {most}" in text
+
+
+def test_only_the_largest_of_many_classes_are_counted_out_and_none_without_labels(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = [f"p{number},{number % 7},c{min(number % 30, 11):02d}" for number in range(600)]
+    (tmp_path / "a.csv").write_text("id,x,label\n" + "\n".join(rows) + "\n")
+    dataset = prepare("files", out=tmp_path / "whole", options={"files": {"a": str(tmp_path / "a.csv")}})
+    counts = class_counts(dataset)
+    names, numbers = np.unique([dataset.class_names[label] for label in dataset.labels().train], return_counts=True)
+    assert counts == dict(zip(names.tolist(), numbers.tolist(), strict=True))
+    print_columns(dataset)
+    shown = capsys.readouterr().out
+    assert f"training rows of 12 classes: 'c11': {counts['c11']}, " in shown
+    assert "and 2 smaller ones" in shown
+    shutil.rmtree(dataset.folder / "labels")
+    assert class_counts(dataset) == {}
+    print_columns(open_dataset(dataset.folder))
+    assert "classes" not in capsys.readouterr().out
 
 
 def test_a_file_that_was_changed_is_named(own):

@@ -254,7 +254,10 @@ def test_wrong_options_are_refused_with_the_nearest_right_one(two, tmp_path, opt
         ("a.csv", b"", "is empty"),
         ("a.csv", b"id,x\n", "has no rows|Empty"),
         ("a.csv", b"id,x,x\n1,2,3\n", "several columns named 'x'"),
-        ("a.csv", b"id,x\n1,2\n1,2,3\n", "cannot be read"),
+        ("a.csv", b"id,x\n1,2\n1,2,3\n", r"Expected 2 columns, got 3 \(row 2 below the header\)$"),
+        ("a.csv", b"id;x\n1;2\n", r"separated by semicolons; commas, or tabs in a file that is called \.tsv,"),
+        ("a.txt", b"id\tx\n1\t2\n", "separated by tabs; commas"),
+        ("a.tsv", b"id,x\n1,2\n", "separated by commas; tabs are needed"),
         ("a.csv", b"id,x\n1,\xff\xfe\n", "cannot be read"),
         ("a.csv", b"id\n1\n2\n3\n4\n5\n6\n7\n8\n9\n", "no column is left for party 'a'"),
         ("a.csv.gz", b"id,x\n1,2\n", "cannot be read"),
@@ -266,6 +269,34 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, name, content, 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=text):
         load("files", options={"files": {"a": str(tmp_path / name)}, "label": ""})
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_a_missing_label_is_refused_by_the_number_of_its_row_in_the_file(two, tmp_path, row):
+    labels = bank()["label"]
+    changed(tmp_path, "b.csv", label=[*labels[:row], "", *labels[row + 1 :]])
+    with pytest.raises(DataError, match=rf"b\.csv: column 'label' has 1 missing labels, the first in row {row + 1}$"):
+        load("files", options=two)
+
+
+def test_who_is_not_in_all_files_needs_no_label(two, tmp_path):
+    changed(tmp_path, id=["stranger", *columns()["id"][1:]])
+    missing = ["" if value == "p000" else label for value, label in zip(bank()["id"], bank()["label"], strict=True)]
+    changed(tmp_path, "b.csv", label=missing)
+    dataset = load("files", options=two | {"join": "inner"})
+    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS - 1
+
+
+def test_a_missing_label_in_a_file_of_test_rows_is_found_there(two, tmp_path):
+    more = {"id": list("zyxwv"), "balance": [1] * 5, "label": ["good", "bad", "", "good", "bad"]}
+    test_files = {
+        "a": write_csv(
+            tmp_path / "ta.csv", {name: values[:5] for name, values in columns().items()} | {"id": more["id"]}
+        ),
+        "b": write_csv(tmp_path / "tb.csv", more),
+    }
+    with pytest.raises(DataError, match=r"tb\.csv: column 'label' has 1 missing labels, the first in row 3$"):
+        load("files", options=two | {"test_files": test_files})
 
 
 def test_a_column_of_dates_is_refused_with_a_cure(tmp_path):
