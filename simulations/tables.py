@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -31,11 +32,15 @@ def _number(value: Any, digits: int = 4) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def _short(value: Any) -> Any:
+    return f"{value:g}" if isinstance(value, float) else value
+
+
 def _defenses(summary: Mapping[str, Any]) -> str:
     from flower_vfl.reports.words import USUAL
 
     def one(defense: Mapping[str, Any]) -> str:
-        params = [f"{key}={value}" for key, value in defense["params"].items() if USUAL.get(key) != value]
+        params = [f"{key}={_short(value)}" for key, value in defense["params"].items() if USUAL.get(key) != value]
         return f"{defense['name']}({', '.join(params)})" if params else str(defense["name"])
 
     return ", ".join(map(one, summary["defenses"])) or "none"
@@ -55,12 +60,14 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         leaks["cut", True] = "oracle,\ncut"
     remembered = [strongest(summary) for summary in summaries]
     kept = ["remem-\nbered"] if any(remembered) else []
-    table = Table(title="Leak AUC (q95): 0.5 the attacker learns nothing, 1 it reads every label")
+    # Without lines between columns all nine fit a terminal of 80 with the names of methods whole.
+    title = "Leak AUC (q95): 0.5 the attacker learns nothing, 1 it reads every label"
+    table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
     table.add_column("defense", overflow="fold")
     rebuilt = [next(iter(answers(summary)), None) for summary in summaries]
-    asked = ["labels to\nrebuild"] if any(rebuilt) else []
+    asked = ["labels\nto re-\nbuild"] if any(rebuilt) else []
     for column in ("test\nAUC", "test\nloss", *leaks.values(), *kept, "chance", *asked):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for summary, answer, memory in zip(summaries, rebuilt, remembered, strict=True):
         last = summary["utility"]["last"]
         found = [worst(summary, layer, oracle=oracle, remembered=False) or {} for layer, oracle in leaks]

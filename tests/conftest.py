@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+
+# dcor compiles when it is imported, and two workers that do so at once leave a cache behind that ends each later import
+# with LLVM's "Symbol not found". Interpreted it is fast enough for what tests compare with it.
+os.environ["NUMBA_DISABLE_JIT"] = "1"
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from flower_vfl.simulations import running
+from flower_vfl.simulations.tables import print_results
 
 SMALL = {"data.name": "breast-cancer", "training.epochs": "1", "training.batch_size": "128", "model.bottom": "8"}
 
@@ -63,3 +64,17 @@ def test_the_demo_runs_on_the_census(tmp_path):
     assert leaks["marvell-full-s4", "residual"] < 0.7
     assert leaks["marvell-s25", "cosine"] < leaks["marvell-s4", "cosine"] < leaks["marvell-s1", "cosine"]
     assert all(summary["dataset"]["name"] == "census-income" for summary in summaries)
+
+
+def test_a_table_of_results_keeps_names_and_numbers_whole_where_there_is_just_room(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "58")
+    names = {"marvell_full": "s", "potential_energy": "alpha"}
+    runs = [
+        {"defenses": [{"name": name, "params": {parameter: 1.0}}], "leakage": [], "rebuild": []}
+        | {"utility": {"last": {"test_auc": 0.9332, "test_loss": 0.1552}}}
+        for name, parameter in names.items()
+    ]
+    print_results(runs)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for name, parameter in names.items():
+        assert [f"{name}({parameter}=1)", "0.9332", "0.1552", "–", "–", "–"] in shown
