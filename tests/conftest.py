@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 # dcor compiles when it is imported, and two workers that do so at once leave a cache behind that ends each later import
-# with LLVM's "Symbol not found". Interpreted it is fast enough for what tests compare with it.
-os.environ["NUMBA_DISABLE_JIT"] = "1"
+# with LLVM's "Symbol not found": so each has a cache of its own.
+_CACHE = Path(__file__).parents[1] / ".pytest_cache" / "numba"
+os.environ["NUMBA_CACHE_DIR"] = str(_CACHE / os.environ.get("PYTEST_XDIST_WORKER", "alone"))
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ def test_the_table_of_runs_has_both_measures(remembering, capsys):
     assert "remem" in shown
     assert "0.840" in shown
     line = re.sub(r"\s+", " ", shown)
-    assert "Remembered, marvell(s=4.0): 0.640 after epoch 1, 0.840 after epoch 3; single steps 0.6" in line
+    assert "Remembered, marvell(s=4): 0.640 after epoch 1, 0.840 after epoch 3; single steps 0.6" in line
 
 
 def test_without_attackers_that_remember_the_table_is_as_it_was(run_folder, capsys):
