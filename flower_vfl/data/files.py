@@ -355,8 +355,7 @@ def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
 
 def _require_labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions) -> None:
     """Check that each row that is used has a label, by the numbers of rows in the files."""
-    kept = [read_ids(tables[part], options.id, str(raw[part].path)).to_pylist() for part in PARTS]
-    used = pa.array([*kept[0], *kept[1]], pa.string())
+    used = pa.concat_arrays([read_ids(tables[part], options.id, str(raw[part].path)) for part in PARTS])
     for file in {str(one.path): one for one in raw.values()}.values():
         require_columns(file.table, [options.label], str(file.path))
         needed = pc.is_in(read_ids(file.table, options.id, str(file.path)), value_set=used)

@@ -12,7 +12,7 @@ SMALL = {"data.name": "breast-cancer", "training.epochs": "1", "training.batch_s
 
 
 @pytest.mark.slow
-def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_report(tmp_path):
+def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_report(tmp_path, capsys, monkeypatch):
     summaries = running.run_demo(tmp_path / "demo", SMALL)
     assert [summary["run"] for summary in summaries] == list(running.DEMO_DEFENSES)
     assert json.loads((tmp_path / "demo" / "summary.json").read_text()) == summaries
@@ -29,6 +29,13 @@ def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_r
         assert (tmp_path / "demo" / summary["run"] / "report.html").is_file()
     page = (tmp_path / "demo" / "report.html").read_text()
     assert all(summary["run"] in page for summary in summaries)
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "80")
+    print_results(summaries)
+    shown = capsys.readouterr().out.splitlines()
+    first = [line.split()[0] for line in shown if line]
+    assert {"none", "max_norm", "marvell_full(s=4)", "potential_energy(alpha=1)"} <= set(first)
+    assert not any("…" in line for line in shown)
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def test_a_party_that_does_not_fit_is_refused_and_every_handler_returns(sessions
     grid = LocalGrid(client_app(parties), 2, {})
     with pytest.raises(PartyError, match="does not fit"):
         opening(sessions, kind, parties, check=check, grid=grid)
-    grid.join(3)
+    grid.join(10)  # one that dials only after the endpoint has closed gives up after its own 5 s
     assert not any(thread.is_alive() for thread in grid._threads)
 
 
