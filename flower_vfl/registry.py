@@ -6,10 +6,13 @@ Attacks and defenses may also come from other installed packages: by an entry po
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, signature
@@ -35,6 +38,20 @@ class Named(Protocol):
 
 
 M = TypeVar("M", bound=Named)
+
+
+@lru_cache(maxsize=16)
+def _entries(group: str, places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Return a group's entry points, which takes 10 ms, for the folders of Python's path as they were changed last."""
+    return tuple(entry_points(group=group))
+
+
+def _changed(place: str) -> int:
+    """Return when a folder was changed: a package that is installed or removed changes it."""
+    try:
+        return os.stat(place or os.curdir).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def suggestion(name: str, choices: Iterable[str]) -> str:
@@ -223,7 +240,7 @@ class Methods(Generic[M]):
     def _declared(self) -> dict[str, list[EntryPoint]]:
         """Return the entry points of other packages by name, without importing anything."""
         declared: dict[str, list[EntryPoint]] = {}
-        for entry in entry_points(group=self.group):
+        for entry in _entries(self.group, tuple((place, _changed(place)) for place in sys.path)):
             declared.setdefault(entry.name, []).append(entry)
         return declared
 

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+# A worker for each core, and each of them computes with one thread: with as many as there are cores they wait for each
+# other. What tests start as processes inherits it.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # dcor compiles when it is imported, and two workers that do so at once leave a cache behind that ends each later import
 # with LLVM's "Symbol not found": so each has a cache of its own.
 _CACHE = Path(__file__).parents[1] / ".pytest_cache" / "numba"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -15,21 +14,9 @@ import pytest
 from flower_vfl.attacks import ATTACKS
 from flower_vfl.cli import main
 from flower_vfl.strategies import DEFENSES
+from tests.commands import flower_vfl, flower_vfl_process
 
 SMALL = '[data]\nname = "breast-cancer"\n[training]\nepochs = 2\nbatch_size = 64\n'
-
-
-def flower_vfl(*arguments, cwd=None, **more):
-    return subprocess.run(
-        [sys.executable, "-m", "flower_vfl", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        timeout=200,
-        env={**os.environ, "COLUMNS": "120"},
-        **more,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +30,7 @@ def preset(tmp_path_factory):
 def finished(preset, tmp_path_factory):
     """A run made once, looked at by many tests."""
     out = tmp_path_factory.mktemp("runs") / "first"
-    done = flower_vfl("run", preset, "--out", out, "--alone")
+    done = flower_vfl_process("run", preset, "--out", out, "--alone")
     assert done.returncode == 0, done.stderr
     return out, done
 

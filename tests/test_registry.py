@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import shutil
 import subprocess
 import sys
 
@@ -85,6 +86,20 @@ def test_an_entry_point_is_found_by_its_name(install):
     install("workshop", {"workshop_tools": SAW}, declare("saw = workshop_tools:Saw"))
     assert TOOLS.find("saw") is TOOLS.find("workshop_tools:Saw")
     assert TOOLS.find("hammer") is Hammer
+
+
+def test_what_is_installed_and_removed_after_the_first_lookup_is_seen(install):
+    site = install("bench", {"workshop_tools": SAW})
+    with pytest.raises(ConfigError):
+        TOOLS.find("saw")
+    info = site / "workshop-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: workshop\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(declare("saw = workshop_tools:Saw"))
+    assert TOOLS.find("saw").name == "saw"
+    shutil.rmtree(info)
+    with pytest.raises(ConfigError):
+        TOOLS.find("saw")
 
 
 def test_nothing_is_imported_that_is_not_named(install):

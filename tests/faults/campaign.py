@@ -18,13 +18,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, RecordDict
 
-from flower_vfl import registry
 from flower_vfl.apps.build import open_data
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.folder import check_folder
@@ -150,7 +148,6 @@ class Campaign:
         self._root, self._seed, self._transport = root, seed, transport
         self.data = open_data(build_config(setup()))
         run(build_config(setup()))  # imports what is imported at first use, before there are hundreds of processes
-        registry.entry_points = cache(registry.entry_points)  # half of a process's life is looking for packages
         self._nursery = str(root / "nursery")
         self._nursery_id = start_nursery(self._nursery, self.data, root / "nursery.log")
         self.struck: Counter[str] = Counter()

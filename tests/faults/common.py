@@ -37,6 +37,9 @@ SETUP = {
 }
 """Everything that has a state of its own: generators, running estimates, scorers, dropout, early stopping."""
 
+ATTACKER_EPOCHS = 50
+"""What is read of the trained model must be the same, not good: the paper's 1000 took most of a run's time."""
+
 STEPS = 27
 """Of which a checkpoint follows each fourth and the last of each epoch."""
 

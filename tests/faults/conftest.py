@@ -1,7 +1,12 @@
 import pytest
 
 from flower_vfl import build_config, run
-from tests.faults.common import setup
+from tests.faults.common import ATTACKER_EPOCHS, setup
+
+
+@pytest.fixture(autouse=True)
+def attackers_train_briefly(monkeypatch):
+    monkeypatch.setattr("flower_vfl.attacks.model_completion.EPOCHS", ATTACKER_EPOCHS)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 from flower_vfl import build_config, run
+from flower_vfl.attacks import model_completion
 from flower_vfl.strategies import Observer
+from tests.faults.common import ATTACKER_EPOCHS
 
 
 def die() -> None:
@@ -53,6 +55,7 @@ def main() -> None:
     if "replacing" in kill:
         kill_around_replacing(kill["replacing"], before=kill["before"])
         kill = {}
+    model_completion.EPOCHS = ATTACKER_EPOCHS  # as in the runs that it is compared with
     run(build_config(values), out=out, resume=True, observers=(KillAfter(**kill),))
 
 

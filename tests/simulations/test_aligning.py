@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from flower_vfl.cli import main
@@ -14,6 +10,7 @@ from flower_vfl.errors import DataError
 from flower_vfl.simulations import flower_engine
 from flower_vfl.simulations.flower_engine import align_flower
 from tests.apps.alignment.common import federation, people
+from tests.commands import flower_vfl, flower_vfl_process
 
 SPANS = {"label": (0, 40), "a": (10, 70), "b": (5, 30)}
 COMMON = tuple(sorted(people("", 10, 30)))
@@ -26,13 +23,6 @@ def toml(folder):
     lines.append("files = {" + ", ".join(f'{party} = "{path}"' for party, path in files.items()) + "}")
     (folder / "people.toml").write_text("\n".join(lines) + "\n")
     return folder / "people.toml"
-
-
-def flower_vfl(*arguments):
-    command = [sys.executable, "-m", "flower_vfl", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=250, env={**os.environ, "COLUMNS": "200"}
-    )
 
 
 def test_help_says_what_the_two_roles_do():
@@ -52,7 +42,7 @@ def test_help_says_what_the_two_roles_do():
 @pytest.mark.parametrize("method", [None, "hash"])
 def test_the_command_leaves_a_file_a_party_and_says_where(method, tmp_path):
     more = ("--method", method) if method else ()
-    done = flower_vfl("align", toml(tmp_path), "--out", tmp_path / "out", *more)
+    done = flower_vfl_process("align", toml(tmp_path), "--out", tmp_path / "out", *more)
     assert done.returncode == 0, done.stderr
     for party in SPANS:
         assert AlignmentFile.read(tmp_path / "out" / party / "alignment.parquet").ids == COMMON
@@ -114,7 +104,7 @@ def test_an_unknown_method_is_exit_code_2(tmp_path):
 @pytest.mark.flower
 @pytest.mark.timeout(280)
 def test_an_alignment_runs_in_flowers_simulation_runtime_and_each_party_can_prepare_from_it(tmp_path):
-    done = flower_vfl(
+    done = flower_vfl_process(
         "align", toml(tmp_path), "--out", tmp_path / "out", "--engine", "flower", "--resources", "cpus=0.5"
     )
     assert done.returncode == 0, done.stdout + done.stderr

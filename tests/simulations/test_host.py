@@ -10,8 +10,6 @@ import http.server
 import shutil
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from email.utils import format_datetime
 
@@ -23,6 +21,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.simulations import host as checks
 from flower_vfl.simulations.host import Host, findings
 from flower_vfl.simulations.keys import write_keys
+from tests.commands import flower_vfl
 
 
 @pytest.fixture(autouse=True)
@@ -341,7 +340,6 @@ def test_a_state_folder_that_nobody_can_write_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("party", "code", "words"), [("a", 0, "everything that is needed"), ("b", 1, "1 to mend")])
 def test_the_exit_code_says_whether_the_host_is_ready(parts, party, code, words):
-    command = [sys.executable, "-m", "flower_vfl", "doctor", "--party", party, "--data", str(parts / "a")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = flower_vfl("doctor", "--party", party, "--data", parts / "a")
     assert done.returncode == code, done.stderr
     assert words in done.stdout

@@ -1,0 +1,37 @@
+"""The command line as tests call it: in this process, or, where it matters, in one that takes seconds to import."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest import mock
+
+import pytest
+
+from flower_vfl.cli import main
+
+COLUMNS = "200"
+
+
+def flower_vfl(*arguments):
+    """Do a command in this process; what it returns is what `flower_vfl_process` returns."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        mock.patch.dict(os.environ, COLUMNS=COLUMNS),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main([str(argument) for argument in arguments])
+    return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
+
+
+def flower_vfl_process(*arguments):
+    """Do a command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "flower_vfl", *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=250, env={**os.environ, "COLUMNS": COLUMNS},
+    )  # fmt: skip
