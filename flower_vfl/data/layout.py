@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,9 @@ UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, R
 _CHUNK_BYTES = 32 * 2**20
 _IDS = 2**16
 """IDs that are read at once."""
+
+_PARSING = threading.Lock()
+"""numpy parses headers as Python, and of two threads that parse at once CPython 3.11 may end one with a SystemError."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +95,8 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str, mode: Literal["r"
         When the file is missing, is no array, holds objects, is cut short, or has another shape or dtype.
     """
     try:
-        array = np.load(path, mmap_mode=mode if np.prod(shape) else None, allow_pickle=False)
+        with _PARSING:
+            array = np.load(path, mmap_mode=mode if np.prod(shape) else None, allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
     except UNREADABLE as error:

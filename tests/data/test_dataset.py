@@ -1,6 +1,9 @@
+import gc
 import json
 import pickle
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -259,6 +262,37 @@ def test_a_folder_that_holds_something_is_never_overwritten(tmp_path):
 def test_texts_that_cannot_be_are_refused(arguments, text):
     with pytest.raises(DataError, match=text):
         FeatureSpec(0, (), **arguments)
+
+
+class Finalised:
+    """Garbage whose end runs Python, so that the collector hands the interpreter to another thread."""
+
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        for _ in range(50):
+            pass
+
+
+def test_parties_of_one_process_may_open_their_arrays_at_once(tmp_path):
+    """numpy parses a header as Python; without a lock CPython 3.11 ends one of the threads with a SystemError."""
+    np.save(tmp_path / "a.npy", np.zeros((3, 4)))
+
+    def read(_):
+        for _ in range(1000):
+            Finalised()
+            layout.open_array(tmp_path / "a.npy", (3, 4), "float64")
+
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(20)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(read, range(3)))
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
 
 
 def test_an_array_is_written_in_any_order_and_what_was_written_outlasts_the_writer(tmp_path):
