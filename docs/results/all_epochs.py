@@ -32,8 +32,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"full-rho-{rho}": ({"rho": float(rho)}, {}) for rho in (0, 0.25, 0.5, 0.75, 0.9)},
     **{f"slow-full-rho-{rho}": ({"rho": float(rho)}, SLOW) for rho in (0, 0.25, 0.5, 0.9)},
     **{f"slow-imitate-rho-{rho}": ({"rho": float(rho), "imitate": True}, SLOW) for rho in (0.25, 0.5, 0.9)},
+    "s16-full-rho-0": ({"s": 16.0}, {}),
 }
-"""What `marvell_full` with s = 4 is given, and what else is changed."""
+"""What `marvell_full` is given, with s = 4 where nothing else is said, and what else is changed."""
 
 SEEDS = range(3)
 KINDS = ("fit", "quadratic", "network")

@@ -65,6 +65,15 @@ SLOW = 0.4
 """Of the preset's learning rate, in settings that begin so: trainings stumble less over noise that comes again."""
 
 SETTINGS |= {f"slow-full-rho-{rho}": SETTINGS[f"full-rho-{rho}"] for rho in (0, 0.5, 0.9)}
+
+STRENGTHS: dict[int, tuple[float, ...]] = {1: (0, 0.5), 16: (0, 0.25, 0.5), 64: (0,)}
+"""Of `marvell_full`, beside the 4 of all else, with the persistent shares at each: which is the cheaper protection?"""
+
+SETTINGS |= {
+    f"s{s}-full-rho-{rho}": [{**DEFENSES["full"][0], "s": float(s), "rho": float(rho)}]
+    for s, rhos in STRENGTHS.items()
+    for rho in rhos
+}
 SEEDS = range(5)
 QUICK = ("none", COLUMNS, "marvell-rho-0", "full-rho-0.5")
 
@@ -103,6 +112,7 @@ def make_page(runs: Path, out: Path) -> None:
         summary["claims"] = numbers.verdicts(summary)
         figures.epochs(summary, out / f"beyond-{study}-epochs.png")
         figures.shares(summary, out / f"beyond-{study}-rho.png")
+        figures.frontier(summary, out / f"beyond-{study}-frontier.png")
         blocks[f"{study} leaks"] = numbers.leak_table(summary)
         blocks[f"{study} apart"] = numbers.apart_table(summary)
         blocks[f"{study} claims"] = claim_table(summary["claims"])

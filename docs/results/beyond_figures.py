@@ -66,6 +66,43 @@ def shares(summary: Summary, path: Path) -> None:
     plt.close(figure)
 
 
+def frontier(summary: Summary, path: Path) -> None:
+    """Draw what the strongest reader of sums reads at the cut after the last epoch over the test AUC that is left."""
+    kinds = sorted({n.kind_of(setting) for setting in n.defended(summary)})
+    figure, axis = plt.subplots(figsize=(7.5, 4.6))
+    for colour, kind in zip(COLOURS, kinds, strict=False):
+        settings = [setting for setting in n.defended(summary) if n.kind_of(setting) == kind]
+        auc, read = zip(*(_seeds(summary, setting) for setting in settings), strict=True)
+        x, y = ([values.mean() for values in of] for of in (auc, read))
+        ranges = {"xerr": _around(auc), "yerr": _around(read)}
+        axis.errorbar(x, y, **ranges, color=colour, marker="o", ms=4, lw=1, elinewidth=0.6, label=kind)
+        for setting, *place in zip(settings, x, y, strict=True):
+            axis.annotate(f"{n.share_of(setting):g}", place, xytext=(4, 4), textcoords="offset points", fontsize=8)
+    undefended = float(np.mean(summary["settings"]["none"]["test_auc"]))
+    axis.axvline(undefended, color="#444444", ls=":", label="no defense")
+    axis.set_xlabel("test AUC")
+    axis.set_ylabel("strongest reader of sums, cut, last epoch")
+    axis.set_title(
+        "beside each point: the persistent share of the noise; bars: from the least to the most of all seeds",
+        fontsize=9,
+    )
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _seeds(summary: Summary, setting: str) -> tuple[Values, Values]:
+    """Return the test AUC and what the strongest reader has at the cut after the last epoch, one value a seed."""
+    return np.asarray(summary["settings"][setting]["test_auc"]), n.strongest(summary, setting, "cut", -1)
+
+
+def _around(settings: tuple[Values, ...]) -> Values:
+    """Return how far the least and the most of each setting's seeds are from their mean."""
+    return np.array([[v.mean() - v.min() for v in settings], [v.max() - v.mean() for v in settings]])
+
+
 def _line(axis: plt.Axes, x: Values, values: Values, colour: str, label: str) -> None:
     axis.plot(x, values.mean(axis=0), color=colour, marker="o", ms=2.5, lw=1.2, label=label)
     axis.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.12, lw=0)

@@ -133,6 +133,11 @@ def share_of(setting: str) -> float:
     return float(setting.rsplit("-", 1)[1])
 
 
+def kind_of(setting: str) -> str:
+    """Return a setting without its persistent share."""
+    return setting.rsplit("-rho-", 1)[0]
+
+
 def verdicts(summary: Summary) -> list[Verdict]:
     """Say of each persistent share what it does to the remembered leak, and what it costs."""
     shares = [setting for setting in defended(summary) if share_of(setting) > 0.0]

@@ -74,12 +74,20 @@ def do(job: Job, config: Config, **more: Any) -> float:
     -------
     float
         Seconds.
+
+    Raises
+    ------
+    FolderInUseError
+        When another process is at it.
     """
     from flower_vfl import run
+    from flower_vfl.files import FolderLock
 
     started = time.perf_counter()
     part = job.folder.with_name(f"{job.folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    if part.exists():
+        with FolderLock(part):  # held by a process whose study was killed and that goes on nevertheless
+            shutil.rmtree(part)
     result = run(config, out=part, **more)
     if result.status != "finished":
         raise RuntimeError(f"{job.folder} ended with {result.status!r}")

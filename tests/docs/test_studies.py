@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 
 from flower_vfl.config import build_config
-from flower_vfl.errors import TrainingError
+from flower_vfl.errors import FolderInUseError, TrainingError
+from flower_vfl.files import FolderLock
 from tests.docs.conftest import STUDY
 
 pytestmark = pytest.mark.usefixtures("beside_the_studies")
@@ -77,6 +78,18 @@ def test_a_run_appears_when_it_is_complete(tmp_path):
     assert studies.do(job, build_config(small)) > 0
     assert job.done
     assert [folder.name for folder in job.folder.parent.iterdir()] == ["seed-0"]
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
+    import studies
+
+    job = studies.job_of(tmp_path, "toy", "none", 0)
+    part = job.folder.with_name("seed-0.part")
+    part.mkdir(parents=True)
+    (part / "steps.parquet").write_text("half of it")
+    with FolderLock(part), pytest.raises(FolderInUseError):
+        studies.do(job, build_config({"data": {"name": "breast-cancer"}}))
+    assert (part / "steps.parquet").exists()
 
 
 def chosen(monkeypatch, *arguments):
