@@ -42,7 +42,7 @@ M = TypeVar("M", bound=Named)
 
 @lru_cache(maxsize=16)
 def _entries(group: str, places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    """Return a group's entry points, which takes 10 ms, for the folders of Python's path as they were changed last."""
+    """Return a group's entry points, which takes 5 ms, for the folders of Python's path as they were changed last."""
     return tuple(entry_points(group=group))
 
 

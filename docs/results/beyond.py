@@ -114,6 +114,7 @@ def make_page(runs: Path, out: Path) -> None:
         figures.shares(summary, out / f"beyond-{study}-rho.png")
         figures.frontier(summary, out / f"beyond-{study}-frontier.png")
         blocks[f"{study} leaks"] = numbers.leak_table(summary)
+        blocks[f"{study} pairs"] = numbers.pairs_table(summary)
         blocks[f"{study} apart"] = numbers.apart_table(summary)
         blocks[f"{study} claims"] = claim_table(summary["claims"])
     write_page(out / "beyond.md", studies, blocks)

@@ -31,6 +31,13 @@ LEARNED = READERS[-3:]
 APART = ("remembered_fit(k=256,reads=epochs)", "remembered_quadratic(k=256,reads=epochs)")
 """Those that read all epochs side by side; not all seeds have them."""
 
+PAIRS = (
+    ("s16-full-rho-0", "full-rho-0.25"),
+    ("s16-full-rho-0", "full-rho-0.5"),
+    ("s64-full-rho-0", "full-rho-0.9"),
+)
+"""More noise that is drawn anew, and less of which a share stays."""
+
 NEAR, COST = 0.02, 0.005
 """What the remembered leak may be above that of one epoch, and what persistent noise may cost of test AUC."""
 
@@ -204,6 +211,20 @@ def leak_table(summary: Summary) -> str:
     return table(
         ["defense", "layer", "seeds", "test AUC", *(f"{attack}, a step" for attack in STEPS), *readers(summary)], rows
     )
+
+
+def pairs_table(summary: Summary) -> str:
+    """Write, seed by seed, how much more than another setting one leaves to read after the last epoch, and to use."""
+    rows = []
+    for one, other in PAIRS:
+        if {one, other} <= set(summary["settings"]):
+            at = places(summary, [one, other])
+            read = [strongest(summary, setting, "cut", -1)[at[setting]] for setting in (one, other)]
+            auc = [np.asarray(summary["settings"][setting]["test_auc"])[at[setting]] for setting in (one, other)]
+            more = [interval(values[0] - values[1]) for values in (read, auc)]
+            shown_more = (f"{mean:+.4f} ± {half:.4f}" for mean, half in more)
+            rows.append([one, other, str(len(at[one])), *shown_more])
+    return table(["setting", "against", "seeds", "strongest reader, cut, has more", "test AUC, more"], rows)
 
 
 def apart_table(summary: Summary) -> str:

@@ -97,6 +97,18 @@ def test_loss_is_against_fresh_noise_of_the_same_defense_and_seed():
     assert sorted(beyond_numbers.loss(given, "full-rho-0.9")) == pytest.approx([0.93 - 0.95, 0.91 - 0.9])
 
 
+def test_settings_are_held_against_each_other_seed_by_seed(monkeypatch):
+    import beyond_numbers
+
+    monkeypatch.setattr(beyond_numbers, "PAIRS", [("full-rho-0.9", "full-rho-0"), ("missing", "full-rho-0")])
+    given = study([[0.6, 0.61, 0.3], [0.6, 0.61, 0.75]], [0.9, 0.95])
+    given["settings"]["full-rho-0.9"]["seeds"] = [2, 0]
+    (row,) = beyond_numbers.pairs_table(given).splitlines()[2:]
+    read, auc = (0.7 + 0.75) / 2 - 0.8, (0.9 + 0.95) / 2 - (0.91 + 0.93) / 2
+    assert row.startswith(f"| full-rho-0.9 | full-rho-0 | 2 | {read:+.4f} ± ")
+    assert f"| {auc:+.4f} ± " in row
+
+
 def test_a_study_without_a_layer_says_nothing_of_it():
     import beyond_numbers
 
