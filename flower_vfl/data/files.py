@@ -5,6 +5,7 @@ Each party can prepare its own file on its own host: the order of rows and the t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from flower_vfl.data.tables import read_header, read_table
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
+_log = logging.getLogger(__name__)
 _LABELS = "labels"
 _MOSTLY_NUMBERS = 0.95
 
@@ -40,7 +42,9 @@ class FilesOptions(Options):
     test_labels_file: str = Field("", description="file of the test labels, with test_files")
     label: str = Field("label", description='column of the label; "" on a host that holds no labels')
     id: str = Field("id", description="column of the ID, in every file")
-    label_party: str = Field("", description="party that holds the labels; empty: whose file has them, else 'label'")
+    label_party: str = Field(
+        "", description="party that holds the labels, one of several whose files have them; empty: the one, else 'label'"
+    )
     alignment: str = Field("", description="file that `flower-vfl align` left here; empty: join this host's files")
     test_alignment: str = Field("", description="the same for test_files")
     join: Join = Field("strict", description='"strict": all files have the same IDs; "inner": keep the shared ones')
@@ -147,7 +151,7 @@ class Files(Recipe):
         progress(0.5)
         holder = _label_holder(raw["train"], options)
         for number, party in enumerate(options.files):
-            self._add_party(builder, party, raw, tables[party], options, label=holder == party)
+            self._add_party(builder, party, raw, tables[party], options, holds_labels=holder == party)
             progress(0.5 + 0.4 * (number + 1) / len(options.files))
         if holder:
             file = str(raw["train"][holder].path)
@@ -171,14 +175,17 @@ class Files(Recipe):
         tables: Mapping[Part, pa.Table],
         options: FilesOptions,
         *,
-        label: bool,
+        holds_labels: bool,
     ) -> None:
         path, stored = str(raw["train"][party].path), raw["train"][party].arrays
         if stored is not None:
             self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables)
             return
-        skipped = {options.id, *options.ignore, *([options.label] if label else [])}
-        columns = [name for name in tables["train"].column_names if name not in skipped]
+        columns = [name for name in tables["train"].column_names if name not in (options.id, *options.ignore)]
+        if options.label and options.label in columns:
+            columns.remove(options.label)
+            if not holds_labels:
+                _log.warning("%s: the column %r, called as the label is, is no feature of %r", path, options.label, party)
         if not columns:
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label")
         numeric = [name for name in columns if _is_numeric(tables["train"].column(name), name, path, options)]
@@ -340,15 +347,20 @@ def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
     if not options.label:
         return ""
     holders = [party for party, file in files.items() if options.label in file.table.column_names]
+    if options.label_party in holders:
+        return options.label_party
     if len(holders) > 1:
-        raise DataError(f"the label {options.label!r} is in the files of {' and '.join(holders)}; ignore all but one")
+        raise DataError(
+            f"the label {options.label!r} is in the files of {' and '.join(holders)}; name in label_party whose labels "
+            "count, and the others' column is left out"
+        )
     if not holders:
         names = sorted({name for file in files.values() for name in file.table.column_names})
         raise DataError(
             f"no file has the label column {options.label!r}; {suggestion(options.label, names)}; on a host that holds "
             'no labels set the option label = ""'
         )
-    if options.label_party not in ("", holders[0]):
+    if options.label_party:
         raise DataError(f"label_party is {options.label_party!r}, but the label is in the file of {holders[0]!r}")
     return holders[0]
 

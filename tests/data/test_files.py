@@ -150,6 +150,27 @@ def test_labels_may_have_a_file_of_their_own_with_a_party_without_features(tmp_p
     assert only.alignment == dataset.alignment
 
 
+def test_the_label_is_no_feature_where_a_party_s_own_file_is_the_labels_file(two, caplog):
+    files = two["files"]
+    dataset = load("files", options={"files": files, "labels_file": files["b"], "label": "label"})
+    assert (dataset.party("a").columns, dataset.party("b").columns) == (("income", "town"), ("balance",))
+    assert [record.getMessage().rpartition("/")[2] for record in caplog.records if record.levelname == "WARNING"] == [
+        "b.csv: the column 'label', called as the label is, is no feature of 'b'"
+    ]
+
+
+def test_label_party_chooses_among_files_that_have_the_label_and_the_others_do_not_learn_it(two, tmp_path):
+    wrong = ["good"] * (ROWS - 1) + ["bad"]
+    changed(tmp_path, label=wrong)
+    with pytest.raises(DataError, match="in the files of a and b; name in label_party whose labels count, and the"):
+        load("files", options=two)
+    with pytest.raises(DataError, match="in the files of a and b; name in label_party"):
+        load("files", options=two | {"label_party": "c"})
+    dataset = load("files", options=two | {"label_party": "b"})
+    assert (dataset.label_party, dataset.party("a").columns) == ("b", ("income", "town"))
+    assert dataset.labels().train.sum() + dataset.labels().test.sum() == bank()["label"].count("bad")
+
+
 def test_test_files_replace_the_split(tmp_path, two):
     test = {name: values[:5] for name, values in columns(9).items()} | {"id": list("vwxyz")}
     more = {"id": list("zyxwv"), "balance": [1] * 5, "label": ["good", "bad", "good", "good", "bad"]}
