@@ -43,7 +43,7 @@ class FilesOptions(Options):
     label: str = Field("label", description='column of the label; "" on a host that holds no labels')
     id: str = Field("id", description="column of the ID, in every file")
     label_party: str = Field(
-        "", description="party that holds the labels, one of several whose files have them; empty: the one, else 'label'"
+        "", description="party that holds the labels, of those whose files have them; empty: the one, else 'label'"
     )
     alignment: str = Field("", description="file that `flower-vfl align` left here; empty: join this host's files")
     test_alignment: str = Field("", description="the same for test_files")
@@ -185,7 +185,7 @@ class Files(Recipe):
         if options.label and options.label in columns:
             columns.remove(options.label)
             if not holds_labels:
-                _log.warning("%s: the column %r, called as the label is, is no feature of %r", path, options.label, party)
+                _log.warning("%s: column %r, called like the label, is no feature of %r", path, options.label, party)
         if not columns:
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label")
         numeric = [name for name in columns if _is_numeric(tables["train"].column(name), name, path, options)]

@@ -155,7 +155,7 @@ def test_the_label_is_no_feature_where_a_party_s_own_file_is_the_labels_file(two
     dataset = load("files", options={"files": files, "labels_file": files["b"], "label": "label"})
     assert (dataset.party("a").columns, dataset.party("b").columns) == (("income", "town"), ("balance",))
     assert [record.getMessage().rpartition("/")[2] for record in caplog.records if record.levelname == "WARNING"] == [
-        "b.csv: the column 'label', called as the label is, is no feature of 'b'"
+        "b.csv: column 'label', called like the label, is no feature of 'b'"
     ]
 
 
