@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.data.mapped import let_go
-from flower_vfl.errors import DataError, InputError, OutputExistsError
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError, StorageError
 from flower_vfl.files import FolderLock, replacing, write_text_atomic, writing_to
 
 if TYPE_CHECKING:
@@ -279,18 +280,22 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     Raises
     ------
+    DataError
+        When nothing can be put in the place of `out`, said before any work.
     OutputExistsError
         When `out` exists, before or after.
+    StorageError
+        When the folder that is complete could not become `out`.
     """
-    _refuse_existing(out)
+    place = _free_place(out)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror}") from None
     try:
         yield temporary
-        _become(temporary, out)
+        _become(temporary, place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -300,22 +305,26 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
     """Give a folder that becomes `out` when all went well, and one for notes on the way; both outlast a kill.
 
     They lie in `.<name of out>.partial` beside `out`. They vanish when the input is wrong, and when they are found but
-    belong to another plan.
+    belong to another plan; what is complete but cannot become `out` stays, too.
 
     Parameters
     ----------
     out : Path
-        Must not exist, or be empty.
+        Must not exist, or be empty; a link is followed.
     plan : str
         Tells whether work that is found is the beginning of this one: a digest of all that it depends on.
 
     Raises
     ------
+    DataError
+        When nothing can be put in the place of `out`, said before any work.
     OutputExistsError
         When `out` exists, before or after, or when another process is at the same work.
+    StorageError
+        When the folder that is complete could not become `out`.
     """
-    _refuse_existing(out)
-    place = out.with_name(f".{out.name}.partial")
+    target = _free_place(out)
+    place = target.with_name(f".{target.name}.partial")
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -335,9 +344,9 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
         for folder in (data, notes):
             folder.mkdir(exist_ok=True)
         yield data, notes
-        _become(data, out)
+        _become(data, target)
         shutil.rmtree(place)
-    except InputError:
+    except (ConfigError, DataError):
         shutil.rmtree(place, ignore_errors=True)
         raise
     except BaseException:
@@ -347,13 +356,23 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
         lock.release()
 
 
-def _refuse_existing(out: Path) -> None:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+def _free_place(out: Path) -> Path:
+    """Return where `out` is, links followed: nothing is there, or an empty folder that another one can replace."""
+    place = Path(os.path.realpath(out))
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
         raise OutputExistsError(f"{out} exists; choose another folder or remove it")
+    if os.path.ismount(place) or place == Path.cwd():
+        what = "the current folder" if place == Path.cwd() else "where a disk is mounted"
+        raise DataError(f"{out} is {what}, which no other folder can replace; name a new folder in it")
+    return place
 
 
-def _become(folder: Path, out: Path) -> None:
+def _become(folder: Path, place: Path) -> None:
     try:
-        os.rename(folder, out)
-    except OSError:
-        raise OutputExistsError(f"{out} was written by someone else meanwhile") from None
+        os.rename(folder, place)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise OutputExistsError(f"{place} was written by someone else meanwhile") from None
+        raise StorageError(
+            f"{place} cannot be replaced by the folder that is complete: {error.strerror}; remove what is there"
+        ) from error

@@ -1,3 +1,4 @@
+import errno
 import gc
 import json
 import pickle
@@ -12,7 +13,7 @@ import pytest
 from flower_vfl.data import layout
 from flower_vfl.data.catalog import prepare
 from flower_vfl.data.dataset import FeatureSpec, open_dataset
-from flower_vfl.errors import DataError, OutputExistsError
+from flower_vfl.errors import DataError, OutputExistsError, StorageError
 
 
 @pytest.fixture
@@ -248,6 +249,41 @@ def test_a_folder_that_holds_something_is_never_overwritten(tmp_path):
     assert [path.name for path in other.iterdir()] == ["theirs"]
 
 
+def lasting(out):
+    return layout.lasting_folder(out, "plan")
+
+
+@pytest.mark.parametrize("kind", [layout.new_folder, lasting])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_followed_to_the_folder_that_is_empty_or_missing(tmp_path, kind, there):
+    (tmp_path / "other").mkdir()
+    real, link = tmp_path / "other" / "real", tmp_path / "link"
+    link.symlink_to(real)
+    if there:
+        real.mkdir()
+    with kind(link) as given:
+        folder = given if isinstance(given, Path) else given[0]
+        (folder / "new").touch()
+    assert link.is_symlink()
+    assert [path.name for path in real.iterdir()] == ["new"]
+    assert [path.name for path in real.parent.iterdir()] == ["real"]
+
+
+@pytest.mark.parametrize("kind", [layout.new_folder, lasting])
+def test_a_folder_that_cannot_be_replaced_is_refused_before_any_work(tmp_path, monkeypatch, kind):
+    out = tmp_path / "out"
+    out.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(layout.os.path, "ismount", lambda path: path == out)
+        with pytest.raises(DataError, match="out is where a disk is mounted.* name a new folder in it"), kind(out):
+            pytest.fail("worked")
+    monkeypatch.chdir(out)
+    with pytest.raises(DataError, match="is the current folder"), kind(Path()):
+        pytest.fail("worked")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert list(out.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -345,3 +381,33 @@ def test_a_lasting_folder_outlasts_an_interruption_but_no_wrong_input(tmp_path):
     assert seen == [[], ["note", "x"], [], ["note", "x"], []]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [path.name for path in out.iterdir()] == ["x"]
+
+
+def test_complete_work_that_cannot_become_the_folder_is_kept(tmp_path, monkeypatch, caplog):
+    out = tmp_path / "out"
+
+    def attempt(meanwhile):
+        with layout.lasting_folder(out, "plan") as (data, notes):
+            found = sorted(path.name for path in data.iterdir())
+            (data / "x").write_text("x")
+            meanwhile()
+        return found
+
+    def theirs():
+        out.mkdir()
+        (out / "theirs").touch()
+
+    def busy(source, target):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with pytest.raises(OutputExistsError, match="someone else"):
+        attempt(theirs)
+    assert [path.name for path in out.iterdir()] == ["theirs"]
+    shutil.rmtree(out)
+    with monkeypatch.context() as patch:
+        patch.setattr(layout.os, "rename", busy)
+        with pytest.raises(StorageError, match="Device or resource busy"):
+            attempt(lambda: None)
+    assert caplog.text.count(f"kept in {tmp_path / '.out.partial'}") == 2
+    assert attempt(lambda: None) == ["x"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
