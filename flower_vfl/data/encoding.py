@@ -26,7 +26,9 @@ from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
 MISSING = ""
-MISSING_NUMBERS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
+MISSING_TEXTS = (MISSING, "NA", "N/A", "NaN", "nan", "null", "NULL")
+"""What stands for a number or a label that is missing."""
+
 _SKEWED = 2.0
 
 Missing = Literal["error", "mean"]
@@ -373,7 +375,7 @@ def parse_numbers(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.float6
         array = array.dictionary_decode()
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         array = texts(array)
-        absent = pc.is_in(array, value_set=pa.array(MISSING_NUMBERS))
+        absent = pc.is_in(array, value_set=pa.array(MISSING_TEXTS))
         array = pc.if_else(absent, pa.scalar(None, pa.string()), array)
         try:
             values = _to_numpy(array.cast(pa.float64()))
@@ -391,8 +393,9 @@ def parse_numbers(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.float6
 
 
 def _number(value: str | None) -> float:
+    """Read a number as files have it: "1_000" is one in Python alone, elsewhere 18_25 is a band of ages."""
     try:
-        return np.nan if value is None else float(value)
+        return np.nan if value is None or "_" in value else float(value)
     except ValueError:
         return np.nan
 

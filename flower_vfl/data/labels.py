@@ -10,13 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.data.encoding import MISSING, Place, parse_numbers, texts
+from flower_vfl.data.encoding import MISSING_TEXTS, Place, parse_numbers, texts
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
 MAX_CLASSES = 1000
 _FEW = 20
-_ABSENT = (MISSING, "nan", "NaN", "NA", "null")
 _NEGATIVES = ("0", "-1", "false", "no", "n", "negative")
 _log = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ def require_labels(column: pa.ChunkedArray, place: Place, needed: pa.Array | Non
     DataError
         Saying how many are missing, and where the first one is.
     """
-    absent = pc.is_in(texts(column), value_set=pa.array(_ABSENT))
+    absent = pc.is_in(texts(column), value_set=pa.array(MISSING_TEXTS))
     if needed is not None:
         absent = pc.and_(absent, needed)
     if pc.any(absent).as_py():
@@ -165,7 +164,6 @@ def _some(names: list[str]) -> str:
 
 def _sorted(names: set[str] | list[str]) -> list[str]:
     """Sort numbers by value and texts by character."""
-    try:
-        return sorted(names, key=float)
-    except ValueError:
-        return sorted(names)
+    ordered = sorted(names)
+    numbers, unreadable = parse_numbers(pa.array(ordered, pa.string()))
+    return ordered if unreadable.any() else [ordered[place] for place in numbers.argsort(kind="stable")]

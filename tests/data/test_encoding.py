@@ -120,6 +120,7 @@ def test_an_encoding_that_is_none_is_refused(tmp_path, content):
     [
         (["1", "2", "x"], "column 'n', row 3 holds 'x'"),
         (["1", "inf"], "column 'n', row 2 holds 'inf'"),
+        (["1", "1_000"], "column 'n', row 2 holds '1_000'"),
         ([1.0, float("-inf")], "row 2 holds -inf"),
         ([1.0, float("nan"), None], r"row 2 is missing or NaN \(2 such rows\)"),
         (["1", "", "NA"], r"row 2 is missing or NaN \(2 such rows\)"),

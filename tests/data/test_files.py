@@ -207,6 +207,12 @@ def test_columns_can_be_declared_and_ignored(two):
         load("files", options=two | {"numeric": ["town"]})
 
 
+def test_bands_of_numbers_are_categories(two, tmp_path):
+    changed(tmp_path, town=[("18_25", "26_35", "36_99")[row % 3] for row in range(ROWS)])
+    dataset = load("files", options=two)
+    assert dataset.encoding("a").categorical[0].values.to_pylist() == ["18_25", "26_35", "36_99"]
+
+
 def test_relative_names_are_looked_up_in_the_given_folder_and_dotted_keys_are_nested(two, tmp_path):
     dataset = load("files", path=tmp_path, options={"files.a": "a.csv", "files.b": "b.csv", "positive": "bad"})
     assert dataset.alignment == load("files", options=two).alignment

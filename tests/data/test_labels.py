@@ -77,6 +77,8 @@ def test_a_thousand_classes_are_accepted_and_more_are_not():
         ([1, None, 0], None, "", "1 missing labels, the first in row 2"),
         ([1.0, float("nan"), 0.0], None, "", "1 missing labels, the first in row 2"),
         (["a", "", "b"], None, "", "missing labels"),
+        (["yes", "no", "NULL", "N/A"], None, "", "2 missing labels, the first in row 3"),
+        (["1", "N/A", "1"], None, "", "1 missing labels, the first in row 2"),
         ([0, 1], [0, 2], "", "test rows of class '2'"),
         (["good", "bad"], None, "badd", "did you mean 'bad'"),
     ],
@@ -88,3 +90,9 @@ def test_labels_that_cannot_be_learned_are_refused_with_file_and_column(train, t
 
 def test_two_fractions_are_two_classes():
     assert encode([0.5, 1.5, 0.5]).train.tolist() == [0, 1, 0]
+
+
+def test_digits_with_an_underscore_are_texts():
+    labels = encode(["1_2", "12", "1_0", "2_1", "12"])
+    assert labels.names == ("12", "1_0", "1_2", "2_1")
+    assert labels.train.tolist() == [2, 0, 1, 3, 0]
