@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.idx import MAX_ITEMS
 from flower_vfl.data.images import Rows
 from flower_vfl.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _NAME = re.compile(r"(?:\./)?(train|test)/([^/]+)/[^/]+")
 _FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
@@ -188,7 +191,7 @@ def open_tree(path: Path, classes: Sequence[str], size: tuple[int, ...], endings
 
 
 def decoded(content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool = False) -> NDArray[np.uint8]:
-    """Return the pixels (3, height, width) of an image file.
+    """Return the pixels (3, height, width) of an image file, 0 to 255; greys of 16 bits are scaled to that.
 
     Parameters
     ----------
@@ -216,13 +219,22 @@ def decoded(content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool =
                 raise DataError(f"{path} has {given} pixels, needed are {needed}")
             if shrink:
                 image.draft("RGB", (2 * size[1], 2 * size[0]))  # a JPEG file is unpacked no larger than is needed
-            colours = image.convert("RGB")
+            colours = _eight_bits(image).convert("RGB")
             if colours.size != size[::-1]:
                 colours = colours.resize((size[1], size[0]), Image.Resampling.BICUBIC)
             pixels: NDArray[Any] = np.asarray(colours)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} is no {kind} file that can be read: {error}") from None
     return pixels.transpose(2, 0, 1)
+
+
+def _eight_bits(image: Image) -> Image:
+    """Return an image, greys of 16 bits as 8; Pillow's own conversion makes all that is above 255 white."""
+    if not image.mode.startswith("I"):
+        return image
+    from PIL.Image import fromarray
+
+    return fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))
 
 
 def read_images(

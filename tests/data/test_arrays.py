@@ -93,6 +93,19 @@ def test_images_are_found_by_name_and_folders_are_labels(tmp_path, nested):
         assert dataset.labels().test.tolist() == [int(int(name[1:]) % 4 == 0) for name in dataset.ids("test")]
 
 
+@pytest.mark.parametrize("size", [(), (8, 10)])
+def test_greys_of_16_bits_are_scaled_to_8(tmp_path, size):
+    ramp = np.linspace(0, 65535, 80).reshape(8, 10)
+    (tmp_path / "scans").mkdir()
+    for name in IDS:
+        Image.fromarray(ramp.astype(np.uint16)).save(tmp_path / "scans" / f"{name}.png")
+    options = {"files": {"a": str(tmp_path / "scans")}, "labels_file": labels(tmp_path / "labels.csv")}
+    dataset = load("files", options=options | {"image_size": size})
+    row = gathered(dataset)["p007"]
+    assert row.shape == (3, 8, 10)
+    assert np.abs(row * 65535 - ramp).max() <= 65535 / 255 / 2 + 1
+
+
 @pytest.mark.parametrize("size", [[6, 5], "6,5", "[6, 5]"])
 def test_images_of_several_sizes_are_scaled_where_a_size_is_given(tmp_path, size):
     folder = pictures(tmp_path / "photos", size=lambda number: (10 + number, 30 - number // 2))

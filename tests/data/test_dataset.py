@@ -275,7 +275,7 @@ def test_a_folder_that_cannot_be_replaced_is_refused_before_any_work(tmp_path, m
     out.mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(layout.os.path, "ismount", lambda path: path == out)
-        with pytest.raises(DataError, match="out is where a disk is mounted.* name a new folder in it"), kind(out):
+        with pytest.raises(DataError, match=r"out is where a disk is mounted.* name a new folder in it"), kind(out):
             pytest.fail("worked")
     monkeypatch.chdir(out)
     with pytest.raises(DataError, match="is the current folder"), kind(Path()):
@@ -387,7 +387,7 @@ def test_complete_work_that_cannot_become_the_folder_is_kept(tmp_path, monkeypat
     out = tmp_path / "out"
 
     def attempt(meanwhile):
-        with layout.lasting_folder(out, "plan") as (data, notes):
+        with layout.lasting_folder(out, "plan") as (data, _):
             found = sorted(path.name for path in data.iterdir())
             (data / "x").write_text("x")
             meanwhile()
