@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -16,6 +20,10 @@ import pyarrow.parquet as pq
 from flower_vfl.data.encoding import require_columns
 from flower_vfl.errors import DataError
 
+if TYPE_CHECKING:
+    from _csv import Reader
+
+_BLOCK = 2**20
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 
@@ -32,13 +40,13 @@ def read_table(path: Path, only: str = "") -> pa.Table:
     Raises
     ------
     DataError
-        When the file is neither, is empty, lacks the column, or a name of a column occurs twice.
+        When the file is neither, is empty, lacks the column, a name of a column occurs twice, or a quote is left open.
     """
     header = read_header(path)
     require_columns(header, [only] if only else [], str(path))
     names = [only] if only else header.column_names
     try:
-        table = pq.read_table(path, columns=names) if _is_parquet(path) else _read_csv(path, header.column_names, names)
+        table = pq.read_table(path, columns=names) if _is_parquet(path) else _read_csv(path, names)
         table.validate(full=True)  # texts that are no UTF-8, for instance
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         # Arrow's words end with the row that it stumbled over: data, which messages do not repeat.
@@ -57,14 +65,15 @@ def read_header(path: Path) -> pa.Table:
         if _is_parquet(path):
             header = pq.read_schema(path).empty_table()
         elif _kind(path) in (".csv", ".tsv", ".txt"):
-            opener = gzip.open if path.suffix == ".gz" else open
-            with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-                names = next(csv.reader(file, delimiter=_delimiter(path)), [])
+            with _records(path) as records:
+                names = next(filter(None, records), [])
             header = pa.schema([(name.strip(), pa.string()) for name in names]).empty_table()
         else:
             raise DataError(f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet or .pq")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
+    except csv.Error as error:
+        raise _stray_quote(path, 0, error) from None
     if not header.column_names:
         raise DataError(f"{path} is empty")
     _refuse_duplicates(header.column_names, path)
@@ -85,16 +94,62 @@ def _delimiter(path: Path) -> str:
     return "\t" if _kind(path) == ".tsv" else ","
 
 
-def _read_csv(path: Path, names: list[str], wanted: list[str]) -> pa.Table:
+def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+@contextmanager
+def _records(path: Path) -> Iterator[Reader]:
+    """Give what reads a CSV record by record, the header first; an empty line is an empty record."""
+    with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        yield csv.reader(text, delimiter=_delimiter(path), strict=True)
+
+
+def _refuse_stray_quotes(path: Path) -> None:
+    """Refuse a quote that nothing closes where it should: Arrow takes all rows up to the next one for one value."""
+    with _opened(path) as file:
+        if not any(b'"' in block for block in iter(partial(file.read, _BLOCK), b"")):
+            return
+    row = -1
+    try:
+        with _records(path) as records:
+            for row, _ in enumerate(filter(None, records)):  # noqa: B007 - the last row is what is wanted
+                pass
+    except csv.Error as error:
+        raise _stray_quote(path, row + 1, error) from None
+
+
+def _stray_quote(path: Path, row: int, error: csv.Error) -> DataError:
+    where = f"row {row} below the header" if row else "the header"
+    return DataError(
+        f"{path}: in {where} a quote begins a value, and no quote ends it before a delimiter or the end of the line; "
+        f"remove the quote, or quote the value whole and write a quote inside it twice ({error})"
+    )
+
+
+def _has_rows(records: Reader) -> bool:
+    try:
+        return any(records)
+    except csv.Error:  # a value of the first row that is long for Python's reader, not for Arrow's
+        return True
+
+
+def _read_csv(path: Path, wanted: list[str]) -> pa.Table:
+    _refuse_stray_quotes(path)
+    with _records(path) as records:
+        names = {name: name.strip() for name in next(filter(None, records)) if name.strip() in wanted}
+        if not _has_rows(records):
+            raise DataError(f"{path} has no rows")
+
     def read(*, threads: bool) -> pa.Table:
         return pa_csv.read_csv(
             path,
-            read_options=pa_csv.ReadOptions(column_names=names, skip_rows=1, use_threads=threads),
+            read_options=pa_csv.ReadOptions(use_threads=threads),
             parse_options=pa_csv.ParseOptions(delimiter=_delimiter(path), newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), include_columns=wanted
+                column_types=dict.fromkeys(names, pa.string()), include_columns=list(names)
             ),
-        )
+        ).rename_columns(list(names.values()))
 
     try:
         return read(threads=True)

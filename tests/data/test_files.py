@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flower_vfl.data.catalog import load, prepare
+from flower_vfl.data.tables import read_table
 from flower_vfl.errors import ConfigError, DataError
 
 ROWS = 60
@@ -279,7 +280,9 @@ def test_wrong_options_are_refused_with_the_nearest_right_one(two, tmp_path, opt
     ("name", "content", "text"),
     [
         ("a.csv", b"", "is empty"),
-        ("a.csv", b"id,x\n", "has no rows|Empty"),
+        ("a.csv", b"id,x\n", "has no rows"),
+        ("a.csv", b"id,x", "has no rows"),
+        ("a.csv", b"\n\n", "is empty"),
         ("a.csv", b"id,x,x\n1,2,3\n", "several columns named 'x'"),
         ("a.csv", b"id,x\n1,2\n1,2,3\n", r"Expected 2 columns, got 3 \(row 2 below the header\)$"),
         ("a.csv", b"id;x\n1;2\n", r"separated by semicolons; commas, or tabs in a file that is called \.tsv,"),
@@ -296,6 +299,65 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, name, content, 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=text):
         load("files", options={"files": {"a": str(tmp_path / name)}, "label": ""})
+
+
+def noted(**notes):
+    """Return 40 rows whose last column is what is given for a row, by its number, and "ok" elsewhere."""
+    lines = [f"p{row:02d},{row % 7},{notes.get(f'row{row}', 'ok')}" for row in range(1, 41)]
+    return "\n".join(["id,x,note", *lines]) + "\n"
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (noted(row10='"ok'), "row 10 below the header"),
+        (noted(row10='"ok', row30='"ok'), "row 10 below the header"),
+        (noted(row10='"5" pipe"'), "row 10 below the header"),
+        (noted(row3='"fine"', row4='"on\ntwo lines"', row10='"ok'), "row 10 below the header"),
+        ("\n" + noted(row10='"ok').replace("\np03", "\n\np03"), "row 10 below the header"),
+        (noted().replace("note", '"note', 1), "the header"),
+        (noted(row40='"ok'), "row 40 below the header"),
+        (noted(row10='"ok' + "k" * 200_000), "row 10 below the header"),
+    ],
+)
+def test_a_stray_quote_is_refused_by_its_row_and_swallows_none(tmp_path, name, content, place):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
+    with pytest.raises(DataError, match=rf"{name}: in {place} a quote begins a value, and no quote ends it"):
+        read_table(path)
+
+
+def test_quotes_that_belong_to_values_stay(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('id\tnote\np1\t5" pipe\np2\t"5"" pipe"\np3\t"a\nb\tc"\n', encoding="utf-8-sig")
+    assert read_table(path).to_pydict() == {"id": ["p1", "p2", "p3"], "note": ['5" pipe', '5" pipe', "a\nb\tc"]}
+    assert read_table(path, "id").to_pydict() == {"id": ["p1", "p2", "p3"]}
+
+
+def test_a_value_may_be_longer_than_pythons_reader_takes(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"id,photo\np1,{'x' * 200_000}\n")
+    assert len(read_table(path)["photo"][0].as_py()) == 200_000
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        ('"town\n(name)",id,label', ["town\n(name)", "id", "label"]),
+        ('id,"income\r\n\r\n(EUR)" ,label'.replace('" ,', '",'), ["id", "income\r\n\r\n(EUR)", "label"]),
+        ("\n\nid, town ,label", ["id", "town", "label"]),
+    ],
+)
+def test_a_header_of_several_lines_or_below_empty_ones_is_read_as_one(tmp_path, header, names):
+    path = tmp_path / "a.csv"
+    path.write_text(header + "\n" + "".join(f"x{row},y{row},{row % 2}\n" for row in range(9)), encoding="utf8")
+    table = read_table(path)
+    assert table.column_names == names
+    assert table.column(0).to_pylist() == [f"x{row}" for row in range(9)]
+    path.write_text(path.read_text() + "one,two\n")
+    with pytest.raises(DataError, match=r"Expected 3 columns, got 2 \(row 10 below the header\)$"):
+        read_table(path)
 
 
 @pytest.mark.parametrize("row", range(5))
