@@ -278,6 +278,7 @@ class Training:
             if not batches:
                 continue
             logits = self._predict(part, batches)
+            self._check_predictions(logits, part, epoch)
             rows = [self._schedule.eval_batch(part, index) for index in batches]
             labels = self._labels[1 if part == "test" else 0][np.concatenate(rows)]
             metrics |= {f"{part}_{name}": value for name, value in utility(logits, labels, self._classes).items()}
@@ -291,6 +292,16 @@ class Training:
             self._log(step, epoch, metric, value)
         self._observer.on_epoch(step, epoch, metrics)
         return metrics
+
+    def _check_predictions(self, logits: Tensor, part: Part, epoch: int) -> None:
+        broken = ~(logits < math.inf)  # -inf may be meant: a top model of one's own excludes a class by it
+        count = int(broken.reshape(len(logits), -1).any(dim=1).sum())
+        if count:
+            rows = "rows of the next period" if part == "next" else f"{part} rows"
+            raise TrainingError(
+                f"training diverged: the predictions for {count} of {len(logits)} {rows} after epoch {epoch} are not "
+                f"finite{self._remedy()}"
+            )
 
     def _spent(self) -> dict[str, float]:
         """Return what of the limits is used up after an epoch, where there are any."""

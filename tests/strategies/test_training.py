@@ -1,10 +1,13 @@
 """What the label party logs along training, beyond losses and leaks."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from flower_vfl.apps import run
+from flower_vfl.errors import TrainingError
 from flower_vfl.strategies import Observer
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
@@ -157,3 +160,26 @@ def test_the_result_says_what_each_attack_was_told(tmp_path):
     _, result = trained(tmp_path / "run", attack={"names": ["norm", "cosine", "hint(k=3)"]})
     told = {attack["label"]: (attack["needs"], attack["hints"]) for attack in result.summary["attacks"]}
     assert told == {"norm": ([], 0), "cosine": (["reference"], 0), "hint(k=3)": (["hints"], 3)}
+
+
+class Overflowing(torch.nn.Module):
+    """A top model that is sound while it trains."""
+
+    def __init__(self, shape, classes, config):
+        super().__init__()
+        self.last = torch.nn.Linear(shape[0], classes if classes > 2 else 1)
+        self.value = math.nan if classes == 2 else math.inf
+
+    def forward(self, z):
+        logits = self.last(z).squeeze(1)
+        return logits if self.training else logits.index_fill(0, torch.arange(3), self.value)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(("validation", "rows"), [(0.0, "3 of 90 test rows"), (0.25, "3 of 50 validation rows")])
+def test_training_that_diverged_after_the_last_loss_was_finite_is_told_as_such(classes, validation, rows):
+    data = toy_data(rows=200, test_rows=90, classes=classes)
+    config = toy_config(attack={"names": []}, training={"validation": validation})
+    words = f"training diverged: the predictions for {rows} after epoch 1 are not finite, after a loss of [01]\\."
+    with pytest.raises(TrainingError, match=words):
+        run(config, data=lambda _: data, top=Overflowing)
