@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -65,7 +65,8 @@ def trials_of(definition: Definition, overrides: Mapping[str, Any] | None = None
         named at once.
     """
     fixed = _with_overrides(definition, overrides or {})
-    bases = {base: load_config(base).model_dump() if base else {} for base in definition.bases}
+    names = base_names(definition.bases)
+    bases = {names[base]: load_config(base).model_dump() if base else {} for base in definition.bases}
     points = list(_points(definition))
     found, problems = [], []
     for base, point in product(bases, points):
@@ -78,6 +79,24 @@ def trials_of(definition: Definition, overrides: Mapping[str, Any] | None = None
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
         raise ConfigError(f"{len(problems)} trials cannot run: {'; '.join(problems[:_SHOWN])}{more}")
     return _named(definition, found)
+
+
+def base_names(bases: Sequence[str]) -> dict[str, str]:
+    """Return what each base is called in tables: of files, so much of their paths' ends that no two are called alike.
+
+    Examples
+    --------
+    >>> base_names(["census", "mine/small.toml"])
+    {'census': 'census', 'mine/small.toml': 'small'}
+    >>> base_names(["a/base.toml", "b/base.toml"])
+    {'a/base.toml': 'a/base', 'b/base.toml': 'b/base'}
+    """
+    parts = {base: Path(base.removesuffix(".toml")).parts for base in bases}
+    for length in range(1, max(map(len, parts.values())) + 1):
+        names = {base: "/".join(found[-length:]) for base, found in parts.items()}
+        if len(set(names.values())) == len(bases):
+            return names
+    return {base: base for base in bases}  # a preset, and a file of its name beside the sweep's
 
 
 def _with_overrides(definition: Definition, overrides: Mapping[str, Any]) -> Values:
@@ -230,8 +249,6 @@ def show(key: str, value: Any) -> Any:
     """
     if key == DEFENSES and isinstance(value, list):
         return ", ".join(map(_call, value)) or NO_DEFENSE
-    if key == BASE:
-        return Path(str(value)).stem
     return value if isinstance(value, str | int | float | bool) else _show(value)
 
 

@@ -1,5 +1,7 @@
 """From a sweep's file to its trials."""
 
+from fnmatch import fnmatch
+
 import pytest
 
 from flower_vfl.config import load_config, sweep_names
@@ -48,6 +50,34 @@ def test_several_bases_and_cases_meet_the_grid(trials):
     assert len(found) == 8
     assert {trial.config.data.name for trial in found} == {"census-income", "toy-gap"}
     assert found[0].values == {"base": "census", "model.cut": 4, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["a/base.toml", "b/base.toml"], ["a/base", "b/base"]),
+        (["a/base.toml", "a/other.toml"], ["base", "other"]),
+        (["x/a/base.toml", "y/a/base.toml", "other.toml"], ["x/a/base", "y/a/base", "*/other"]),
+    ],
+)
+@pytest.mark.parametrize("grid", ["", "[grid]\nseed = [0, 1]"])
+def test_bases_of_one_file_name_are_told_apart(trials, tmp_path, names, told, grid):
+    for cut, name in enumerate(names, 2):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"model.cut = {cut}")
+    found = trials(f"base = {names}\n{grid}")
+    called = list(dict.fromkeys(trial.values["base"] for trial in found))
+    assert len(called) == len(names)
+    assert all(map(fnmatch, called, told))
+    assert {trial.config.model.cut for trial in found if trial.values["base"] == called[-1]} == {len(names) + 1}
+
+
+def test_a_preset_and_a_file_of_its_name_are_told_apart(trials, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "census.toml").write_text("model.cut = 3")
+    (tmp_path / "sweep.toml").write_text('base = ["census", "census.toml"]')
+    found = trials_of(load_definition("sweep.toml"))
+    assert [trial.values["base"] for trial in found] == ["census", "census.toml"]
 
 
 RANDOM = """
