@@ -25,7 +25,7 @@ from flower_vfl.apps.alignment.client import RESULT as ALIGNED
 from flower_vfl.apps.alignment.place import remove_empty
 from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.build import open_data, parties_here
-from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
+from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
 from flower_vfl.apps.prediction import NO_PREDICTION
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.data.layout import new_folder
@@ -86,8 +86,10 @@ def run_flower(
     check_devices(config, given)
     config = reachable(config, cluster_for(given, address, out))
     code = flwr_run({**to_run_config(config), "out": str(out), "resume": resume}, given, address)
-    if not (out / RESULT).is_file():
-        raise SessionError(f"the Flower run left no result (flwr run ended with {code}); its log is above")
+    if not has_ended(out):  # it had not before, so that a result of an earlier attempt is not taken for this one's
+        raise SessionError(
+            f"the Flower run broke off and did not say why (flwr run ended with {code}); its log is above"
+        )
     return read_result(out)
 
 

@@ -108,11 +108,16 @@ def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
         check_free(path)
         return True
     check_same(path, config)
+    return not has_ended(path)
+
+
+def has_ended(path: Path) -> bool:
+    """Say whether the run in a folder has ended by itself."""
     try:
         status = json.loads((path / RESULT).read_text(encoding="utf8"))["status"]
     except (OSError, ValueError, LookupError, TypeError):
-        return True  # it was killed before it could write one
-    return status not in ENDED
+        return False  # it was killed before it could write one
+    return status in ENDED
 
 
 def read_result(folder: Path) -> dict[str, Any]:

@@ -18,11 +18,12 @@ import tomli_w
 
 from flower_vfl.apps import run
 from flower_vfl.config import build_config, to_run_config
-from flower_vfl.errors import OutputExistsError, PartyError, SetupError
+from flower_vfl.errors import OutputExistsError, PartyError, SessionError, SetupError
 from flower_vfl.files import FolderLock
 from flower_vfl.simulations import flower_engine
 from flower_vfl.simulations.flower_engine import run_flower, write_app, write_deployment
 from flower_vfl.tracking import read_steps
+from tests.faults.common import Interrupt
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(280)]
 
@@ -129,6 +130,20 @@ def test_a_killed_actor_ends_the_run_in_seconds_and_leaves_what_was_measured(tmp
     assert result["status"] == "failed"
     assert result["cost"]["steps"] > 0
     assert len(read_steps(tmp_path / "run")) > 0
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["from the beginning", "going on"])
+def test_a_simulation_that_breaks_off_without_a_word_is_a_failure_also_where_an_earlier_attempt_left_a_result(
+    begun, tmp_path, monkeypatch
+):
+    config = build_config({**TWO, "transport": {"kind": "stream"}})
+    if begun:
+        with pytest.raises(KeyboardInterrupt):
+            run(config, out=tmp_path / "run", observers=(Interrupt(5),))
+        assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
+    monkeypatch.setattr(flower_engine, "flwr_run", lambda *_: -signal.SIGKILL)
+    with pytest.raises(SessionError, match=r"broke off and did not say why \(flwr run ended with -9\)"):
+        run_flower(config, tmp_path / "run", resume=begun)
 
 
 def test_the_written_app_holds_the_whole_configuration(tmp_path):
