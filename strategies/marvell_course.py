@@ -79,7 +79,8 @@ class Course:
     def end_epoch(self, rho: float) -> dict[str, float]:
         """Close the epoch; return the joint divergence of all releases so far, and how much came again since the last.
 
-        Nothing, where no batch of it had both classes, and after so many epochs that it would take too long.
+        Nothing, where no batch of it had both classes, where too few rows came in each epoch to know what comes again,
+        and after so many epochs that it would take too long.
         """
         if not self._batches:
             self.largest = math.inf
@@ -102,7 +103,10 @@ class Course:
             self.largest = math.inf
             return {}
         self._recurrence.end_epoch()
-        kept = self._recurrence.correlations(count)
+        kept = self._recurrence.correlations(count) if count > 1 else np.ones((2, 1, 1))
+        if kept is None:
+            self.largest = math.inf
+            return {}
         found = together(self._releases, rho=rho, kept=kept).sum_kl()
         self.largest = max(self.largest, found)
         return {"sum_kl": found, "kept": float(kept[:, -1, -2].mean()) if count > 1 else 0.0}

@@ -132,7 +132,8 @@ class FullCourse:
     def end_epoch(self, rho: float) -> dict[str, float]:
         """Close the epoch; return the joint divergence of all releases so far, and how much came again since the last.
 
-        Nothing, where no batch of it had both classes, and after so many epochs that it would take too long.
+        Nothing, where no batch of it had both classes, where too few rows came in each epoch to know what comes again,
+        and after so many epochs that it would take too long.
         """
         if not self._batches:
             self.largest = math.inf
@@ -151,8 +152,11 @@ class FullCourse:
             return {}
         kept = 0.0
         if count > 1:
-            kept = float(self._recurrence.correlations(count)[:, -1, -2].mean())
-            own = self._recurrence.couplings(count)
+            correlations, own = self._recurrence.correlations(count), self._recurrence.couplings(count)
+            if correlations is None or own is None:
+                self.largest = math.inf
+                return {}
+            kept = float(correlations[:, -1, -2].mean())
             mean = float(np.mean([together_shaped(chain, rho=rho, kept=own).sum_kl() for chain in self._chains]))
         self.largest = max(self.largest, mean)
         return {"sum_kl": mean, "kept": kept}

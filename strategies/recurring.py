@@ -18,6 +18,10 @@ NUMBERS = 2**15
 FEWEST = 64
 """Rows of a class that are kept of each epoch at least, however long they are."""
 
+ENOUGH = 16
+"""Rows of a class that must have come in each of some epochs before anything is said of what comes again; half of its
+sample where that is less."""
+
 _NEGLIGIBLE = 1e-9
 """Of the largest variance: what is below is rounding of single precision."""
 
@@ -84,43 +88,51 @@ class Recurrence:
         self._epochs.append(self._now)
         self._now = self._nobody(self._now.shape[1])
 
-    def correlations(self, epochs: int) -> NDArray[np.float64]:
+    def correlations(self, epochs: int) -> NDArray[np.float64] | None:
         """Return k of negatives and of positives over the latest epochs, (2, T, T).
 
-        It is of those rows that came in each of them; where there are none, nothing is known to come again.
+        None where too few rows of a class came in each of them (`ENOUGH`): then it is not known what comes again. Where
+        no row of a class deviated in an epoch, nothing of that epoch does.
         """
+        came = self._came(epochs)
+        if came is None:
+            return None
         found = np.tile(np.eye(epochs), (2, 1, 1))
-        for label, deviations in enumerate(self._came(epochs)):
-            vectors = deviations.reshape(len(deviations), -1)
+        for label, deviations in enumerate(came):
+            vectors = deviations.reshape(epochs, -1)
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-            if vectors.size and (lengths > 0.0).all():
-                found[label] = (vectors / lengths) @ (vectors / lengths).T
+            vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0.0)
+            found[label] += (1.0 - np.eye(epochs)) * (vectors @ vectors.T)
         return found
 
-    def couplings(self, epochs: int) -> NDArray[np.float64]:
+    def couplings(self, epochs: int) -> NDArray[np.float64] | None:
         r"""Return how standardised deviations of negatives and of positives correlate, (2, T D, T D).
 
         With :math:`\Sigma^t` the covariance of the deviations in epoch t, these are the correlations of
         :math:`(\Sigma^t)^{-1/2} \zeta^t`, for each two directions of each two epochs. Of few rows they are too large
-        rather than too small: of fewer than D, everything seems to come again.
+        rather than too small: of fewer than D, everything seems to come again. None as in `correlations`.
         """
-        width = self._now.shape[1]
+        came, width = self._came(epochs), self._now.shape[1]
+        if came is None:
+            return None
         found = np.tile(np.eye(epochs * width), (2, 1, 1))
-        for label, deviations in enumerate(self._came(epochs)):
-            if deviations.size:
-                standard = np.concatenate([rows @ _inverse_root(rows.T @ rows) for rows in deviations], axis=1)
-                between = 1.0 - np.kron(np.eye(epochs), np.ones((width, width)))
-                found[label] += between * (standard.T @ standard)
+        for label, deviations in enumerate(came):
+            standard = np.concatenate([rows @ _inverse_root(rows.T @ rows) for rows in deviations], axis=1)
+            between = 1.0 - np.kron(np.eye(epochs), np.ones((width, width)))
+            found[label] += between * (standard.T @ standard)
         return found
 
-    def _came(self, epochs: int) -> list[NDArray[np.float64]]:
-        """Return the deviations of each class's rows that came in each of the latest epochs, (T, n, D)."""
+    def _came(self, epochs: int) -> list[NDArray[np.float64]] | None:
+        """Return the deviations of each class's rows that came in each of the latest epochs, (T, n, D), or too few."""
         latest = self._epochs[-epochs:]
-        if len(latest) < epochs or not latest:
-            return []
+        if len(latest) < epochs or not len(self._rows):
+            return None
         deviations = torch.stack(latest)
         came = deviations.isfinite().all(dim=2).all(dim=0)
-        return [deviations[:, came & (self._positive == bool(label))].double().numpy() for label in (0, 1)]
+        found = [deviations[:, came & (self._positive == bool(label))].double().numpy() for label in (0, 1)]
+        sizes = [int((self._labels[self._rows] == label).sum()) for label in (0, 1)]
+        known = [rows.shape[1] >= min(ENOUGH, -(-size // 2)) for rows, size in zip(found, sizes, strict=True)]
+        return found if all(known) else None
 
     def _nobody(self, width: int) -> Tensor:
         return torch.full((len(self._rows), width), torch.nan)

@@ -6,10 +6,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.metrics import auc_bound
-from flower_vfl.strategies import Marvell, marvell_course
+from flower_vfl.metrics import auc_bound, leak_auc
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import Marvell, MarvellFull, VerticalStrategy, marvell_course
 from flower_vfl.strategies.marvell_course import Course
 from flower_vfl.strategies.marvell_estimates import estimate
 from flower_vfl.strategies.marvell_solver import optimal_noise
@@ -90,6 +92,34 @@ def test_a_course_goes_on_as_if_it_had_not_been_interrupted():
 def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatch):
     monkeypatch.setattr(marvell_course, "LARGEST", 4)
     assert [bool(found) for found in epochs(4)[0]] == [True, True, False, False]
+
+
+def rare(defense, count, width):
+    """Train on batches of which few have one of six positives; each row's gradient is the same in all epochs.
+
+    Return what was logged and promised after each epoch, and what a party reads that adds up what it got.
+    """
+    rows, batch = 1000, 50
+    y = torch.zeros(rows, dtype=torch.int64)
+    y[torch.from_numpy(np.random.default_rng(0).permutation(rows)[:6])] = 1
+    g = torch.randn(rows, width, generator=torch.Generator().manual_seed(0)) * torch.where(y == 1, 0.05, 1.0)[:, None]
+    g[y == 1, 0] += 1.0
+    base = VerticalStrategy(nn.Linear(width, 1), y, secret=Secret.for_simulation(0, "label"))
+    base.widths = {"a": width}
+    defended, promised, total = defense(base, s=4.0), [], torch.zeros(rows, width)
+    for epoch in range(count):
+        for mine in np.random.default_rng(epoch).permutation(rows).reshape(-1, batch):
+            defended.begin_batch(mine)
+            total[mine] += defended.protect(g[mine], y[mine])[0]
+        promised.append((defended.end_epoch(), defended.bound()))
+    return promised, leak_auc(-total.norm(dim=1), y)
+
+
+@pytest.mark.parametrize("defense", [Marvell, MarvellFull])
+def test_where_few_batches_have_both_classes_it_is_not_known_what_comes_again_and_nothing_is_promised(defense):
+    promised, read = rare(defense, 4, 128)
+    assert read > 0.95
+    assert promised[1:] == [({}, 1.0)] * 3
 
 
 def test_an_epoch_without_both_classes_says_nothing():

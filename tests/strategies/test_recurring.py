@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.strategies.recurring import FEWEST, Recurrence, sample
+from flower_vfl.strategies.recurring import ENOUGH, FEWEST, Recurrence, sample
 
 ROWS, WIDTH, BATCH = 2048, 8, 128
 LABELS = (np.arange(ROWS) % 8 == 3).astype(np.int64)
@@ -107,14 +107,13 @@ def test_rows_that_did_not_come_in_each_epoch_are_left_out():
     assert (partly.correlations(2)[0, 0, 1] != seen(2).correlations(2)[0, 0, 1]).all()
 
 
-def test_of_what_never_came_nothing_is_known_to_come_again():
-    assert (Recurrence(LABELS).correlations(2) == np.eye(2)).all()
-    assert (seen(1).couplings(2) == np.eye(2 * WIDTH)).all()
-    alone = seen(2, labels=np.zeros(ROWS, dtype=np.int64))  # no row is of the second class, as it seems
-    assert np.isfinite(alone.correlations(2)).all()
+def test_of_what_never_came_it_is_not_known_whether_it_comes_again():
+    assert Recurrence(LABELS).correlations(2) is None
+    assert seen(1).couplings(2) is None
     recurrence = seen(1)
     recurrence.end_epoch()
-    assert (recurrence.correlations(2) == np.eye(2)).all()
+    assert recurrence.correlations(2) is None
+    assert recurrence.couplings(2) is None
 
 
 def test_what_was_resumed_before_anything_came_knows_nothing_either():
@@ -122,8 +121,45 @@ def test_what_was_resumed_before_anything_came_knows_nothing_either():
     resumed.restore(Recurrence(LABELS).state())
     for _ in range(2):
         resumed.end_epoch()
-        assert np.array_equal(resumed.correlations(1), np.ones((2, 1, 1)))
-        assert resumed.couplings(1).shape == (2, 0, 0)
+        assert resumed.correlations(1) is None
+        assert resumed.couplings(1) is None
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_too_few_rows_of_either_class_say_nothing(label):
+    """Each row of the class comes in one of two epochs, but for some that come in both."""
+    for both, known in ((ENOUGH - 1, False), (ENOUGH, True)):
+        recurrence = Recurrence(LABELS)
+        rows = np.flatnonzero(label == LABELS)
+        always = np.concatenate([rows[:both], np.flatnonzero(label != LABELS)])
+        for number, half in enumerate(np.array_split(rows[both:], 2)):
+            came = np.sort(np.concatenate([always, half]))
+            g = torch.tensor(np.random.default_rng(number).standard_normal((len(came), WIDTH)))
+            recurrence.add(g, torch.tensor(LABELS[came]), came)
+            recurrence.end_epoch()
+        assert (recurrence.correlations(2) is not None) == known
+        assert (recurrence.couplings(2) is not None) == known
+
+
+def test_a_class_with_few_rows_is_known_by_half_of_them():
+    few = (np.arange(ROWS) % 512 == 0).astype(np.int64)  # four rows
+    assert seen(2, labels=few).correlations(2) is not None
+    for missing, known in ((2, True), (3, False)):
+        recurrence, positives = seen(1, labels=few), np.flatnonzero(few)
+        came = np.setdiff1d(np.arange(ROWS), positives[:missing])
+        recurrence.add(torch.ones(len(came), WIDTH), torch.tensor(few[came]), came)
+        recurrence.end_epoch()
+        assert (recurrence.correlations(2) is not None) == known
+
+
+def test_an_epoch_in_which_nothing_deviates_does_not_hide_what_comes_again_in_the_others():
+    own = torch.tensor(np.random.default_rng(99).standard_normal((ROWS, WIDTH)))
+    recurrence = Recurrence(LABELS)
+    for g in (own, torch.zeros(ROWS, WIDTH), own):
+        recurrence.add(g, torch.tensor(LABELS), np.arange(ROWS))
+        recurrence.end_epoch()
+    expected = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
+    assert recurrence.correlations(3) == pytest.approx(np.stack([expected] * 2))
 
 
 def test_it_goes_on_as_if_it_had_not_been_interrupted():
