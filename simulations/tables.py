@@ -197,7 +197,8 @@ def prepare_data(
             progress=lambda done: progress.update(task, completed=done),
         )
     rows = dataset.alignment
-    Console().print(f"{name}: {rows.rows:,} + {rows.test_rows:,} rows, parties {', '.join(dataset.parties)} -> {out}")
+    parties = ", ".join(dataset.parties)
+    Console().print(f"{name}: {rows.rows:,} + {rows.test_rows:,} rows, parties {parties} -> {out}", markup=False)
     if name == Files.name:
         print_columns(dataset)
         Console().print(
@@ -205,7 +206,7 @@ def prepare_data(
             "categorical=... or ignore=... (in a configuration: data.options)",
             highlight=False,
         )
-    Console().print(f'use it with: --set "data.path={out}"', highlight=False)
+    Console().print(f'use it with: --set "data.path={out}"', markup=False, highlight=False)
 
 
 def print_columns(dataset: Dataset) -> None:

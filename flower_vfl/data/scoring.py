@@ -26,6 +26,9 @@ from flower_vfl.errors import DataError
 TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
 """How the names of files with a header end."""
 
+_ROWS = (*TABLES, ".txt", ".txt.gz")
+"""How the names of files with rows end; IDs that are asked for are one a line in a .txt."""
+
 
 @dataclass(frozen=True)
 class Features:
@@ -214,7 +217,7 @@ def _files(path: Path, trained: Dataset) -> Mapping[str, Path]:
     found = {
         name: path / (name + ending)
         for name in dict.fromkeys((*trained.parties, trained.label_party))
-        for ending in reversed(TABLES)
+        for ending in reversed(_ROWS)
         if (path / (name + ending)).is_file()
     }
     if not found:

@@ -76,6 +76,17 @@ def test_a_value_that_training_never_saw_goes_to_its_bucket(trained, tmp_path):
     assert everything(new_rows(tmp_path / "new.csv", dataset), "shop")[1].tolist() == [[0]]
 
 
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".txt", ".parquet"])
+def test_a_party_s_file_in_a_folder_may_have_every_ending_that_can_be_prepared(trained, tmp_path, ending):
+    table = pa.table({"id": ["x"], "spent": [1.0], "city": ["Bonn"]})
+    if ending == ".parquet":
+        pq.write_table(table, tmp_path / "shop.parquet")
+    else:
+        options = pa_csv.WriteOptions(delimiter="\t" if ending == ".tsv" else ",")
+        pa_csv.write_csv(table, tmp_path / f"shop{ending}", options)
+    assert new_rows(tmp_path, trained[1]).count == 1
+
+
 def test_new_rows_need_no_label(trained, tmp_path):
     _, dataset = trained
     pa_csv.write_csv(pa.table({"id": ["a"], "debt": [1.0]}), tmp_path / "new.csv")

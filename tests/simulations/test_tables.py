@@ -8,3 +8,11 @@ def test_an_install_command_is_shown_with_its_extra(monkeypatch, capsys):
     monkeypatch.setattr(tables, "available", lambda: [entry])
     tables.print_data_sets()
     assert "pip install 'flower-vfl[mnist]'" in capsys.readouterr().out
+
+
+def test_a_folder_is_named_with_its_brackets(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("COLUMNS", "400")
+    tables.prepare_data("toy-gap", None, tmp_path / "own[v2]", {})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f"-> {tmp_path}/own[v2]")
+    assert lines[-1] == f'use it with: --set "data.path={tmp_path}/own[v2]"'
