@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from flower_vfl.errors import ConfigError
 
@@ -95,6 +95,8 @@ def read_list(kind: Any, text: str) -> Any:
 
 def typed(kind: Any, text: str) -> Value:
     """Read text as a leaf of this kind; text that is none stays what it is, and its field refuses it by name."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     if kind in (int, float):

@@ -258,6 +258,8 @@ SETS = [
     ("attack.monitor=false", ("attack", "monitor"), False),
     ("attack.monitor=True", ("attack", "monitor"), True),
     ("sinks=wandb", ("sinks",), ["wandb"]),
+    ("attack.positives=1,2", ("attack", "positives"), [1, 2]),
+    ("attack.positives=1", ("attack", "positives"), [1]),
     ("seed=5", ("seed",), 5),
     ("defenses=iso(t=5.0), max_norm", ("defenses",), [{"name": "iso", "t": 5.0}, {"name": "max_norm"}]),
     ('defenses=[{"name": "iso", "t": 5}]', ("defenses",), [{"name": "iso", "t": 5}]),

@@ -25,7 +25,7 @@ from flower_vfl.data.ids import Join, in_test_set, join_ids, read_ids, select_id
 from flower_vfl.data.labels import encode_labels, require_labels
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
 from flower_vfl.data.tables import read_header, read_table
-from flower_vfl.errors import DataError
+from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.registry import suggestion
 
 _log = logging.getLogger(__name__)
@@ -60,22 +60,12 @@ class FilesOptions(Options):
         (), description="height and width to which images in folders are scaled; none: all have one size"
     )
 
-    @field_validator("image_size", mode="before")
-    @classmethod
-    def _sides(cls, value: Any) -> Any:
-        return [part.strip(" []") for part in value.split(",")] if isinstance(value, str) else value
-
     @field_validator("image_size")
     @classmethod
     def _size(cls, size: tuple[int, ...]) -> tuple[int, ...]:
         if size and (len(size) != 2 or not all(1 <= side <= 4096 for side in size)):
             raise ValueError("give a height and a width, 1 to 4096 each")
         return size
-
-    @field_validator("categorical", "numeric", "ignore", mode="before")
-    @classmethod
-    def _names(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> FilesOptions:
@@ -145,6 +135,7 @@ class Files(Recipe):
         for party in options.files:
             check_party_name(party)
         raw = _read_all(source, options)
+        _require_named(raw, options)
         aligned = {part: AlignmentFile.read(_resolve(source, name)) for part, name in options.alignments().items()}
         progress(0.3)
         tables = _align(builder, raw, aligned, options)
@@ -284,6 +275,18 @@ def _read_all(source: Path | None, options: FilesOptions) -> dict[Part, dict[str
         return {"train": train, "test": train}
     test = {key: _read(_resolve(source, name), options) for key, name in options.paths("test").items()}
     return {"train": train, "test": test}
+
+
+def _require_named(raw: Mapping[Part, Mapping[str, _Raw]], options: FilesOptions) -> None:
+    """Refuse a column that an option names and no file has: a mistyped one would be used as if it were not named."""
+    tables = [file.table for files in raw.values() for file in files.values() if file.arrays is None]
+    known = {name for table in tables for name in table.column_names}
+    for option, names in {key: getattr(options, key) for key in ("categorical", "numeric", "ignore")}.items():
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"option {option} of files: no table has a column {name!r}; {suggestion(name, known)}"
+                )
 
 
 def _read(path: Path, options: FilesOptions) -> _Raw:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from flower_vfl.data.builder import Builder
 from flower_vfl.errors import ConfigError
+from flower_vfl.parsing import read_list
 from flower_vfl.registry import suggestion
 
 Progress = Callable[[float], None]
@@ -18,9 +19,28 @@ Progress = Callable[[float], None]
 
 
 class Options(BaseModel):
-    """Options of a data set; a subclass adds them as fields with defaults."""
+    """Options of a data set; a subclass adds them as fields with defaults.
+
+    A list may be given as people type it, `84,84` or `[a, b]`, or as its only entry.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_typed(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if get_origin(kind) not in (list, tuple):
+            return _word(kind, value)
+        item = get_args(kind)[0]
+        if isinstance(value, str):
+            value = read_list(item, value)
+        return [_word(item, entry) for entry in (value if isinstance(value, list | tuple) else [value])]
+
+
+def _word(kind: Any, value: Any) -> Any:
+    """Return true and false as they were typed where texts are wanted; numbers are made texts by pydantic."""
+    return str(value).lower() if kind is str and isinstance(value, bool) else value
 
 
 class Recipe(ABC):

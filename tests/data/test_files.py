@@ -265,6 +265,13 @@ def test_a_broken_features_file_is_refused_by_name(two, tmp_path, change, text):
         ({"files": {"../a": "a.csv"}}, DataError, "no party name"),
         ({"test_files": {"c": "x"}}, ConfigError, "test_files must name the parties of files, a, b"),
         ({"fyles": {}}, ConfigError, "did you mean 'files'"),
+        (
+            {"ignore": "incme"},
+            ConfigError,
+            "option ignore of files: no table has a column 'incme'; did you mean 'income'",
+        ),
+        ({"categorical": "town,balanc"}, ConfigError, "categorical of files: no table has a column 'balanc'; did you"),
+        ({"numeric": ["x"]}, ConfigError, "option numeric of files: .*Allowed: balance, id, income, label, town"),
         ({"test_labels_file": "y.csv"}, ConfigError, "test_files must name the parties of files, a, b"),
         ({"test_files": {"a": "x", "b": "y"}, "labels_file": "z"}, ConfigError, "labels_file and test_labels_file go"),
     ],

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.clicks.blocks import BlockReader
@@ -39,11 +39,6 @@ class ClickOptions(Options):
     bad_lines: float = Field(0.001, ge=0.0, lt=1.0, description="part of the lines that may be bad and are left out")
     columns: tuple[str, ...] = Field((_ALL,), description='columns of the feature party "a"; "all"')
     label_columns: tuple[str, ...] = Field((), description='columns that the label party has, too; "all"')
-
-    @field_validator("columns", "label_columns", mode="before")
-    @classmethod
-    def _names(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 class ClickRecipe(Recipe):
