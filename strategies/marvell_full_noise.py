@@ -16,10 +16,13 @@ EVERYWHERE = 0.5
 """Of the noise that covers what covariances do not tell, the part that is the same in every direction."""
 
 _STEPS, _STEP, _PRECISION = 200, 1.5, 0.01
-"""How the least power is looked for: doublings at most, the factor of each step down, and what is near enough."""
+"""How the least power is looked for: steps at most, the factor of each step down, and what is near enough."""
 
 _NEGLIGIBLE = 1e-12
 """Of the largest squared length of a direction that the rows span: what is below is rounding."""
+
+_ROUNDING = 16.0
+"""Of the largest variance, in units of the gradients' precision: so much may be rounding of a covariance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class FullNoise:
         Share of it that makes the covariances alike, at most one half; 0 without noise.
     sum_kl
         Sum of the two divergences between the classes with this noise, were they Gaussian with these covariances; inf
-        without noise where they differ.
+        where a direction in which they vary no more than by rounding may tell them apart.
     """
 
     along: float
@@ -164,6 +167,8 @@ def optimal_noise(pair: Pair, power: float, spread: float = 0.1) -> FullNoise:
 def least_noise(pair: Pair, target: float, spread: float = 0.1) -> FullNoise:
     """Return the noise of `optimal_noise` of the least power, within a hundredth, that leaves at most this divergence.
 
+    There is none where the classes differ by no more than that as they are.
+
     Parameters
     ----------
     pair : Pair
@@ -188,7 +193,10 @@ def least_noise(pair: Pair, target: float, spread: float = 0.1) -> FullNoise:
         found = family.noise(2.0 * found.power)
     else:
         raise UnprotectedBatchError(f"marvell_full: no power was found that leaves a divergence of {target}")
-    while (less := family.noise(found.power / _STEP)).sum_kl <= target:
+    for _ in range(_STEPS):
+        less = family.noise(found.power / _STEP)
+        if less.sum_kl > target:
+            break
         found = less
     low, high = math.log(less.power), math.log(found.power)
     while high - low > _PRECISION:
@@ -209,13 +217,15 @@ class _Family:
     def __init__(self, pair: Pair, spread: float) -> None:
         self._pair, self._spread = pair, spread
         values, vectors = torch.linalg.eigh(pair.covariances[1] - pair.covariances[0])
+        self._covariances = vectors.T @ pair.covariances @ vectors
         self._lacks = torch.stack([values.clamp(min=0.0), (-values).clamp(min=0.0)])
-        shares = torch.tensor([1.0 - pair.p, pair.p]).to(self._lacks)
-        self.matching, self._total = torch.stack([(shares @ self._lacks).sum(), self._lacks.sum()]).tolist()
+        shares, largest = torch.tensor([1.0 - pair.p, pair.p]).to(self._lacks), self._covariances.amax()
+        numbers = torch.stack([(shares @ self._lacks).sum(), self._lacks.sum(), largest])
+        self.matching, self._total, largest_variance = numbers.tolist()
+        self._least = _ROUNDING * torch.finfo(pair.means.dtype).eps * largest_variance
         self._line = pair.means / math.sqrt(pair.g) if pair.g > 0.0 else torch.zeros_like(pair.means)
         directions = vectors.to(pair.means) if pair.basis is None else pair.basis @ vectors.to(pair.means)
         self._directions = directions.contiguous()  # as a checkpoint returns it: products of another layout round
-        self._covariances = vectors.T @ pair.covariances @ vectors
         inside = self._line if pair.basis is None else self._line @ pair.basis
         self._inside = inside.double() @ vectors
 
@@ -223,8 +233,8 @@ class _Family:
         """Return the noise of this power, in units of the pair."""
         pair, line, directions = self._pair, self._line, self._directions
         if power <= 0.0:
-            left = math.inf if self._total > 0.0 or pair.g > 0.0 else 0.0
-            return FullNoise(0.0, 0.0, torch.zeros_like(self._lacks), directions, line, 0.0, 0.0, left)
+            nothing = torch.zeros_like(self._lacks)
+            return FullNoise(0.0, 0.0, nothing, directions, line, 0.0, 0.0, self._left(nothing, 0.0))
         theta = min(1.0, power / 2.0 / self.matching) if self.matching > 0.0 else 1.0
         likeness = theta * self.matching / power
         rest = power - theta * self.matching
@@ -233,16 +243,28 @@ class _Family:
         everywhere = (covering - alike * self._total) / len(pair.means)
         along = rest - covering
         levels = theta * self._lacks + alike * self._lacks.sum(dim=0)
-        common = along * torch.outer(self._inside, self._inside)
-        left = divergence(
-            self._covariances + torch.diag_embed(levels + everywhere) + common, math.sqrt(pair.g) * self._inside
-        )
+        left = self._left(levels + everywhere, along)
         return FullNoise(along, everywhere, levels, directions, line, power, likeness, left)
 
+    def _left(self, levels: Tensor, along: float) -> float:
+        """Return the divergence with noise of these levels (2, R) and, on the means' line, of this variance."""
+        if self._total == 0.0 and self._pair.g == 0.0:
+            return 0.0
+        noisy = self._covariances + torch.diag_embed(levels) + along * torch.outer(self._inside, self._inside)
+        return divergence(noisy, math.sqrt(self._pair.g) * self._inside, least=self._least)
 
-def divergence(covariances: Tensor, difference: Tensor) -> float:
-    """Return the sum of both divergences of Gaussians with covariances (2, D, D) and means that differ by (D,)."""
-    inverses = torch.linalg.inv(covariances)
+
+def divergence(covariances: Tensor, difference: Tensor, *, least: float = 0.0) -> float:
+    """Return the sum of both divergences of Gaussians with covariances (2, D, D) and means that differ by (D,).
+
+    It is inf where a direction has no more than the variance `least`, given the others.
+    """
+    roots, failed = torch.linalg.cholesky_ex(covariances)
+    if failed.any():
+        return math.inf
+    inverses = torch.cholesky_inverse(roots)
     spreads = 0.5 * (inverses * covariances.flip(0)).sum() - len(difference)  # both are symmetric
     means = 0.5 * torch.einsum("i,cij,j->", difference, inverses, difference)
-    return max(0.0, float(spreads)) + float(means)
+    sharpest = inverses.diagonal(dim1=1, dim2=2).amax()
+    of_spreads, of_means, largest_inverse = torch.stack([spreads, means, sharpest]).tolist()
+    return max(0.0, of_spreads) + of_means if largest_inverse * least < 1.0 else math.inf

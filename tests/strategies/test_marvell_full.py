@@ -141,6 +141,62 @@ def test_a_target_is_kept_in_every_batch_and_hardly_undershot(more, target):
     assert guarded.params.items() >= more.items()
 
 
+def near_classes(rows=512, width=8, seed=0):
+    """Overlapping classes of all directions: they differ by about 1.6 without any noise."""
+    y = (torch.arange(rows) % 4 == 0).long()
+    g = torch.randn(rows, width, generator=generator(seed), dtype=torch.float64)
+    g[y == 1, 0] += 1.0
+    return g, y
+
+
+def test_a_target_that_the_classes_keep_by_themselves_needs_no_noise():
+    """The divergence without noise is that of the classes' own covariances, by the textbook."""
+    g, y = near_classes()
+    pair = estimate(g, y)
+    found = least_noise(pair, 4.0)
+    assert (found.power, found.along, found.everywhere, float(found.levels.sum())) == (0.0, 0.0, 0.0, 0.0)
+    assert found.sum_kl == pytest.approx(divergence(*_clean(pair, 8), pair.means), rel=1e-9)
+    assert 1.0 < found.sum_kl < 4.0
+    assert least_noise(pair, 0.99 * found.sum_kl).power > 0.0
+    noisy, log = defense(sum_kl=4.0).protect(g, y)
+    assert torch.equal(noisy, g)
+    assert (log["marvell_full.noise_power"], log["marvell_full.fallback"]) == (0.0, 0.0)
+    assert log["marvell_full.sum_kl_after"] == found.sum_kl
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_direction_that_the_classes_hardly_have_is_not_left_without_noise(dtype):
+    """Numbers that are always 0, or vary by rounding only: nothing is known of them, and hardly any noise is added."""
+    g, y = near_classes()
+    precision = torch.finfo(dtype).eps
+    for rest in (torch.zeros(len(y)), 0.1 * math.sqrt(precision) * torch.where(y == 1, 1.0, -1.0)):
+        pair = estimate(torch.cat([g, rest[:, None].double()], dim=1).to(dtype), y)
+        assert optimal_noise(pair, 0.0).sum_kl == math.inf
+        found = least_noise(pair, 4.0)
+        assert found.sum_kl <= 4.0
+        assert 0.0 < found.power < 1e5 * precision * pair.square
+        assert found.everywhere > precision * float(pair.covariances.amax())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(2, 40),
+    width=st.integers(1, 9),
+    rank=st.integers(0, 9),
+    seed=st.integers(0, 2**16),
+    target=st.floats(1e-3, 1e4),
+    short=st.booleans(),
+)
+def test_any_target_is_found_and_kept(rows, width, rank, seed, target, short):
+    random = generator(seed)
+    y = torch.arange(rows) % 2
+    g = torch.randn(rows, rank, generator=random) @ torch.randn(rank, width, generator=random) + 0.1 * y[:, None]
+    pair = estimate(g if short else g.double(), y)
+    found = least_noise(pair, target)
+    assert found.sum_kl <= target
+    assert found.sum_kl == optimal_noise(pair, found.power).sum_kl
+
+
 def test_classes_that_are_the_same_need_no_power_for_a_target_and_rounding_is_no_target():
     g = torch.tensor([[1.0, 0.0], [1.0, 2.0]], dtype=torch.float64).repeat(4, 1)
     y = torch.tensor([0, 0, 1, 1]).repeat(2)
