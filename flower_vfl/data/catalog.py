@@ -22,8 +22,9 @@ from flower_vfl.registry import lookup
 
 _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
-_REVISION = 1
-"""Counts what prepared folders have got since their layout's schema; what was cached before is prepared again."""
+_REVISION = 2
+"""Counts what prepared folders have got, or do not hold any more, since their layout's schema; what was cached before
+is prepared again."""
 
 CACHE_VARIABLE = "FLOWER_VFL_CACHE"
 DATA_VARIABLE = "FLOWER_VFL_DATA"
