@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Entry = Mapping[str, Any]
@@ -65,6 +65,19 @@ def received(result: Result) -> list[Entry]:
     ]
 
 
+def unrepeated(entries: Sequence[Entry]) -> list[Entry]:
+    """Return entries of one phase without what the monitor repeats: the attack, party and layer of an attacker's.
+
+    What no attacker reported, such as parties that put together what they see, only the monitor has measured.
+    """
+    reported = {_where(entry) for entry in entries if entry.get("source") != "monitor"}
+    return [entry for entry in entries if entry.get("source") != "monitor" or _where(entry) not in reported]
+
+
+def _where(entry: Entry) -> tuple[Any, ...]:
+    return label_of(entry), entry.get("party"), entry.get("layer")
+
+
 def reached(entry: Entry) -> float:
     """Return the leak AUC that an attacker reaches: scores that are nearly always wrong read labels, turned around.
 
@@ -96,7 +109,7 @@ def worst(
 ) -> Entry | None:
     """Return the entry with the largest leak at a layer, see `reached`; None without any.
 
-    What attackers measured counts; what the monitor measured stands in where none did.
+    What the monitor measured counts where no attacker measured the same, see `unrepeated`.
 
     Parameters
     ----------
@@ -120,5 +133,4 @@ def worst(
         and oracle in (None, told(result, entry)[0])
         and remembered in (None, is_remembered(entry))
     ]
-    entries = [entry for entry in entries if entry.get("source") != "monitor"] or entries
-    return max(entries, key=reached, default=None)
+    return max(unrepeated(entries), key=reached, default=None)

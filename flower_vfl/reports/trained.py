@@ -18,7 +18,7 @@ from flower_vfl.reports.figures import (
     protection_figure,
     rebuild_figure,
 )
-from flower_vfl.reports.leaks import label_of
+from flower_vfl.reports.leaks import label_of, unrepeated
 from flower_vfl.reports.rebuilt import MEASURES, Answer, answers, ends, in_words, number
 from flower_vfl.reports.settings import families
 
@@ -87,13 +87,7 @@ def measures_of(entry: Entry) -> Mapping[str, Mapping[str, Any]]:
 
 def on_trained_models(run: Run) -> list[Entry]:
     """Return the entries of attacks on the trained model; the monitor's where no attacker reported the same."""
-    entries = [entry for entry in run.result["leakage"] if entry.get("phase") == "inference"]
-    attackers = {_where(entry) for entry in entries if entry.get("source") != "monitor"}
-    return [entry for entry in entries if entry.get("source") != "monitor" or _where(entry) not in attackers]
-
-
-def _where(entry: Entry) -> tuple[Any, ...]:
-    return label_of(entry), entry.get("party"), entry.get("layer")
+    return unrepeated([entry for entry in run.result["leakage"] if entry.get("phase") == "inference"])
 
 
 def _table(run: Run) -> dict[str, Any]:
@@ -192,7 +186,10 @@ def _measure(entry: Entry, classes: Any) -> str:
 
 
 def _worst(run: Run, attack: str) -> Entry | None:
-    """Return what the attack reached at the cut of the party that leaks most; the monitor's where no attacker ran."""
+    """Return what the attack reached at the cut of the party that leaks most; the monitor's where no attacker ran.
+
+    What the monitor measures has nothing to be compared with: it has no columns to attack with from scratch.
+    """
     entries = [e for e in on_trained_models(run) if label_of(e) == attack and e.get("layer") == "cut"]
     entries = [e for e in entries if e.get("source") != "monitor"] or entries
     classes = run.result["dataset"].get("classes")

@@ -68,6 +68,20 @@ def test_the_monitor_counts_only_where_no_attacker_measured():
     assert leaks.worst(result(monitor), "cut") is monitor
 
 
+@pytest.mark.parametrize("party", ["b", "a+b"])
+def test_a_party_without_an_attacker_and_those_that_collude_count_by_the_monitor(party):
+    attacker, repeated = entry(q95=0.6), entry(q95=0.65, source="monitor")
+    monitored = entry(q95=0.9, party=party, source="monitor")
+    assert leaks.worst(result(attacker, repeated, monitored), "cut") is monitored
+    assert leaks.worst(result(attacker, entry("cosine", 0.7, source="monitor")), "cut", attack="cosine")["q95"] == 0.7
+    assert leaks.unrepeated([attacker, repeated, monitored]) == [attacker, monitored]
+
+
+def test_the_monitor_counts_where_an_attacker_could_not_measure():
+    monitor = entry(q95=0.9, source="monitor")
+    assert leaks.worst(result(entry(q95=None), monitor), "cut") is monitor
+
+
 def test_what_is_read_from_the_trained_model_is_no_leak_of_a_step():
     trained = entry("spectral", q95=0.9, phase="inference")
     known = result(entry("spectral", q95=0.6, phase="train"), trained, entry("clustering", metric="accuracy"))
