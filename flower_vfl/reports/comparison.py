@@ -29,17 +29,19 @@ OVERLAID = 12
 def of_several(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the values of ``comparison.html.j2``."""
     places = measured_at(runs)
-    settings = settings_of(runs)
+    ended = [run for run in runs if run.ended]
+    settings = settings_of(ended)
     rows = [_row(index, run, places) for index, run in enumerate(runs, 1)]
     points = [
         (row["index"], float(row["last"]["test_auc"]), row["leak"].reached, bool(row["run"].result["defenses"]))
         for row in rows
-        if row["leak"] and isinstance(row["last"].get("test_auc"), float | int)
+        if row["run"].ended and row["leak"] and isinstance(row["last"].get("test_auc"), float | int)
     ]
     null = max((row["leak"].null for row in rows if row["leak"]), default=None)
     return {
         "title": f"{len(runs)} runs compared",
         "rows": rows,
+        "unended": [row for row in rows if not row["run"].ended],
         "auc": "test_auc" if any(row["last"].get("test_auc") is not None for row in rows) else "test_accuracy",
         "places": places,
         "certified": any(row["bound"] is not None for row in rows),
@@ -48,7 +50,7 @@ def of_several(runs: Sequence[Run]) -> dict[str, Any]:
         "figure": Markup(trade_off_figure(points, null)) if points else None,
         "leak_figures": [figure for place in places if (figure := _leak_figure(settings[:OVERLAID], *place))],
         "left_out": [setting.title for setting in settings[OVERLAID:]],
-        "repeated": max(len(setting.runs) for setting in settings),
+        "repeated": max((len(setting.runs) for setting in settings), default=0),
         "answered": any(row["answer"] for row in rows),
         **of_settings(settings, lines=OVERLAID),
         "trade_offs": _trade_offs(settings, places) if len(settings) > 1 else [],

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flower_vfl.apps.folder import ENDED
 from flower_vfl.apps.periods import SCHEMA as PERIODS_SCHEMA
 from flower_vfl.apps.periods import read_periods
 from flower_vfl.errors import InputError
@@ -47,6 +48,16 @@ class Run:
     def name(self) -> str:
         """The folder's name."""
         return self.folder.resolve().name
+
+    @property
+    def status(self) -> str:
+        """How it ended, such as "finished" or "failed"."""
+        return str(self.result.get("status", "finished"))
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ended by itself; what one measured that failed or was interrupted compares with nothing."""
+        return self.status in ENDED
 
     def curve(self, **keys: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Return steps, epochs and values of the rows with these keys, such as ``metric="train_loss"``."""

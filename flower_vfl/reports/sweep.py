@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ PROBLEM = ("base", "data", "model", "parties", "attack")
 
 LINES = 4
 """Values of further keys that one figure tells apart by lines; of more it shows points."""
+
+NAMED = 8
+"""Settings that one sentence names; of more it gives the number."""
 
 _SLIGHT = 1
 """The grade of a leak (`words.Leak`) that counts as near guessing."""
@@ -71,11 +74,14 @@ class Setting:
     values
         What varies in the sweep, but for seeds.
     runs
-        Those that have left a result.
+        Those that ended by themselves.
+    trials
+        How many there are of it, ended or not.
     """
 
     values: Mapping[str, Any]
     runs: Sequence[Run]
+    trials: int
 
     @property
     def problem(self) -> tuple[tuple[str, Any], ...]:
@@ -86,7 +92,7 @@ class Setting:
     def rest(self) -> str:
         """The values that are neither the problem nor the defense, in words."""
         known = {"defenses", *(key for key, _ in self.problem)}
-        return ", ".join(f"{key} = {value}" for key, value in self.values.items() if key not in known)
+        return _told({key: value for key, value in self.values.items() if key not in known})
 
     @property
     def title(self) -> str:
@@ -122,13 +128,16 @@ class Setting:
 
 
 def settings_in(entries: Sequence[Entry], runs: Mapping[str, Run]) -> list[Setting]:
-    """Group the runs of a sweep by what varies but for seeds, in the order of the sweep."""
-    found: dict[tuple[tuple[str, Any], ...], list[Run]] = {}
+    """Group the runs of a sweep by what varies but for seeds, in the order of the sweep; a setting has at least one."""
+    found: dict[tuple[tuple[str, Any], ...], list[Entry]] = {}
     for entry in entries:
-        if entry.run in runs:
-            key = tuple((key, value) for key, value in entry.values.items() if key not in SEEDS)
-            found.setdefault(key, []).append(runs[entry.run])
-    return [Setting(dict(key), members) for key, members in found.items()]
+        key = tuple((key, value) for key, value in entry.values.items() if key not in SEEDS)
+        found.setdefault(key, []).append(entry)
+    settings = [
+        Setting(dict(key), [runs[entry.run] for entry in members if entry.run in runs], len(members))
+        for key, members in found.items()
+    ]
+    return [setting for setting in settings if setting.runs]
 
 
 def of_sweep(folder: Path) -> dict[str, Any]:
@@ -147,24 +156,50 @@ def of_sweep(folder: Path) -> dict[str, Any]:
     }
     if not runs:
         raise InputError(f"no run of the sweep in {folder} has left a result yet")
-    settings = settings_in(entries, runs)
+    settings = settings_in(entries, {name: run for name, run in runs.items() if run.ended})
     problems: dict[tuple[tuple[str, Any], ...], list[Setting]] = {}
     for setting in settings:
         problems.setdefault(setting.problem, []).append(setting)
-    first = next(iter(runs.values()))
     return {
         "title": folder.resolve().name,
         "entries": entries,
         "runs": runs,
         "keys": list(dict.fromkeys(key for entry in entries for key in entry.values)),
         "settings": settings,
-        "repeated": max(len(setting.runs) for setting in settings),
+        "repeated": max((len(setting.runs) for setting in settings), default=0),
         "seconds": sum(float(run.result["cost"].get("seconds") or 0.0) for run in runs.values()),
-        "broken": {n: r.result.get("error") for n, r in runs.items() if r.result.get("status") == "failed"},
+        "broken": {name: run for name, run in runs.items() if not run.ended},
         "missing": [entry.run for entry in entries if entry.run not in runs],
-        "gaps": words.not_tested(first),
+        "gaps": _gaps(settings),
         "problems": [_problem(dict(key), members) for key, members in problems.items()],
     }
+
+
+def _gaps(settings: Sequence[Setting]) -> list[tuple[str, list[str]]]:
+    """Return what runs say nothing about, in sentences, each with the settings or runs of which it is true.
+
+    Those are empty where it is true of all.
+    """
+    lacking: dict[str, set[str]] = {}
+    runs = [run for setting in settings for run in setting.runs]
+    for run in runs:
+        for gap in words.not_tested(run):
+            lacking.setdefault(gap, set()).add(run.name)
+    return [(gap, [] if len(names) == len(runs) else _those(settings, names)) for gap, names in lacking.items()]
+
+
+def _those(settings: Sequence[Setting], runs: Set[str]) -> list[str]:
+    """Return the settings of which all runs are meant, and the single runs of others; a few of many."""
+    told: list[str] = []
+    for setting in settings:
+        names = [run.name for run in setting.runs if run.name in runs]
+        whole = " · ".join(filter(None, (_told(dict(setting.problem)), setting.title)))
+        told += [whole] if len(names) == len(setting.runs) else names
+    return told if len(told) <= NAMED else [*told[:NAMED], f"{len(told) - NAMED:,} more"]
+
+
+def _told(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
 def _problem(values: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
@@ -179,7 +214,7 @@ def _problem(values: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str
     # Figures of the trained models tell settings apart by their configurations.
     trained = of_settings(settings_of(runs), lines=12)
     return {
-        "title": ", ".join(f"{key} = {value}" for key, value in values.items()),
+        "title": _told(values),
         "data": runs[0].result["dataset"],
         "parties": runs[0].parties(),
         "measure": words.METRICS[measure],

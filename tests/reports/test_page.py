@@ -317,6 +317,31 @@ def test_runs_on_different_data_are_not_compared_silently(run_folder):
     assert "their numbers do not compare" in page(render(folders)).text
 
 
+def test_a_run_that_did_not_end_is_marked_in_a_comparison_and_in_no_figure(run_folder):
+    folders = [run_folder("plain", steps=20), run_folder("diverged", steps=20, defenses=MARVELL, leak=0.5)]
+    text = page(render(folders)).text
+    assert "did not end" not in text
+    assert "marvell s = 4" in text
+    change(folders[1], lambda result: result.update(status="failed", error="training diverged"))
+    path = render(folders)
+    text = page(path).text
+    assert "Some runs did not end by themselves" in text
+    assert "2, diverged: failed. training diverged" in text
+    assert "diverged failed marvell (s = 4.0)" in text
+    assert "marvell s = 4" not in text  # the name of its line
+    assert "good" not in re.findall(r'<strong class="(\w+)">', path.read_text())
+
+
+def test_a_comparison_of_runs_that_did_not_end_has_their_tables(run_folder):
+    folders = [run_folder(name, steps=20) for name in ("one", "two")]
+    for folder in folders:
+        change(folder, lambda result: result.update(status="interrupted"))
+    text = page(render(folders)).text
+    assert "1, one: interrupted." in text
+    assert "No leak was logged along training by a run that ended." in text
+    assert "Leak by attack and layer" in text
+
+
 def test_a_run_that_measured_no_leak_can_be_compared(run_folder):
     folders = [run_folder("one", steps=3, epochs=1), run_folder("two", steps=3, epochs=1)]
     for folder in folders:

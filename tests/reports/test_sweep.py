@@ -14,6 +14,7 @@ from flower_vfl.reports import render, render_sweep
 from flower_vfl.reports.sweep import estimate, of_sweep
 
 from .conftest import write_run
+from .test_page import change, page
 
 MARVELL = [{"name": "marvell", "params": {"s": 4.0}}]
 MAX_NORM = [{"name": "max_norm", "params": {}}]
@@ -92,6 +93,88 @@ def test_another_data_set_is_a_section_of_its_own(tmp_path):
             entries.append(Entry(f"{base}{seed}", f"{base}{seed}", {"base": base, "seed": seed}))
     write_record(tmp_path, entries)
     assert [problem["title"] for problem in of_sweep(tmp_path)["problems"]] == ["base = census", "base = flights"]
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Writes a sweep of which some runs have another status; those predict better and leak less than the others."""
+
+    def write(**statuses):
+        entries = []
+        for name, defenses in (("none", []), ("marvell", MARVELL)):
+            for seed in (0, 1):
+                run = f"{name}{seed}"
+                leak, utility = (0.5, 0.99) if run in statuses else (0.98, 0.9)
+                facts = {"leak": leak, "utility": utility, "seed": seed, "steps": 20, "parties": ("a",)}
+                write_run(tmp_path / run, defenses=defenses, **facts)
+                status = {"status": statuses.get(run, "finished"), "error": "it died"}
+                change(tmp_path / run, lambda result, status=status: result.update(status))
+                entries.append(Entry(run, run, {"seed": seed, "defenses": name}))
+        write_record(tmp_path, entries)
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_runs_that_did_not_end_are_in_no_mean_not_on_the_front_and_not_recommended(broken, status):
+    folder = broken(marvell0=status, marvell1=status)
+    found = of_sweep(folder)
+    (problem,) = found["problems"]
+    assert [row["title"] for row in problem["rows"]] == ["none"]
+    assert (problem["verdict"]["kept"], problem["rows"][0]["front"]) == (None, True)
+    assert list(found["broken"]) == ["marvell0", "marvell1"]
+    text = page(render_sweep(folder)).text
+    assert "2 runs of 1 settings" in text
+    assert "2 of 4 runs did not end" in text
+    assert f"marvell0, {status}: it died" in text
+
+
+def test_of_a_setting_with_a_run_that_failed_the_others_count_and_it_says_how_many(broken):
+    folder = broken(marvell1="failed")
+    _, marvell = of_sweep(folder)["problems"][0]["rows"]
+    assert (marvell["utility"].count, marvell["utility"].mean) == (1, 0.9)
+    assert "1 of 2 0.9000" in page(render_sweep(folder)).text
+
+
+@pytest.mark.parametrize("status", ["early stopping", "leak limit", "bound limit"])
+def test_a_run_that_a_rule_ended_counts(broken, status):
+    assert of_sweep(broken(marvell1=status))["problems"][0]["rows"][1]["utility"].count == 2
+
+
+def test_a_sweep_of_which_no_run_has_ended_says_so_and_why(broken):
+    text = page(render_sweep(broken(**dict.fromkeys(("none0", "none1", "marvell0", "marvell1"), "failed")))).text
+    assert "No run has ended by itself" in text
+    assert "none1, failed: it died" in text
+
+
+def test_what_was_not_tested_is_told_of_every_run_that_it_is_true_of(tmp_path):
+    persistent = [{"name": "iso", "params": {"t": 1.0, "rho": 0.5}}]
+    apart = {"phase": "remembered", "params": {"reads": "mean"}, "epochs": [1], "values": [0.6]}
+    entries = []
+    for name, defenses in (("none", []), ("iso", persistent)):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{name}{seed}", defenses=defenses, seed=seed, steps=20, parties=("a",))
+            change(tmp_path / f"{name}{seed}", lambda result: result["leakage"][0].update(apart))
+            entries.append(Entry(f"{name}{seed}", name, {"seed": seed, "defenses": name}))
+    change(tmp_path / "none1", lambda result: result["leakage"].clear())
+    write_record(tmp_path, entries)
+    gaps = {gap.partition(".")[0]: where for gap, where in of_sweep(tmp_path)["gaps"]}
+    assert gaps["Active attackers, which send crafted embeddings to steer the training instead of only looking"] == []
+    assert gaps["Readers that keep the epochs apart"] == ["iso (t = 1.0, rho = 0.5)"]
+    assert gaps["Any attack at all: none ran"] == ["none1"]
+    assert gaps["Other attacks"] == ["none0", "iso (t = 1.0, rho = 0.5)"]
+    assert "that. Only of: iso (t = 1.0, rho = 0.5)." in page(render_sweep(tmp_path)).text
+
+
+def test_of_many_settings_that_lack_something_some_are_named(tmp_path):
+    for number in range(12):
+        write_run(tmp_path / f"run{number}", seed=number, steps=2, epochs=1, parties=("a",))
+        if number:
+            change(tmp_path / f"run{number}", lambda result: result["leakage"].clear())
+    write_record(tmp_path, [Entry(f"run{n}", str(n), {"attack.every": n}) for n in range(12)])
+    where = dict(of_sweep(tmp_path)["gaps"])["Any attack at all: none ran."]
+    assert where == [*(f"attack.every = {n} · none" for n in range(1, 9)), "3 more"]
 
 
 def test_without_a_record_or_a_result_there_is_no_page(tmp_path):
