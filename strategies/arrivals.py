@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -93,20 +92,3 @@ def send_audit(links: Mapping[str, Link], labels: Labels, *, test: bool) -> None
                 piece = torch.from_numpy(numbers[offset : offset + AuditLabels.PIECE].astype(np.uint8))
                 fields: dict[str, str | int] = {"table": table, "offset": offset, "classes": labels.classes}
                 link.send(Frame(Kind.AUDIT, fields=fields, tensors={"labels": piece}))
-
-
-def read_report(party: str, frame: Frame) -> dict[str, Any]:
-    """Return what a party reports at the end.
-
-    Raises
-    ------
-    ProtocolError
-        When it cannot be read.
-    """
-    try:
-        report = json.loads(frame.text("report"))
-    except (ValueError, RecursionError):
-        report = None
-    if not isinstance(report, dict) or not isinstance(report.get("leakage", []), list):
-        raise ProtocolError(f"party {party!r} sent a report that cannot be read")
-    return report

@@ -17,7 +17,7 @@ from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.scoring import Oracle
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.rng import Secret
-from flower_vfl.strategies.arrivals import check_fit, read_report, send_audit
+from flower_vfl.strategies.arrivals import check_fit, send_audit
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.building import build_checkpointing, build_label_party, build_monitor
 from flower_vfl.strategies.configured import schedule_of
@@ -25,6 +25,7 @@ from flower_vfl.strategies.grids import is_simulation, replaces_nodes
 from flower_vfl.strategies.limit import LeakLimit
 from flower_vfl.strategies.pace import agree, tell
 from flower_vfl.strategies.rejoining import Rejoining
+from flower_vfl.strategies.reported import read_report
 from flower_vfl.strategies.training import Training
 from flower_vfl.strategies.vertical import VerticalResult, VerticalStrategy
 from flower_vfl.transport.sessions import Sessions
@@ -151,11 +152,12 @@ class _Course:
 
     def finish(self, timeout: float) -> None:
         """Let every party finish, and take in what they report."""
-        outcome = self._strategy.base.outcome
+        base, outcome = self._strategy.base, self._strategy.base.outcome
         self._rejoining.finish(timeout, self._limit.tell)
         for party in self._sessions.links:
-            report = outcome.reports[party] = read_report(party, self._sessions.reports[party])
-            outcome.leakage = [*report.get("leakage", []), *outcome.leakage]
+            attacks = base.attacks if party in self._audited else []
+            report = outcome.reports[party] = read_report(party, self._sessions.reports[party], attacks)
+            outcome.leakage = [*report["leakage"], *outcome.leakage]
         if self._monitor is not None:
             self._monitor.forget()
 

@@ -74,37 +74,44 @@ def _train(
         failure = error
         raise
     finally:
-        words = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        summary = summarise(outcome, strategy, base.config, data, status=status, error=words)
         try:
-            _write(strategy, summary, folder, journal, card, bad_input=isinstance(failure, InputError))
+            result = _leave(strategy, data, folder, journal, card, status, failure)
+            if on_result is not None:
+                on_result(result)
         except StorageError as error:
             if failure is None:
                 raise
             _log.error("%s", error)  # what ended the run is told; what was measured since the last checkpoint is lost
-        if on_result is not None:
-            on_result(RunResult(status, summary, outcome, folder.path if folder is not None else None))
 
 
-def _write(
+def _leave(
     strategy: HookedStrategy,
-    summary: dict[str, Any],
+    data: dict[str, Any],
     folder: RunFolder | None,
     journal: Journal,
     card: ModelCard,
-    *,
-    bad_input: bool,
-) -> None:
-    """Write what a run leaves, `result.json` last: a run that has one has all."""
+    status: str,
+    failure: BaseException | None,
+) -> RunResult:
+    """Write what a run leaves: the weights before anything is made of what was measured or told, `result.json` last."""
     base = strategy.base
+    outcome, words = base.outcome, "" if failure is None else f"{type(failure).__name__}: {failure}"
     journal.close()
-    if folder is None:
-        return
-    if bad_input and base.outcome.steps == 0:
+    if folder is not None and isinstance(failure, InputError) and outcome.steps == 0:
         folder.discard()
-        return
+        folder = None
+    if folder is not None:
+        _write_model(strategy, folder, card)
+    summary = summarise(outcome, strategy, base.config, data, status=status, error=words)
+    if folder is not None:
+        folder.write_result(summary, base.periods_in_order)
+    return RunResult(status, summary, outcome, None if folder is None else folder.path)
+
+
+def _write_model(strategy: HookedStrategy, folder: RunFolder, card: ModelCard) -> None:
+    """Write the label party's model if one stays; one of an earlier part of the run is none where none does."""
+    base = strategy.base
     if base.outcome.model_step is None:
         model_path(folder.path, LABEL).unlink(missing_ok=True)
     elif base.label_party is not None:
         save_model(folder.path, replace(card, session=base.session), base.label_party.module)
-    folder.write_result(summary, base.periods_in_order)

@@ -16,8 +16,10 @@ from flower_vfl.apps import run
 from flower_vfl.apps.build import default_bottom
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.model import load_model, model_path
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError, TrainingError
+from flower_vfl.parties.attacker import Attacker
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
@@ -97,6 +99,74 @@ def test_a_party_that_sends_something_wrong_is_refused(kind, act, error, reason)
     data, config = uneven_data(), toy_config(transport={"kind": kind})
     with pytest.raises(error, match=reason):
         run(config, data=lambda _: data, bottom=faulty_at(5, act))
+
+
+def told(change, value):
+    """An honest report of leaks in which one thing of the first entry is another, or the report as a whole."""
+
+    def tell(report):
+        leakage = report.get("leakage", [])
+        wrong = value if change is None else [{**leakage[0], change: value}, *leakage[1:]]
+        return {**report, "leakage": wrong}
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("tell", "where"),
+    [
+        (lambda _: [], "cannot be read"),
+        (lambda _: {}, "'weights'"),
+        (lambda report: {**report, "weights": ["0" * 64]}, "'weights'"),
+        (lambda report: {**report, "weights": "the best"}, "'weights'"),
+        (told(None, {}), "'leakage'"),
+        (told(None, [0]), r"'leakage\.0'"),
+        (told(None, [{"label": "norm"}]), r"'leakage\.0\.metric'"),
+        (told("label", "cosine"), "reports of the attack 'cosine', which is none of this run"),
+        (told("label", ["norm"]), r"'leakage\.0\.label'"),
+        (told("phase", "afterwards"), r"'leakage\.0\.phase'"),
+        (told("q95", "0.5"), r"'leakage\.0\.q95'"),
+        (told("mean", 10**400), r"'leakage\.0\.mean'"),
+        (told("max", math.nan), r"'leakage\.0\.max'"),
+        (told("measures", {"auc": 0}), r"'leakage\.0\.measures\.auc'"),
+        (told("values", [None]), r"'leakage\.0\.values\.0'"),
+    ],
+)
+def test_a_report_that_is_none_is_refused_where_it_is_wrong_and_costs_no_weights(tell, where, tmp_path, monkeypatch):
+    honest = Attacker.report
+    monkeypatch.setattr(Attacker, "report", lambda party: tell(honest(party)) if party.name == "b" else honest(party))
+    with pytest.raises(ProtocolError, match=rf"(?s)party 'b' .*{where}"):
+        run(toy_config(), data=lambda _: toy_data(rows=200), out=tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    model = load_model(model_path(tmp_path / "run", "label"))
+    assert (result["status"], result["weights"]["label"]) == ("failed", model.digest)
+
+
+def test_whose_a_leak_is_and_who_measured_it_is_the_label_partys_own_word(monkeypatch):
+    def forge(party):
+        report = honest(party)
+        forged = {"party": "somebody", "source": "monitor", "attack": "nothing", "params": {"k": 10**9}}
+        return {**report, "leakage": [{**entry, **forged} for entry in report["leakage"]]}
+
+    found = []
+    honest = Attacker.report
+    for report in (honest, forge):
+        monkeypatch.setattr(Attacker, "report", report)
+        config = toy_config(attack={"names": ["norm", "hint(k=2)", "model_completion(k=4,draws=2)"]})
+        found.append(run(config, data=lambda _: toy_data(rows=200)).summary)
+    assert found[0]["leakage"] == found[1]["leakage"]
+    assert found[0]["rebuild"] == found[1]["rebuild"]
+
+
+def test_what_cannot_be_summarised_costs_no_weights(tmp_path, monkeypatch):
+    def fail(*given, **more):
+        raise ArithmeticError("no sum")
+
+    monkeypatch.setattr("flower_vfl.apps.training.summarise", fail)
+    with pytest.raises(ArithmeticError, match="no sum"):
+        run(toy_config(), data=lambda _: toy_data(rows=200), out=tmp_path / "run")
+    assert load_model(model_path(tmp_path / "run", "label")).card.party == "label"
+    assert not (tmp_path / "run" / "result.json").exists()
 
 
 def grid_of(client_data, config):

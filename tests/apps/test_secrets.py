@@ -15,6 +15,7 @@ from flower_vfl.config import from_run_config, to_run_config
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.nn import seeded_initialisation, weights_digest
+from flower_vfl.parties.attacker import Attacker
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.configured import schedule_of
@@ -105,6 +106,16 @@ def test_in_a_deployment_true_labels_go_nowhere(tmp_path, monkeypatch):
     deployed = train(DeployedGrid, tmp_path, monkeypatch)
     assert deployed.base.outcome.reports["a"]["leakage"] == []
     assert {entry["source"] for entry in deployed.base.outcome.leakage} == {"monitor"}
+
+
+def test_in_a_deployment_what_a_party_says_of_leaks_is_no_part_of_the_result(tmp_path, monkeypatch):
+    honest = Attacker.report
+    said = [{"attack": "norm", "label": "norm", "source": "monitor", "q95": 0.52}, 0]
+    monkeypatch.setattr(Attacker, "report", lambda party: {**honest(party), "leakage": said})
+    outcome = train(DeployedGrid, tmp_path, monkeypatch).base.outcome
+    assert outcome.reports["a"]["leakage"] == []
+    assert [entry["q95"] for entry in outcome.leakage if entry["label"] == "norm"] != [0.52]
+    assert {(entry["source"], entry["steps"]) for entry in outcome.leakage} == {("monitor", outcome.steps)}
 
 
 def test_a_node_with_a_party_of_its_own_is_deployed_even_when_the_offer_says_simulation(tmp_path, monkeypatch):
