@@ -29,7 +29,7 @@ from flower_vfl.apps.build import (
 )
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.folder import ENDED
-from flower_vfl.apps.keeping import LABEL
+from flower_vfl.apps.keeping import LABEL, differences
 from flower_vfl.apps.label_party import build_strategy
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import Model, check_data, check_factories, check_features, load_model, model_path
@@ -139,7 +139,7 @@ def read_run(folder: Path) -> TrainedRun:
     DataError
         When the folder holds no run, or one that is not finished.
     ConfigError
-        When its configuration was changed after training.
+        When what its configuration says to compute was changed after training.
     """
     if not (folder / "config.toml").is_file():
         raise DataError(f"{folder} is no run: there is no config.toml in it; `flower-vfl run` makes one")
@@ -148,9 +148,11 @@ def read_run(folder: Path) -> TrainedRun:
     weights = {name: str(digest) for name, digest in dict(result["weights"]).items()}
     if weights.pop(LABEL, "") != model.digest:
         raise DataError(f"the label party's weights in {folder} are not those that its result.json names")
-    if load_config(str(folder / "config.toml")) != model.card.config:
+    different = differences(load_config(str(folder / "config.toml")), model.card.config)
+    if different:
         raise ConfigError(
-            f"{folder / 'config.toml'} was changed after training; put back what the weights were trained with"
+            f"{folder / 'config.toml'} was changed after training ({', '.join(different)}); put back what the weights "
+            "were trained with"
         )
     return TrainedRun(folder.absolute(), model, weights)
 

@@ -19,6 +19,7 @@ from flower_vfl.data.catalog import load, prepare
 from flower_vfl.errors import ConfigError, DataError, InputError, OutputExistsError, PartyError
 from flower_vfl.metrics import leak_auc, macro_auc
 from flower_vfl.strategies import Observer
+from tests.faults.common import Interrupt
 from tests.toys import mixed_data, toy_config, toy_data
 
 
@@ -198,7 +199,7 @@ SPOILED = {
         lambda folder: (folder / "config.toml").write_text(
             (folder / "config.toml").read_text().replace("seed = 0\nschedule", "seed = 7\nschedule")
         ),
-        "was changed after training",
+        r"was changed after training \(seed\)",
     ),
 }
 
@@ -210,6 +211,16 @@ def test_what_is_missing_or_does_not_fit_is_told_and_nothing_is_written(name, co
     with pytest.raises(InputError, match=words):
         predict(copy, tmp_path / "scores.csv")
     assert [path.name for path in tmp_path.iterdir() if path.name != "copy" and path.is_file()] == []
+
+
+def test_a_run_that_went_on_with_settings_that_may_change_can_predict(tmp_path):
+    data = toy_data()
+    with pytest.raises(KeyboardInterrupt):
+        run(toy_config(), data=lambda _: data, out=tmp_path / "run", observers=(Interrupt(7),))
+    changed = toy_config(transport={"step_timeout": 700.0, "port": 9443}, checkpoint={"keep": 5})
+    result = run(changed, data=lambda _: data, out=tmp_path / "run", resume=True)
+    predict(tmp_path / "run", tmp_path / "scores.csv", data=lambda _: data)
+    assert leak_auc(np.array(read(tmp_path / "scores.csv")["score"]), data.target.test) == result.test_auc
 
 
 def test_weights_of_another_training_of_the_same_party_are_refused(copy, tmp_path):
