@@ -116,6 +116,9 @@ class NumericEncoding:
 class CategoricalEncoding:
     """One categorical column: value `values[i]` becomes i + 1, anything else 0.
 
+    A whole number is one value, with a fraction of zeros or without: programs write 1.0 for 1 as soon as a row of the
+    column is empty.
+
     Parameters
     ----------
     name : str
@@ -130,9 +133,12 @@ class CategoricalEncoding:
     @classmethod
     def fit(cls, name: str, values: pa.Array, min_count: int = 1) -> CategoricalEncoding:
         """Collect the values of training rows; those rarer than `min_count` share bucket 0 with the unseen."""
-        counts = pc.value_counts(values)
-        found = zip(counts.field(0).to_pylist(), counts.field(1).to_pylist(), strict=True)
-        return cls(name, pa.array(sorted(value for value, number in found if number >= min_count), pa.string()))
+        found, counts = pc.value_counts(values).flatten()
+        whole = _without_zeros(found)
+        named = pa.table({"value": pc.if_else(pc.is_in(whole, value_set=found), whole, found), "count": counts})
+        summed = named.group_by("value").aggregate([("count", "sum")])
+        kept = summed.filter(pc.greater_equal(summed["count_sum"], min_count))["value"]
+        return cls(name, pa.array(sorted(kept.to_pylist()), pa.string()))
 
     @property
     def cardinality(self) -> int:
@@ -142,6 +148,9 @@ class CategoricalEncoding:
     def apply(self, values: pa.Array) -> NDArray[np.int32]:
         """Encode (N,) texts to (N,) ids."""
         known = pc.index_in(values, value_set=self.values)
+        if known.null_count:
+            whole = pc.index_in(_without_zeros(values), value_set=_without_zeros(self.values))
+            known = pc.coalesce(known, whole)
         ids = pc.add(pc.fill_null(known, -1), 1)
         return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int32)
 
@@ -398,6 +407,11 @@ def _number(value: str | None) -> float:
         return np.nan if value is None or "_" in value else float(value)
     except ValueError:
         return np.nan
+
+
+def _without_zeros(values: pa.Array) -> pa.Array:
+    """Return texts; where one is a whole number with a fraction of zeros, without that."""
+    return pc.replace_substring_regex(values, r"^(-?[0-9]+)\.0*$", r"\1")
 
 
 def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -67,6 +67,27 @@ def test_rare_values_share_the_bucket_of_the_unseen():
     assert encoding.apply(pa.array(["y", "x"])).tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("known", "new"), [("1", "1.0"), ("1.0", "1"), ("1.00", "1"), ("-1", "-1.000"), ("1", "1.")])
+def test_a_whole_number_is_one_category_with_and_without_a_fraction(known, new):
+    encoding = CategoricalEncoding.fit("c", pa.array([known, "7", "x"]))
+    assert encoding.values.to_pylist() == sorted([known, "7", "x"])
+    (one,), (other,) = (encoding.apply(pa.array([value])).tolist() for value in (known, new))
+    assert one == other > 0
+
+
+def test_a_whole_number_that_training_rows_have_in_both_ways_is_counted_once():
+    encoding = CategoricalEncoding.fit("c", pa.array(["1", "1.0", "1.0", "2.0", "2.0", "2.0", ""]), min_count=3)
+    assert encoding.values.to_pylist() == ["1", "2.0"]
+    assert encoding.apply(pa.array(["1", "1.0", "2", "2.0", ""])).tolist() == [1, 1, 2, 2, 0]
+
+
+def test_values_that_are_no_whole_numbers_stay_as_they_are():
+    values = ["01", "1.5", "1.10", "1.0.0", "a.0", "v1", ""]
+    encoding = CategoricalEncoding.fit("c", pa.array(values))
+    assert encoding.values.to_pylist() == sorted(values)
+    assert not encoding.apply(pa.array(["1", "1.50", "1.1", "a", "a.00", "1.0", ".0"])).any()
+
+
 def party(train, **options):
     return fit_party(train, numeric=["n"], categorical=["c"], file="t.csv", **options)
 

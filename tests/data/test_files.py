@@ -214,6 +214,15 @@ def test_bands_of_numbers_are_categories(two, tmp_path):
     assert dataset.encoding("a").categorical[0].values.to_pylist() == ["18_25", "26_35", "36_99"]
 
 
+def test_codes_are_the_same_categories_in_a_test_file_whose_program_wrote_fractions(tmp_path):
+    train = {"id": [f"p{row}" for row in range(40)], "code": [row % 4 for row in range(40)], "label": [0, 1] * 20}
+    test = {"id": list("vwxyz"), "code": ["0.0", "3.0", "", "2.0", "7.0"], "label": [0, 1, 0, 1, 0]}
+    files = {"a": write_csv(tmp_path / "a.csv", train)}
+    test_files = {"a": write_csv(tmp_path / "t.csv", test)}
+    dataset = load("files", options={"files": files, "test_files": test_files, "categorical": "code"})
+    assert [raw_rows(dataset, "a", "test")[name] for name in "vwxyz"] == [(1,), (4,), (0,), (3,), (0,)]
+
+
 def test_relative_names_are_looked_up_in_the_given_folder_and_dotted_keys_are_nested(two, tmp_path):
     dataset = load("files", path=tmp_path, options={"files.a": "a.csv", "files.b": "b.csv", "positive": "bad"})
     assert dataset.alignment == load("files", options=two).alignment
