@@ -107,13 +107,20 @@ def _open_npz(path: Path) -> StoredArrays:
     if wrong:
         raise DataError(f"{path}: {wrong[0]!r} has the shape {found[wrong[0]].shape}, the features have {values.shape}")
     pixels = values.dtype == np.uint8
-    columns = {name: pa.array(array.astype(str) if array.dtype.kind == "U" else array) for name, array in found.items()}
+    columns = {name: _column(path, name, array) for name, array in found.items()}
     return StoredArrays(
         _numbered(columns, len(values)),
         tuple(map(int, values.shape[1:])),
         pixels,
         partial(_pieces, values if pixels else values.astype(np.float32)),
     )
+
+
+def _column(path: Path, name: str, array: NDArray[np.generic]) -> pa.Array:
+    try:
+        return pa.array(array.astype(array.dtype.newbyteorder("=")))
+    except (pa.ArrowException, TypeError):
+        raise DataError(f"{path}: {name!r} is of type {array.dtype}; make it numbers or texts") from None
 
 
 def _pieces(values: NDArray[np.generic], rows: Rows) -> Iterator[tuple[Rows, NDArray[np.generic]]]:

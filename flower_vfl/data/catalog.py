@@ -211,7 +211,7 @@ def _open_prepared(recipe: Recipe, folder: Path, options: Mapping[str, Any]) -> 
     if dataset.name != recipe.name:
         raise DataError(f"{folder} holds {dataset.name!r}, not {recipe.name!r}; set data.name to {dataset.name!r}")
     if options:
-        wanted = build_options(recipe, options).model_dump(mode="json")
+        wanted = build_options(recipe, {**dataset.options, **options}).model_dump(mode="json")
         given = {key.partition(".")[0] for key in options}
         other = sorted(key for key in given if dataset.options.get(key) != wanted[key])
         if other:

@@ -30,6 +30,9 @@ MISSING_TEXTS = (MISSING, "NA", "N/A", "NaN", "nan", "null", "NULL")
 """What stands for a number or a label that is missing."""
 
 _SKEWED = 2.0
+_LARGEST = 1e150
+"""The variance of larger numbers is none that a float can hold."""
+
 
 Missing = Literal["error", "mean"]
 Absent = Literal["error", "mean", "zero"]
@@ -205,7 +208,7 @@ class PartyEncoding:
         Raises
         ------
         DataError
-            When a column is missing, or a number is missing or unreadable.
+            When a column is missing or of a type that cannot be read, or a number is missing or unreadable.
         """
         require_columns(
             table, [*(column.name for column in self.numeric), *(column.name for column in self.categorical)], file
@@ -219,7 +222,7 @@ class PartyEncoding:
             start += number.width
         categorical = np.empty((rows, len(self.categorical)), np.int32)
         for position, column in enumerate(self.categorical):
-            categorical[:, position] = column.apply(texts(table.column(column.name)))
+            categorical[:, position] = column.apply(texts(table.column(column.name), Place(file, column.name)))
         return numeric, categorical
 
     def write(self, path: Path) -> None:
@@ -324,7 +327,10 @@ def fit_party(
             NumericEncoding.fit(name, numbers(table.column(name), Place(file, name), missing), missing)
             for name in numeric
         ),
-        tuple(CategoricalEncoding.fit(name, texts(table.column(name)), min_count) for name in categorical),
+        tuple(
+            CategoricalEncoding.fit(name, texts(table.column(name), Place(file, name)), min_count)
+            for name in categorical
+        ),
     )
 
 
@@ -344,12 +350,21 @@ def require_columns(table: pa.Table, names: Sequence[str], file: str) -> None:
             raise DataError(f"{file} has {found} columns named {name!r}; names must be unique")
 
 
-def texts(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column as trimmed texts, missing values as ""."""
-    array = _whole(column)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    return pc.fill_null(pc.utf8_trim_whitespace(array.cast(pa.string())), MISSING)
+def texts(column: pa.ChunkedArray | pa.Array, place: Place) -> pa.Array:
+    """Return a column as trimmed texts, missing values as "".
+
+    Raises
+    ------
+    DataError
+        Naming file, column and type where values are neither numbers nor texts.
+    """
+    try:
+        return _trimmed(_whole(column))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        raise DataError(
+            f"{place.file}: column {place.column!r} is of type {column.type}, which does not read as texts; make it "
+            "numbers or texts"
+        ) from None
 
 
 def numbers(column: pa.ChunkedArray | pa.Array, place: Place, missing: Absent = "error") -> NDArray[np.float64]:
@@ -358,7 +373,7 @@ def numbers(column: pa.ChunkedArray | pa.Array, place: Place, missing: Absent = 
     Raises
     ------
     DataError
-        Naming file, column and row (from 1) of the first value that is no finite number.
+        Naming file, column and row (from 1) of the first value that is no finite number, or beyond 1e150.
     """
     values, unreadable = parse_numbers(column)
     if unreadable.any():
@@ -366,6 +381,13 @@ def numbers(column: pa.ChunkedArray | pa.Array, place: Place, missing: Absent = 
         given = _whole(column)[row].as_py()
         raise DataError(
             f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}, a finite number is needed"
+        )
+    large = np.abs(values) > _LARGEST
+    if large.any():
+        row = int(large.argmax())
+        raise DataError(
+            f"{place.file}: column {place.column!r}, row {row + 1} holds {_whole(column)[row].as_py()!r}; numbers up to "
+            f"{_LARGEST:g} can be encoded: correct it, or leave it empty if it stands for a missing number"
         )
     absent = np.isnan(values)
     if missing == "error" and absent.any():
@@ -383,7 +405,7 @@ def parse_numbers(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.float6
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        array = texts(array)
+        array = _trimmed(array)
         absent = pc.is_in(array, value_set=pa.array(MISSING_TEXTS))
         array = pc.if_else(absent, pa.scalar(None, pa.string()), array)
         try:
@@ -399,6 +421,12 @@ def parse_numbers(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.float6
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return np.full(len(array), np.nan), np.ones(len(array), bool)
     return values, np.isinf(values)
+
+
+def _trimmed(array: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return pc.fill_null(pc.utf8_trim_whitespace(array.cast(pa.string())), MISSING)
 
 
 def _number(value: str | None) -> float:

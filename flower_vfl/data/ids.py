@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.data.encoding import require_columns, texts
+from flower_vfl.data.encoding import Place, require_columns, texts
 from flower_vfl.errors import DataError
 
 Join = Literal["strict", "inner"]
@@ -37,7 +37,7 @@ def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
         raise DataError(f"{file}: IDs in column {column!r} are fractions; make them whole numbers or texts")
     if not any(is_kind(kind) for is_kind in _ID_TYPES):
         raise DataError(f"{file}: IDs in column {column!r} are of type {kind}; make them whole numbers or texts")
-    ids = pc.utf8_normalize(texts(table.column(column)), form="NFC")
+    ids = pc.utf8_normalize(texts(table.column(column), Place(file, column)), form="NFC")
     empty = pc.equal(ids, "")
     if pc.any(empty).as_py():
         raise DataError(f"{file}: row {pc.index(empty, True).as_py() + 1} has no ID in column {column!r}")

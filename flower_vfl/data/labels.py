@@ -94,9 +94,9 @@ def require_labels(column: pa.ChunkedArray, place: Place, needed: pa.Array | Non
     Raises
     ------
     DataError
-        Saying how many are missing, and where the first one is.
+        Saying how many are missing, and where the first one is; or that they are neither numbers nor texts.
     """
-    absent = pc.is_in(texts(column), value_set=pa.array(MISSING_TEXTS))
+    absent = pc.is_in(texts(column, place), value_set=pa.array(MISSING_TEXTS))
     if needed is not None:
         absent = pc.and_(absent, needed)
     if pc.any(absent).as_py():
@@ -128,7 +128,7 @@ def _ids(array: pa.Array) -> NDArray[np.int64]:
 def _canonical(column: pa.ChunkedArray, place: Place) -> pa.Array:
     """Return labels as texts, whole numbers without a fraction, so that 1, 1.0 and "1" are one class."""
     require_labels(column, place)
-    raw = texts(column)
+    raw = texts(column, place)
     numbers, unreadable = parse_numbers(raw)
     if unreadable.any() or not len(numbers):
         return raw

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flower_vfl.data import layout
 from flower_vfl.data.builder import ids_digest
 from flower_vfl.data.dataset import PARTS, Dataset, FeatureSpec, open_dataset
-from flower_vfl.data.encoding import texts
+from flower_vfl.data.encoding import Place, texts
 from flower_vfl.data.ids import join_ids, read_ids
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.data.source import ArraySource, FeatureSource
@@ -238,7 +238,8 @@ def _encode(trained: Dataset, party: str, table: pa.Table, file: str) -> Feature
         )
     arrays: dict[str, NDArray[Any]]
     if encoding.text is not None:
-        arrays = {"features.npy": encoding.text.apply(texts(table.column(encoding.text.name)).to_pylist())}
+        column = encoding.text.name
+        arrays = {"features.npy": encoding.text.apply(texts(table.column(column), Place(file, column)).to_pylist())}
     else:
         numeric, categorical = encoding.encode(table, file)
         arrays = {"numeric.npy": numeric, "categorical.npy": categorical}

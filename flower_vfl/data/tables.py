@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from _csv import Reader
 
 _BLOCK = 2**20
+_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 
@@ -46,7 +47,7 @@ def read_table(path: Path, only: str = "") -> pa.Table:
     require_columns(header, [only] if only else [], str(path))
     names = [only] if only else header.column_names
     try:
-        table = pq.read_table(path, columns=names) if _is_parquet(path) else _read_csv(path, names)
+        table = _read_parquet(path, names) if _is_parquet(path) else _read_csv(path, names)
         table.validate(full=True)  # texts that are no UTF-8, for instance
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         # Arrow's words end with the row that it stumbled over: data, which messages do not repeat.
@@ -132,6 +133,14 @@ def _has_rows(records: Reader) -> bool:
         return any(records)
     except csv.Error:  # a value of the first row that is long for Python's reader, not for Arrow's
         return True
+
+
+def _read_parquet(path: Path, wanted: list[str]) -> pa.Table:
+    table = pq.read_table(path, columns=wanted)
+    for place, field in enumerate(table.schema):
+        if field.type in _VIEWS:  # of which Arrow takes no rows
+            table = table.set_column(place, field.name, table.column(place).cast(_VIEWS[field.type]))
+    return table
 
 
 def _read_csv(path: Path, wanted: list[str]) -> pa.Table:

@@ -78,6 +78,23 @@ def test_an_array_file_can_hold_the_labels_too(tmp_path):
     assert dataset.labels().train.tolist() == [int(name[1:]) % 2 for name in dataset.ids("train")]
 
 
+def test_the_order_of_bytes_in_an_array_file_does_not_matter(tmp_path):
+    found = []
+    for order in "<>":
+        column = {"id": np.arange(ROWS).astype(f"{order}i8"), "label": (np.arange(ROWS) % 2).astype(f"{order}f4")}
+        np.savez(tmp_path / "a.npz", x=values().astype(f"{order}f8"), **column)
+        dataset = load("files", options={"files": {"a": str(tmp_path / "a.npz")}})
+        found.append((gathered(dataset)["7"].tolist(), dataset.ids("test"), dataset.labels().train.tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["c16", "g", "i4,i4", "M8[Y]"])
+def test_labels_of_an_array_file_that_are_neither_numbers_nor_texts_are_refused(tmp_path, kind):
+    file = npz(tmp_path / "a.npz", x=values(), label=np.zeros(ROWS, kind))
+    with pytest.raises(DataError, match=r"a\.npz: 'label' is of type .*; make it numbers or texts"):
+        load("files", options={"files": {"a": file}})
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_images_are_found_by_name_and_folders_are_labels(tmp_path, nested):
     folder = pictures(

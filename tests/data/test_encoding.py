@@ -146,11 +146,26 @@ def test_an_encoding_that_is_none_is_refused(tmp_path, content):
         ([1.0, float("nan"), None], r"row 2 is missing or NaN \(2 such rows\)"),
         (["1", "", "NA"], r"row 2 is missing or NaN \(2 such rows\)"),
         (pa.array([1], pa.date32()), "row 1 holds"),
+        (["7", "-1.7976931348623157e308"], r"row 2 holds '-1\.797.*'; numbers up to 1e\+150 can be encoded"),
     ],
 )
 def test_what_is_no_number_is_refused_with_file_column_and_row(column, text):
     with pytest.raises(DataError, match=rf"t\.csv: .*{text}"):
         numbers(pa.chunked_array([column]), Place("t.csv", "n"))
+
+
+def test_the_largest_numbers_that_are_taken_become_finite():
+    column = numbers(pa.chunked_array([[-1e150, 1e150, 0.0, 1.0] * 9]), Place("t", "n"))
+    assert np.abs(NumericEncoding.fit("n", column).apply(column)).max() < 2
+
+
+@pytest.mark.parametrize("values", [[[1], [2]], [{"a": 1}] * 2, [b"\xff", b"\xfe"]])
+def test_a_category_that_does_not_read_as_text_is_refused_by_its_type(values):
+    table = pa.table({"n": [1, 2], "c": values})
+    with pytest.raises(DataError, match=r"t\.csv: column 'c' is of type .*; make it numbers or texts"):
+        party(table)
+    with pytest.raises(DataError, match=r"new\.parquet: column 'c' is of type"):
+        party(pa.table({"n": [1], "c": ["x"]})).encode(table, "new.parquet")
 
 
 def test_numbers_come_in_many_types():

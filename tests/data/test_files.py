@@ -409,3 +409,37 @@ def test_a_column_of_dates_is_refused_with_a_cure(tmp_path):
     pq.write_table(pa.table({"id": list("abcdefghij"), "born": [datetime.date(2000, 1, 1)] * 10}), path)
     with pytest.raises(DataError, match=r"column 'born' is of type date32.* list it in ignore"):
         load("files", options={"files": {"a": str(path)}, "label": ""})
+
+
+@pytest.mark.parametrize("column", ["id", "town", "label"])
+def test_texts_that_a_file_keeps_as_views_are_texts(tmp_path, column):
+    table = {"id": [f"p{row}" for row in range(40)], "town": ["Ulm", "Bonn"] * 20, "label": ["yes", "no"] * 20}
+    found = []
+    for kind in (pa.string(), pa.string_view()):
+        pq.write_table(pa.table(table | {column: pa.array(table[column], kind)}), tmp_path / "a.parquet")
+        dataset = load("files", options={"files": {"a": str(tmp_path / "a.parquet")}})
+        found.append((dataset.ids("train"), raw_rows(dataset, "a", "train"), dataset.labels().train.tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("values", [[[1]] * ROWS, [{"a": 1}] * ROWS, [b"\xff"] * ROWS])
+@pytest.mark.parametrize("options", [{"categorical": "v", "label": ""}, {"label": "v"}])
+def test_values_of_other_types_are_refused_as_categories_and_as_labels(tmp_path, values, options):
+    pq.write_table(pa.table({"id": columns()["id"], "x": range(ROWS), "v": values}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: column 'v' is of type .*; make it numbers or texts"):
+        load("files", options={"files": {"a": str(tmp_path / "a.parquet")}} | options)
+
+
+def test_a_number_that_stands_for_a_missing_one_and_is_too_large_is_refused_by_its_row(two, tmp_path):
+    changed(tmp_path, income=[*columns()["income"][:7], "1.797e308", *columns()["income"][8:]])
+    with pytest.raises(DataError, match=r"a\.csv: column 'income', row 8 holds '1\.797e308'; numbers up to 1e\+150"):
+        load("files", options=two)
+
+
+def test_a_prepared_folder_is_opened_with_any_of_its_options(two, tmp_path):
+    prepared = prepare("files", out=tmp_path / "out", options=two | {"test_fraction": 0.3})
+    for same in ({"test_fraction": 0.3}, {"positive": "bad", "missing": "error"}, {"files.a": two["files"]["a"]}, two):
+        assert load("files", path=tmp_path / "out", options=same).alignment == prepared.alignment
+    for other, text in (({"test_fraction": 0.2}, "test_fraction = 0.3, asked for is 0.2"), ({"files.c": "c"}, "files")):
+        with pytest.raises(DataError, match=f"was prepared with {text}"):
+            load("files", path=tmp_path / "out", options=other)

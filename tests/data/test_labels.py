@@ -80,6 +80,8 @@ def test_a_thousand_classes_are_accepted_and_more_are_not():
         (["yes", "no", "NULL", "N/A"], None, "", "2 missing labels, the first in row 3"),
         (["1", "N/A", "1"], None, "", "1 missing labels, the first in row 2"),
         ([0, 1], [0, 2], "", "test rows of class '2'"),
+        ([[0], [1]], None, "", "is of type list.*; make it numbers or texts"),
+        ([b"\xff", b"a"], None, "", "is of type binary, which does not read as texts"),
         (["good", "bad"], None, "badd", "did you mean 'bad'"),
     ],
 )
