@@ -385,9 +385,10 @@ def numbers(column: pa.ChunkedArray | pa.Array, place: Place, missing: Absent = 
     large = np.abs(values) > _LARGEST
     if large.any():
         row = int(large.argmax())
+        given = _whole(column)[row].as_py()
         raise DataError(
-            f"{place.file}: column {place.column!r}, row {row + 1} holds {_whole(column)[row].as_py()!r}; numbers up to "
-            f"{_LARGEST:g} can be encoded: correct it, or leave it empty if it stands for a missing number"
+            f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}; numbers up to {_LARGEST:g} can be "
+            "encoded: correct it, or leave it empty where it stands for a missing number"
         )
     absent = np.isnan(values)
     if missing == "error" and absent.any():
