@@ -23,7 +23,8 @@ class Column:
     kind : str
         "number", "number, log" (compressed because it is skewed), "category", "text", or the shape of arrays.
     missing : float or None
-        Share of the training rows in which it is missing; None where that is not known.
+        Share of the training rows in which it is missing; None where that is not known: a missing category that is too
+        rare for an id is one of those in `rare`.
     values : int or None
         Different values in the training rows that have an id of their own, a missing one included; of texts, words.
     rare : float or None
@@ -95,7 +96,8 @@ def _columns_of(dataset: Dataset, party: str) -> Iterator[Column]:
         shares = counts / dataset.rows("train")
         for place, column in enumerate(encoding.categorical):
             missing, rare = (float(share) for share in shares[:, place])
-            yield Column(party, column.name, "category", missing, len(column.values), rare)
+            unknown = rare > 0.0 and absent[place] < 0  # missing values may be among the rare ones
+            yield Column(party, column.name, "category", None if unknown else missing, len(column.values), rare)
 
 
 def _numbers(dataset: Dataset, party: str, columns: tuple[NumericEncoding, ...], width: int) -> Iterator[Column]:

@@ -367,8 +367,21 @@ def texts(column: pa.ChunkedArray | pa.Array, place: Place) -> pa.Array:
         ) from None
 
 
-def numbers(column: pa.ChunkedArray | pa.Array, place: Place, missing: Absent = "error") -> NDArray[np.float64]:
+def numbers(
+    column: pa.ChunkedArray | pa.Array, place: Place, missing: Absent = "error", needed: pa.Array | None = None
+) -> NDArray[np.float64]:
     """Return a column as finite numbers, or NaN where missing numbers are allowed.
+
+    Parameters
+    ----------
+    column : pyarrow array
+        Numbers, or texts that read as such.
+    place : Place
+        Where they come from, for messages.
+    missing : {"error", "mean", "zero"}
+        With "error" no number may be missing.
+    needed : pyarrow.Array of bool, optional
+        The rows that are checked; all by default. The others become 0.
 
     Raises
     ------
@@ -376,6 +389,9 @@ def numbers(column: pa.ChunkedArray | pa.Array, place: Place, missing: Absent = 
         Naming file, column and row (from 1) of the first value that is no finite number, or beyond 1e150.
     """
     values, unreadable = parse_numbers(column)
+    if needed is not None:
+        checked = np.asarray(needed)
+        values, unreadable = np.where(checked, values, 0.0), unreadable & checked
     if unreadable.any():
         row = int(unreadable.argmax())
         given = _whole(column)[row].as_py()

@@ -6,7 +6,7 @@ Each party can prepare its own file on its own host: the order of rows and the t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -145,10 +145,12 @@ class Files(Recipe):
             self._add_party(builder, party, raw, tables[party], options, holds_labels=holder == party)
             progress(0.5 + 0.4 * (number + 1) / len(options.files))
         if holder:
-            file = str(raw["train"][holder].path)
-            _require_labels({part: raw[part][holder] for part in PARTS}, tables[holder], options)
+            for file, table, used in _used_rows({part: raw[part][holder] for part in PARTS}, tables[holder], options):
+                require_columns(table, [options.label], file)
+                require_labels(table.column(options.label), Place(file, options.label), used)
             train, test = (tables[holder][part].column(options.label) for part in PARTS)
-            builder.add_labels(encode_labels(train, test, Place(file, options.label), options.positive))
+            place = Place(str(raw["train"][holder].path), options.label)
+            builder.add_labels(encode_labels(train, test, place, options.positive))
         builder.finish(
             name=self.name,
             label_party=_label_party(holder, aligned, options),
@@ -180,11 +182,10 @@ class Files(Recipe):
         if not columns:
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label")
         numeric = [name for name in columns if _is_numeric(tables["train"].column(name), name, path, options)]
-        for file, table in {str(raw[part][party].path): raw[part][party].table for part in PARTS}.items():
-            # Checked in the order of the file, so that a message can name the row that the user sees.
+        for file, table, used in _used_rows({part: raw[part][party] for part in PARTS}, tables, options):
             require_columns(table, columns, file)
             for name in numeric:
-                numbers(table.column(name), Place(file, name), options.missing)
+                numbers(table.column(name), Place(file, name), options.missing, used)
         encoding = fit_party(
             tables["train"],
             numeric=numeric,
@@ -368,13 +369,13 @@ def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
     return holders[0]
 
 
-def _require_labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions) -> None:
-    """Check that each row that is used has a label, by the numbers of rows in the files."""
+def _used_rows(
+    raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions
+) -> Iterator[tuple[str, pa.Table, pa.Array]]:
+    """Yield the name of each file, its rows in their order there, which messages name, and which are used."""
     used = pa.concat_arrays([read_ids(tables[part], options.id, str(raw[part].path)) for part in PARTS])
-    for file in {str(one.path): one for one in raw.values()}.values():
-        require_columns(file.table, [options.label], str(file.path))
-        needed = pc.is_in(read_ids(file.table, options.id, str(file.path)), value_set=used)
-        require_labels(file.table.column(options.label), Place(str(file.path), options.label), needed)
+    for file, table in {str(one.path): one.table for one in raw.values()}.items():
+        yield file, table, pc.is_in(read_ids(table, options.id, file), value_set=used)
 
 
 def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> str:

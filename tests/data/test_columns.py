@@ -74,6 +74,23 @@ def test_a_type_that_is_named_is_the_one_that_is_shown(own):
     assert "height" not in found
 
 
+@pytest.mark.parametrize(("min_count", "known"), [(1, True), (3, True), (150, False)])
+def test_missing_values_that_are_too_rare_for_an_id_have_an_unknown_share(own, min_count, known):
+    tables, options = own
+    dataset = load("files", options={**options, "min_count": min_count})
+    town = next(column for column in columns_of(dataset) if column.name == "town")
+    missing, _ = shares(dataset, tables["shop"], "town")
+    assert town.missing == (missing if known else None)
+    assert missing > 0
+
+
+def test_a_column_without_rare_values_lacks_none_where_none_is_missing(own):
+    _, options = own
+    found = columns_of(load("files", options={**options, "categorical": ["code"], "min_count": 3}))
+    code = next(column for column in found if column.name == "code")
+    assert (code.missing, code.rare) == (0.0, 0.0)
+
+
 def test_numbers_that_count_as_zero_where_they_are_missing_have_an_unknown_share(tmp_path):
     path = write_criteo(tmp_path / "train.txt", criteo_rows(300))
     found = columns_of(prepare("criteo", source=path, out=tmp_path / "out", published=True))

@@ -392,6 +392,16 @@ def test_who_is_not_in_all_files_needs_no_label(two, tmp_path):
     assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS - 1
 
 
+@pytest.mark.parametrize("value", ["", "inf", "1e200"])
+def test_who_is_not_in_all_files_needs_no_number(two, tmp_path, value):
+    changed(tmp_path, id=["stranger", *columns()["id"][1:]], income=[value, *columns()["income"][1:]])
+    dataset = load("files", options=two | {"join": "inner"})
+    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS - 1
+    changed(tmp_path, id=["stranger", *columns()["id"][1:]], income=["1", value, *columns()["income"][2:]])
+    with pytest.raises(DataError, match=r"a\.csv: column 'income', row 2 |numbers but for 1 of"):
+        load("files", options=two | {"join": "inner"})
+
+
 def test_a_missing_label_in_a_file_of_test_rows_is_found_there(two, tmp_path):
     more = {"id": list("zyxwv"), "balance": [1] * 5, "label": ["good", "bad", "", "good", "bad"]}
     test_files = {
