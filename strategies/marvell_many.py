@@ -25,6 +25,9 @@ from flower_vfl.strategies.noise import Noise
 
 _STATE = ("weights", "means", "spreads", "shares")
 
+_FORGOTTEN = 1e-12
+"""What is remembered of a class is given up when it weighs less than this, after some 260 batches without it."""
+
 
 def perturb(g: Tensor, y: Tensor, *, classes: int, s: float, generator: torch.Generator) -> tuple[Tensor, ClassNoise]:
     r"""Add the optimal noise of mean power s times the mean squared distance of two class means.
@@ -151,17 +154,21 @@ class ManyClasses:
             noisy += scales[:, count:] * (normal - along @ axes.T)
         return noisy.to(g.dtype)
 
+    def shares(self, y: Tensor) -> Array:
+        """Return how frequent the known classes are among rows of these classes, (K,); 0 where there is none."""
+        found: Array = np.bincount(_numbers(y), minlength=int(self.known.max()) + 1)[self.known] / len(y)
+        return found
+
     def power(self, y: Tensor, noise: ClassNoise) -> float:
         """Return the mean squared norm of the noise of rows of these classes, in the units of the gradients squared."""
-        each = np.zeros(int(self.known.max()) + 1)
-        each[self.known] = self.problem.sizes @ noise.levels
-        return float(each[_numbers(y)].mean()) * self.unit**2
+        return float(self.problem.sizes @ noise.levels @ self.shares(y)) * self.unit**2
 
 
 class ManyEstimates:
     """What is remembered of each class, over about ten batches, relative to the length of the rows of its batch.
 
-    It stands in for classes that a batch does not have, and for the spread of those of which it has one row.
+    It stands in for classes that a batch does not have, and for the spread of those of which it has one row. A class
+    that does not come for long is forgotten.
 
     Parameters
     ----------
@@ -197,8 +204,10 @@ class ManyEstimates:
         present = counts[model.known] > 0
         rows = model.known[present]
         self._batches, self._length = MEMORY * self._batches + 1.0, MEMORY * self._length + model.unit * model.rms
+        gone = MEMORY * self._weights < _FORGOTTEN
         for sums in (self._weights, self._means, self._spreads, self._shares):
             np.multiply(sums, MEMORY, out=sums)
+            sums[gone] = 0.0
         self._weights[rows] += 1.0
         self._means[rows] += model.means[present] / model.rms
         self._spreads[rows] += (model.problem.sizes @ model.problem.variances)[present] / model.rms**2

@@ -232,6 +232,59 @@ def test_a_class_that_the_batch_does_not_have_is_remembered():
     assert estimate(fewer[kept], labels[kept], ManyEstimates(C)).known.tolist() == [0, 1, 3]
 
 
+@pytest.mark.parametrize("strength", [4.0, 100.0])
+def test_bounds_are_of_the_classes_as_frequent_as_the_batch_has_them(strength):
+    """Small batches of ten classes, one of them frequent: whoever always names that one stays below the bound."""
+    source = np.random.default_rng(0)
+    labels = source.choice(10, size=1600, p=[0.7, *[0.3 / 9] * 9])
+    guarded = Marvell(VerticalStrategy(nn.Linear(16, 10), torch.arange(10)), s=strength)
+    memory = ManyEstimates(10)
+    fewer = 0
+    for rows in np.split(source.permutation(1600), 100):
+        y = torch.from_numpy(labels[rows])
+        g = 0.3 * torch.randn(16, 16, generator=generator(int(rows[0]))) + torch.eye(10, 16)[y]
+        shares = np.bincount(y.numpy(), minlength=10) / 16
+        log = guarded.protect(g, y)[1]
+        assert log["marvell.accuracy_bound"] >= shares.max()
+        if shares.max() == 1.0:
+            assert log["marvell.accuracy_bound"] == 1.0
+            continue
+        model = estimate(g, y, memory)
+        memory.add(model, y)
+        left, present = model.noise("s", strength).divergences, shares[model.known]
+        assert log["marvell.accuracy_bound"] == pytest.approx(accuracy_bound(left, present))
+        assert log["marvell.auc_bound"] == pytest.approx(one_against_rest_bound(left, present))
+        fewer += (present == 0.0).any()
+    assert fewer > 50  # batches that lack a class which noise is made for
+
+
+def test_a_class_that_does_not_come_any_more_is_remembered_as_it_was_and_then_forgotten():
+    """Two classes of three: noise hides the third as well, for some 260 batches, and then it is that of two."""
+    memory, never = ManyEstimates(3), ManyEstimates(3)
+    y = torch.arange(120) % 3
+    memory.add(estimate(torch.randn(120, D, generator=generator()) + 3 * torch.eye(3, D)[y], y, memory), y)
+    was = memory.of_width(D)
+    y = torch.arange(120) % 2
+    g = torch.randn(120, D, generator=generator(1)) + 3 * torch.eye(3, D)[y]
+    usual = estimate(g, y, never)
+    for batches in range(1, 8001):
+        memory.add(usual, y)
+        if batches in (1, 100, 250):
+            now, model = memory.of_width(D), estimate(g, y, memory)
+            assert now.means[2] == pytest.approx(was.means[2], rel=1e-9)
+            assert now.spreads[2] == pytest.approx(was.spreads[2], rel=1e-9)
+            assert model.known.tolist() == [0, 1, 2]
+            assert model.noise("s", 4.0).gap < 1e-6
+        if batches in (300, 1000, 8000):
+            model = estimate(g, y, memory)
+            assert model.known.tolist() == [0, 1]
+            assert np.array_equal(model.noise("s", 4.0).levels, usual.noise("s", 4.0).levels)
+    assert memory.recall(g, torch.full((120,), 2)) is None
+    y = torch.arange(120) % 3
+    memory.add(estimate(g, y, memory), y)
+    assert memory.of_width(D).known.all()
+
+
 def test_of_a_single_row_the_batch_tells_the_place_and_not_the_spread():
     g, y = batch(rows=100)
     one = torch.nonzero(y == 0)[:1, 0]
