@@ -61,6 +61,9 @@ def read_record(folder: Path) -> list[Entry]:
     for entry in entries:
         if Path(entry.run).name != entry.run or entry.run in ("", ".", ".."):
             raise InputError(f"{path} names a run {entry.run!r}, which is no name of a folder beside it")
+        for key, value in entry.values.items():
+            if not isinstance(value, str | int | float):
+                raise InputError(f"{path} gives {entry.run!r} {key} = {value!r}; a text, a number or a truth is needed")
     return entries
 
 

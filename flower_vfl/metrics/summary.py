@@ -41,7 +41,8 @@ def nearest_rank(values: ArrayLike, q: float = 0.95) -> float:
 class LeakSummary:
     """Collects the leak of one attack, at one layer of one party, over the steps of a run.
 
-    A step whose batch has one class only has no AUC: it is counted by itself, neither dropped nor called 0.5.
+    A step has no AUC whose batch has one class only, or too few positives for what the attack is told: it is counted by
+    itself, neither dropped nor called 0.5.
 
     Attributes
     ----------
@@ -80,7 +81,7 @@ class LeakSummary:
         detection_error: float = math.nan,
         null: float = math.nan,
     ) -> None:
-        """Take in one step: the attack's value (NaN where the batch has one class) and what the batch was made of.
+        """Take in one step: the attack's value (NaN where there is none) and what the batch was made of.
 
         `null` is what knowing nothing reached in this very step, where that does not follow from the class counts.
         """
@@ -98,10 +99,10 @@ class LeakSummary:
         """Return the entry for the ``leakage`` list of ``result.json``; what is not known is None.
 
         ``q95`` is the 95 % quantile over the steps (nearest rank), ``q95_null`` the same of a score that knows nothing
-        on these batches, ``q95_turned`` that of the scores turned around (of AUCs only), ``steps`` all steps, those of
-        one class included. ``detection_error_q05`` is the 5 % quantile of the detection error: at one step in twenty
-        the attack errs no more than that. ``baseline`` and ``advantage`` belong to attacks that are compared with
-        training alone.
+        on these batches, ``q95_turned`` that of the scores turned around (of AUCs only), ``steps`` all steps,
+        ``one_class_steps`` those of them without a value. ``detection_error_q05`` is the 5 % quantile of the detection
+        error: at one step in twenty the attack errs no more than that. ``baseline`` and ``advantage`` belong to attacks
+        that are compared with training alone.
         """
         values, errors = np.array(self.values), np.array(self.errors)
         by_chance = self.metric == "auc"

@@ -6,8 +6,9 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import numpy as np
 import pyarrow.compute as pc
@@ -127,9 +128,13 @@ def _read(path: Path) -> str:
         ) from error
 
 
+def _refuse(path: Path, constant: str) -> NoReturn:
+    raise InputError(f"{path} holds {constant}, which is no number of JSON: null stands for what is not known.")
+
+
 def _result(path: Path) -> dict[str, Any]:
     try:
-        result = json.loads(_read(path))
+        result = json.loads(_read(path), parse_constant=partial(_refuse, path))
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(result, dict) or result.get("schema") != 1:

@@ -231,15 +231,28 @@ def _persistent(run: Run) -> bool:
     return any(isinstance(params, dict) and params.get("rho") for params in given)
 
 
+def _reasons(silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return why attacks measured nothing, by their labels: what went wrong where that is known."""
+    found: dict[str, str] = {}
+    for entry in sorted(silent, key=lambda entry: not entry.get("unavailable")):
+        steps = entry.get("steps")
+        none = f"none of its {number(steps)} steps had both classes and what it is told" if steps else "it never read"
+        found.setdefault(label_of(entry), str(entry.get("unavailable") or none).rstrip("."))
+    return dict(sorted(found.items()))
+
+
 def not_tested(run: Run) -> list[str]:
-    """Return what the run says nothing about, in sentences."""
-    leakage = run.result["leakage"]
+    """Return what the run says nothing about, in sentences; an attack that ran and has no value has tested nothing."""
+    leakage = [entry for entry in run.result["leakage"] if entry.get("q95") is not None]
     attacks = sorted({label_of(entry) for entry in leakage})
+    silent = [entry for entry in run.result["leakage"] if label_of(entry) not in attacks]
     gaps = []
     if attacks:
-        gaps.append(f"Other attacks. Only {listed(attacks)} ran; a better attack may read more.")
+        measured = "measured anything" if silent else "ran"
+        gaps.append(f"Other attacks. Only {listed(attacks)} {measured}; a better attack may read more.")
     else:
-        gaps.append("Any attack at all: none ran.")
+        gaps.append(f"Any attack at all: none {'measured anything' if silent else 'ran'}.")
+    gaps += [f"{label}, which ran and measured nothing: {why}." for label, why in _reasons(silent).items()]
     if not any(entry.get("layer") == "first" and entry.get("source") == "attacker" for entry in leakage):
         gaps.append(
             "A party's first layer. The monitor sees what the label party sends, not what a party computes from it by "

@@ -1,6 +1,7 @@
 """The page: everything that a privacy officer needs, in one file, whatever the run's files say."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -290,13 +291,25 @@ def test_a_corrupt_file_is_named_and_nothing_is_written(run_folder, name, conten
         ("leakage", [{"q95": "0.9"}]),
         ("attacks", [{"label": "norm"}]),
         ("alone", 3),
+        ("leakage", [{"q95": math.nan}]),
+        ("utility", {"last": {"test_auc": -math.inf}}),
     ],
 )
 def test_a_result_of_another_shape_is_refused_with_the_key(run_folder, key, value):
     folder = run_folder(steps=3, epochs=1)
     change(folder, lambda result: result.update({key: value}))
-    with pytest.raises(InputError, match=r"result\.json.*" + ("q95" if value == [{"q95": "0.9"}] else key)):
+    named = {"[{'q95': '0.9'}]": "q95", "[{'q95': nan}]": "NaN", "{'last': {'test_auc': -inf}}": "-Infinity"}
+    with pytest.raises(InputError, match=r"result\.json.*" + named.get(str(value), key)):
         render([folder])
+
+
+@pytest.mark.parametrize(("reached", "said"), [([], "not known, no epoch ended"), ([None, None], "not known")])
+def test_a_budget_of_which_nothing_is_known_is_not_called_kept(run_folder, reached, said):
+    folder = run_folder(steps=3, epochs=1)
+    change(folder, lambda result: result.update(budget={"leak": {"limit": 0.7, "reached": reached}}))
+    text = page(render([folder])).text
+    assert f": {said} ." in text
+    assert "not passed" not in text
 
 
 def test_several_runs_are_compared_in_the_folder_that_holds_them(run_folder, tmp_path):

@@ -185,6 +185,14 @@ def test_without_a_record_or_a_result_there_is_no_page(tmp_path):
         render_sweep(tmp_path)
 
 
+@pytest.mark.parametrize("value", [["none"], {"t": 1.0}, None])
+def test_a_record_with_a_value_that_is_none_is_refused(tmp_path, value):
+    write_run(tmp_path / "a", steps=2, epochs=1)
+    write_record(tmp_path, [Entry("a", "a", {"defenses": value})])
+    with pytest.raises(InputError, match=r"sweep\.json gives 'a' defenses = .*; a text, a number"):
+        render_sweep(tmp_path)
+
+
 def test_what_a_run_says_is_text_on_the_page_and_in_its_tables(tmp_path):
     write_run(tmp_path / "a", steps=20, defenses=[{"name": "<b>&", "params": {}}])
     write_record(tmp_path, [Entry("a", "a", {"model.network": "<script>$"})])

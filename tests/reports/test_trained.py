@@ -157,6 +157,19 @@ def test_the_monitor_stands_in_where_no_attacker_attacked_the_model(trained_fold
     assert shown == [("model_completion", "attacker"), ("clustering", "attacker"), ("spectral", "monitor")]
 
 
+def test_an_attack_on_the_model_that_could_not_be_run_says_why(trained_folder):
+    folder = trained_folder()
+    silent = {
+        **dict.fromkeys(("q95", "mean", "measures")),
+        "one_class_steps": 3,
+        "unavailable": "needs <b>1000</b> rows",
+    }
+    change(folder, lambda result: result["leakage"].append(measured("spectral", 0.5) | silent))
+    text = page(render([folder])).text
+    assert "spectral at party a, cut layer could not be run in 3 of 3 draws: needs <b>1000</b> rows." in text
+    assert "spectral, which ran and measured nothing: needs <b>1000</b> rows." in text
+
+
 POTENTIAL = ({"name": "potential_energy", "params": {"alpha": 1.0}},)
 
 

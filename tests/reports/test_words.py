@@ -105,6 +105,24 @@ def test_a_run_without_attacks_says_so():
     assert "none ran" in said_by()
 
 
+def test_an_attack_that_measured_nothing_has_not_tested_anything():
+    hint = leak(None, mean=0.0, attack="hint", steps=8)
+    failed = leak(None, mean=0.0, attack="clustering", phase="inference", unavailable="it needs 1000 rows.", steps=1)
+    unread = leak(None, mean=0.0, attack="remembered_norm", phase="remembered", steps=0)
+    text = said_by(leak(0.6), hint, failed, {**failed, "unavailable": ""}, unread)
+    assert "Only norm measured anything" in text
+    assert "hint, which ran and measured nothing: none of its 8 steps had both classes and what it is told." in text
+    assert "clustering, which ran and measured nothing: it needs 1000 rows." in text
+    assert "remembered_norm, which ran and measured nothing: it never read." in text
+    assert "Embeddings: what a party can read" in text
+    assert "Attackers that remember each person" in text
+    assert "Any attack at all: none measured anything." in said_by(hint)
+
+
+def test_an_attack_that_measured_something_somewhere_is_not_called_silent():
+    assert "Only norm ran" in said_by(leak(0.6), leak(None, mean=0.0, layer="first", unavailable="it is wide"))
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
