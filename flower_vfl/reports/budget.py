@@ -62,4 +62,5 @@ def of_budget(run: Run) -> dict[str, Any]:
         one.key: (np.arange(1, len(one.reached) + 1), np.array(one.reached, dtype=np.float64), one.limit)
         for one in known
     }
-    return {"budget": known, "budget_figure": Markup(budget_figure("Leak budget", curves)) if known else None}
+    seen = any(one.largest is not None for one in known)
+    return {"budget": known, "budget_figure": Markup(budget_figure("Leak budget", curves)) if seen else None}

@@ -310,6 +310,7 @@ def test_a_budget_of_which_nothing_is_known_is_not_called_kept(run_folder, reach
     text = page(render([folder])).text
     assert f": {said} ." in text
     assert "not passed" not in text
+    assert "limit of the leak" not in text  # there is nothing to draw
 
 
 def test_several_runs_are_compared_in_the_folder_that_holds_them(run_folder, tmp_path):

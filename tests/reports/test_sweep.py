@@ -137,6 +137,13 @@ def test_of_a_setting_with_a_run_that_failed_the_others_count_and_it_says_how_ma
     assert "1 of 2 0.9000" in page(render_sweep(folder)).text
 
 
+def test_a_mean_of_which_not_all_runs_have_a_value_says_of_how_many_it_is(broken):
+    folder = broken()
+    change(folder / "none1", lambda result: result["utility"]["last"].update(test_loss=None))
+    found = page(render_sweep(folder)).text
+    assert re.search(r"0\.9000 ± 0\.0000 0\.1270 of 1 0\.", found)
+
+
 @pytest.mark.parametrize("status", ["early stopping", "leak limit", "bound limit"])
 def test_a_run_that_a_rule_ended_counts(broken, status):
     assert of_sweep(broken(marvell1=status))["problems"][0]["rows"][1]["utility"].count == 2
