@@ -156,6 +156,11 @@ class Checkpoints:
         return kept["state"]
 
     @property
+    def received(self) -> Path:
+        """Where a label party writes down what it has received since."""
+        return self._folder / "received"
+
+    @property
     def steps(self) -> list[int]:
         """The steps of which there is a state, ascending."""
         names = (re.fullmatch(r"step-(\d{9,})\.safetensors", path.name) for path in self._folder.glob("step-*"))

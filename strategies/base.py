@@ -194,6 +194,7 @@ class Defense(HookedStrategy):
             raise ConfigError(f"{self.name} is given twice: {self.twice}")
         self.strategy = strategy
         self._generator: torch.Generator | None = None
+        self._purpose: tuple[str | int, ...] = ()
 
     @property
     def base(self) -> VerticalStrategy:
@@ -209,8 +210,13 @@ class Defense(HookedStrategy):
         """Return the defense's own generator, which derives from the label party's secret."""
         if self._generator is None or self._generator.device != device:
             depth = len(self.strategy.chain())
-            self._generator = self.base.secret.generator("defense", self.name, depth, device=str(device))
+            purpose = ("defense", self.name, depth, *self._purpose)
+            self._generator = self.base.secret.generator(*purpose, device=str(device))
         return self._generator
+
+    def draw_anew(self, *purpose: str | int) -> None:
+        """Let what is drawn from here on follow from the secret and this purpose, not from what was drawn before."""
+        self._generator, self._purpose = None, purpose
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain values and tensors; a subclass adds its own to it.
@@ -218,13 +224,14 @@ class Defense(HookedStrategy):
         It says where the generator stands. Started anew, it would put the noise of earlier steps on later ones, and
         who has two gradients with the same noise can subtract it. So a state is as secret as the noise itself.
         """
+        purpose = {"purpose": list(self._purpose)} if self._purpose else {}
         if self._generator is None:
-            return {}
-        return {"device": str(self._generator.device), "generator": self._generator.get_state()}
+            return purpose
+        return {**purpose, "device": str(self._generator.device), "generator": self._generator.get_state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._generator = None
+        self.draw_anew(*state.get("purpose", ()))
         if "generator" in state:
             self.generator(torch.device(state["device"])).set_state(state["generator"])
 

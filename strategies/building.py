@@ -20,6 +20,7 @@ from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.checkpointing import MODEL, Checkpointing
 from flower_vfl.strategies.configured import optimizers_of
+from flower_vfl.strategies.repeats import Repeats
 from flower_vfl.strategies.training import Training
 from flower_vfl.transport.base import Link
 
@@ -104,6 +105,16 @@ def build_monitor(strategy: HookedStrategy, schedule: Schedule) -> LeakageMonito
     )
 
 
+def build_repeats(strategy: HookedStrategy) -> Repeats | None:
+    """Build what looks at steps that are done again; None where nobody can go back, or sends something else then."""
+    base, defenses = strategy.base, strategy.chain()
+    if base.ledger is None or base.config.checkpoint.every < 0:
+        return None
+    if not defenses or base.config.transport.kind == "inproc":
+        return None
+    return Repeats(defenses, base.ledger.received, known=base.resume)
+
+
 def build_checkpointing(
     strategy: HookedStrategy,
     schedule: Schedule,
@@ -111,6 +122,7 @@ def build_checkpointing(
     label: LabelParty,
     training: Training,
     monitor: LeakageMonitor | None,
+    repeats: Repeats | None = None,
 ) -> Checkpointing | None:
     """Build what keeps everybody's states; None where nobody asked for them."""
     base = strategy.base
@@ -124,6 +136,7 @@ def build_checkpointing(
             "training": training,
             **{f"defense {position}": defense for position, defense in enumerate(strategy.chain())},
             **({} if monitor is None else {"monitor": monitor}),
+            **({} if repeats is None else {"received": repeats}),
         },
         schedule=schedule,
         recorder=base.observer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from flower_vfl.parties.feature import Store
@@ -30,6 +31,10 @@ class Ledger(Store, Protocol):
     @property
     def committed(self) -> int | None:
         """The last step of which every party has its state; None before the first."""
+
+    @property
+    def received(self) -> Path:
+        """Where it writes down what was received since."""
 
 
 class Stateful(Protocol):

@@ -19,7 +19,7 @@ from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.arrivals import check_fit, send_audit
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.building import build_checkpointing, build_label_party, build_monitor
+from flower_vfl.strategies.building import build_checkpointing, build_label_party, build_monitor, build_repeats
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.grids import is_simulation, replaces_nodes
 from flower_vfl.strategies.limit import LeakLimit
@@ -98,7 +98,7 @@ class _Course:
         base, links = strategy.base, sessions.links
         self._strategy, self._sessions, self._label, self._schedule = strategy, sessions, label, schedule
         self._audited = base.config.parties.attackers or list(links) if audits else []
-        self._monitor = build_monitor(strategy, schedule)
+        self._monitor, repeats = build_monitor(strategy, schedule), build_repeats(strategy)
         self._training = Training(
             label,
             links,
@@ -112,8 +112,11 @@ class _Course:
             oracle=Oracle(base.watching, base.audit_labels, base.config.attack.every),
             audited=self._audited,
             sample=_sample(base),
+            repeats=repeats,
         )
-        self._checkpointing = build_checkpointing(strategy, schedule, links, label, self._training, self._monitor)
+        self._checkpointing = build_checkpointing(
+            strategy, schedule, links, label, self._training, self._monitor, repeats
+        )
         self._rejoining = Rejoining(sessions, self._checkpointing, replaced=replaces)
         timeout = base.config.transport.step_timeout
         self._limit = LeakLimit(self._training, schedule, links, self._checkpointing, timeout=timeout)

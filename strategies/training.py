@@ -25,6 +25,7 @@ from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import PARTS, Part, Rows, Schedule
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.strategies.outcome import LIMITS, MEASURED, Epoch, Outcome, measured
+from flower_vfl.strategies.repeats import Repeats
 from flower_vfl.transport.base import Link, expect
 
 _logger = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class Training:
         In a simulation, the parties whose scorers are told it; in a deployment nobody is.
     sample : Rows, optional
         (n,) sorted test rows of which the embeddings are kept; by default none.
+    repeats : Repeats, optional
+        Is told of all embeddings before a gradient of theirs goes out.
     observer : Observer
         Is told.
     outcome : Outcome
@@ -81,6 +84,7 @@ class Training:
         oracle: Oracle | None = None,
         audited: Collection[str] = (),
         sample: Rows | None = None,
+        repeats: Repeats | None = None,
     ) -> None:
         self._label, self._links, self._schedule = label, links, schedule
         self._labels, self._classes, self._config = labels, classes, config
@@ -92,6 +96,7 @@ class Training:
         self.sample = np.zeros(0, dtype=np.int64) if sample is None else sample
         self.sampled: dict[str, Tensor] = {}
         """The same of the sample, (n, ...)."""
+        self._repeats = repeats
         self._losses: list[float] = []
         self._before, self._started = Outcome(), time.perf_counter()
 
@@ -188,6 +193,8 @@ class Training:
         for step in steps:
             embeddings = self._receive_all(step, self._schedule.batch_rows(step))
             started = time.perf_counter()
+            if self._repeats is not None:
+                self._repeats.note(step, embeddings)
             done = self._label.train_step(step, embeddings)
             request = step + ahead if step + ahead in steps else -1
             self.outcome.seconds_compute += time.perf_counter() - started

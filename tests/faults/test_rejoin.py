@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import grpc
 import pytest
+import torch
 
 from flower_vfl import build_config, run
 from flower_vfl.errors import PartyError, PartyLostError
@@ -167,3 +169,31 @@ def test_a_party_that_does_not_come_back_is_named_when_its_time_is_up(tmp_path, 
     monkeypatch.setattr(Sessions, "_invite", once)
     with pytest.raises(PartyError, match=r"did not come back within 1 s \(transport\.rejoin_timeout\): [ab]; start"):
         run(dying("stream", rejoin_timeout=1.0), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_party_that_comes_back_with_other_embeddings_cannot_subtract_the_noise(tmp_path, dies, monkeypatch, resumed):
+    """With the same noise, far larger than the gradients, both times would give nearly the same numbers."""
+    values = setup("stream") | {"defenses": [{"name": "iso", "t": 1000.0}], "attack": {"names": ["norm"]}}
+    config = build_config({**values, "transport": {**values["transport"], "reconnect_timeout": 0.0}})
+    learn, embed, got = FeatureParty._learn, FeatureParty._embed, []
+
+    def learning(party, step, frame):
+        if (party.name, step) == ("a", 0):
+            got.append(frame.tensors["gradient"].clone().flatten())
+        return learn(party, step, frame)
+
+    def embedding(party, step):
+        frame = embed(party, step)
+        return replace(frame, tensors={"embedding": frame.tensors["embedding"] * (1.0 + len(got))})
+
+    monkeypatch.setattr(FeatureParty, "_learn", learning)
+    counts = dies(lambda kind: bool(got) and (resumed or counts["deaths"] == 0))
+    if resumed:
+        with pytest.raises(PartyLostError):
+            run(config, out=tmp_path / "run")
+        dies(lambda kind: False)
+    monkeypatch.setattr(FeatureParty, "_embed", embedding)
+    run(config, out=tmp_path / "run", resume=resumed)
+    assert len(got) == 2
+    assert abs(torch.corrcoef(torch.stack(got))[0, 1]) < 5 / got[0].numel() ** 0.5
