@@ -14,11 +14,11 @@ from flower_vfl.metrics.leakage import leak_auc
 
 Matrix = NDArray[np.float64]
 
-_NEGLIGIBLE = 1e-9
-"""Of the largest variance: what is below is rounding. Directions nearer than its square root count as one."""
-
-
 _ROUNDING = 1e-14
+"""Of the largest number: what is below is rounding, of which matrices of a thousand rows were seen to have a tenth."""
+
+_INDEFINITE = 1e-9
+"""An eigenvalue so far below 0, for each row of a matrix of correlations, is not rounding of what was measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,8 +107,8 @@ class ShapedRelease:
 class Together:
     """The two classes of an example's releases, all epochs side by side.
 
-    The T releases are vectors of T D numbers. In the span of the r directions the covariances, (T r, T r), are general;
-    each of the D - r coordinates outside has the same (T, T), and no difference of means.
+    The T releases are vectors of T D numbers. In r directions, of which those of the means are made, the covariances,
+    (T r, T r), are general; each of the D - r coordinates outside has the same (T, T), and no difference of means.
 
     Attributes
     ----------
@@ -213,8 +213,7 @@ def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -
         raise ArgumentError("Give at least one release, all of one width.")
     noise, own = _shares(rho, kept, len(releases))
     directions = np.stack([release.direction for release in releases])
-    _, sizes, basis = np.linalg.svd(directions, full_matrices=False)
-    basis = basis[sizes > math.sqrt(_NEGLIGIBLE) * sizes[0]]
+    basis = np.linalg.svd(directions, full_matrices=False)[2]
     places = directions @ basis.T
     rank = places.shape[1]
     difference = (np.array([release.distance for release in releases])[:, None] * places).ravel()
@@ -295,7 +294,7 @@ def _shares(rho: float, kept: float | Matrix, count: int, width: int = 1) -> tup
     alone = np.kron(np.eye(count), np.ones((width, width))) * own
     if not np.allclose(own, own.transpose(0, 2, 1)) or not np.allclose(alone, np.eye(size)):
         raise ArgumentError("kept are correlations: symmetric, 1 on the diagonal, 0 beside it within an epoch.")
-    if (np.linalg.eigvalsh(own) < -_NEGLIGIBLE * size).any():
+    if (np.linalg.eigvalsh(own) < -_INDEFINITE * size).any():
         raise ArgumentError("kept are correlations: no eigenvalue is below 0.")
     return _correlated(rho, count), own
 
@@ -305,24 +304,27 @@ def _correlated(share: float, count: int) -> Matrix:
 
 
 def _sum_kl(difference: NDArray[np.float64], first: Matrix, second: Matrix) -> float:
-    """Return the symmetric divergence of two Gaussians; what is the same in both for certain tells nothing."""
+    r"""Return the symmetric divergence of two Gaussians; what is the same in both for certain tells nothing.
+
+    In directions in which their covariances add up to the identity, those of the first are :math:`\alpha_i`, those of
+    the second :math:`1 - \alpha_i`, and with the difference m of the means the divergence is
+
+    .. math:: \tfrac12 \sum_i \frac{(1 - 2 \alpha_i)^2 + m_i^2}{\alpha_i (1 - \alpha_i)}.
+    """
     scale, axes = np.linalg.eigh(first + second)
-    largest = float(scale[-1]) if len(scale) else 0.0
-    held = scale > _NEGLIGIBLE * largest
+    held = scale > _ROUNDING * scale[-1]
     lost = difference - axes[:, held] @ (axes[:, held].T @ difference)
-    if np.linalg.norm(lost) > math.sqrt(_NEGLIGIBLE * largest):
+    if np.linalg.norm(lost) > _ROUNDING * len(scale) * np.linalg.norm(difference):
         return math.inf
     if not held.any():
         return 0.0
-    kept = axes[:, held]
-    one, two = (kept.T @ covariance @ kept for covariance in (first, second))
-    if min(np.linalg.eigvalsh(one)[0], np.linalg.eigvalsh(two)[0]) <= _NEGLIGIBLE * largest:
+    white = axes[:, held] / np.sqrt(scale[held])
+    alpha, turned = np.linalg.eigh(white.T @ first @ white)
+    if min(alpha[0], 1.0 - alpha[-1]) <= _ROUNDING:
         return math.inf
-    inverses = np.linalg.inv(one), np.linalg.inv(two)
-    away = kept.T @ difference
-    traces = np.trace(inverses[0] @ two) + np.trace(inverses[1] @ one) - 2 * len(one)
-    found = 0.5 * float(traces + away @ (inverses[0] + inverses[1]) @ away)
-    return max(0.0, found) if math.isfinite(found) else math.inf  # NaN promises nothing
+    away = turned.T @ (white.T @ difference)
+    found = 0.5 * float((((1.0 - 2.0 * alpha) ** 2 + away**2) / (alpha * (1.0 - alpha))).sum())
+    return found if math.isfinite(found) else math.inf  # NaN promises nothing
 
 
 def _factor(covariance: Matrix) -> Matrix:

@@ -102,6 +102,65 @@ def test_persistent_noise_is_gone_from_the_difference_of_two_epochs():
         assert together([near, far], rho=rho, kept=0.0).sum_kl() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("least", [1e-2, 1e-6, 1e-10, 1e-12])
+@pytest.mark.parametrize("ratio", [1.0, 1.2, 50.0])
+def test_what_rows_vary_by_beside_their_noise_counts_however_little_it_is(least, ratio):
+    """Two releases of one row with the same noise: their sum and their difference are independent."""
+    width, noise, distance, rounding = 6, 4.0, 0.3, 1e-6 + 2e-14 / least
+    release = Release(unit(*range(1, 7)), distance, (least, ratio * least), (noise, noise), (noise, noise))
+    sums, differences = [least + 2 * noise, ratio * least + 2 * noise], [least, ratio * least]
+    expected = distance**2 * (1 / sums[0] + 1 / sums[1])  # of means that are distance * sqrt(2) apart
+    for one, other in (sums, differences):
+        expected += width * 0.5 * (one - other) ** 2 / (one * other)
+    assert together([release] * 2, rho=1.0, kept=0.0).sum_kl() == pytest.approx(expected, rel=rounding)
+    factors = np.stack([np.sqrt(noise) * np.eye(width)] * 2)
+    same = ShapedRelease(
+        distance * release.direction, np.stack([math.sqrt(v) * np.eye(width) for v in differences]), factors
+    )
+    assert together_shaped([same] * 2, rho=1.0, kept=0.0).sum_kl() == pytest.approx(expected, rel=rounding)
+
+
+def test_the_best_rule_stays_below_the_bound_where_the_noise_is_gone_from_a_difference():
+    """So few examples read the ratio of the variances of differences; by chance it fails once in 10,000 at most."""
+    samples = 4_000
+    release = Release(unit(*range(1, 33)), 0.05, (1e-10, 1.2e-10), (1.0, 1.0), (1.0, 1.0))
+    both = together([release] * 2, rho=1.0, kept=0.0)
+    best = both.best_auc(samples=samples)
+    assert 0.6 < best < auc_bound(both.sum_kl()) + norm.isf(1e-4) * math.sqrt(1 / 6 / samples)
+
+
+@pytest.mark.parametrize("turned", [1e-3, 1e-5, 1e-6])
+def test_directions_that_are_nearly_one_are_told_apart(turned):
+    """With noise that is the same in both epochs, means a little apart stand out in the difference."""
+    distance, noise, own = 1.5, 2.0, turned**2
+    near, far = (
+        Release(unit(math.cos(angle), math.sin(angle), 0), distance, (own, own), (noise, noise), (noise, noise))
+        for angle in (0.0, turned)
+    )
+    sums = (2 * distance * math.cos(turned / 2)) ** 2 / 2
+    differences = (2 * distance * math.sin(turned / 2)) ** 2 / 2
+    expected = sums / (own + 2 * noise) + differences / own
+    assert together([near, far], rho=1.0, kept=0.0).sum_kl() == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("farther", [1e-3, 1e-6, 1e-9])
+def test_means_that_differ_where_nothing_varies_tell_the_classes_apart_for_certain(farther):
+    near, far = (
+        Release(unit(1, 0, 0), distance, (0.0, 0.0), (4.0, 4.0), (4.0, 4.0)) for distance in (1.0, 1.0 + farther)
+    )
+    assert math.isinf(together([near, far], rho=1.0, kept=0.0).sum_kl())
+
+
+@pytest.mark.parametrize("epochs", [2, 7, 30])
+@pytest.mark.parametrize("width", [2, 16])
+def test_rounding_of_what_is_the_same_in_all_epochs_tells_nothing(epochs, width):
+    (release,), (same,) = drawn(epochs, 1, width), shaped(epochs, 1, 4)
+    once = together([release], rho=1.0, kept=1.0).sum_kl()
+    assert together([release] * epochs, rho=1.0, kept=1.0).sum_kl() == pytest.approx(once, rel=1e-9)
+    once = together_shaped([same], rho=1.0, kept=1.0).sum_kl()
+    assert together_shaped([same] * epochs, rho=1.0, kept=1.0).sum_kl() == pytest.approx(once, rel=1e-9)
+
+
 @pytest.mark.parametrize(("rho", "epochs"), [(0.0, 10), (0.3, 10), (1.0, 10), (0.5, 3)])
 def test_of_noise_that_is_the_same_for_both_classes_the_mean_is_all_there_is_to_know(rho, epochs):
     """The mean of T releases has the variance lam (rho + (1 - rho) / T), and nothing else depends on the class."""
