@@ -76,6 +76,11 @@ class Choice:
     together: float = math.nan
     memory: int = 0
 
+    @property
+    def on_card(self) -> bool:
+        """Whether that memory is a card's."""
+        return self.group.trials[0].config.device != "cpu"
+
 
 def at(few: Measured, more: Measured, runs: int) -> Measured:
     """Return what a stack of `runs` takes, on the straight line through two that were measured; it never falls.

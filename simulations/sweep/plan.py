@@ -6,12 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from flower_vfl.errors import SetupError
 from flower_vfl.reports.words import duration, size
+from flower_vfl.simulations.cluster import Cluster
 from flower_vfl.simulations.sweep.checking import check_trials
 from flower_vfl.simulations.sweep.choosing import FEW, MORE, Choice, choose, saved
 from flower_vfl.simulations.sweep.definition import Definition
@@ -48,10 +51,8 @@ def print_plan(
         When so many trials as [sweep] gpus says do not fit a card.
     """
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
-    cpus = processors(trials, running)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    room = int(cores // cpus)
-    places, choices = max(1, min(room, workers or room)), list[Choice]()
+    places, refused = _places(processors(trials, running), running.gpus, workers)
+    choices = list[Choice]()
     with Status("checking the trials", console=console()) as status:
         check_trials(trials, running, lambda done, total: status.update(f"checking the trials: {done} of {total}"))
         shapes = shapes_of(trials, lambda done, total: status.update(f"measuring: {done} of {total}"))
@@ -61,10 +62,10 @@ def print_plan(
     screen = Console()
     screen.print(shape_table(shapes))
     screen.print(choice_table(choices) if choices else Text("Each trial is trained by itself: stacking is off."))
-    screen.print(Text(_here(found, places, cores)))
+    screen.print(Text(_here(found, choices, places, refused)))
     if found["card"]:
         check_cards(shapes, running.gpus, workers)
-    screen.print(Text(_cards(found, running.gpus)))
+    screen.print(Text(_cards(found, choices, running.gpus)))
     screen.print(Text(_measured(shapes)))
 
 
@@ -97,21 +98,43 @@ def choice_table(choices: Sequence[Choice]) -> Table:
     return table
 
 
-def _here(found: Mapping[str, Any], places: int, cores: int) -> str:
-    """Say how long the sweep takes on this machine, and how much memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fits = fitting(memory, found["memory"])
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _places(cpus: float, gpus: float, workers: int) -> tuple[int, str]:
+    """Return how many trials, or stacks, run at once on this machine, and why none would; then they count as one."""
+    try:
+        room = Cluster(((float(_cores()), float(torch.cuda.device_count())),)).places(cpus, gpus)
+    except SetupError as error:
+        return 1, str(error)
+    return min(room, workers or room), ""
+
+
+def _here(found: Mapping[str, Any], choices: Sequence[Choice], places: int, refused: str) -> str:
+    """Say how long the sweep takes on this machine, and how much memory; or that it would not run here, and why."""
+    count, long = len(found["seconds"]), duration(makespan(found["seconds"], places))
+    if refused:
+        return f"{count} trials, one after the other about {long}; not on this machine: {refused}."
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = _largest(found["memory"], choices, card=False)
+    fits = fitting(total, memory)
+    at_once = f"{places} at once{', a stack counted as one' if any(choice.stacks for choice in choices) else ''}"
     words = (
-        f"{len(found['seconds'])} trials on this machine ({cores} cores), {places} at once: about "
-        f"{duration(makespan(found['seconds'], places))}, and {size(places * found['memory'])} of {size(memory)} of "
-        "memory."
+        f"{count} trials on this machine ({_cores()} cores), {at_once}: about {long}, and {size(places * memory)} of "
+        f"{size(total)} of memory."
     )
     if fits and fits < places:
         words += f" Memory is enough for {fits} at once: --workers {fits}."
     return words
 
 
-def _cards(found: Mapping[str, Any], gpus: float) -> str:
+def _largest(trial: int, choices: Sequence[Choice], *, card: bool) -> int:
+    """Return the memory of the largest trial or stack, on a card or in main memory."""
+    return max([trial, *(choice.memory for choice in choices if choice.stacks and choice.on_card == card)])
+
+
+def _cards(found: Mapping[str, Any], choices: Sequence[Choice], gpus: float) -> str:
     """Say how long it takes on several cards, where one was measured."""
     if not found["card"]:
         return (
@@ -120,8 +143,9 @@ def _cards(found: Mapping[str, Any], gpus: float) -> str:
         )
     each = on_a_card(gpus)
     times = (f"{n}: {duration(makespan(found['seconds'], n * each))}" for n in CARDS)
-    need = size(found["card"] + CONTEXT)
-    return f"{each} trials of {need} on each card; on so many cards like this one: {', '.join(times)}."
+    need = size(_largest(found["card"], choices, card=True) + CONTEXT)
+    what = "trials or stacks" if any(choice.stacks for choice in choices) else "trials"
+    return f"{each} {what} of {need} on each card; on so many cards like this one: {', '.join(times)}."
 
 
 def _measured(shapes: Sequence[Shape]) -> str:

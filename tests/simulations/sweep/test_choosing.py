@@ -1,6 +1,7 @@
 """Whether trials are trained together."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -132,11 +133,14 @@ def test_a_stack_is_measured_on_this_machine(trials):
 def test_the_plan_says_what_is_trained_together_and_why_the_rest_is_not(tmp_path, capsys, costs, monkeypatch):
     path = tmp_path / "sweep.toml"
     path.write_text(SWEEP.replace('"max_norm"', '"label_dp"'), encoding="utf8")
-    costs(alone=0.005, base=0.01, each=0.0001)
+    monkeypatch.setattr(choosing, "_limit", lambda *_: 100 * GIGA)
+    costs(alone=0.005, base=0.01, each=0.0001, memory=GIGA)
     monkeypatch.setenv("COLUMNS", "200")
     print_plan(load_definition(str(path)), {}, workers=1)
     told = capsys.readouterr().out
     assert "15 together" in told
+    assert "1 at once, a stack counted as one" in told
+    assert re.search(r"and 15\.0 GiB of .* of memory\.", told)  # of the stack, not of one trial
     assert "label_dp is no defense of gradients alone" in told
     print_plan(load_definition(str(path)), {}, workers=1, stacking=False)
     assert "stacking is off" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from flower_vfl.apps.local import run
 from flower_vfl.config import load_config
 from flower_vfl.errors import SetupError
 from flower_vfl.simulations import cluster
-from flower_vfl.simulations.sweep import planning, sweeping
+from flower_vfl.simulations.sweep import plan, planning, sweeping
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.plan import print_plan
 from flower_vfl.simulations.sweep.planning import Probe, check_card, fitting, makespan, measure, on_a_card, shapes_of
@@ -205,3 +205,27 @@ def test_the_plan_says_what_was_measured_and_what_was_computed(definition, monke
         "On GPUs: not measured",
     ):
         assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("running", "given", "machine", "told"),
+    [
+        ({"cpus": 2}, {}, (4, 0), "12 trials on this machine (4 cores), 2 at once"),
+        ({"cpus": 1, "gpus": 0.5}, {"device": "cuda"}, (16, 1), "12 trials on this machine (16 cores), 2 at once"),
+        ({"cpus": 8}, {}, (4, 0), "not on this machine: a trial needs 8 processors and 0 cards, and no machine has"),
+        ({"gpus": 1.0}, {"device": "cuda"}, (4, 0), "not on this machine: a trial needs 1 processors and 1 cards"),
+    ],
+)
+def test_the_plan_has_as_many_trials_at_once_as_the_sweep_and_says_where_that_is_refused(
+    definition, monkeypatch, capsys, running, given, machine, told
+):
+    monkeypatch.setattr(planning, "measure", lambda config, data: PROBE)
+    monkeypatch.setattr(plan, "check_trials", lambda *_: None)
+    monkeypatch.setattr(plan.os, "sched_getaffinity", lambda _: set(range(machine[0])))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: machine[1])
+    monkeypatch.setenv("COLUMNS", "200")
+    changed = definition.running.model_copy(update={**running, "stacking": "off"})
+    print_plan(dataclasses.replace(definition, running=changed), given)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert told in shown
+    assert ("on this machine (" in shown) != ("not on this machine" in shown)
