@@ -184,19 +184,35 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Logs to Weights & Biases as its own environment says (``WANDB_MODE=offline`` ...); needs the extra ``wandb``."""
+    """Logs to Weights & Biases as its own environment says (``WANDB_MODE=offline`` ...); needs the extra ``wandb``.
+
+    The step is a value like others, and the axis of them all: W&B drops what comes after a later one of its own steps,
+    as leaks do, which are computed for several steps at once. Values of one step that come together are one row.
+    """
+
+    STEP = "step"
 
     def __init__(self, folder: Path | str) -> None:
         folder = Path(folder)
         self._run = _optional("wandb", "wandb").init(project="flower-vfl", name=folder.name, dir=str(folder))
+        self._run.define_metric("*", step_metric=self.STEP)
+        self._row: dict[str, float] = {}
 
     def scalar(self, name: str, step: int, value: float) -> None:
         """Take one value of a curve."""
-        self._run.log({name: value}, step=step)
+        if name in self._row or self._row.get(self.STEP) != step:
+            self._send()
+        self._row |= {self.STEP: step, name: value}
 
     def close(self) -> None:
         """Send what is left."""
+        self._send()
         self._run.finish()
+
+    def _send(self) -> None:
+        if self._row:
+            self._run.log(self._row)
+            self._row = {}
 
 
 class MlflowSink:

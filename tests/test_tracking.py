@@ -365,6 +365,43 @@ def test_mlflow_without_a_server_is_refused(tmp_path, monkeypatch):
         make_sink("mlflow", tmp_path)
 
 
+class Wandb:
+    """As much of W&B as is used: what comes for an earlier one of its steps than the last is dropped."""
+
+    def __init__(self):
+        self.axes, self.rows, self.step, self.finished = {}, [], 0, False
+
+    def init(self, **_):
+        return self
+
+    def define_metric(self, name, step_metric):
+        self.axes[name] = step_metric
+
+    def log(self, row, step=None):
+        step = self.step + 1 if step is None else step
+        if step >= self.step:
+            self.step = step
+            self.rows.append(dict(row))
+
+    def finish(self):
+        self.finished = True
+
+
+def test_wandb_gets_every_value_with_its_step_also_those_that_come_after_later_ones(tmp_path, monkeypatch):
+    wandb = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with StepLog(tmp_path, sinks=[make_sink("wandb", tmp_path)]) as log:
+        for step in range(3):
+            add(log, step, step / 2, party="label", layer="", attack="", metric="train_loss")
+            add(log, step, step / 3, party="label", layer="", attack="", metric="noise")
+        for step in range(3):
+            add(log, step, step / 4)
+    assert wandb.axes == {"*": "step"}
+    assert wandb.finished
+    assert wandb.rows[:3] == [{"step": s, "label/train_loss": s / 2, "label/noise": s / 3} for s in range(3)]
+    assert wandb.rows[3:] == [{"step": s, "a/cut/norm/auc": s / 4} for s in range(3)]
+
+
 def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
