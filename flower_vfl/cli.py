@@ -101,7 +101,11 @@ def run(
     if engine is Engine.flower and alone:
         raise ConfigError("--alone trains in this process: leave out --engine flower")
     folder = out or default_folder(source)
-    with _way_on(folder, engine, resources or [], address):
+    options = ["--alone"] if alone else []
+    options += ["--engine", engine.value] if engine is Engine.flower else []
+    options += [word for text in resources or [] for word in ("--resources", text)]
+    options += ["--address", address] if address else []
+    with _way_on(folder, options):
         if engine is Engine.flower:
             summary = run_flower(config, folder, resume=resume, resources=resources or [], address=address)
         else:
@@ -118,21 +122,23 @@ def _check_engine(engine: Engine, resources: list[str] | None, address: str) -> 
 
 
 @contextmanager
-def _way_on(folder: Path, engine: Engine, resources: list[str], address: str) -> Iterator[None]:
+def _way_on(folder: Path, options: Sequence[str]) -> Iterator[None]:
     """Say how a run that was interrupted goes on, where it has left something to go on from."""
+    from flower_vfl.apps.folder import has_ended
     from flower_vfl.apps.keeping import CHECKPOINTS
     from flower_vfl.errors import SessionError, StorageError
 
     try:
         yield
     except (KeyboardInterrupt, MemoryError, SessionError, StorageError):
-        if (folder / CHECKPOINTS).is_dir():
-            words = ["flower-vfl", "run", str(folder / "config.toml"), "--out", str(folder), "--resume"]
-            words += ["--engine", engine.value] if engine is Engine.flower else []
-            words += [word for text in resources for word in ("--resources", text)]
-            words += ["--address", address] if address else []
-            typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
+        if (folder / CHECKPOINTS).is_dir() or has_ended(folder):
+            _say_way_on("run", folder / "config.toml", folder, options)
         raise
+
+
+def _say_way_on(command: str, source: str | Path, folder: Path, options: Sequence[str]) -> None:
+    words = ["flower-vfl", command, str(source), "--out", str(folder), "--resume", *options]
+    typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
 
 
 @app.command()
@@ -267,10 +273,11 @@ def sweep(
         )
     except (KeyboardInterrupt, FlowerVflError) as error:
         if not isinstance(error, InputError) and folder.is_dir():
-            words = ["flower-vfl", "sweep", source, "--out", str(folder), "--resume"]
-            words += ["--no-stacking"] if no_stacking else []
-            words += [word for text in set_ or [] for word in ("--set", text)]
-            typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
+            options = ["--no-stacking"] if no_stacking else []
+            options += [word for text in set_ or [] for word in ("--set", text)]
+            options += ["--address", address] if address else []
+            options += ["--workers", str(workers)] if workers else []
+            _say_way_on("sweep", source, folder, options)
         raise
     print_sweep(summaries)
     _say(f"report: {folder / 'report.html'}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.apps.build import open_data, parties_here
-from flower_vfl.apps.folder import check_folder, check_free, read_result
+from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
 from flower_vfl.apps.local import run, run_alone
 from flower_vfl.apps.progress import LiveProgress
 from flower_vfl.config import Config, build_config, load_config
@@ -42,6 +42,9 @@ DEMO_DEFENSES = {
 """The demo's runs: no defense, those of gradients at a few of the strengths that the papers use, one of embeddings."""
 
 
+ALONE = "alone"
+"""Key of a result: what each party's columns reach by themselves."""
+
 _LOOK_AGAIN_SECONDS = 0.5
 
 
@@ -56,16 +59,19 @@ def run_here(
     """Run a configuration in this process, write its report and return its `result.json`.
 
     What `alone` returns, by party, is the test AUC of its columns by themselves, and goes into the result. With
-    `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is.
+    `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is, but for what
+    each party reaches alone where that is wanted and not there yet.
     """
     out = out.expanduser().absolute()
-    if not check_folder(out, config, resume=resume):
-        return read_result(out)
-    with _reported(out):
-        with LiveProgress(title, console()) as progress:
-            run(config, out=out, resume=resume, observers=(progress,))
-        if alone is not None:
-            _write_alone(out, alone())
+    unfinished = check_folder(out, config, resume=resume)
+    if unfinished or (alone is not None and ALONE not in read_result(out)):
+        with _reported(out):
+            if unfinished:
+                with LiveProgress(title, console()) as progress:
+                    run(config, out=out, resume=resume, observers=(progress,))
+            if alone is not None:
+                aucs = alone()
+                write_json_atomic(out / RESULT, {**read_result(out), ALONE: aucs})
     return read_result(out)
 
 
@@ -97,7 +103,7 @@ def _reported(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if (out / "result.json").is_file():
+        if (out / RESULT).is_file():
             render([out])
 
 
@@ -112,11 +118,6 @@ def alone_aucs(config: Config) -> dict[str, float]:
         with LiveProgress(f"{party} alone", console()) as progress:
             found[party] = run_alone(config, party, observers=(progress,)).test_auc
     return found
-
-
-def _write_alone(out: Path, aucs: dict[str, float]) -> None:
-    """Add what each party reaches alone to a run's result."""
-    write_json_atomic(out / "result.json", {**read_result(out), "alone": aucs})
 
 
 def run_demo(out: Path, overrides: dict[str, str]) -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ import pytest
 
 from flower_vfl.attacks import ATTACKS
 from flower_vfl.cli import main
+from flower_vfl.simulations import running
+from flower_vfl.simulations.sweep import sweeping
 from flower_vfl.strategies import DEFENSES
 from tests.commands import flower_vfl, flower_vfl_process
 
@@ -276,9 +278,46 @@ def test_a_signal_ends_a_run_with_its_code_and_a_report_of_what_was_measured(tra
     assert result["status"] == "interrupted"
     assert result["cost"]["steps"] > 0
     assert (out / "report.html").is_file()
-    command = errors.split("it goes on with: flower-vfl ")[1].splitlines()[0]
+    command = way_on(errors)
     assert flower_vfl(*shlex.split(command), "--set", "training.epochs=1").returncode == 2  # another configuration
     assert command == f"run {out / 'config.toml'} --out {out} --resume"
+
+
+def way_on(errors):
+    return errors.split("it goes on with: flower-vfl ")[1].splitlines()[0]
+
+
+def test_a_run_that_is_interrupted_while_parties_train_alone_goes_on_there(preset, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+
+    def interrupt(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "alone_aucs", interrupt)
+    done = flower_vfl("run", preset, "--set", "checkpoint.every=-1", "--alone", "--out", out)
+    assert done.returncode == 130
+    assert way_on(done.stderr) == f"run {out / 'config.toml'} --out {out} --resume --alone"
+    ended = json.loads((out / "result.json").read_text())
+    assert ended["status"] == "finished"
+    monkeypatch.setattr(running, "alone_aucs", lambda config: {"a": 0.75})
+    done = flower_vfl(*shlex.split(way_on(done.stderr)))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "result.json").read_text()) == {**ended, "alone": {"a": 0.75}}
+    assert "0.75" in (out / "report.html").read_text()
+    monkeypatch.setattr(running, "alone_aucs", lambda config: pytest.fail("it is there already"))
+    assert flower_vfl("run", out / "config.toml", "--alone", "--out", out, "--resume").returncode == 0
+
+
+def test_a_sweep_that_is_interrupted_goes_on_with_all_its_options(tmp_path, monkeypatch):
+    def interrupt(definition, out, given, **options):
+        out.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeping, "run_sweep", interrupt)
+    options = ["--no-stacking", "--set", "training.epochs=1", "--address", "auto", "--workers", "2"]
+    done = flower_vfl("sweep", "toy-gap-sweep", *options, "--out", tmp_path / "out")
+    assert done.returncode == 130
+    assert way_on(done.stderr) == f"sweep toy-gap-sweep --out {tmp_path / 'out'} --resume {shlex.join(options)}"
 
 
 def test_doctor_finds_this_machine_usable():
