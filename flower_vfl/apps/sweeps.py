@@ -35,9 +35,19 @@ class Entry:
     values: Mapping[str, Any]
 
 
-def write_record(folder: Path, entries: Sequence[Entry]) -> None:
-    """Note in a sweep's folder which trials it has."""
-    write_json_atomic(folder / RECORD, {"schema": _SCHEMA, "trials": [asdict(entry) for entry in entries]})
+def write_record(folder: Path, entries: Sequence[Entry], origin: Path | None = None) -> None:
+    """Note in a sweep's folder which trials it has, and the folder of the file that it was begun from."""
+    begun_from = str((origin or folder).absolute())
+    trials = [asdict(entry) for entry in entries]
+    write_json_atomic(folder / RECORD, {"schema": _SCHEMA, "origin": begun_from, "trials": trials})
+
+
+def origin_of(folder: Path) -> Path:
+    """Return the folder that paths in a sweep's file begin at, as noted beside its copy; `folder` where nothing is."""
+    try:
+        return Path(json.loads((folder / RECORD).read_text(encoding="utf8"))["origin"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return folder
 
 
 def read_record(folder: Path) -> list[Entry]:

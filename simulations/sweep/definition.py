@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
+from flower_vfl.apps.sweeps import DEFINITION, origin_of
 from flower_vfl.config import canonical_key, explain, leaf_paths, sweep_names
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
@@ -51,6 +52,8 @@ class Definition:
     ----------
     text
         The file.
+    folder
+        That paths of bases begin at: the file's; of the copy that a sweep keeps, that of the file it is a copy of.
     bases
         Presets or files that trials begin from; an empty name for the defaults.
     fixed
@@ -66,6 +69,7 @@ class Definition:
     """
 
     text: str
+    folder: Path
     bases: tuple[str, ...]
     fixed: Mapping[str, Any]
     grid: Mapping[str, list[Any]]
@@ -99,7 +103,7 @@ def _read(source: str) -> tuple[str, Path]:
         if not path.is_file():
             raise ConfigError(f"there is no sweep's file {source!r}")
         try:
-            return path.read_text(encoding="utf8"), path.parent
+            return path.read_text(encoding="utf8"), origin_of(path.parent) if path.name == DEFINITION else path.parent
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{source} cannot be read: {error}") from None
     if source not in sweep_names():
@@ -126,6 +130,7 @@ def _build(text: str, values: Mapping[str, Any], folder: Path) -> Definition:
         raise ConfigError(f"[sweep] {explain(error, Running)}") from None
     definition = Definition(
         text=text,
+        folder=folder,
         bases=_bases(values.get("base", ""), folder),
         fixed=_flat(tables["set"], "[set]"),
         grid=_flat(tables["grid"], "[grid]"),
@@ -139,7 +144,7 @@ def _build(text: str, values: Mapping[str, Any], folder: Path) -> Definition:
 
 
 def _bases(given: Any, folder: Path) -> tuple[str, ...]:
-    """Return what trials begin from; a path is relative to the sweep's file."""
+    """Return what trials begin from; a path is relative to the folder."""
     bases = [given] if isinstance(given, str) else given
     if not (isinstance(bases, list) and bases and all(isinstance(base, str) for base in bases)):
         raise ConfigError(f"base must be a preset, a path ending in .toml, or a list of them, given {given!r:.80}")

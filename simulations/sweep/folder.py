@@ -29,6 +29,8 @@ class SweepFolder:
         The sweep's file.
     trials : Sequence[Trial]
         What is to be done. A sweep that goes on may have trials more than before, but none less.
+    origin : Path, optional
+        Folder that paths in the file begin at; the sweep's own without it.
     resume : bool
         Whether a sweep that was begun here goes on; where none was, it begins.
 
@@ -40,7 +42,9 @@ class SweepFolder:
         When the sweep in it is another one.
     """
 
-    def __init__(self, path: Path, text: str, trials: Sequence[Trial], *, resume: bool = False) -> None:
+    def __init__(
+        self, path: Path, text: str, trials: Sequence[Trial], *, origin: Path | None = None, resume: bool = False
+    ) -> None:
         self.path = path.expanduser().absolute()
         known: Mapping[str, Entry] = {}
         if is_sweep(self.path):
@@ -59,7 +63,7 @@ class SweepFolder:
         try:
             self.waiting = [trial for trial in self.trials if check_folder(self.of(trial), trial.config, resume=True)]
             write_text_atomic(self.path / DEFINITION, text)
-            write_record(self.path, [Entry(trial.run, trial.digest, trial.values) for trial in self.trials])
+            write_record(self.path, [Entry(trial.run, trial.digest, trial.values) for trial in self.trials], origin)
         except BaseException:
             self._lock.release()
             raise

@@ -63,7 +63,7 @@ def run_sweep(
         When trials failed; those that did not have left their results.
     """
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
-    with SweepFolder(out, definition.text, trials, resume=resume) as folder:
+    with SweepFolder(out, definition.text, trials, origin=definition.folder, resume=resume) as folder:
         board = Board(len(trials), len(trials) - len(folder.waiting), folder.named_result, console())
         try:
             if folder.waiting:

@@ -59,6 +59,23 @@ def test_another_sweep_is_refused_but_one_with_more_trials_goes_on_under_the_old
         SweepFolder(tmp_path / "out", "", small, resume=True)
 
 
+def test_the_copy_of_the_file_goes_on_with_the_bases_beside_the_original(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "base.toml").write_text("model.cut = 3")
+    (tmp_path / "mine" / "sweep.toml").write_text('base = "base.toml"\n[grid]\nseed = [0, 1]')
+    monkeypatch.chdir(tmp_path)
+    source, trials = "mine/sweep.toml", []
+    for resume in (False, True, True):
+        definition = load_definition(source)
+        trials.append(trials_of(definition))
+        with SweepFolder(
+            tmp_path / "out", definition.text, trials[-1], origin=definition.folder, resume=resume
+        ) as folder:
+            assert folder.trials == trials[0]
+        source = str(tmp_path / "out" / "sweep.toml")
+        monkeypatch.chdir(tmp_path / "out")
+
+
 def test_a_folder_with_something_in_it_is_refused(tmp_path, trials):
     sweep = trials([0, 1])
     (tmp_path / "run").mkdir()
