@@ -59,16 +59,6 @@ class Config(Section):
             raise ValueError(f"{device!r} is no device: cpu, cuda or cuda:N")
         return device
 
-    @field_validator("defenses", mode="before")
-    @classmethod
-    def _calls(cls, defenses: Any) -> Any:
-        """Read what is written as calls, `"iso(t=5.0), max_norm"`, alone or in a list."""
-        if isinstance(defenses, str):
-            return parse_defenses(defenses)
-        if not isinstance(defenses, list):
-            return defenses
-        return [call for entry in defenses for call in (parse_defenses(entry) if isinstance(entry, str) else [entry])]
-
     @field_validator("defenses")
     @classmethod
     def _defenses(cls, defenses: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -175,9 +165,11 @@ def canonical_key(key: str) -> str:
 def _coerce(path: str, kind: Any, value: Any) -> Any:
     """Turn a flat value (`--set`, Flower's run config) into what the leaf wants."""
     if not isinstance(value, str):
-        return [value] if get_origin(kind) is list and not isinstance(value, list) else value
+        if get_origin(kind) is list:
+            return list(value) if isinstance(value, list | tuple) else [value]
+        return value
     if path == "defenses":
-        return read_json(path, value) if value.lstrip().startswith("[") else value
+        return read_json(path, value) if value.lstrip().startswith("[") else parse_defenses(value)
     if get_origin(kind) is dict:
         return read_json(path, value or "{}")
     if get_origin(kind) is list:

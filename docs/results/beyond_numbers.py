@@ -42,13 +42,13 @@ NEAR, COST = 0.02, 0.005
 """What the remembered leak may be above that of one epoch, and what persistent noise may cost of test AUC."""
 
 
-def collect(folder: Path, settings: Iterable[str], control: str) -> Summary:
+def collect(folder: Path, settings: Iterable[str], control: str | None = None) -> Summary:
     """Read the finished runs of a study: values by setting, one a seed; of leaks, one list of epochs a seed.
 
     Of the control, `columns` has the test AUC of a network that was fitted to the party's own columns, one a seed.
     """
     found: Summary = {"dataset": {}, "settings": {}}
-    found["columns"] = [_columns(result) for _, result in finished(folder / control)]
+    found["columns"] = [_columns(result) for _, result in finished(folder / control)] if control else []
     for setting in settings:
         if setting == control:
             continue

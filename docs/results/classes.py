@@ -39,7 +39,9 @@ from studies import (
 STUDIES = {"mnist": "mnist", "fashion": "fashion-mnist"}
 """Studies by name, and the data of each; the network is the perceptron of preset mnist-small, 784-128-32 | 10."""
 
-ATTACKS = ["norm", "cosine", "hint(k=3,measure=cosine)", "gradient_clustering"]
+ATTACKS = ["norm", "cosine", "hint(k=3,measure=cosine)", "residual(r=9)", "gradient_clustering"]
+"""`residual` takes out as many directions as the means of ten classes span."""
+
 STRENGTHS = (1, 4, 16)
 SHAPES = ("marvell", "span", "rest", "even")
 SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -49,6 +51,9 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 SEEDS = range(3)
 EPOCHS, EVERY = 5, 4
 QUICK = ("none", "marvell-4", "rest-4", "even-4")
+OF_ONE_CLASS = ("norm", "cosine", "hint", "residual")
+"""Attacks that look for one class in a step."""
+
 WORST, MACRO = "worst_class", "macro_q95"
 MARGIN = 0.01
 
@@ -98,8 +103,7 @@ def leak_table(summary: Summary) -> str:
     rows = []
     for setting, entry in summary["settings"].items():
         attacks = [
-            f"{shown(entry[f'{attack} {MACRO}'])}, {shown(entry[f'{attack} {WORST}'])}"
-            for attack in ("norm", "cosine", "hint")
+            f"{shown(entry[f'{attack} {MACRO}'])}, {shown(entry[f'{attack} {WORST}'])}" for attack in OF_ONE_CLASS
         ]
         rows.append(
             [
@@ -111,7 +115,7 @@ def leak_table(summary: Summary) -> str:
             ]
         )
     first = next(iter(summary["settings"].values()))
-    chance = [shown(first[f"{attack} null"]) for attack in ("norm", "cosine", "hint", "gradient_clustering")]
+    chance = [shown(first[f"{attack} null"]) for attack in (*OF_ONE_CLASS, "gradient_clustering")]
     heads = [
         "noise-s",
         "seeds",
@@ -119,6 +123,7 @@ def leak_table(summary: Summary) -> str:
         "norm: mean, worst class",
         "cosine (oracle)",
         "hint",
+        "residual",
         "groups that are right",
     ]
     return table(heads, [*rows, ["*chance, q95*", "", "", *chance]])

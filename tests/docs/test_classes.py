@@ -87,10 +87,11 @@ def test_the_numbers_of_a_run_are_taken_from_its_result():
     import classes
 
     entry = {"q95_null": 0.65, "worst_class": {"q95": 0.9}, "macro_q95": 0.8, "mean": 0.7}
-    leakage = [{"attack": name, **entry} for name in ("norm", "cosine", "hint", "gradient_clustering")]
+    leakage = [{"attack": name, **entry} for name in ("norm", "cosine", "hint", "residual", "gradient_clustering")]
     result = {"utility": {"last": {"test_accuracy": 0.95}}, "leakage": leakage, "log": {"marvell.auc_bound": 0.75}}
     found = dict(classes.numbers(result))
     assert (found["test_accuracy"], found["hint worst_class"], found["hint macro_q95"]) == (0.95, 0.9, 0.8)
+    assert found["residual macro_q95"] == 0.8
     assert (found["gradient_clustering"], found["gradient_clustering null"]) == (0.7, 0.65)
     assert found["auc_bound"] == 0.75
     assert np.isfinite(list(found.values())).all()
