@@ -76,7 +76,8 @@ class MemoryData:
         Where rows lie in time order: how many of them each day has, for `training.order = "time"`.
     ids : Sequence[str], optional
         The IDs of the training rows in their order, all different: persistent noise then follows a person from one
-        table to the next. Without them it follows the number of the row.
+        table to the next. Without them it follows the number of the row. Nothing else follows them: predictions ask
+        for test rows, by number.
 
     Raises
     ------

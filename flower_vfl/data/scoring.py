@@ -63,7 +63,7 @@ class ScoreRows:
     features : Callable[[str], Features]
         Opens one party's columns.
     ids : Callable[[], pa.ChunkedArray], optional
-        Reads their IDs; without it rows have numbers.
+        Reads their IDs; without it they are the test rows of data without IDs, and have numbers from 0.
     """
 
     def __init__(
@@ -112,11 +112,12 @@ class ScoreRows:
         unknown = np.flatnonzero(found < 0)
         if len(unknown):
             first = ", ".join(repr(value) for value in asked.take(pa.array(unknown[:3])).to_pylist())
-            what = "" if self._ids is not None else f"; its rows have no IDs but numbers, 0 to {self.count - 1}"
-            raise DataError(
-                f"{len(unknown)} of {len(asked)} IDs are not in the data: {first}{', ...' if len(unknown) > 3 else ''}"
-                f"{what}"
-            )
+            message = f"{len(unknown)} of {len(asked)} IDs are not in the data: {first}"
+            message += ", ..." if len(unknown) > 3 else ""
+            if self._ids is None:
+                message += f"; its test rows have no IDs but numbers, 0 to {self.count - 1}, "
+                message += "and its training rows cannot be asked for"
+            raise DataError(message)
         return found
 
 
@@ -175,9 +176,9 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
     Parameters
     ----------
     path : Path
-        A prepared folder, of which all rows can be asked for; or a CSV or Parquet file with a header, an ID column and
-        the columns of every party of this host; or a folder with one such file a party, `<party>.csv` for instance.
-        Rows of files are in the order of their IDs.
+        A prepared folder, of which all rows can be asked for, or the test rows where it has no IDs; or a CSV or
+        Parquet file with a header, an ID column and the columns of every party of this host; or a folder with one such
+        file a party, `<party>.csv` for instance. Rows of files are in the order of their IDs.
     trained : VerticalData
         The data that the network was trained on: it says how columns are encoded.
 

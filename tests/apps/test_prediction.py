@@ -156,7 +156,8 @@ def test_rows_without_ids_are_asked_for_by_their_number_in_the_test_table(tmp_pa
     predict(tmp_path / "run", tmp_path / "scores.csv", ids=tmp_path / "ids.txt", data=lambda _: data)
     assert read(tmp_path / "scores.csv")["id"] == ["7", "3"]
     (tmp_path / "ids.txt").write_text("30\n007\n-1\n3\n")
-    with pytest.raises(DataError, match="3 of 4 IDs are not in the data: '30', '007', '-1'; its rows have no IDs but"):
+    words = "3 of 4 IDs are not in the data: '30', '007', '-1'; its test rows have no IDs but numbers, 0 to 29, and"
+    with pytest.raises(DataError, match=words):
         predict(tmp_path / "run", tmp_path / "more.csv", ids=tmp_path / "ids.txt", data=lambda _: data)
 
 

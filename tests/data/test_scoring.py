@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -141,6 +143,16 @@ def test_positions_and_ids_belong_together_in_both_parts(trained):
         part, row = (table.train, position) if position < dataset.alignment.rows else (table.test, position)
         row -= 0 if position < dataset.alignment.rows else dataset.alignment.rows
         assert same(rows.features("shop").source.gather(np.array([position])), part.gather(np.array([row])))
+
+
+@pytest.mark.parametrize("ids", [None, [f"p{number}" for number in range(100)]], ids=["numbers", "training IDs"])
+def test_test_rows_without_ids_have_the_numbers_of_their_table_and_training_rows_cannot_be_asked_for(ids):
+    data = replace(toy_data(rows=100, test_rows=30), ids=ids)
+    rows = rows_of(data)
+    (position,) = rows.find(pa.array(["5"]))
+    assert same(rows.features("a").source.gather(np.array([position])), data.party("a").test.gather(np.array([5])))
+    with pytest.raises(DataError, match="numbers, 0 to 29, and its training rows cannot be asked for"):
+        rows.find(pa.array(["30", "p3"]))
 
 
 @settings(max_examples=50, deadline=None)
