@@ -105,6 +105,9 @@ class Endpoint(Protocol):
     def offer(self, node: str) -> dict[str, str | bytes | int]:
         """Return what `node` needs in order to arrive; it is for that node alone."""
 
+    def revoke(self, node: str) -> None:
+        """Let nobody arrive by what `node` was offered before, nor who has dialled with it and was not accepted yet."""
+
     def accept(self) -> Link | None:
         """Return the link to a party that has arrived, if there is one."""
 

@@ -80,6 +80,9 @@ class InprocEndpoint:
         """Nothing but the session's id is needed within one process."""
         return {}
 
+    def revoke(self, node: str) -> None:
+        """Do nothing: who arrives is of this process."""
+
     def accept(self) -> Link | None:
         """Return the link to a party that has arrived, if there is one."""
         return self._arrived.popleft() if self._arrived else None

@@ -68,6 +68,9 @@ class _MessagesEndpoint:
             MessagesLink(node, greetings[0], self._session, self._wire_dtype, self._mailbox, self._purpose)
         )
 
+    def revoke(self, node: str) -> None:
+        """Do nothing: a node answers an offer once, and Flower says which one."""
+
     def accept(self) -> Link | None:
         return self._arrived.pop() if self._arrived else None
 
@@ -115,7 +118,9 @@ class Sessions:
         self._asked = -math.inf
         self._parties, self._config = tuple(parties), config
         self._mailbox = Mailbox(grid)
-        self._invited: dict[int, str] = {}
+        self._names: dict[int, str] = {}
+        """What each node is registered as; it stays when the node is asked again."""
+        self._invited: set[int] = set()
         self._given_up: set[int] = set()
         self._deaths: Counter[int] = Counter()
         self._messages = _MessagesEndpoint(self.session, config.wire_dtype, self._mailbox, purpose)
@@ -213,7 +218,7 @@ class Sessions:
         while len(self.links) < len(self._parties):
             if self._invite():
                 until = max(until, time.monotonic() + self._config.connect_timeout)
-            for node in self._mailbox.busy & set(self._invited):
+            for node in self._mailbox.busy & self._invited:
                 reply = self._mailbox.take(node)
                 if reply is not None and self._has_died(node, reply):
                     self._ask_again(node, reply)
@@ -235,7 +240,7 @@ class Sessions:
             if int(link.node) in self._mailbox.busy:  # Flower has still to say that its handler has ended
                 self._given_up.add(int(link.node))
             else:
-                self._invited.pop(int(link.node), None)
+                self._take_back(int(link.node))
 
     def drop_all(self, reason: str) -> None:
         """Let go of all parties, and tell those that listen why; `rejoin` asks all of them again."""
@@ -283,8 +288,13 @@ class Sessions:
         _log.warning("node %d is asked again: %s", node, words)
         for party in [party for party, link in self.links.items() if link.node == str(node)]:
             self.links.pop(party).close()
+        self._take_back(node)
+
+    def _take_back(self, node: int) -> None:
+        """Make the offer of a node worthless; while it is connected, it gets another one."""
+        self._endpoint.revoke(str(node))
         self._given_up.discard(node)
-        self._invited.pop(node, None)
+        self._invited.discard(node)
 
     def _in_order(self) -> None:
         """Put the links into the order of the parties, in the mapping that others hold."""
@@ -310,11 +320,13 @@ class Sessions:
         if now < self._asked + _INVITE_SECONDS:
             return False
         self._asked = now
-        newcomers = {node: name for node, name in self._mailbox.nodes().items() if node not in self._invited}
-        for node, name in newcomers.items():
+        connected = self._mailbox.nodes()
+        self._names.update(connected)
+        newcomers = connected.keys() - self._invited
+        for node in sorted(newcomers):
             offer = ConfigRecord({**self._offer, **self._endpoint.offer(str(node))})
             self._mailbox.push(node, RecordDict({OFFER: offer}), self._purpose)
-            self._invited[node] = name
+            self._invited.add(node)
         return bool(newcomers)
 
     def _opening_reply(self, node: int, reply: Message) -> None:
@@ -367,7 +379,7 @@ class Sessions:
 
     def _check_name(self, link: Link) -> None:
         """Refuse a party whose node is registered under another name; a name that was not given proves nothing."""
-        name = self._invited.get(int(link.node), "") if link.node else ""
+        name = self._names.get(int(link.node), "") if link.node else ""
         if name and name != link.party:
             raise PartyError(
                 f"the node that is registered as {name!r} says that it is party {link.party!r}: either its "

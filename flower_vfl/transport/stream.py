@@ -255,12 +255,23 @@ class StreamEndpoint:
             "wire-dtype": self._wire.wire_dtype,
         }
 
+    def revoke(self, node: str) -> None:
+        """Let nobody arrive by what `node` was offered before, nor who has dialled with it and was not accepted yet."""
+        with self._lock:
+            self._tokens.pop(node, None)
+            link = self._links.pop(node, None)
+        if link is not None:
+            link.close()
+
     def accept(self) -> Link | None:
         """Return the link to a party that has arrived, if there is one."""
-        try:
-            return self._arrived.get_nowait()
-        except queue.Empty:
-            return None
+        while True:
+            try:
+                link = self._arrived.get_nowait()
+            except queue.Empty:
+                return None
+            if self._links.get(link.node) is link:  # else its offer was revoked meanwhile
+                return link
 
     def close(self) -> None:
         """End all sessions and free the port."""

@@ -14,6 +14,7 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import InputError, PartyError, ProtocolError, SessionError, SetupError
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.sections import TransportConfig
+from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.messages import bundle
 from flower_vfl.transport.sessions import OFFER, OPEN, REPLY, Sessions
 from tests.transport.fakes import FakeParty, client_app, converse, fit
@@ -214,6 +215,35 @@ def test_a_party_that_claims_the_name_of_another_is_refused_by_what_its_node_is_
     with pytest.raises(PartyError, match="the node that is registered as 'b' says that it is party 'a'"):
         opening(sessions, kind, [impostor], names=["a"], grid=grid, simulation=False)
     assert "registered as 'b' says that it is party 'a'" in failures_of(grid)[0]
+
+
+def test_a_node_that_is_asked_again_cannot_be_another_party_by_the_offer_that_it_had_before(sessions, monkeypatch):
+    monkeypatch.setattr("flower_vfl.transport.sessions._INVITE_SECONDS", 1.0)
+    impostor, offers, threads, refusals = FakeParty("a"), [], [], []
+
+    def dial_again(offer):
+        time.sleep(0.3)  # its handler has ended by now, and its node is not asked again yet
+        with pytest.raises(SessionError) as caught:
+            attend(offer, offer["session"], impostor, timeout=5.0)
+        refusals.append(str(caught.value))
+
+    def dies_and_dials(message):
+        offers.append(message.content[OFFER])
+        if len(offers) > 1:
+            return app(message, grid._contexts[message.metadata.dst_node_id])
+        threads.append(threading.Thread(target=dial_again, args=offers, daemon=True))
+        threads[0].start()
+        return Message(Error(ErrorCode.NODE_UNAVAILABLE, "its process was killed"), reply_to=message)
+
+    app = client_app([FakeParty("b")])
+    grid = registered(LocalGrid(lambda message, _: dies_and_dials(message), 1, {}), ["b"])
+    limits = {"connect_timeout": 2.0, "rejoin_timeout": 2.0}
+    with pytest.raises(SetupError, match=r"1 nodes are connected, the run has 2 feature parties \(a, b\)"):
+        opening(sessions, "stream", [], names=["a", "b"], grid=grid, simulation=False, **limits)
+    assert len(offers) == 2
+    threads[0].join(10)
+    assert ["showed no valid token" in refusal for refusal in refusals] == [True]
+    assert impostor.seen == []
 
 
 @pytest.mark.parametrize("kind", ["stream", "messages"])

@@ -237,6 +237,26 @@ def test_a_token_opens_one_session_once_and_afterwards_nothing_does(endpoint, to
     assert endpoint.accept() is None
 
 
+def test_an_offer_that_was_revoked_opens_nothing_and_the_next_one_does(endpoint):
+    offer = endpoint.offer("2")
+    endpoint.revoke("2")
+    assert dial(offer, greeting(offer["token"])) is REFUSED
+    again = endpoint.offer("2")
+    assert dial(offer, greeting(offer["token"])) is REFUSED
+    assert admitted(endpoint, again).party == "a"
+
+
+def test_who_has_dialled_by_an_offer_that_is_revoked_is_not_accepted_and_hears_the_end(endpoint):
+    with attending(endpoint, FakeParty()) as errors:
+        while endpoint._arrived.empty():
+            time.sleep(0.005)
+        endpoint.revoke("2")
+        assert endpoint.accept() is None
+        while not errors:
+            time.sleep(0.005)
+    assert "the label party ended the session before it was finished" in str(errors[0])
+
+
 def test_a_certificate_of_one_party_with_the_token_of_another_is_refused(endpoint):
     first, second = endpoint.offer("2"), endpoint.offer("3")
     assert dial(first, greeting(second["token"])) is REFUSED
