@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from flower_vfl.errors import SessionError
+from flower_vfl.errors import FolderInUseError, OutputExistsError, SessionError, UnreachableError
 
 TTL = 30 * 24 * 3600.0
 """Seconds that a message lives: a long training must not outlive it (Flower's default is 12 hours)."""
 
 _FRAME = "Exception ClientAppException occurred. Message: "
+_PASSES = {kind.__name__ for kind in (FolderInUseError, OutputExistsError, SessionError, UnreachableError)}
 
 
 class Mailbox:
@@ -52,6 +55,15 @@ class Mailbox:
 def raised(reply: Message) -> bool:
     """Say whether a node's handler ended with an error of its own; else the node or its process has gone."""
     return reply.error.code in (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+
+
+def passes(reply: Message) -> bool:
+    """Say whether a node that failed may take part when it is asked again.
+
+    So it is when it has gone without a word, when its line is down, and while an earlier process holds its folder.
+    """
+    kind = re.match(r"(?:<class ')?(?:\w+\.)*(\w+)", reply.error.reason or "")
+    return not raised(reply) or (kind is not None and kind[1] in _PASSES)
 
 
 def reason(reply: Message) -> str:

@@ -22,7 +22,7 @@ from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.sections import TransportConfig
 from flower_vfl.transport.base import Endpoint, Link
 from flower_vfl.transport.inproc import InprocEndpoint
-from flower_vfl.transport.mailbox import Mailbox, raised, reason
+from flower_vfl.transport.mailbox import Mailbox, passes, raised, reason
 from flower_vfl.transport.messages import MessagesLink, unbundle
 from flower_vfl.transport.stream import StreamEndpoint
 
@@ -122,6 +122,8 @@ class Sessions:
         """What each node is registered as; it stays when the node is asked again."""
         self._invited: set[int] = set()
         self._given_up: set[int] = set()
+        self._seats: dict[str, str] = {}
+        """The node of each party, also of one that is lost."""
         self._deaths: Counter[int] = Counter()
         self._messages = _MessagesEndpoint(self.session, config.wire_dtype, self._mailbox, purpose)
         self._endpoint = self._make_endpoint()
@@ -254,26 +256,38 @@ class Sessions:
         Raises
         ------
         PartyError
-            When they are not back within `rejoin_timeout` seconds, or one that is does not fit.
+            When they are not back within `rejoin_timeout` seconds, or one that is does not fit or says what is wrong
+            with it.
         """
         deadline = time.monotonic() + self._config.rejoin_timeout
+        said: dict[int, str] = {}
         while missing := [party for party in self._parties if party not in self.links]:
+            here = {int(link.node) for link in self.links.values()}
             if time.monotonic() > deadline:
+                words = "".join(f"; node {node} said: {text}" for node, text in said.items() if node not in here)
                 raise PartyError(
                     f"these parties did not come back within {self._config.rejoin_timeout:g} s "
                     f"(transport.rejoin_timeout): {', '.join(missing)}; start their SuperNodes "
-                    "again, then this run with resume"
+                    f"again, then this run with resume{words}"
                 )
-            here = {int(link.node) for link in self.links.values()}
             for node in self._mailbox.busy - here:
                 reply = self._mailbox.take(node)
-                if reply is not None and (reply.has_error() or node in self._given_up):
-                    self._ask_again(node, reply)
-                elif reply is not None:
-                    self._opening_reply(node, reply)
+                if reply is not None and reply.has_error():
+                    said[node] = reason(reply)
+                if reply is not None:
+                    self._returning_reply(node, reply, lost={self._seats[party] for party in missing})
             self._invite()
             self._admit_arrivals()
         self._in_order()
+
+    def _returning_reply(self, node: int, reply: Message, *, lost: set[str]) -> None:
+        """Handle what a node answers while the parties of the nodes `lost` are to come back."""
+        if node in self._given_up or (reply.has_error() and passes(reply)):
+            self._ask_again(node, reply)
+        elif reply.has_error() and str(node) not in lost:
+            _log.warning("node %d takes no part: %s", node, reason(reply))
+        else:
+            self._opening_reply(node, reply)
 
     def _has_died(self, node: int, reply: Message) -> bool:
         """Say whether a node's process died, for the first few times; a simulation does not replace it."""
@@ -376,6 +390,7 @@ class Sessions:
         if link.node:
             link.watch = partial(self._watch, link)
         self.links[link.party] = link
+        self._seats[link.party] = link.node
 
     def _check_name(self, link: Link) -> None:
         """Refuse a party whose node is registered under another name; a name that was not given proves nothing."""

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Error
 from flwr.clientapp.client_app import ClientAppException
+from flwr.common.constant import ErrorCode
 
-from flower_vfl.transport.mailbox import reason
+from flower_vfl.transport.mailbox import passes, reason
 
 SIMULATION = f"{ClientAppException}:<'{ClientAppException('a.csv: row 2 holds abc')}'>"
 
@@ -24,3 +25,21 @@ SIMULATION = f"{ClientAppException}:<'{ClientAppException('a.csv: row 2 holds ab
 )
 def test_the_reason_is_the_partys_own_words_without_flowers_frame(given, said):
     assert reason(SimpleNamespace(error=Error(7, given))) == said
+
+
+@pytest.mark.parametrize(
+    ("given", "over"),
+    [
+        ("<class 'flower_vfl.errors.OutputExistsError'>:<'party 'a': out is in use by process 7'>", True),
+        ("FolderInUseError: out is in use by process 7", True),
+        ("<class 'flower_vfl.errors.UnreachableError'>:<'the endpoint could not be reached'>", True),
+        ("SessionError: the session broke", True),
+        ("<class 'flower_vfl.errors.ConfigError'>:<'a SessionError it is not'>", False),
+        ("ConfigError: data-path is no prepared data", False),
+        ("<class 'KeyError'>:<''x''>", False),
+        ("", False),
+    ],
+)
+def test_an_error_is_over_some_time_only_where_a_line_or_an_earlier_process_is_the_reason(given, over):
+    assert passes(SimpleNamespace(error=Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, given))) is over
+    assert passes(SimpleNamespace(error=Error(ErrorCode.NODE_UNAVAILABLE, given)))

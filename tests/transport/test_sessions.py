@@ -11,7 +11,16 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.errors import InputError, PartyError, ProtocolError, SessionError, SetupError
+from flower_vfl.errors import (
+    ConfigError,
+    InputError,
+    OutputExistsError,
+    PartyError,
+    ProtocolError,
+    SessionError,
+    SetupError,
+    UnreachableError,
+)
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.sections import TransportConfig
 from flower_vfl.transport.dialling import attend
@@ -387,6 +396,59 @@ def test_a_party_that_was_let_go_is_asked_again_whatever_it_still_answers(sessio
         assert list(opened.links) == ["a", "b"]
         assert not set(opened.links.values()) & set(first.values())
         assert len(converse(opened.links, 3)) == 3
+
+
+def returns(party, *errors):
+    """Let a node take part, then answer each further offer with the next error; after the last one it is back."""
+    answers = iter([None, *errors])
+
+    def train(message):
+        if (error := next(answers, None)) is not None:
+            raise error
+        content = bundle([party.hello()], message.content[OFFER]["session"], message.content[OFFER]["wire-dtype"])
+        content[REPLY] = ConfigRecord({"status": OPEN})
+        return Message(content, reply_to=message)
+
+    return train
+
+
+def test_a_party_that_comes_back_and_says_what_is_wrong_with_it_ends_the_run_with_its_words(sessions):
+    parties = [returns(FakeParty("a"), *[ConfigError("data-path is no prepared data")] * 9), FakeParty("b")]
+    with sessions("messages", parties, names=["a", "b"], simulation=False, rejoin_timeout=9.0) as opened:
+        opened.drop("a")
+        with pytest.raises(PartyError, match="node 2 could not open its session: ConfigError: data-path is no prep"):
+            opened.rejoin()
+
+
+def test_a_party_that_comes_back_before_its_earlier_process_has_ended_is_asked_until_it_has(sessions):
+    held = OutputExistsError("party 'a': out is in use by process 7: wait until that run has ended")
+    parties = [returns(FakeParty("a"), held, held, UnreachableError("the line is down")), FakeParty("b")]
+    with sessions("messages", parties, names=["a", "b"], simulation=False) as opened:
+        opened.drop("a")
+        opened.rejoin()
+        assert list(opened.links) == ["a", "b"]
+
+
+def test_when_the_time_of_a_lost_party_is_up_it_is_told_what_its_node_said_last(sessions):
+    held = OutputExistsError("party 'a': out is in use by process 7")
+    parties = [returns(FakeParty("a"), *[held] * 9), FakeParty("b")]
+    with sessions("messages", parties, names=["a", "b"], simulation=False, rejoin_timeout=1.0) as opened:
+        opened.drop("a")
+        with pytest.raises(PartyError, match=r"did not come back .*: a; .*; node 2 said: .* in use by process 7"):
+            opened.rejoin()
+
+
+def test_a_node_that_was_no_party_and_fails_does_not_keep_a_lost_one_from_coming_back(sessions, caplog):
+    parties = [returns(FakeParty("a")), ConfigError("this node says it is party 'c'")]
+    grid = LocalGrid(client_app(parties), 2, {})
+    nodes = list(grid.get_node_ids())
+    grid.get_node_ids = lambda: nodes[:1]
+    with sessions("messages", parties, names=["a"], grid=grid, simulation=False) as opened:
+        opened.drop("a")
+        grid.get_node_ids = lambda: nodes[1:] if "takes no part" not in caplog.text else nodes
+        opened.rejoin()
+        assert list(opened.links) == ["a"]
+    assert caplog.text.count("node 3 takes no part: ConfigError: this node says it is party 'c'") == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
