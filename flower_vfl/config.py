@@ -59,6 +59,16 @@ class Config(Section):
             raise ValueError(f"{device!r} is no device: cpu, cuda or cuda:N")
         return device
 
+    @field_validator("defenses", mode="before")
+    @classmethod
+    def _calls(cls, defenses: Any) -> Any:
+        """Read what is written as calls, `"iso(t=5.0), max_norm"`, alone or in a list."""
+        if isinstance(defenses, str):
+            return parse_defenses(defenses)
+        if not isinstance(defenses, list):
+            return defenses
+        return [call for entry in defenses for call in (parse_defenses(entry) if isinstance(entry, str) else [entry])]
+
     @field_validator("defenses")
     @classmethod
     def _defenses(cls, defenses: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -169,7 +179,7 @@ def _coerce(path: str, kind: Any, value: Any) -> Any:
             return list(value) if isinstance(value, list | tuple) else [value]
         return value
     if path == "defenses":
-        return read_json(path, value) if value.lstrip().startswith("[") else parse_defenses(value)
+        return read_json(path, value) if value.lstrip().startswith("[") else value
     if get_origin(kind) is dict:
         return read_json(path, value or "{}")
     if get_origin(kind) is list:

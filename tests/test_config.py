@@ -263,6 +263,7 @@ SETS = [
     ("seed=5", ("seed",), 5),
     ("defenses=iso(t=5.0), max_norm", ("defenses",), [{"name": "iso", "t": 5.0}, {"name": "max_norm"}]),
     ('defenses=[{"name": "iso", "t": 5}]', ("defenses",), [{"name": "iso", "t": 5}]),
+    ('defenses=["iso(t=5.0)"]', ("defenses",), [{"name": "iso", "t": 5.0}]),
     ("defenses=", ("defenses",), []),
     ("defenses=[]", ("defenses",), []),
 ]
@@ -297,6 +298,27 @@ def test_a_tuple_of_values_is_a_list_of_them():
 def test_defenses_that_are_not_understood_are_refused(text):
     with pytest.raises(ConfigError, match="defenses"):
         build_config({}, {"defenses": text})
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '"marvell(s=4.0), max_norm"',
+        '["marvell(s=4.0)", "max_norm"]',
+        '["marvell(s=4.0), max_norm"]',
+        '[{ name = "marvell", s = 4.0 }, "max_norm"]',
+    ],
+)
+def test_defenses_of_a_file_may_be_written_as_calls(tmp_path, written):
+    path = tmp_path / "run.toml"
+    path.write_text(f"defenses = {written}")
+    assert load_config(str(path)).defenses == [{"name": "marvell", "s": 4.0}, {"name": "max_norm"}]
+
+
+@pytest.mark.parametrize("defenses", ["iso(", ["iso("], ["max_norm", "iso(t)"]])
+def test_calls_of_a_file_that_are_not_understood_are_refused_with_an_example(defenses):
+    with pytest.raises(ConfigError, match=r'defenses=.iso\(.*(write e\.g\. "iso\(t=5\.0\)"|no key=value)'):
+        build_config({"defenses": defenses})
 
 
 @pytest.mark.parametrize(
