@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.attacks.base import NOTHING, Attack, AttackMethod, SideInformation
+from flower_vfl.attacks.base import NOTHING, Attack, AttackMethod, RowAttack, SideInformation
 from flower_vfl.attacks.clustering import ClusteringAttack
 from flower_vfl.attacks.cosine import CosineAttack
 from flower_vfl.attacks.direction_count import DirectionCountAttack
@@ -127,6 +127,7 @@ __all__ = [
     "RememberedNormAttack",
     "RememberedQuadraticAttack",
     "ResidualAttack",
+    "RowAttack",
     "SideInformation",
     "SpectralAttack",
     "TrainedView",

@@ -184,7 +184,11 @@ class Attack(AttackMethod):
 
 
 class RowAttack(Attack):
-    """An attack that looks at the gradients of the last step alone, so that it can read those of many runs at once."""
+    """An attack that looks at the gradients of the last step alone, so that it can read those of many runs at once.
+
+    It returns scores, and is told nothing or what one name in `needs` stands for. A sweep that trains its trials
+    together calls `rate`, a run by itself calls `score`; both say the same.
+    """
 
     @abstractmethod
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
@@ -195,7 +199,8 @@ class RowAttack(Attack):
         rows
             (..., B, D) gradients, detached and flattened.
         known
-            (..., k, D) what it is told of each batch, by the one name in `needs`; None where it needs nothing.
+            (..., k, D) what it is told of each batch, by the one name in `needs`, of which k is 1 for
+            ``"reference"``; None where it needs nothing.
 
         Returns
         -------

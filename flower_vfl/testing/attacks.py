@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.attacks import ATTACK_METHODS
-from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, AttackMethod, SideInformation
+from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, AttackMethod, RowAttack, SideInformation
 from flower_vfl.attacks.inference import InferenceAttack
 from flower_vfl.attacks.remembering import MemoryAttack
 from flower_vfl.errors import InputError
@@ -40,9 +40,10 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
     the same attack again; every batch gives one score a row, on vectors and feature maps, in every number format, on
     every device of this machine; no score is NaN, be the batch of one or two rows, of one class, of zeros, of equal
     rows, or of gradients of 1e-30 or 1e30; the same input gives the same scores and is not changed; side information
-    that is missing is refused with a message. An attack on the trained model says one thing a row in the same way, of
-    two classes and of five, from the seed that it is given and no other randomness. One on what is remembered gives one
-    score for each row that has come, after any number of epochs.
+    that is missing is refused with a message. A `RowAttack` rates three batches at once as it scores each of them. An
+    attack on the trained model says one thing a row in the same way, of two classes and of five, from the seed that it
+    is given and no other randomness. One on what is remembered gives one score for each row that has come, after any
+    number of epochs.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
         for base in (Attack, InferenceAttack, MemoryAttack)
     )
     if watching or not (trained or remembering):
-        checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _devices)
+        checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _stack, _devices)
         run_checks("an attack", title, params, _Subject(attack_class, params), (_declarations, *checks))
     if trained:
         run_checks("an attack on the trained model", title, params, TrainedSubject(attack_class, params), TRAINED)
@@ -113,6 +114,8 @@ def _declarations(subject: _Subject) -> Iterator[str]:
         yield f"its `sees` is {cls.sees!r}; 'gradients' or 'embeddings' is allowed"
     if not isinstance(cls.needs, frozenset) or not cls.needs <= KINDS.keys():
         yield f"its `needs` is {cls.needs!r}; a frozenset of {', '.join(KINDS)} is allowed"
+    if issubclass(cls, RowAttack) and (cls.sees != "gradients" or cls.reads != "scores" or len(cls.needs) > 1):
+        yield "a RowAttack scores gradients and is told what one name in `needs` stands for; derive it from Attack"
     if not (cls.__doc__ or "").strip():
         yield "the class has no docstring"
     if not (cls.score.__doc__ or "").strip():
@@ -197,6 +200,21 @@ def _side_information(subject: _Subject) -> Iterator[str]:
     except InputError:
         return
     yield "it needs side information, and scores without it; use side.tensor(name), which refuses with a message"
+
+
+def _stack(subject: _Subject) -> Iterator[str]:
+    attack = subject.make()
+    if not isinstance(attack, RowAttack):
+        return
+    rows = torch.stack([gradients((64, 8), seed=seed) for seed in range(3)])
+    told = {REFERENCE: rows[:, :1], HINTS: rows[:, torch.arange(attack.hints) % 64]}
+    found = attack.rate(rows.clone(), next((told[name] for name in attack.needs), None))
+    expected = torch.stack([subject.score(subject.make(), g) for g in rows])
+    if not isinstance(found, Tensor) or found.shape != expected.shape:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        yield f"`rate` of three batches (3, 64, 8) returns {shape}; {tuple(expected.shape)} is needed"
+    elif not torch.allclose(found.double(), expected.double(), rtol=1e-5, atol=1e-6 * float(expected.abs().max())):
+        yield "`rate` of three batches at once is not what `score` says of each"
 
 
 def _devices(subject: _Subject) -> Iterator[str]:

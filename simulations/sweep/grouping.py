@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flower_vfl.attacks import Attack, InferenceAttack, make_attacks
-from flower_vfl.attacks.base import RowAttack
+from flower_vfl.attacks import Attack, InferenceAttack, RowAttack, make_attacks
 from flower_vfl.config import Config
 from flower_vfl.errors import FlowerVflError
 from flower_vfl.simulations.sweep.trials import Trial
@@ -85,7 +84,7 @@ def _obstacles(config: Config) -> Iterator[str]:
     for method in attacks:
         looks = isinstance(method, Attack) or not isinstance(method, InferenceAttack)  # some do both
         if looks and not isinstance(method, RowAttack):
-            yield f"the attack {method.label} looks at more than the gradients of one step"
+            yield f"the attack {method.label} is no RowAttack, which scores many runs at once"
     for kind in kinds:
         if not (issubclass(kind, GradientDefense) and kind.stacks()):
             yield f"{kind.name} is no defense of gradients alone"

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from flower_vfl.attacks import ATTACKS, Attack, DirectionCountAttack, HintAttack, InferenceAttack, NormAttack
+from flower_vfl.attacks import (
+    ATTACKS,
+    Attack,
+    DirectionCountAttack,
+    HintAttack,
+    InferenceAttack,
+    NormAttack,
+    RowAttack,
+)
 from flower_vfl.attacks.base import NOTHING
 from flower_vfl.errors import FlowerVflError
 from flower_vfl.testing import CheckError, check_attack
@@ -242,6 +250,74 @@ class OneLayer(Right):
         return transcript.last.gradients["last"][:, 0]
 
 
+class Rows(RowAttack):
+    """Reads the first coordinate of many runs."""
+
+    name = "rows"
+
+    def rate(self, rows, known):
+        """Return the first coordinates."""
+        return rows[..., 0]
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return the first coordinates."""
+        return last(transcript, layer)[:, 0]
+
+
+def test_a_users_own_attack_on_rows_passes():
+    check_attack(Rows)
+
+
+class Told(Rows):
+    """Reads along what it is told."""
+
+    needs = frozenset({"hints"})
+
+    def rate(self, rows, known):
+        """Return the inner products with the first hint."""
+        return (rows * known[..., :1, :]).double().sum(dim=-1)
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return the inner products with the first hint."""
+        return self.rate(last(transcript, layer).double(), side.tensor("hints").flatten(1).double())
+
+
+def test_a_users_own_attack_on_rows_that_is_told_something_passes():
+    check_attack(Told)
+
+
+class Mixing(Rows):
+    """Takes the mean over all runs."""
+
+    def rate(self, rows, known):
+        """Return the distance from it."""
+        return rows[..., 0] - rows[..., 0].mean()
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return the distance from it."""
+        return self.rate(last(transcript, layer), None)
+
+
+class Flattening(Rows):
+    """Forgets that there are many runs."""
+
+    def rate(self, rows, known):
+        """Return the first coordinates of the first run."""
+        return rows.flatten(0, -2)[:, 0]
+
+
+class Seeing(Rows):
+    """Reads embeddings."""
+
+    sees = "embeddings"
+
+
+class Insatiable(Rows):
+    """Wants all that there is."""
+
+    needs = frozenset({"hints", "reference"})
+
+
 @pytest.mark.parametrize(
     ("attack", "finding"),
     [
@@ -270,6 +346,10 @@ class OneLayer(Right):
         (Assuming, "scores without it"),
         (Graph, "keep a graph"),
         (OneLayer, "shapes: it raised KeyError"),
+        (Mixing, "`rate` of three batches .* not what `score` says of each"),
+        (Flattening, r"`rate` of three batches .* returns \(192,\); \(3, 64\)"),
+        (Seeing, "a RowAttack .* derive it from Attack"),
+        (Insatiable, "a RowAttack .* derive it from Attack"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flower_vfl.attacks import NOTHING, Attack, SideInformation
+from flower_vfl.attacks import NOTHING, RowAttack, SideInformation
 from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.transcript import Transcript
 
@@ -17,20 +17,19 @@ def score(g: Tensor, k: int = 1) -> Tensor:
     Parameters
     ----------
     g : Tensor
-        (B, D) gradients, one row an example; further dimensions are flattened.
+        (..., B, D) gradients, one row an example.
     k : int
         Which entry; of rows with fewer, the smallest counts.
 
     Returns
     -------
     Tensor
-        (B,), higher means more likely positive.
+        (..., B), higher means more likely positive.
     """
-    entries = g.flatten(1).abs()
-    return entries.topk(min(k, entries.shape[1]), dim=1).values[:, -1]
+    return g.abs().topk(min(k, g.shape[-1]), dim=-1).values[..., -1]
 
 
-class PeakAttack(Attack):
+class PeakAttack(RowAttack):
     """Scores each example by the k-th largest entry of its gradient; needs nothing.
 
     Parameters
@@ -51,6 +50,10 @@ class PeakAttack(Attack):
         """Which entry."""
         return {"k": self.k}
 
+    def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
+        """Return the scores of the rows (..., B, D) of many runs at once."""
+        return score(rows, self.k)
+
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
         """Return the scores of the layer's gradients in the last step, (B,)."""
-        return score(transcript.last.gradients[layer], self.k)
+        return score(transcript.last.gradients[layer].flatten(1), self.k)

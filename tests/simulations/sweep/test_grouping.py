@@ -2,6 +2,7 @@
 
 import pytest
 
+from flower_vfl.attacks import NOTHING, Attack, RowAttack
 from flower_vfl.config import Config, build_config
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.grouping import ALONE, groups, obstacle
@@ -34,6 +35,31 @@ def test_a_trial_that_shares_with_none_is_alone(tmp_path):
     assert [group.reason for group in groups(trials_of(load_definition(str(path))))] == [ALONE, ALONE]
 
 
+class Peak(RowAttack):
+    """Scores each example by the largest entry of its gradient."""
+
+    name = "peak"
+
+    def rate(self, rows, known):
+        """Return the largest entries."""
+        return rows.abs().amax(dim=-1)
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return the largest entries of the last step."""
+        return self.rate(transcript.last.gradients[layer].flatten(1), None)
+
+
+class OneByOne(Attack):
+    """The same, of one run."""
+
+    name = "one_by_one"
+    score = Peak.score
+    rate = Peak.rate
+
+
+OWN = "tests.simulations.sweep.test_grouping"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -49,7 +75,8 @@ def test_a_trial_that_shares_with_none_is_alone(tmp_path):
         ({"transport.in_flight": 2}, "transport.in_flight is set"),
         ({"model.embedding_device": "cpu", "device": "cuda"}, "model.embedding_device"),
         ({"sinks": ["wandb"]}, "sinks is set"),
-        ({"attack.names": ["norm", "spectral"]}, "spectral looks at more than"),
+        ({"attack.names": ["norm", "spectral"]}, "spectral is no RowAttack, which scores many runs at once"),
+        ({"attack.names": [f"{OWN}:OneByOne"]}, "one_by_one is no RowAttack, which scores many runs at once"),
         ({"attack.names": ["nrom"]}, "nrom"),
         ({"defenses": "potential_energy"}, "potential_energy is no defense of gradients"),
         ({"defenses": "marvell(s=4.0), label_dp"}, "label_dp is no defense of gradients"),
@@ -64,3 +91,7 @@ def test_what_each_run_does_for_itself_is_named(changes, words):
 def test_defenses_of_gradients_at_any_strength_can_be_stacked(defenses):
     names = ["norm", "cosine", "inner_product", "hint(k=3)", "direction_count", "clustering", "model_completion(k=4)"]
     assert obstacle(build_config(Config().model_dump(), {"defenses": defenses, "attack.names": names})) == ""
+
+
+def test_an_attack_of_ones_own_on_the_rows_of_a_step_can_be_stacked():
+    assert obstacle(build_config(Config().model_dump(), {"attack.names": [f"{OWN}:Peak"]})) == ""
