@@ -52,10 +52,23 @@ class Imitation:
         self._deviations, self._places = list(kept), [dict(known) for known in places]
 
     @classmethod
-    def begin(cls, counts: tuple[int, int], width: int, generator: torch.Generator) -> Self:
-        """Begin with normal numbers from a generator: so many negatives and positives will come, of D numbers each."""
-        sizes = [min(ROWS, max(1, count)) for count in counts]
-        return cls([torch.randn(n, width, generator=generator, device=generator.device).cpu() for n in sizes])
+    def begin(cls, counts: tuple[int, int], deviations: Tensor, y: Tensor, generator: torch.Generator) -> Self:
+        """Begin with normal numbers as large as the deviations (B, D) of the first batch, by its labels (B,).
+
+        Parameters
+        ----------
+        counts : tuple of int
+            How many negatives and positives will come.
+        deviations, y : Tensor
+            What the first of them are.
+        generator : torch.Generator
+            Draws what stands for rows that have not come yet.
+        """
+        kept = []
+        for label, count in enumerate(counts):
+            size, shape = deviations[y == label].square().mean().sqrt(), (min(ROWS, max(1, count)), deviations.shape[1])
+            kept.append((size * torch.randn(shape, generator=generator, device=generator.device)).float().cpu())
+        return cls(kept)
 
     @property
     def width(self) -> int:
@@ -124,7 +137,8 @@ class Imitation:
 def _standardised(mixed: Tensor, deviations: Tensor, normals: Tensor) -> Tensor:
     """Return mixtures (n, D) of deviations (P, D) as numbers of variance 1 in each direction."""
     moments = (deviations.T @ deviations).double() / len(deviations)
-    floor = _FLOOR * float(moments.diagonal().mean())
+    # Of a class whose rows have never deviated, one row a batch, there is nothing to imitate: normal numbers are left.
+    floor = max(_FLOOR * float(moments.diagonal().mean()), torch.finfo(mixed.dtype).tiny)
     values, vectors = torch.linalg.eigh(moments)
     root = (vectors / (values.clamp(min=0.0) + floor).sqrt()) @ vectors.T
     whole: Tensor = (mixed + floor**0.5 * normals) @ root.to(mixed)

@@ -360,7 +360,7 @@ class Marvell(BoundedNoise[Course]):
             self._estimates[party].restore(running)
 
     def _nothing_done(self) -> Course:
-        return Course(self.base.labels.train, repeats=self._repeats)
+        return Course(self.base.prepared, repeats=self._repeats)
 
     def _nothing_known(self) -> RunningEstimates | ManyEstimates:
         classes = self.base.labels.classes

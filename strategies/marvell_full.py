@@ -25,6 +25,7 @@ from flower_vfl.strategies import marvell_strength
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.bounded import BoundedNoise
 from flower_vfl.strategies.checks import is_number, strength
+from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.imitation import WIDEST, Imitation
 from flower_vfl.strategies.marvell_estimates import working
 from flower_vfl.strategies.marvell_full_course import LARGEST, FullCourse, Part, most_epochs, release
@@ -259,10 +260,11 @@ class MarvellFull(BoundedNoise[FullCourse]):
                 f"marvell_full: imitate is for gradients of up to {WIDEST} numbers, these have {g.shape[1]}; take a "
                 "narrower cut, or leave it out"
             )
-        known = self._imitations.get(self.part)
+        known, away = self._imitations.get(self.part), deviations(working(g), y) / (pair.unit * math.sqrt(pair.square))
         if known is None or known.width != g.shape[1]:
-            known = self._imitations[self.part] = Imitation.begin(self._coming(), g.shape[1], self.generator(g.device))
-        known.add(deviations(working(g), y) / (pair.unit * math.sqrt(pair.square)), y, self._rows(g))
+            known = Imitation.begin(self._coming(), away, y, self.generator(g.device))
+            self._imitations[self.part] = known
+        known.add(away, y, self._rows(g))
 
     def _imitating(self, g: Tensor, y: Tensor) -> Tensor | None:
         """Return for each row (B, D) what stands for normal numbers where it imitates; None where it does not."""
@@ -279,10 +281,11 @@ class MarvellFull(BoundedNoise[FullCourse]):
         return batch
 
     def _coming(self) -> tuple[int, int]:
-        """Return about how many rows of each class will come: those of the table that are not for validation."""
-        labels, part = self.base.labels.train, 1.0 - self.base.config.training.validation
-        positives = int(np.count_nonzero(labels))
-        return int(part * (len(labels) - positives)), int(part * positives)
+        """Return how many rows of each class will come, by prepared labels: those that are not for validation."""
+        base = self.base
+        labels, held_out = base.prepared, schedule_of(base.config, len(base.prepared), 0, periods=base.periods).held_out
+        positives = int(np.count_nonzero(labels)) - int(np.count_nonzero(labels[held_out]))
+        return len(labels) - len(held_out) - positives, positives
 
     def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:
         """Log the divergence of these parties' gradients side by side: covariances of all, noises of each.
@@ -337,7 +340,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
         return 1 if self.imitate else most_epochs(width)
 
     def _nothing_done(self) -> FullCourse:
-        return FullCourse(self.base.labels.train, repeats=self._repeats, one_epoch=self.imitate)
+        return FullCourse(self.base.prepared, repeats=self._repeats, one_epoch=self.imitate)
 
     def state(self) -> dict[str, Any]:
         """Add the noise of the latest batch that had both classes, for each party that has noise of its own."""

@@ -124,6 +124,7 @@ class VerticalStrategy(HookedStrategy):
         self._secret = secret
         self._ids = ids
         self._class_weights: Tensor | None = None
+        self._prepared: NDArray[Any] | None = None
 
     def _check_attacks(self) -> None:
         """Refuse attacks that this data cannot be attacked with."""
@@ -155,6 +156,11 @@ class VerticalStrategy(HookedStrategy):
             classes=classes,
             test_rows=len(self.labels.test),
         )
+
+    @property
+    def prepared(self) -> NDArray[Any]:
+        """The labels (N,) of the training table that are trained on: prepared ones, as soon as they are."""
+        return self.labels.train if self._prepared is None else self._prepared
 
     @property
     def audit_labels(self) -> AuditLabels:
@@ -215,7 +221,8 @@ class VerticalStrategy(HookedStrategy):
         return []
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
-        """Leave the labels as they are and learn the weights of the classes from them."""
+        """Leave the labels as they are, and learn the weights of the classes and all else from them."""
+        self._prepared = labels.cpu().numpy()
         if self.config.training.class_weights == "balanced":
             counts = torch.bincount(labels.long(), minlength=self.labels.classes).clamp(min=1)
             self._class_weights = len(labels) / (self.labels.classes * counts.float())

@@ -86,6 +86,13 @@ class Schedule:
         """Rows that gradients are computed on."""
         return self.rows - self.validation_rows
 
+    @property
+    def held_out(self) -> Rows:
+        """The positions (V,) in the training table of the rows that are kept for validation, sorted."""
+        if not self.validation_rows:
+            return np.zeros(0, dtype=np.int64)
+        return _validation(self.seed, self.rows, self.validation_rows).astype(np.int64)
+
     @cached_property
     def _epoch_rows(self) -> tuple[int, ...]:
         return self.periods or (self.train_rows,) * self.epochs

@@ -67,6 +67,7 @@ def test_rows_have_come_where_their_steps_have_their_places(schedule):
 @settings(max_examples=100, deadline=None)
 def test_an_epoch_visits_each_training_row_once_and_no_validation_row(schedule):
     validation = evaluated(schedule, "validation")
+    assert schedule.held_out.tolist() == sorted(validation)
     for epoch in range(1, schedule.epochs + 1):
         visited = order(schedule, epoch)
         assert len(visited) == schedule.train_rows

@@ -9,10 +9,13 @@ import torch
 from scipy import stats
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.metrics import roc_auc_score
+from torch import nn
 
 from flower_vfl import build_config, run
 from flower_vfl.errors import ConfigError
-from flower_vfl.strategies import MarvellFull
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import MarvellFull, VerticalStrategy
+from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.imitation import MIXED, ROWS, WIDEST, Imitation
 from flower_vfl.strategies.noise import keyed_words
 from flower_vfl.testing.subject import same, strategy
@@ -34,7 +37,7 @@ def normals(*shape, seed=0):
 def imitation(deviations, labels):
     """What has seen these deviations (B, D), of rows 0 to B - 1."""
     rows = np.arange(len(labels))
-    known = Imitation.begin(tuple(torch.bincount(labels, minlength=2).tolist()), deviations.shape[1], generator(7))
+    known = Imitation.begin(tuple(torch.bincount(labels, minlength=2).tolist()), deviations, labels, generator(7))
     known.add(deviations, labels, rows)
     return known
 
@@ -131,6 +134,74 @@ def test_it_goes_on_from_its_state():
     for each in (one, other):
         each.add(normals(40, 3, seed=5), labels[60:], np.arange(60, 100))
     assert torch.equal(mixed(one, labels), mixed(other, labels))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 30.0])
+def test_what_stands_for_rows_that_have_not_come_is_as_large_as_those_that_have(scale):
+    labels, places = half(200), np.arange(200)
+    first = normals(200, 5) * torch.where(labels == 1, scale, 1.0).double()[:, None]
+    known = Imitation.begin((ROWS, ROWS), first, labels, generator(7))
+    for label, size in ((0, 1.0), (1, scale)):
+        rows = known.state()["deviations"][label]
+        assert rows.shape == (ROWS, 5)
+        # Mean squares of n normal numbers have the relative standard deviation sqrt(2 / n), here of both sides.
+        spread = math.sqrt(2.0 / rows.numel() + 2.0 / 500)
+        assert abs(float(rows.double().square().mean()) / size**2 - 1.0) < stats.norm.isf(ALARM / 4) * spread
+    known.add(first, labels, places)
+    moments = [(rows.T @ rows).trace() for rows in known.state()["deviations"]]
+    assert float(moments[1] / moments[0]) == pytest.approx(scale**2, rel=0.2)
+
+
+def test_of_a_class_whose_rows_never_deviate_normal_numbers_are_left():
+    """One positive in each batch is its class's mean: negatives get noise of the power that was asked for."""
+    defense = MarvellFull(strategy({"a": 4}), s=4.0, imitate=True)
+    labels, power = (torch.arange(64) == 3).long(), []
+    for step in range(20):
+        g = normals(64, 4, seed=step)
+        noisy, log = defense.protect(g, labels)
+        power.append(float((noisy - g).square().sum(dim=1).mean()) / log["marvell_full.noise_power"])
+    # Of 20 times 64 rows with noise of few directions: squares vary by at most sqrt(2) a row.
+    assert abs(np.mean(power) - 1.0) < stats.norm.isf(ALARM / 2) * math.sqrt(2.0 / 1280)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_row_that_will_come_has_its_place_and_nothing_else_is_left_after_an_epoch(seed):
+    """A tenth of the rows is kept for validation, of whichever classes they are."""
+    labels = torch.zeros(600, dtype=torch.long)
+    labels[torch.randperm(600, generator=generator(seed))[:40]] = 1
+    config = build_config(toy_config().model_dump(), {"seed": seed, "training.batch_size": 60})
+    base = VerticalStrategy(nn.Linear(3, 1), labels, config=config, secret=Secret.for_simulation(seed, "label"))
+    base.widths = {"a": 3}
+    defense, schedule = MarvellFull(base, s=4.0, imitate=True), schedule_of(config, 600, 0)
+    defense.prepare_labels(labels)
+    for step in schedule.steps_of(1):
+        rows = schedule.train_batch(step)
+        defense.begin_batch(rows)
+        defense.protect(normals(len(rows), 3, seed=step), labels[rows])
+    state = defense.state()["imitated"]["0"]
+    came = np.sort(schedule.came(1)).astype(np.int64)
+    expected = [came[labels.numpy()[came] == label].tolist() for label in (0, 1)]
+    assert [len(rows) for rows in state["deviations"]] == [len(rows) for rows in expected]
+    assert [sorted(rows.tolist()) for rows in state["rows"]] == expected
+
+
+def test_what_is_sent_follows_the_labels_that_are_trained_on_and_no_others():
+    """Two tables whose labels differ in a row that is flipped in one of them, and so are alike when prepared."""
+    labels = (torch.rand(600, generator=generator(3)) < 0.2).long()
+    sent = []
+    for row in (None, 17):
+        true = labels.clone()
+        if row is not None:
+            true[row] = 1 - true[row]
+        base = VerticalStrategy(nn.Linear(4, 1), true, secret=Secret.for_simulation(1, "label"))
+        base.widths = {"a": 4}
+        defense = MarvellFull(base, s=4.0, rho=0.5, imitate=True)
+        defense.prepare_labels(labels.clone())  # as label_dp hands them on
+        assert base.prepared.tolist() == labels.tolist()
+        rows = np.arange(100, 164)
+        defense.begin_batch(rows)
+        sent.append(defense.protect(normals(64, 4), labels[rows])[0])
+    assert torch.equal(*sent)
 
 
 def epochs(count, width, seed=0):
