@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from flower_vfl.transport.base import Link
 from flower_vfl.version import VERSION
 
 
-def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str) -> None:
+def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str, *, audited: Collection[str] = ()) -> None:
     """Refuse a party that does not fit, and settle the shape of its embeddings.
+
+    Parties that are `audited` report of each attack, layer and class, which can take more bytes than their embeddings.
 
     Raises
     ------
@@ -51,6 +53,8 @@ def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str) ->
                 f"{cures.get(name, 'give both the same data and configuration')}"
             )
     negotiate(link, config, max(schedule.batch_size, schedule.eval_batch_size))
+    if link.party in audited:
+        link.frame_limit = max(link.frame_limit, config.transport.max_frame_mib * 2**20)
 
 
 def negotiate(link: Link, config: Config, rows: int) -> None:

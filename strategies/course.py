@@ -52,9 +52,10 @@ def run_training(
     prepared, log = strategy.prepare_labels(torch.from_numpy(base.labels.train))
     strategy.summary()
     offered, base.sessions = base.sessions, None
+    audited = _audited(base) if simulation else []
     with offered or Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:
         base.session = sessions.session
-        links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment))
+        links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment, audited=audited))
         base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
         if bounded:
             strategy.check_bound(schedule.epochs)
@@ -69,8 +70,7 @@ def run_training(
             if evaluate_fn is not None:
                 evaluate_fn(epoch, top())
 
-        audits = bool(base.attacks) and simulation and config.attack.audit
-        course = _Course(strategy, sessions, label, schedule, audits=audits, replaces=replaces_nodes(grid))
+        course = _Course(strategy, sessions, label, schedule, audited=audited, replaces=replaces_nodes(grid))
         course.begin()
         course.train(after_epoch)
         course.finish(timeout)
@@ -92,12 +92,12 @@ class _Course:
         label: LabelParty,
         schedule: Schedule,
         *,
-        audits: bool,
+        audited: list[str],
         replaces: bool,
     ) -> None:
         base, links = strategy.base, sessions.links
         self._strategy, self._sessions, self._label, self._schedule = strategy, sessions, label, schedule
-        self._audited = base.config.parties.attackers or list(links) if audits else []
+        self._audited = audited
         self._monitor, repeats = build_monitor(strategy, schedule), build_repeats(strategy)
         self._training = Training(
             label,
@@ -176,6 +176,12 @@ class _Course:
                 step=base.outcome.steps,
                 epoch=len(base.outcome.epochs),
             )
+
+
+def _audited(base: VerticalStrategy) -> list[str]:
+    """Return the parties whose attacks are compared with true labels in a simulation."""
+    audits = bool(base.attacks) and base.config.attack.audit
+    return base.config.parties.attackers or list(base.parties) if audits else []
 
 
 def _sample(base: VerticalStrategy) -> Rows:

@@ -76,8 +76,9 @@ def read_report(party: str, frame: Frame, attacks: Sequence[AttackMethod]) -> di
     ProtocolError
         When it cannot be read, or is no result of these attacks.
     """
+    found = frame.tensors.get("report")
     try:
-        said = json.loads(frame.text("report"))
+        said = None if found is None else json.loads(found.numpy().tobytes())
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):

@@ -298,7 +298,8 @@ class FeatureParty:
         if self._pending:
             raise ProtocolError(f"training was finished while {len(self._pending)} steps wait for their gradient")
         self.finished = True
-        report = Frame(Kind.REPORT, fields={"report": json.dumps(self.report())})
+        text = bytearray(json.dumps(self.report()), "utf8")
+        report = Frame(Kind.REPORT, tensors={"report": torch.frombuffer(text, dtype=torch.uint8)})
         self.on_finish(self)
         return report
 

@@ -159,14 +159,15 @@ class _Dialler:
                     continue
                 frame = self._wire.unpack(data, self._machine.frame_limit)
                 reply = self._machine.handle(frame) if frame.kind is not Kind.ERROR else None
+                answer = b"" if reply is None else self._wire.pack(reply)
             except grpc.RpcError:
                 raise
             except Exception as error:
                 self._report(error, answers, outgoing)
                 raise
             check_refusal(frame)
-            if reply is not None:
-                outgoing.put(self._traffic.pack(self._wire.pack(reply)))
+            if answer:
+                outgoing.put(self._traffic.pack(answer))
             elif self._traffic.owes_confirmation:
                 outgoing.put(self._traffic.confirmation())
 

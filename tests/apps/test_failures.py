@@ -20,6 +20,7 @@ from flower_vfl.apps.model import load_model, model_path
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError, TrainingError
 from flower_vfl.parties.attacker import Attacker
+from flower_vfl.parties.feature import batch_limit
 from flower_vfl.strategies import VerticalStrategy
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
@@ -156,6 +157,16 @@ def test_whose_a_leak_is_and_who_measured_it_is_the_label_partys_own_word(monkey
         found.append(run(config, data=lambda _: toy_data(rows=200)).summary)
     assert found[0]["leakage"] == found[1]["leakage"]
     assert found[0]["rebuild"] == found[1]["rebuild"]
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_a_report_may_be_longer_than_the_header_of_a_frame_and_than_any_batch(kind, monkeypatch):
+    honest = Attacker.report
+    monkeypatch.setattr(Attacker, "report", lambda party: (said := honest(party)) | {"leakage": said["leakage"] * 300})
+    config = toy_config(attack={"names": ["norm"], "monitor": False}, transport={"kind": kind})
+    leakage = run(config, data=lambda _: toy_data(rows=200)).summary["leakage"]
+    assert len(json.dumps(leakage)) > 2 * batch_limit(100, (8,))
+    assert len(leakage) == 2 * 2 * 300
 
 
 def test_what_cannot_be_summarised_costs_no_weights(tmp_path, monkeypatch):

@@ -93,6 +93,15 @@ def test_an_error_in_a_party_reaches_the_label_party_with_its_name_and_reason(se
     assert not any(party.finished for party in parties)
 
 
+def test_an_answer_that_does_not_travel_is_an_error_that_the_party_reports(sessions):
+    party = FakeParty()
+    party.handle = lambda frame: Frame(Kind.EMBEDDING, frame.step, {"text": "x" * 2**16})
+    with sessions("stream", [party]) as opened:
+        opened.links["a"].send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+        with pytest.raises(PartyError, match=r"party 'a' reported: ProtocolError: the header of a frame has"):
+            opened.links["a"].receive(10)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_handlers_return_when_one_party_fails(sessions, kind):
     parties = [FakeParty("a"), FakeParty("b", at={1: fail}), FakeParty("c")]
