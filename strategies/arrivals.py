@@ -15,8 +15,11 @@ from flower_vfl.parties.feature import batch_limit
 from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Schedule
-from flower_vfl.transport.base import Link
+from flower_vfl.transport.base import Link, expect
 from flower_vfl.version import VERSION
+
+_TOGETHER = 64
+"""Pieces of labels that are under way at once: a transport keeps few messages that were not confirmed."""
 
 
 def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str, *, audited: Collection[str] = ()) -> None:
@@ -87,12 +90,25 @@ def negotiate(link: Link, config: Config, rows: int) -> None:
         )
 
 
-def send_audit(links: Mapping[str, Link], labels: Labels, *, test: bool) -> None:
-    """In a simulation, give true labels to the scorers that sit beside the attackers."""
+def send_audit(links: Mapping[str, Link], labels: Labels, *, test: bool, timeout: float) -> None:
+    """In a simulation, give true labels to the scorers that sit beside the attackers, who say that they have them.
+
+    Raises
+    ------
+    PartyError
+        When a party fails or does not take a piece within `timeout` seconds.
+    """
     tables = {"train": labels.train, **({"test": labels.test} if test else {})}
-    for link in links.values():
-        for table, numbers in tables.items():
-            for offset in range(0, len(numbers), AuditLabels.PIECE):
-                piece = torch.from_numpy(numbers[offset : offset + AuditLabels.PIECE].astype(np.uint8))
+    size = AuditLabels.PIECE
+    pieces = [(table, low) for table, numbers in tables.items() for low in range(0, len(numbers), size)]
+    for first in range(0, len(pieces), _TOGETHER):
+        together = list(enumerate(pieces[first : first + _TOGETHER], first))
+        for link in links.values():
+            for number, (table, offset) in together:
+                piece = torch.from_numpy(tables[table][offset : offset + size].astype(np.uint8))
                 fields: dict[str, str | int] = {"table": table, "offset": offset, "classes": labels.classes}
-                link.send(Frame(Kind.AUDIT, fields=fields, tensors={"labels": piece}))
+                link.send(Frame(Kind.AUDIT, number, fields, {"labels": piece}))
+            link.flush()
+        for party, link in links.items():
+            for number, _ in together:
+                expect(link.receive(timeout), Kind.AUDITED, number, party)

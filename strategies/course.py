@@ -131,7 +131,8 @@ class _Course:
         resumed = self._checkpointing is not None and base.resume and self._checkpointing.resume()
         if not resumed and self._audited:
             test = any(isinstance(attack, InferenceAttack) for attack in base.attacks)
-            send_audit({party: links[party] for party in self._audited}, base.labels, test=test)
+            audited = {party: links[party] for party in self._audited}
+            send_audit(audited, base.labels, test=test, timeout=base.config.transport.step_timeout)
         known, rows = outcome.in_flight if resumed else 0, self._schedule.batch_rows(0)
         outcome.in_flight = agree(self._label, links, rows, base.config.transport, known=known)
         if self._checkpointing is not None and not resumed:

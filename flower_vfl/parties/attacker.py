@@ -259,7 +259,7 @@ class Attacker(FeatureParty):
             raise ProtocolError("an audit frame carries labels of one byte each")
         audit = self._test_audit if frame.fields.get("table") == "test" else self._audit
         audit.fill(offset, piece, classes=frame.integer("classes"))
-        return None
+        return Frame(Kind.AUDITED, frame.step)
 
     def settle(self) -> None:
         """Write down what the attacks read so far."""

@@ -144,7 +144,8 @@ class Member:
         keeping = Keeping.of_label_party(folder, resume=False)
         machines, links = self._parties(self.config, folder, keeping.training)
         test = any(isinstance(attack, InferenceAttack) for attack in base.attacks)
-        send_audit({party: links[party] for party in self.audited}, self.labels, test=test)
+        audited = {party: links[party] for party in self.audited}
+        send_audit(audited, self.labels, test=test, timeout=self.config.transport.step_timeout)
         for party, machine in machines.items():
             part, state = trained.parties[party], machine.state()
             scores = {"scores": scorer_state(trained.seen[party])} if party in trained.seen else {}

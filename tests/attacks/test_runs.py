@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -18,11 +19,14 @@ from flower_vfl.apps.result import RunResult
 from flower_vfl.attacks import make_attacks
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.parties.attacker import Attacker
+from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense
 from flower_vfl.strategies.outcome import Outcome
 from flower_vfl.tracking import read_steps
+from flower_vfl.transport.wire import KEPT
 from tests.attacks.common import Remembering
 from tests.toys import toy_config, toy_data
 
@@ -107,6 +111,22 @@ def test_all_transports_measure_the_same():
         for kind in ("inproc", "stream", "messages")
     ]
     assert measured[0] == measured[1] == measured[2]
+
+
+@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
+def test_scorers_get_the_labels_of_a_table_of_any_size_as_fast_as_they_take_them(kind, monkeypatch):
+    data, config = toy_data(), toy_config(attack={"names": ["norm"]}, transport={"kind": kind})
+    expected = run(config, data=lambda _: data).summary["leakage"]
+    take = Attacker._other
+
+    def slowly(attacker, frame):
+        time.sleep(0.001)
+        return take(attacker, frame)
+
+    monkeypatch.setattr(Attacker, "_other", slowly)
+    monkeypatch.setattr(AuditLabels, "PIECE", 1)
+    assert len(data.labels().train) > 2 * KEPT
+    assert run(config, data=lambda _: data).summary["leakage"] == expected
 
 
 def test_named_layers_are_scored():
