@@ -148,7 +148,7 @@ class Answering:
         offer = _offer_of(message.content)
         asked = _asked(offer, context)
         if asked is None:
-            return _reply(message, SPARE, "this run has fewer feature parties than nodes")
+            return _reply(message, SPARE, f"it is none of the run's parties: {offer.get('parties')!s}")
         if asked.quota is not None:  # at the beginning: half an answer would be of no use
             asked.quota.check(_whole_number(offer, "asked"))
         machine, config = self._build(asked, context)
@@ -202,7 +202,7 @@ class Answering:
         check_factories(kept.card, {"bottom": self._bottom})
         dataset = self._data(config)
         check_data(kept.card, dataset)
-        rows = new_rows(Path(asked.data), dataset) if asked.data else rows_of(dataset)
+        rows = new_rows(Path(asked.data).expanduser(), dataset) if asked.data else rows_of(dataset)
         features = check_features(kept.card, rows.features(asked.party))
         placement = Placement.of(config)
         with seeded_initialisation(0):  # every weight is replaced
@@ -230,11 +230,12 @@ def _asked(offer: ConfigRecord, context: Context) -> _Asked | None:
     A node that its owner gave a `party` in --node-config is deployed, whatever the offer says: it answers only what the
     owner allows, from the owner's folders.
     """
-    node = Node.of(context.node_config)
+    node, names = Node.of(context.node_config), str(offer.get("parties")).split(",")
     if not node.deployed:
-        names = str(offer.get("parties")).split(",")
         party = node.simulated_as(names, offered=bool(offer.get("simulation")))
         return _Asked(party, offer, Path(str(offer.get("run"))), str(offer.get("data"))) if party else None
+    if node.party not in names:
+        return None
     quota = Quota.of(context.node_config, node.party)
     data = str(context.node_config.get(NEW_DATA) or "") if offer.get("data") else ""
     if offer.get("data") and not data:
@@ -255,10 +256,15 @@ def _whole_number(offer: ConfigRecord, name: str) -> int:
 def _run_folder(node: Node, training: str) -> Path:
     """Return where a deployed party keeps what it has of a training."""
     places = [Path(node.out)] if node.out else sorted(_state_folder().glob(f"*-{node.party}"))
+    unread = []
     for place in places:
-        if model_path(place, node.party).is_file() and load_card(model_path(place, node.party)).session == training:
-            return place
+        path = model_path(place, node.party)
+        try:
+            if path.is_file() and load_card(path).session == training:
+                return place
+        except DataError as error:  # of another training, perhaps
+            unread.append(f"; {error}")
     raise DataError(
         f"party {node.party!r} has no weights of this training (session {training[:8]}) in "
-        f"{node.out or _state_folder()}: they were removed, or another training has replaced them"
+        f"{node.out or _state_folder()}: they were removed, or another training has replaced them{''.join(unread)}"
     )

@@ -82,7 +82,8 @@ class Node:
                 "without a party its owner has not said what may be read here, and the run config does not decide that"
             )
         partition = -1 if given["party"] else int(str(node_config.get("partition-id", -1)))
-        return cls(given["party"], role, given["data-path"], given["out"], partition)
+        out = str(Path(given["out"]).expanduser()) if given["out"] else ""
+        return cls(given["party"], role, given["data-path"], out, partition)
 
     @property
     def deployed(self) -> bool:

@@ -16,6 +16,7 @@ from flower_vfl.apps import answering
 from flower_vfl.apps.answering import Quota
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.model import model_path
 from flower_vfl.apps.node import DATA_VARIABLE
 from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import to_run_config
@@ -205,13 +206,13 @@ def test_nothing_comes_down_to_a_feature_party_but_positions(host, tmp_path, mon
     assert {name for frame in seen for name in (*frame.fields, *frame.tensors)} == {"count", "rows"}
 
 
-def test_new_rows_are_scored_where_the_owner_names_them(host, tmp_path):
+def test_new_rows_are_scored_where_the_owner_names_them(host, tmp_path, monkeypatch):
     ids = [f"q{number:03}" for number in range(90)]
     write_files(tmp_path / "new", ids, seed=5)
-    own = tmp_path / "new" / "shop.csv"
+    monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(PartyError, match="new data is to be scored, and party 'shop' names none: predict-data='PATH'"):
         host.predict(tmp_path / "scores.csv", node=ALLOWED, data=tmp_path / "new" / "bank.csv")
-    node = {**ALLOWED, "predict-data": str(own)}
+    node = {**ALLOWED, "predict-data": "~/new/shop.csv"}
     host.predict(tmp_path / "scores.csv", node=node, data=tmp_path / "new" / "bank.csv")
     found = pa_csv.read_csv(tmp_path / "scores.csv")
     assert found["id"].to_pylist() == ids
@@ -243,6 +244,26 @@ def test_a_party_whose_weights_are_of_another_training_says_so(host, tmp_path):
         assert load_model(path)
     with pytest.raises(PartyError, match=r"no weights of this training \(session"):
         host.predict(tmp_path / "scores.csv", node=ALLOWED)
+
+
+def test_a_node_of_somebody_else_is_not_asked_for_anything(host, tmp_path):
+    other = {"party": "other", "data-path": str(host.root / "parts" / "shop")}
+    run_config = {"job": "predict", "predict-run": str(host.run), "predict-out": str(tmp_path / "scores.csv")}
+    start([other, {**host.node, **ALLOWED}], {**run_config, "transport-kind": "stream"})
+    assert (tmp_path / "scores.csv").is_file()
+
+
+def test_weights_of_another_training_that_cannot_be_read_are_no_hindrance_and_are_told_where_none_fit(host, tmp_path):
+    from tests.apps.test_model import rewrite
+
+    (source,) = {path.parent.parent for path in (tmp_path / "state").rglob("shop.safetensors")}
+    old = source.with_name("0" * 32 + "-shop")
+    shutil.copytree(source, old)
+    rewrite(model_path(old, "shop"), model_path(old, "shop"), lambda card: card.update(version="0.0.9", session="old"))
+    host.predict(tmp_path / "scores.csv", node=ALLOWED)
+    model_path(source, "shop").unlink()
+    with pytest.raises(PartyError, match=r"no weights of this training .*was written by flower-vfl 0\.0\.9"):
+        host.predict(tmp_path / "more.csv", node=ALLOWED)
 
 
 def test_a_folder_that_the_owner_named_is_where_weights_are_looked_for(host, tmp_path):

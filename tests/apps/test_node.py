@@ -106,6 +106,17 @@ def test_the_data_of_a_node_is_its_owners_whatever_the_run_config_names():
     assert (view.data.path, view.data.options) == ("/own", {})
 
 
+def test_a_folder_in_the_owners_home_is_in_no_folder_called_tilde(folders, monkeypatch, tmp_path):
+    root, dataset = folders
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    nodes = [{**node, "out": f"~/{node['party']}"} for node in nodes_of(folders)]
+    deploy(nodes, root / dataset.label_party, monkeypatch, tmp_path)
+    for node in nodes:
+        assert (tmp_path / "home" / node["party"] / "weights" / f"{node['party']}.safetensors").is_file()
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_node_that_names_no_data_opens_none(folders, monkeypatch, tmp_path):
     root, dataset = folders
     nodes = [{key: value for key, value in node.items() if key != "data-path"} for node in nodes_of(folders)]
