@@ -153,6 +153,7 @@ class StreamLink(Link):
                         return
                     data = self._traffic.take(message)
                     if data:
+                        self._check_allowed(len(data))
                         self.incoming.put(data)
         except grpc.RpcError:
             _log.debug("a stream ended with an error")
@@ -160,6 +161,13 @@ class StreamLink(Link):
             self.incoming.put(error)
         finally:
             self.ended(connection)
+
+    def _check_allowed(self, size: int) -> None:
+        """Refuse a frame that came before it is kept: one that is too large, or answers nothing that was sent."""
+        if size > self.frame_limit:
+            raise ProtocolError(f"a frame of {size} bytes came; at most {self.frame_limit} are allowed here")
+        if self._traffic.taken > self._traffic.sent:
+            raise ProtocolError(f"{self._traffic.taken} frames came, in answer to {self._traffic.sent}")
 
     def ended(self, connection: _Connection) -> None:
         """Wake whoever waits: a stream has ended."""

@@ -85,6 +85,11 @@ class Traffic:
         self._confirmed = 0
         self._kept: deque[bytes] = deque()
 
+    @property
+    def sent(self) -> int:
+        """Frames of this end so far."""
+        return self._confirmed + len(self._kept)
+
     def pack(self, data: bytes) -> bytes:
         """Return the next message, with a frame in it, and keep it until the other end has taken it.
 
@@ -134,9 +139,10 @@ class Traffic:
         ProtocolError
             When it cannot have taken so many, or has said more before.
         """
-        sent = self._confirmed + len(self._kept)
-        if not self._confirmed <= count <= sent:
-            raise ProtocolError(f"{count} messages were confirmed, after {self._confirmed} of {sent} that were sent")
+        if not self._confirmed <= count <= self.sent:
+            raise ProtocolError(
+                f"{count} messages were confirmed, after {self._confirmed} of {self.sent} that were sent"
+            )
         while self._confirmed < count:
             self._kept.popleft()
             self._confirmed += 1

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import queue
 import socket
 import ssl
 import threading
@@ -14,7 +15,7 @@ from flwr.app import ConfigRecord
 
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.config import build_config, to_run_config
-from flower_vfl.errors import ProtocolError
+from flower_vfl.errors import PartyLostError, ProtocolError
 from flower_vfl.protocol.codec import encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
 from flower_vfl.transport.authority import SERVER_NAME, Authority
@@ -306,6 +307,39 @@ def test_a_stream_that_ends_without_a_greeting_is_refused(endpoint):
         with pytest.raises(grpc.RpcError) as caught:
             next(channel.stream_stream("/flower_vfl.Session/Open")(iter([]), timeout=5))
         assert caught.value.code() is REFUSED
+
+
+@pytest.mark.parametrize("asked", [0, 3])
+def test_frames_that_nobody_asked_for_are_refused_as_they_come_and_are_not_kept(endpoint, asked):
+    offer, messages = endpoint.offer("2"), queue.SimpleQueue()
+    messages.put(greeting(offer["token"]))
+    credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
+    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    with grpc.secure_channel(offer["address"], credentials, options) as channel:
+        call = channel.stream_stream("/flower_vfl.Session/Open")(iter(messages.get, None), timeout=20)
+        link = arrived(endpoint)
+        for _ in range(asked):
+            link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+        for _ in range(asked + 50):
+            messages.put((0).to_bytes(8, "big") + encode(to_records(Frame(Kind.EMBEDDING, 0), SESSION)))
+        for _ in call:  # until the endpoint hangs up
+            continue
+        messages.put(None)
+    assert [link.receive(5).kind for _ in range(asked)] == [Kind.EMBEDDING] * asked
+    with pytest.raises(ProtocolError, match=f"party 'a': {asked + 1} frames came, in answer to {asked}"):
+        link.receive(5)
+    with pytest.raises(PartyLostError):
+        link.receive(5)
+
+
+def test_a_frame_over_the_negotiated_limit_is_not_kept_until_it_is_read(endpoint):
+    with attending(endpoint, FakeParty(rows=4096)):
+        link = arrived(endpoint)
+        fit(link)
+        link.send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+        kept = link.incoming.get(timeout=10)
+    assert isinstance(kept, ProtocolError)
+    assert f"bytes came; at most {link.frame_limit} are allowed here" in str(kept)
 
 
 def address_of(endpoint):
