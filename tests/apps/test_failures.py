@@ -246,6 +246,16 @@ def test_nodes_without_a_party_are_spare():
     assert strategy.outcome.stopped == "finished"
 
 
+@pytest.mark.parametrize("kind", ["stream", "messages"])
+@pytest.mark.parametrize("wire_dtype", ["exact", "float16", "bfloat16"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_training_that_diverges_is_told_in_the_same_words_whatever_numbers_travel(kind, wire_dtype, value):
+    data, config = uneven_data(), toy_config(transport={"kind": kind, "wire_dtype": wire_dtype})
+    words = r"training diverged at party 'b': 'embedding' of step 3 .*not finite, after a loss of"
+    with pytest.raises(TrainingError, match=words):
+        run(config, data=lambda _: data, bottom=faulty_at(5, lambda z: torch.full_like(z, value)))
+
+
 def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try():
     config = toy_config(training={"learning_rate": 1e30})
     with pytest.raises((TrainingError, ProtocolError, PartyError), match=r"learning_rate|not finite"):

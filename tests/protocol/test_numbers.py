@@ -1,11 +1,13 @@
 """Half precision on the wire costs what half precision costs, whatever the size of the numbers."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_vfl.errors import ProtocolError
+from flower_vfl.errors import NotFiniteError, ProtocolError
 from flower_vfl.protocol.frame import Frame, Kind, from_records, to_records
 from flower_vfl.protocol.numbers import compress, expand
 
@@ -129,8 +131,8 @@ def hostile(scale, *, tensor=None, claim="float32"):
         torch.ones(2, dtype=torch.float64),
         torch.ones(2, dtype=torch.int64),
         torch.tensor([1.0, -1.0]),
-        torch.tensor([1.0, float("nan")]),
-        torch.tensor([float("inf"), 1.0]),
+        torch.tensor([float("nan"), -1.0]),
+        torch.tensor([1.0, -float("inf")]),
     ],
     ids=str,
 )
@@ -160,7 +162,10 @@ def test_a_scale_for_a_single_number_and_a_scale_of_a_scale_are_refused_or_ignor
     assert expand(frame, "float16").tensors["g.scale"].dtype == torch.float16
 
 
-def test_a_scale_that_makes_values_infinite_is_found_by_the_check_of_the_tensor():
-    frame = hostile(torch.tensor([3e38, 1.0]), tensor=torch.full((2, 3), 60_000.0, dtype=torch.float16))
-    with pytest.raises(ProtocolError, match="not finite"):
+@pytest.mark.parametrize(
+    ("scale", "value"), [(3e38, 60_000.0), (math.inf, 1.0), (math.inf, 0.0), (math.nan, 1.0), (math.nan, 0.0)]
+)
+def test_a_scale_that_makes_values_infinite_is_found_by_the_check_of_the_tensor(scale, value):
+    frame = hostile(torch.tensor([scale, 1.0]), tensor=torch.full((2, 3), value, dtype=torch.float16))
+    with pytest.raises(NotFiniteError, match="not finite"):
         expand(frame, "float16").tensor("g", shape=(2, 3), dtype=torch.float32)
