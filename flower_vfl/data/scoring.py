@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flower_vfl.data import layout
 from flower_vfl.data.builder import ids_digest
 from flower_vfl.data.dataset import PARTS, Dataset, FeatureSpec, open_dataset
-from flower_vfl.data.encoding import Place, texts
+from flower_vfl.data.encoding import Place, require_columns, texts
 from flower_vfl.data.ids import join_ids, read_ids
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.data.source import ArraySource, FeatureSource
@@ -240,6 +240,7 @@ def _encode(trained: Dataset, party: str, table: pa.Table, file: str) -> Feature
     arrays: dict[str, NDArray[Any]]
     if encoding.text is not None:
         column = encoding.text.name
+        require_columns(table, [column], file)
         arrays = {"features.npy": encoding.text.apply(texts(table.column(column), Place(file, column)).to_pylist())}
     else:
         numeric, categorical = encoding.encode(table, file)

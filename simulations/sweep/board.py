@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from flower_vfl.apps.folder import ENDED
 from flower_vfl.reports.leaks import reached, worst
 from flower_vfl.reports.pareto import front
 from flower_vfl.reports.words import duration
@@ -200,7 +201,12 @@ def best_table(points: Mapping[str, tuple[float | None, float | None]]) -> Table
 
 
 def points_of(result: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Return a run's utility, test AUC or accuracy, and its worst leak AUC of attacks that somebody could run."""
+    """Return a run's utility, test AUC or accuracy, and its worst leak AUC of attacks that somebody could run.
+
+    Of a run that did not end by itself nothing counts.
+    """
+    if result.get("status") not in ENDED:
+        return None, None
     utility = result.get("utility")
     last = utility.get("last") if isinstance(utility, dict) else None
     values = [last.get(name) for name in ("test_auc", "test_accuracy")] if isinstance(last, dict) else []

@@ -12,6 +12,7 @@ import pytest
 from flower_vfl.data.catalog import available, load, prepare
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.dbpedia import CLASSES, PERMUTED
+from flower_vfl.data.scoring import new_rows
 from flower_vfl.errors import ConfigError, DataError
 from tests.data.text_files import WORDS, dbpedia_text, glove_lines, write_dbpedia
 
@@ -86,6 +87,16 @@ def test_titles_are_left_out_unless_asked_for(raw):
     assert not any("title" in text for text in texts(load("dbpedia", path=raw, options=PLAIN | {"min_count": 1})))
     dataset = load("dbpedia", path=raw, options=PLAIN | {"titles": True, "min_count": 1})
     assert "title3 the athlete of number 3 it is said is a athlete" in texts(dataset)
+
+
+def test_new_rows_need_the_column_of_the_texts(raw, tmp_path):
+    dataset = load("dbpedia", path=raw, options=PLAIN)
+    column = dataset.encoding("text").text.name
+    (tmp_path / "new.csv").write_text(f"id,{column}\n1,the athlete of a village\n")
+    assert len(new_rows(tmp_path / "new.csv", dataset).features("text").source) == 1
+    (tmp_path / "new.csv").write_text("id,words\n1,the athlete of a village\n")
+    with pytest.raises(DataError, match=f"has no column '{column}'"):
+        new_rows(tmp_path / "new.csv", dataset).features("text")
 
 
 def test_vectors_of_the_vocabulary_lie_with_the_text_party_and_nowhere_else(raw, tmp_path):

@@ -10,7 +10,8 @@ from flower_vfl.simulations.sweep.board import Board, best_table, points_of
 
 def result(auc, leak, **more):
     entry = {"attack": "norm", "metric": "auc", "layer": "cut", "source": "attacker", "defended": False, "q95": leak}
-    return {"defenses": [], "utility": {"last": {"test_auc": auc, "test_accuracy": 0.1}}, "leakage": [entry | more]}
+    utility = {"last": {"test_auc": auc, "test_accuracy": 0.1}}
+    return {"status": "finished", "defenses": [], "utility": utility, "leakage": [entry | more]}
 
 
 @pytest.fixture
@@ -84,7 +85,13 @@ def test_points_are_test_auc_or_accuracy_and_the_worst_leak_without_oracles():
     assert points_of(result(0.9, 0.8)) == (0.9, 0.8)
     assert points_of(result(None, 0.8)) == (0.1, 0.8)
     assert points_of(result(0.9, 0.8, attack="cosine")) == (0.9, None)
-    assert points_of({"defenses": [], "leakage": []}) == (None, None)
+    assert points_of({"status": "finished", "defenses": [], "leakage": []}) == (None, None)
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted", None])
+def test_a_run_that_did_not_end_by_itself_is_never_among_the_best(status):
+    assert points_of(result(0.9, 0.5) | {"status": status}) == (None, None)
+    assert points_of(result(0.9, 0.5) | {"status": "leak limit"}) == (0.9, 0.5)
 
 
 def test_a_stack_is_no_trial_and_one_that_fails_leaves_its_trials_to_themselves(board):
