@@ -18,7 +18,7 @@ from flower_vfl.parties.label import LabelParty, adds_to_logits
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.checkpointing import MODEL, Checkpointing
+from flower_vfl.strategies.checkpointing import MODEL, Checkpointing, Ledger
 from flower_vfl.strategies.configured import optimizers_of
 from flower_vfl.strategies.repeats import Repeats
 from flower_vfl.strategies.training import Training
@@ -107,12 +107,10 @@ def build_monitor(strategy: HookedStrategy, schedule: Schedule) -> LeakageMonito
 
 def build_repeats(strategy: HookedStrategy) -> Repeats | None:
     """Build what looks at steps that are done again; None where nobody can go back, or sends something else then."""
-    base, defenses = strategy.base, strategy.chain()
-    if base.ledger is None or base.config.checkpoint.every < 0:
+    base, defenses, ledger = strategy.base, strategy.chain(), _ledger(strategy.base)
+    if ledger is None or not defenses or base.config.transport.kind == "inproc":
         return None
-    if not defenses or base.config.transport.kind == "inproc":
-        return None
-    return Repeats(defenses, base.ledger.received, known=base.resume)
+    return Repeats(defenses, ledger.received, known=base.resume)
 
 
 def build_checkpointing(
@@ -125,11 +123,11 @@ def build_checkpointing(
     repeats: Repeats | None = None,
 ) -> Checkpointing | None:
     """Build what keeps everybody's states; None where nobody asked for them."""
-    base = strategy.base
-    if base.ledger is None or base.config.checkpoint.every < 0:
+    base, ledger = strategy.base, _ledger(strategy.base)
+    if ledger is None:
         return None
     return Checkpointing(
-        base.ledger,
+        ledger,
         links,
         {
             MODEL: label,
@@ -142,3 +140,8 @@ def build_checkpointing(
         recorder=base.observer,
         timeout=base.config.transport.step_timeout,
     )
+
+
+def _ledger(base: VerticalStrategy) -> Ledger | None:
+    """Return where states are kept; None where there is no place, or none are wanted."""
+    return None if base.config.checkpoint.every < 0 else base.ledger
