@@ -6,7 +6,7 @@ monitor. A step's ratio is that of remembering; what reading and scoring takes a
 of totals. Then what it takes to remember a batch of a table of 45.8 million rows: all batches of two epochs, one right
 after the other, with the files of a run that can be resumed and without. What comes once an epoch is added to each
 step: finding out where each row came, and waiting until the disk has all that was written, for which no run waits.
-Targets: at most 10 % of a step; at most 4 bytes a row and scalar kept, where nothing has to be done again.
+Targets: at most 10 % of a step; at most 4 bytes a row and scalar kept.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def main() -> None:
     """Measure and report."""
     quick = arguments(__doc__).quick
     names = ["norm", "remembered_norm", "remembered_direction"]
-    remembering, looking = preset(quick, attack={"names": names}), preset(quick, attack={"names": names[:1]})
+    epochs = {"epochs": 60}  # the numbers are of another precision where there are many more
+    remembering, looking = (preset(quick, attack={"names": some}, training=epochs) for some in (names, names[:1]))
     lanes = (("remembering", split, remembering, True), ("looking", split, looking, True))
     size = {"starts": 1, "blocks": 4, "steps": 5} if quick else {"starts": 6, "blocks": 40, "steps": 20}
     measured = compare(lanes, **size)
@@ -96,7 +97,7 @@ def main() -> None:
         met={
             "time": ratio.median <= TARGET,
             "large": all(kind["of_a_step"] <= TARGET - 1 for kind in large.values()),
-            "bytes": large["not_resumable"]["bytes_a_row_and_scalar"] <= 4,
+            "bytes": all(kind["bytes_a_row_and_scalar"] <= 4 for kind in large.values()),
         },
         quick=quick,
         ratio=ratio.describe(),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.rows import as_rows
@@ -23,7 +24,6 @@ from flower_vfl.metrics import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
     from torch import Tensor
 
 Kept: TypeAlias = Literal["mean", "last", "difference", "epochs"]
@@ -31,7 +31,10 @@ Kept: TypeAlias = Literal["mean", "last", "difference", "epochs"]
 of the last epoch, that less the one of the epoch before, and the gradients of all epochs side by side."""
 
 DEPTH: dict[Kept, float] = {"mean": 1, "last": 2, "difference": 3, "epochs": math.inf}
-"""Of how many epochs at most the running sums must be kept for it: 4 bytes a row and scalar each."""
+"""Of how many epochs at most the running sums must be kept for it."""
+
+Sums: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
+"""Running sums (n, D)."""
 
 PIECE = 1 << 20
 """Numbers of one piece of a memory: 4 MiB, which stay in a processor's cache."""
@@ -86,8 +89,8 @@ class Memory:
         How often each of them came, at least 1.
     sums
         Running sums of gradients in units of their batches (`in_batch_units`), (R, D) each: as they stand, as they
-        stood before the last time, and before that; so many as are kept. They may be larger than the machine's memory:
-        read them piece by piece.
+        stood before the last time, and before that; so many as are kept. Of float32, or of float16 where the mean alone
+        is read. They may be larger than the machine's memory: read them piece by piece.
     places
         Where each row of the table is in each of them, (R,); none where all are at their own place.
 
@@ -102,7 +105,7 @@ class Memory:
 
     order: NDArray[np.integer]
     times: int
-    sums: tuple[NDArray[np.float32], ...]
+    sums: tuple[Sums, ...]
     places: tuple[NDArray[np.integer], ...] = ()
 
     @property
@@ -139,18 +142,20 @@ class Memory:
         if len(self.sums) < wanted:
             raise ArgumentError(f"The memory does not give {kept!r}: an attack declares what it reads in `keeps`.")
         places = [where.take(rows) for where in self.places[:wanted]] or [rows] * wanted
-        now, *before = (sums.take(at, axis=0) for sums, at in zip(self.sums, places, strict=False))
+        now, *before = (
+            torch.from_numpy(sums.take(at, axis=0)).float() for sums, at in zip(self.sums, places, strict=False)
+        )
         if kept == "mean":
-            return torch.from_numpy(now / np.float32(self.times))
+            return now / self.times
         if kept == "epochs":
-            oldest_first = [np.zeros_like(now), *reversed(before), now]
-            return torch.from_numpy(np.diff(np.stack(oldest_first, axis=1), axis=1)).flatten(1)
+            oldest_first = [torch.zeros_like(now), *reversed(before), now]
+            return torch.stack(oldest_first, dim=1).diff(dim=1).flatten(1)
         if kept == "difference" and self.times == 1:
             return torch.zeros(len(rows), self.width)
         last = now - before[0] if before else now
         if kept == "last":
-            return torch.from_numpy(last)
-        return torch.from_numpy(last - (before[0] - before[1] if len(before) > 1 else before[0]))
+            return last
+        return last - (before[0] - before[1] if len(before) > 1 else before[0])
 
 
 def _nobody() -> NDArray[np.int64]:

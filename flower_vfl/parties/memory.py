@@ -15,21 +15,32 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import quote
 from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_vfl.attacks.remembering import DEPTH, Kept, Memory, in_batch_units
+from flower_vfl.attacks.remembering import DEPTH, Kept, Memory, Sums, in_batch_units
 from flower_vfl.errors import DataError
 from flower_vfl.files import writing_to
 from flower_vfl.protocol.schedule import Rows, Schedule
 
-Sums = NDArray[np.float32]
 Places = NDArray[np.integer]
+
+
+HALF_PRECISION = 64
+"""Up to how many epochs a sum of which the mean alone is read is kept in half precision: 2 bytes a number.
+
+Sums in units of their batches then lie between 6e-8, below which they are rounded away, and 65,504, where they stay. In
+simulations they were right to 1 part in 250 (root mean square) after so many additions, and AUCs read of them to a
+twentieth of their standard error, also with rows a million times smaller than others. After some hundreds, what is
+added is as small as the rounding. What is read of the difference of two sums needs them as they are.
+"""
+_LARGEST = float(np.finfo(np.float16).max)
 
 
 class _Layer(NamedTuple):
@@ -57,8 +68,10 @@ class RowMemory:
 
     def __init__(self, schedule: Schedule, keeps: Iterable[Kept], *, folder: Path | None = None) -> None:
         self._schedule, self._folder = schedule, folder
-        self._times = schedule.times_before(schedule.epochs) + 1
-        self._read = int(min(max(DEPTH[kept] for kept in keeps), self._times))
+        self._times, wanted = schedule.times_before(schedule.epochs) + 1, set(keeps)
+        self._read = int(min(max(DEPTH[kept] for kept in wanted), self._times))
+        self._half = wanted == {"mean"} and self._times <= HALF_PRECISION
+        self._dtype: np.dtype[Any] = np.dtype(np.float16 if self._half else np.float32)
         self._layers: dict[str, _Layer] = {}
         self._places: dict[int, Places] = {}
         self._next = 0
@@ -79,16 +92,13 @@ class RowMemory:
         epoch = self._schedule.epoch_of(step)
         before = self._schedule.times_before(epoch)
         for layer, gradient in gradients.items():
-            x: Sums = in_batch_units(gradient).cpu().numpy()
+            x = in_batch_units(gradient).cpu()
             slots, in_place = self._open(layer, x.shape[1], begins=step == 0)
-            now = slots[before % len(slots)]
-            if in_place:
-                now[rows] = now.take(rows, axis=0) + x if before else x
-            elif before:
-                where = self._places_of(epoch - 1).take(rows)
-                np.add(slots[(before - 1) % len(slots)].take(where, axis=0), x, out=now[self._schedule.places(step)])
-            else:
-                now[self._schedule.places(step)] = x
+            here = rows if in_place else self._schedule.places(step)
+            if before:
+                where = rows if in_place else self._places_of(epoch - 1).take(rows)
+                x += torch.from_numpy(slots[(before - 1) % len(slots)].take(where, axis=0))
+            slots[before % len(slots)][here] = (x.clamp_(-_LARGEST, _LARGEST).half() if self._half else x).numpy()
 
     def at(self, layer: str, epoch: int) -> Memory:
         """Return what is remembered of a layer at the end of an epoch (from 1), the one that has just been recorded."""
@@ -126,10 +136,10 @@ class RowMemory:
 
         All of it is taken at once, so that the next layer sees what is left.
         """
-        size = 4 * self._schedule.rows * width
+        size = self._dtype.itemsize * self._schedule.rows * width
         if self._folder is not None or self._read > 1 or self._times == 1 or size > free_memory() // 2:
             return None
-        return _Layer((np.full((self._schedule.rows, width), 0, dtype=np.float32),), in_place=True)
+        return _Layer((np.full((self._schedule.rows, width), 0, dtype=self._dtype),), in_place=True)
 
     def _in_files(self, layer: str, width: int, *, begins: bool) -> _Layer:
         """Map files where what is done again finds what was there before."""
@@ -138,31 +148,31 @@ class RowMemory:
         return _Layer(tuple(self._map(layer, slot, shape, begins=begins) for slot in range(count)))
 
     def _map(self, layer: str, slot: int, shape: tuple[int, int], *, begins: bool) -> Sums:
-        """Map one file of 4 bytes a row and scalar, all of it on the disk: a full one would end the process later."""
-        size = 4 * shape[0] * shape[1]
+        """Map one file, all of it on the disk: a full one would end the process later."""
+        size = self._dtype.itemsize * shape[0] * shape[1]
         if self._folder is None:
             with writing_to(Path(tempfile.gettempdir()) / "memory"), tempfile.TemporaryFile() as file:
-                return _reserved(file, size, shape)
-        path = self._folder / f"{quote(layer, safe='')}-{slot}.by-epoch.f32"
+                return _reserved(file, size, shape, self._dtype)
+        path = self._folder / f"{quote(layer, safe='')}-{slot}.by-epoch.f{8 * self._dtype.itemsize}"
         if begins:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with writing_to(path), path.open("wb+") as file:
-                return _reserved(file, size, shape)
+                return _reserved(file, size, shape, self._dtype)
         if not path.is_file() or path.stat().st_size != size:
             raise DataError(
                 f"{path} does not hold what the party remembers of {shape[0]} rows at layer {layer!r}: attacks that "
                 "remember cannot go on; begin the run anew in another folder"
             )
-        return _mapped(path, shape)
+        return _mapped(path, shape, self._dtype)
 
 
-def _reserved(file: IO[bytes], size: int, shape: tuple[int, int]) -> Sums:
+def _reserved(file: IO[bytes], size: int, shape: tuple[int, int], dtype: np.dtype[Any]) -> Sums:
     os.posix_fallocate(file.fileno(), 0, size)
-    return _mapped(file, shape)
+    return _mapped(file, shape, dtype)
 
 
-def _mapped(file: IO[bytes] | Path, shape: tuple[int, int]) -> Sums:
-    mapped = np.memmap(file, dtype=np.float32, mode="r+", shape=shape)
+def _mapped(file: IO[bytes] | Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> Sums:
+    mapped = np.memmap(file, dtype=dtype, mode="r+", shape=shape)
     return mapped.view(np.ndarray)  # which keeps the map open; slices of it cost less
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from flower_vfl.attacks.remembering import in_batch_units
 from flower_vfl.errors import DataError, StorageError
+from flower_vfl.metrics import leak_auc
 from flower_vfl.parties import memory as storage
 from flower_vfl.parties.memory import RowMemory, free_memory
 from flower_vfl.protocol.schedule import Schedule
@@ -88,14 +89,20 @@ def schedules():
     )
 
 
-def plain_sums(schedule, epoch):
+def in_two_bytes(sums):
+    """What two bytes a number hold of a sum of which nothing but the mean is read."""
+    return sums.astype(np.float16).astype(np.float32)
+
+
+def plain_sums(schedule, epoch, kept):
     """The running sums of each row by the end of an epoch, oldest first, added up one row at a time."""
+    rounded = in_two_bytes if kept == "mean" else np.asarray
     sums = {}
     for step in range(schedule.steps_of(epoch).stop):
         x = in_batch_units(gradient(step, schedule)).numpy()
         for row, value in zip(schedule.train_batch(step).tolist(), x, strict=True):
             history = sums.setdefault(row, [np.zeros(WIDTH, np.float32)])
-            history.append(history[-1] + value)
+            history.append(rounded(history[-1] + value))
     return sums
 
 
@@ -147,7 +154,7 @@ def test_whatever_is_interrupted_it_gives_the_sums_of_a_plain_dictionary(tmp_pat
             memories["named"] = memory
             for other in list(memories.values())[1:]:
                 record(other, steps, schedule)
-            plain = plain_sums(schedule, epoch)
+            plain = plain_sums(schedule, epoch, kept)
             for name, other in memories.items():
                 found = other.at("cut", epoch)
                 assert sorted(found.order.tolist()) == sorted(plain), name
@@ -169,18 +176,62 @@ def test_in_time_order_each_row_is_remembered_as_it_came(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keeps", "named", "sums"),
+    ("keeps", "named", "sums", "number"),
     [
-        *((["mean"], False, 1), (["mean"], True, 2), (["last", "mean"], False, 2), (["difference"], True, 3)),
-        (["mean", "epochs"], False, 5),
+        *((["mean"], False, 1, 2), (["mean"], True, 2, 2), (["last", "mean"], False, 2, 4), (["last"], True, 2, 4)),
+        *((["difference"], True, 3, 4), (["mean", "epochs"], False, 5, 4)),
     ],
 )
-def test_no_more_than_four_bytes_are_kept_for_a_scalar(tmp_path, keeps, named, sums):
+def test_no_more_than_four_bytes_are_kept_for_a_scalar_and_what_is_read(tmp_path, keeps, named, sums, number):
+    """Of the mean alone: two sums of two bytes where a run can be resumed, one where it cannot."""
     memory = RowMemory(SCHEDULE, keeps, folder=tmp_path / "m" if named else None)
     record(memory, range(9))
-    in_place = sums == 1
-    assert [slot.nbytes for slot in memory._layers["cut"].slots] == [4 * (ROWS if in_place else 45) * WIDTH] * sums
-    assert [path.stat().st_size for path in tmp_path.rglob("*.f32")] == ([4 * 45 * WIDTH] * sums if named else [])
+    size = number * (ROWS if sums == 1 else 45) * WIDTH
+    assert [slot.nbytes for slot in memory._layers["cut"].slots] == [size] * sums
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.stat().st_size for path in files] == ([size] * sums if named else [])
+
+
+def remembered(x):
+    """What a memory has of gradients that come epoch by epoch, (T, R, D), and the exact sums of them."""
+    schedule = Schedule(3, x.shape[1], 0, x.shape[1], 50, epochs=len(x), validation=0.0)
+    memory, exact = RowMemory(schedule, ["mean"]), torch.zeros(x.shape[1:], dtype=torch.float64)
+    for step, gradients in enumerate(x):
+        rows = schedule.train_batch(step)
+        memory.record(step, rows, {"cut": gradients[rows]})
+        exact += in_batch_units(gradients)
+    return memory.at("cut", len(x)).at(np.arange(x.shape[1]), "mean"), exact / len(x), memory._dtype
+
+
+@pytest.mark.parametrize(("epochs", "dtype", "part"), [(64, np.float16, 1 / 250), (65, np.float32, 1e-6)])
+def test_where_so_many_epochs_are_added_up_that_half_precision_would_lose_some_it_is_not_used(epochs, dtype, part):
+    always_the_same = torch.randn(1, 200, 9, generator=torch.Generator().manual_seed(1)).expand(epochs, -1, -1)
+    found, exact, kept = remembered(always_the_same)
+    assert kept == dtype
+    assert float((found - exact).norm() / exact.norm()) < part
+
+
+@pytest.mark.parametrize("smallest", [1.0, 1e-6])
+@pytest.mark.parametrize(("noise", "persistent"), [(0.0, 0.0), (5.0, 0.0), (5.0, 0.5), (5.0, 1.0)])
+def test_what_is_read_of_half_precision_is_what_is_read_of_exact_sums(noise, persistent, smallest):
+    generator = torch.Generator().manual_seed(5)
+    positive, rows = torch.arange(5000) % 20 == 0, (5000, 16)
+    direction = torch.nn.functional.normalize(torch.randn(16, generator=generator), dim=0)
+    clean = (3 * positive[:, None] - 0.3) * direction + 0.1 * torch.randn(rows, generator=generator)
+    clean *= smallest ** torch.rand(rows[0], 1, generator=generator)
+    same, fresh = torch.randn(rows, generator=generator), torch.randn(64, *rows, generator=generator)
+    found, exact, _ = remembered(clean + noise * (persistent**0.5 * same + (1 - persistent) ** 0.5 * fresh))
+    error = (12 * int(positive.sum())) ** -0.5  # of the AUC of a sample
+    for read in (lambda sums: sums.double() @ direction.double(), lambda sums: sums.double().norm(dim=1)):
+        assert leak_auc(read(found), positive) == pytest.approx(leak_auc(read(exact), positive), abs=error / 20)
+
+
+def test_a_number_that_is_all_of_its_batch_stays_the_largest_where_half_precision_ends():
+    x = torch.full((40, 4000, 64), 1e-6)
+    x[:, 17, 3] = 1e6
+    found, _, dtype = remembered(x)
+    assert dtype == np.float16
+    assert (float(found[17, 3]), float(found[0, 0]) < 1.0) == (pytest.approx(40 * 506 / 40, rel=0.01), True)
 
 
 def test_rows_that_come_once_are_kept_once(tmp_path):
@@ -256,7 +307,7 @@ def test_what_is_free_is_what_the_machine_and_every_control_group_leave(tmp_path
     assert free_memory(tree(tmp_path, meminfo | files)) == free
 
 
-@pytest.mark.parametrize(("free", "in_place"), [(8 * ROWS * WIDTH - 1, False), (8 * ROWS * WIDTH, True)])
+@pytest.mark.parametrize(("free", "in_place"), [(4 * ROWS * WIDTH - 1, False), (4 * ROWS * WIDTH, True)])
 def test_sums_are_in_memory_where_they_fit_into_half_of_what_is_free(monkeypatch, free, in_place):
     monkeypatch.setattr(storage, "free_memory", lambda: free)
     memory = RowMemory(SCHEDULE, ["mean"])
@@ -282,15 +333,16 @@ def test_a_run_that_goes_on_without_what_it_remembered_is_refused(tmp_path):
 
 def test_files_of_another_size_are_refused(tmp_path):
     record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), range(4))
-    (tmp_path / "m" / "cut-1.by-epoch.f32").write_bytes(b"short")
-    with pytest.raises(DataError, match=r"cut-1\.by-epoch\.f32 does not hold"):
+    (tmp_path / "m" / "cut-1.by-epoch.f16").write_bytes(b"short")
+    with pytest.raises(DataError, match=r"cut-1\.by-epoch\.f16 does not hold"):
         record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), [4])
 
 
-def test_files_in_the_order_of_the_table_as_earlier_versions_wrote_are_not_read(tmp_path):
+@pytest.mark.parametrize("earlier", ["cut-{}.f32", "cut-{}.by-epoch.f32"])
+def test_files_in_another_order_or_of_other_numbers_as_earlier_versions_wrote_are_not_read(tmp_path, earlier):
     record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), range(4))
     for slot in range(2):
-        (tmp_path / "m" / f"cut-{slot}.by-epoch.f32").rename(tmp_path / "m" / f"cut-{slot}.f32")
+        (tmp_path / "m" / f"cut-{slot}.by-epoch.f16").rename(tmp_path / "m" / earlier.format(slot))
     with pytest.raises(DataError, match=r"does not hold what the party remembers"):
         record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), [4])
 
@@ -309,12 +361,12 @@ def test_a_full_disk_is_told_at_the_beginning(tmp_path, monkeypatch):
 def test_a_layers_name_is_no_path(tmp_path):
     memory = RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m")
     memory.record(0, SCHEDULE.train_batch(0), {"../../x/y": gradient(0)})
-    assert sorted(path.parent for path in tmp_path.rglob("*.f32")) == [tmp_path / "m"] * 2
+    assert [path.parent for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "m"] * 2
 
 
 def test_feature_maps_are_remembered_flattened():
     g = torch.randn(8, 2, 2, 2)
-    memory = RowMemory(SCHEDULE, ["mean"])
+    memory = RowMemory(SCHEDULE, ["mean", "last"])
     rows = SCHEDULE.train_batch(0)
     memory.record(0, rows, {"cut": g})
     torch.testing.assert_close(memory.at("cut", 1).at(rows, "mean"), in_batch_units(g))
