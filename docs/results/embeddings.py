@@ -2,7 +2,7 @@
 
 Usage::
 
-    export FLOWER_VFL_DATA=DIR    # with mnist, cifar10-jpeg and, unless Debian's package is installed, fashion-mnist
+    export FLOWER_VFL_DATASETS=DIR  # with mnist, cifar10-jpeg and, without the package of Debian, fashion-mnist
     python docs/results/embeddings.py run                              # all runs; a finished one is not made again
     python docs/results/embeddings.py run --study mnist --quick --runs runs/quick
     python docs/results/embeddings.py run --size paper --device cuda   # the papers' own size, for a GPU

@@ -18,7 +18,7 @@ from flower_vfl.data.layout import MANIFEST
 from flower_vfl.errors import ConfigError
 
 DATA_VARIABLE = "FLOWER_VFL_DATA"
-"""Names the label party's prepared data, in the environment of its ServerApp."""
+"""Names the label party's one prepared folder, in the environment of its ServerApp."""
 
 ROLES = ("feature", "attacker")
 """A feature party learns; an attacker learns and also reads labels from what it sees."""

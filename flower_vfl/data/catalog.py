@@ -27,7 +27,7 @@ _REVISION = 2
 is prepared again."""
 
 CACHE_VARIABLE = "FLOWER_VFL_CACHE"
-DATA_VARIABLE = "FLOWER_VFL_DATA"
+DATASETS_VARIABLE = "FLOWER_VFL_DATASETS"
 """Names a folder in which the raw or prepared data of a data set lies under its name, where no path is given."""
 
 
@@ -118,8 +118,8 @@ def load(
     name : str
         One of `available()`.
     path : str or Path
-        A prepared folder, or the raw source; empty for FLOWER_VFL_DATA/<name> where that exists, else for where the
-        data set's package puts it.
+        A prepared folder, or the raw source; empty for FLOWER_VFL_DATASETS/<name> where that exists, else for where
+        the data set's package puts it.
     cache : Path, optional
         Where prepared data is kept; without it FLOWER_VFL_CACHE or ~/.cache/flower-vfl.
     options : Mapping, optional
@@ -232,7 +232,7 @@ def _cache_key(recipe: Recipe, source: Path | None, options: Options) -> str:
 
 def _kept(recipe: Recipe) -> Path | None:
     """Return where the data set lies in the folder of all data, if it does."""
-    named = os.environ.get(DATA_VARIABLE)
+    named = os.environ.get(DATASETS_VARIABLE)
     place = Path(named).expanduser() / recipe.name if named else None
     return place if place is not None and place.exists() else None
 

@@ -9,13 +9,14 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flower_vfl.apps import run
+from flower_vfl.apps.build import open_data
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.node import DATA_VARIABLE, STEPPED, Node, with_data_of_this_host
 from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import build_config, to_run_config
-from flower_vfl.data.catalog import prepare
+from flower_vfl.data.catalog import DATASETS_VARIABLE, prepare
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.parts import write_part
 from flower_vfl.errors import ConfigError, PartyError
@@ -174,6 +175,17 @@ def test_a_path_in_the_run_config_of_a_deployment_is_refused(folders, monkeypatc
 def test_without_the_variable_the_label_party_opens_what_the_data_sets_package_holds(monkeypatch):
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
     assert with_data_of_this_host(CONFIG) == CONFIG
+
+
+def test_a_label_party_opens_its_own_folder_or_the_one_of_that_name_among_all_data_sets(folders, monkeypatch):
+    root, dataset = folders
+    own, all_sets = root / dataset.label_party, root / "sets"
+    prepare("synthetic", out=all_sets / "synthetic", options={"rows": 60, "test_rows": 20})
+    monkeypatch.setenv(DATASETS_VARIABLE, str(all_sets))
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    assert open_data(with_data_of_this_host(CONFIG)).folder == all_sets / "synthetic"
+    monkeypatch.setenv(DATA_VARIABLE, str(own))
+    assert open_data(with_data_of_this_host(CONFIG)).folder == own
 
 
 def test_only_an_attacker_attacks_and_its_owner_decides_that():

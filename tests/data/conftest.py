@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-from flower_vfl.data.catalog import CACHE_VARIABLE, DATA_VARIABLE
+from flower_vfl.data.catalog import CACHE_VARIABLE, DATASETS_VARIABLE
 
 # A loaded machine is no reason to fail; the fixture below is the same for all examples of a property.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -13,5 +13,5 @@ def cache(tmp_path, monkeypatch):
     """Keep every test out of the user's own cache and data."""
     folder = tmp_path / "cache"
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
-    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    monkeypatch.delenv(DATASETS_VARIABLE, raising=False)
     return folder

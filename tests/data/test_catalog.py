@@ -59,7 +59,7 @@ def test_changed_raw_files_are_prepared_again(tmp_path):
 
 def test_data_sets_lie_under_their_names_in_one_folder(tmp_path, monkeypatch):
     prepare("synthetic", out=tmp_path / "all" / "synthetic", options=SMALL | {"seed": 7})
-    monkeypatch.setenv(catalog.DATA_VARIABLE, str(tmp_path / "all"))
+    monkeypatch.setenv(catalog.DATASETS_VARIABLE, str(tmp_path / "all"))
     assert load("synthetic").folder == tmp_path / "all" / "synthetic"
     assert load("breast-cancer").rows("train") > 400  # which is not there
     assert load("synthetic", path=prepare("synthetic", out=tmp_path / "b", options=SMALL).folder).options["seed"] == 0
@@ -70,6 +70,12 @@ def test_data_sets_lie_under_their_names_in_one_folder(tmp_path, monkeypatch):
     assert (mnist.usable, mnist.advice) == (True, "")
     with pytest.raises(DataError, match="all/mnist holds no train-images-idx3-ubyte"):
         load("mnist")
+
+
+def test_a_label_partys_prepared_folder_is_no_folder_of_data_sets(tmp_path, monkeypatch):
+    prepare("synthetic", out=tmp_path / "all" / "synthetic", options=SMALL)
+    monkeypatch.setenv("FLOWER_VFL_DATA", str(tmp_path / "all"))
+    assert load("synthetic", options=SMALL).folder != tmp_path / "all" / "synthetic"
 
 
 def test_a_prepared_folder_is_opened_as_it_is(tmp_path):

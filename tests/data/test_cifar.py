@@ -12,12 +12,12 @@ from PIL import Image
 
 from flower_vfl.data import cifar
 from flower_vfl.data import tree as trees
-from flower_vfl.data.catalog import DATA_VARIABLE, load
+from flower_vfl.data.catalog import DATASETS_VARIABLE, load
 from flower_vfl.errors import DataError
 
 ROWS = 30
 NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-KEPT = Path(os.environ.get(DATA_VARIABLE, "nowhere")) / "cifar10-jpeg"
+KEPT = Path(os.environ.get(DATASETS_VARIABLE, "nowhere")) / "cifar10-jpeg"
 
 
 def records(name):
@@ -270,7 +270,7 @@ def test_an_archive_with_a_damaged_header_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not KEPT.exists(), reason="needs cifar10-jpeg in the folder that FLOWER_VFL_DATA names")
+@pytest.mark.skipif(not KEPT.exists(), reason="needs cifar10-jpeg in the folder that FLOWER_VFL_DATASETS names")
 def test_the_copies_of_all_images_are_read():
     dataset = load("cifar10-jpeg", path=KEPT)
     assert np.bincount(dataset.labels().train).tolist() == [5000] * 10

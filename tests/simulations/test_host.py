@@ -101,6 +101,12 @@ def test_the_label_partys_data_is_found_where_its_environment_says(parts, monkey
     assert found("data", party="b")[0] == "ok"
 
 
+def test_a_folder_of_all_data_sets_is_nobodys_data(parts, monkeypatch):
+    monkeypatch.setenv("FLOWER_VFL_DATASETS", str(parts))
+    state, text = found("data", party="b")
+    assert (state, text) == ("wrong", "none was named: --data FOLDER (or FLOWER_VFL_DATA on the label party's host)")
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
