@@ -1,4 +1,4 @@
-"""What people type for configuration values: calls, lists, numbers and assignments as text."""
+"""What people type for configuration values: calls, lists, numbers, assignments and parties' names as text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,36 @@ from typing import Annotated, Any, get_args, get_origin
 from flower_vfl.errors import ConfigError
 
 Value = str | int | float | bool
+_PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_FOLDERS = ("ids", "labels")
+
+
+def party_name(name: object) -> str:
+    """Return `name` if a party can be called so: it names folders, files and entries of results.
+
+    Raises
+    ------
+    ValueError
+        When none can.
+    """
+    if not isinstance(name, str) or not _PARTY_NAME.fullmatch(name) or name in _FOLDERS:
+        raise ValueError(
+            f"{name!r} is no party name: letters, digits, '-' and '_', 63 at most, and neither 'ids' nor 'labels'"
+        )
+    return name
+
+
+def feature_party_name(name: object) -> str:
+    """Return `name` if a feature party can be called so.
+
+    Raises
+    ------
+    ValueError
+        When no party can, or results and files of the label party are called so, whatever its own name.
+    """
+    if party_name(name) == "label":
+        raise ValueError("a feature party cannot be called 'label', as results and files of the label party are")
+    return str(name)
 
 
 def parse_defenses(text: str) -> list[dict[str, Any]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from flower_vfl.parsing import Value, parse_calls
+from flower_vfl.parsing import Value, feature_party_name, parse_calls
 
 ALL = "all"
 _EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
@@ -68,8 +67,7 @@ class PartiesConfig(Section):
     @classmethod
     def _names(cls, names: list[str]) -> list[str]:
         for name in names:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
-                raise ValueError(f"{name!r} is no party name: letters, digits, '-' and '_', 63 at most")
+            feature_party_name(name)
         if len(set(names)) != len(names):
             raise ValueError("a party is named twice")
         return names

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flower_vfl.data.dataset import check_party_name
+from flower_vfl.data.dataset import check_parties
 from flower_vfl.data.layout import new_folder
 from flower_vfl.errors import ConfigError
 
@@ -54,8 +54,8 @@ def write_keys(out: Path, hosts: Sequence[str], parties: Sequence[str], *, days:
         When `out` holds something.
     """
     names = [_general_name(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
-    for party in parties:
-        if check_party_name(party) == LABEL_FOLDER or parties.count(party) > 1:
+    for party in check_parties(parties, LABEL_FOLDER):
+        if party == LABEL_FOLDER or parties.count(party) > 1:
             raise ConfigError(f"party {party!r} cannot have a folder of its own: its name is taken")
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     authority, certificate, key = _certificates(names, until)

@@ -222,6 +222,9 @@ def test_all_bad_values_are_named_at_once():
         ({"parties.colluding": "a+a"}, "a party is named twice"),
         ({"parties.colluding": "a+b,b+a"}, "a group is named twice"),
         ({"parties.colluding": "a+"}, "'' is no party name"),
+        ({"parties.colluding": "a+label"}, "a feature party cannot be called 'label'"),
+        ({"parties.features": "a,label"}, "a feature party cannot be called 'label'"),
+        ({"parties.features": "a,ids"}, "'ids' is no party name: .* and neither 'ids' nor 'labels'"),
         ({"defenses": [{"t": 1.0}]}, "each defense needs a name"),
     ],
 )

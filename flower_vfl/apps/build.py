@@ -10,6 +10,7 @@ from flower_vfl.config import Config
 from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError
+from flower_vfl.parsing import feature_party_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +74,8 @@ def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
     Raises
     ------
     ConfigError
-        When there are none or too many, or settings are for a party that takes no part.
+        When there are none or too many, one has a name that none can have, or settings are for a party that takes no
+        part.
     """
     names = tuple(config.parties.features) or tuple(name for name in dataset.parties if name != dataset.label_party)
     for key, named in config.parties.named.items():
@@ -84,7 +86,10 @@ def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
         raise ConfigError(
             f"a run has 1 to 32 feature parties, given {len(names)}: neither parties.features nor the data names others"
         )
-    return names
+    try:
+        return tuple(map(feature_party_name, names))
+    except ValueError as error:
+        raise ConfigError(f"{error}; name it otherwise in {dataset.name}") from None
 
 
 @contextlib.contextmanager

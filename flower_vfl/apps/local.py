@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
@@ -21,15 +22,18 @@ from flower_vfl.apps.build import (
 )
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.folder import check_free
+from flower_vfl.apps.keeping import LABEL
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
 from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import Config, to_run_config
+from flower_vfl.data.memory import MemoryData
 from flower_vfl.errors import InputError, PartyError, TrainingError
 from flower_vfl.strategies import Observer
 from flower_vfl.strategies.configured import OptimizerFactory
 
 _JOIN_SECONDS = 10.0
+_ALONE = "alone"
 
 
 def run(
@@ -143,10 +147,16 @@ def run_alone(
     config: Config, party: str, *, data: DataFactory = open_data, observers: tuple[Observer, ...] = ()
 ) -> RunResult:
     """Train the same architecture on one party's columns alone: the reason to federate, or not to."""
-    parties = config.parties.model_copy(update={"features": [party], "label_features": False, "attackers": []})
+    name = _ALONE if party == LABEL else party  # the label party's columns too are a feature party's here
+    opened = data(config)
+    table, aligned = replace(opened.party(party), name=name), opened.alignment
+    columns = MemoryData(
+        opened.name, {name: table}, opened.label_party, opened.labels(), aligned.digest, aligned.periods
+    )
+    parties = config.parties.model_copy(update={"features": [name], "label_features": False, "attackers": []})
     attack = config.attack.without_attacks()
     transport = config.transport.model_copy(update={"kind": "inproc", "in_flight": 1, "wire_dtype": "exact"})
     alone = config.model_copy(
         update={"parties": parties, "attack": attack, "transport": transport, "defenses": [], "sinks": []}
     )
-    return run(alone, data=data, observers=observers)
+    return run(alone, data=lambda _: columns, observers=observers)

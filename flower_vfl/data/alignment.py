@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flower_vfl.data import layout
-from flower_vfl.data.dataset import check_party_name
+from flower_vfl.data.dataset import check_parties
 from flower_vfl.errors import DataError
 from flower_vfl.files import replacing
 
@@ -94,10 +94,8 @@ class AlignmentFile:
             raise DataError(f"{path} is no alignment that `flower-vfl align` wrote") from None
         if not isinstance(facts, dict) or facts.get("schema") != _SCHEMA:
             raise DataError(f"{path} is no alignment of this version; align again")
-        parties = layout.entry(path, facts, "parties", list)
-        found = cls(
-            ids, tuple(map(check_party_name, parties)), check_party_name(layout.entry(path, facts, "label_party", str))
-        )
+        label_party = layout.entry(path, facts, "label_party", str)
+        found = cls(ids, check_parties(layout.entry(path, facts, "parties", list), label_party), label_party)
         if list(ids) != sorted(set(ids)) or found.digest != facts.get("digest"):
             raise DataError(f"{path} is not as it was written: its digest differs; align again")
         return found

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flower_vfl.data import layout
-from flower_vfl.data.dataset import PARTS, Alignment, FeatureSpec, Part, check_party_name
+from flower_vfl.data.dataset import PARTS, Alignment, FeatureSpec, Part, check_parties, check_party_name
 from flower_vfl.data.encoding import PartyEncoding
 from flower_vfl.data.labels import EncodedLabels
 from flower_vfl.data.periods import Periods
@@ -218,8 +218,8 @@ class Builder:
         manifest = {
             "schema": layout.SCHEMA,
             "name": name,
-            "parties": list(parties) or self._parties,
-            "label_party": check_party_name(label_party),
+            "parties": check_parties(parties or self._parties, label_party),
+            "label_party": label_party,
             "alignment": alignment,
             "licence": licence,
             "source": source,

@@ -15,8 +15,7 @@ A prepared folder looks like this, and a party's host needs only the manifest an
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,14 +29,13 @@ from flower_vfl.data.encoding import PartyEncoding
 from flower_vfl.data.periods import Periods, periods_from_json
 from flower_vfl.data.source import ArraySource, FeatureSource, PixelSource
 from flower_vfl.errors import DataError
+from flower_vfl.parsing import feature_party_name, party_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
-PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-RESERVED_NAMES = frozenset({"ids", "labels"})
 
 
 @dataclass(frozen=True)
@@ -204,8 +202,8 @@ class Dataset:
         alignment = layout.entry(where, manifest, "alignment", dict)
         periods = layout.entry(where, alignment, "periods", dict) if "periods" in alignment else None
         self.name: str = layout.entry(where, manifest, "name", str)
-        self.parties: tuple[str, ...] = tuple(layout.entry(where, manifest, "parties", list))
         self.label_party: str = layout.entry(where, manifest, "label_party", str)
+        self.parties = check_parties(layout.entry(where, manifest, "parties", list), self.label_party)
         self.licence: str = layout.entry(where, manifest, "licence", str)
         self.source: str = layout.entry(where, manifest, "source", str)
         self.options: dict[str, Any] = layout.entry(where, manifest, "options", dict)
@@ -215,8 +213,6 @@ class Dataset:
             layout.entry(where, alignment, "digest", str),
             None if periods is None else periods_from_json(where, periods),
         )
-        for name in (*self.parties, self.label_party):
-            check_party_name(name)
 
     def __repr__(self) -> str:
         return f"Dataset({self.name!r}, parties={self.parties}, label_party={self.label_party!r}, {self.alignment})"
@@ -361,11 +357,25 @@ def check_party_name(name: object) -> str:
     DataError
         When it cannot.
     """
-    if not isinstance(name, str) or not PARTY_NAME.fullmatch(name) or name in RESERVED_NAMES:
-        raise DataError(
-            f"{name!r} is no party name: letters, digits, '-' and '_', 63 at most, and neither 'ids' nor 'labels'"
-        )
-    return name
+    try:
+        return party_name(name)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+
+
+def check_parties(names: Iterable[object], label_party: object) -> tuple[str, ...]:
+    """Return `names` if parties with features can be called so, where the label party is called `label_party`.
+
+    Raises
+    ------
+    DataError
+        When one cannot.
+    """
+    check_party_name(label_party)
+    try:
+        return tuple(party_name(name) if name == label_party else feature_party_name(name) for name in names)
+    except ValueError as error:
+        raise DataError(str(error)) from None
 
 
 def read_spec(folder: Path) -> FeatureSpec:

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.arrays import ROW, StoredArrays, holds_arrays, image_paths, open_arrays
 from flower_vfl.data.builder import Builder
-from flower_vfl.data.dataset import PARTS, Part, check_party_name
+from flower_vfl.data.dataset import PARTS, Part, check_parties, check_party_name
 from flower_vfl.data.encoding import Missing, PartyEncoding, Place, fit_party, numbers, parse_numbers, require_columns
 from flower_vfl.data.ids import Join, in_test_set, join_ids, read_ids, select_ids
 from flower_vfl.data.labels import encode_labels, require_labels
@@ -141,6 +141,8 @@ class Files(Recipe):
         tables = _align(builder, raw, aligned, options)
         progress(0.5)
         holder = _label_holder(raw["train"], options)
+        label_party = _label_party(holder, aligned, options)
+        check_parties(options.files, label_party)
         for number, party in enumerate(options.files):
             self._add_party(builder, party, raw, tables[party], options, holds_labels=holder == party)
             progress(0.5 + 0.4 * (number + 1) / len(options.files))
@@ -153,7 +155,7 @@ class Files(Recipe):
             builder.add_labels(encode_labels(train, test, place, options.positive))
         builder.finish(
             name=self.name,
-            label_party=_label_party(holder, aligned, options),
+            label_party=label_party,
             licence=self.licence,
             source="files of the user",
             options=options.model_dump(mode="json"),
@@ -263,9 +265,10 @@ def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict
     label_party = options.label_party or (holder if holder in options.files else "label")
     found: dict[str, list[Path]] = {}
     for key, path in paths.items():
-        found.setdefault(label_party if key == _LABELS else check_party_name(key), []).append(path)
+        found.setdefault(label_party if key == _LABELS else key, []).append(path)
     if label_party not in found:
         raise DataError("no file has the labels; an alignment starts from the IDs of the label party")
+    check_parties(found, label_party)
     return label_party, {party: IdSource(tuple(files), options.id) for party, files in found.items()}
 
 

@@ -73,6 +73,7 @@ def test_ids_that_are_no_texts_are_refused(tmp_path, ids):
         ({"schema": 2}, "this version"),
         ({"parties": "a"}, "'parties' must be list"),
         ({"parties": ["../a"]}, "no party name"),
+        ({"parties": ["label"], "label_party": "b"}, "a feature party cannot be called 'label'"),
         ({"label_party": None}, "'label_party' must be str"),
         ({"digest": "0" * 64}, "not as it was written"),
     ],

@@ -166,6 +166,7 @@ def test_verify_finds_changed_contents_that_opening_does_not(folder):
         {"parties": ["../../etc"]},
         {"parties": [1]},
         {"parties": ["labels"]},
+        {"parties": ["label"], "label_party": "b"},
         {"label_party": ".."},
         {"alignment": {}},
         {"alignment": {"rows": -1, "test_rows": 1, "digest": ""}},

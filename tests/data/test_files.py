@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flower_vfl.data.catalog import load, prepare
+from flower_vfl.data.files import id_sources
 from flower_vfl.data.tables import read_table
 from flower_vfl.errors import ConfigError, DataError
 
@@ -170,6 +171,17 @@ def test_label_party_chooses_among_files_that_have_the_label_and_the_others_do_n
     dataset = load("files", options=two | {"label_party": "b"})
     assert (dataset.label_party, dataset.party("a").columns) == ("b", ("income", "town"))
     assert dataset.labels().train.sum() + dataset.labels().test.sum() == bank()["label"].count("bad")
+
+
+def test_only_the_label_party_may_be_called_label(two, tmp_path):
+    a, b = two["files"].values()
+    named = prepare("files", out=tmp_path / "named", options=two | {"files": {"a": a, "label": b}})
+    assert (named.label_party, named.parties) == ("label", ("a", "label"))
+    wrong = two | {"files": {"label": a, "b": b}}
+    for refused in (lambda: prepare("files", out=tmp_path / "out", options=wrong), lambda: id_sources(None, wrong)):
+        with pytest.raises(DataError, match="a feature party cannot be called 'label', as results and files of the"):
+            refused()
+    assert not (tmp_path / "out").exists()
 
 
 def test_test_files_replace_the_split(tmp_path, two):

@@ -113,6 +113,7 @@ def test_what_is_there_is_not_overwritten(keys):
         (["x"], ["a", "a"], ConfigError, "its name is taken"),
         (["x"], ["superlink"], ConfigError, "its name is taken"),
         (["x"], ["../a"], DataError, "is no party name"),
+        (["x"], ["label"], DataError, "a feature party cannot be called 'label'"),
     ],
 )
 def test_what_cannot_be_a_host_or_a_party_is_refused_and_nothing_is_written(tmp_path, hosts, parties, error, words):

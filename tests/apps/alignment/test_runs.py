@@ -211,7 +211,7 @@ def test_numbers_and_texts_are_the_same_ids(tmp_path):
     [
         ({"data.name": "breast-cancer"}, "an alignment is of files"),
         ({"parties.features": "c"}, "names 'c', but"),
-        ({"parties.features": "label"}, "names 'label', but"),
+        ({"parties.features": "bank", "data.options.label_party": "bank"}, "names 'bank', but"),
     ],
 )
 def test_configurations_that_cannot_be_aligned_are_refused(changes, text, tmp_path):
