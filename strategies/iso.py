@@ -14,7 +14,8 @@ from flower_vfl.parties.label import Log
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.checks import strength
-from flower_vfl.strategies.noise import WORKING, Noise, NoiseDefense, draw_stacked
+from flower_vfl.strategies.noise import Noise, NoiseDefense, draw_stacked
+from flower_vfl.strategies.units import unit_of, working
 
 
 def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
@@ -62,7 +63,7 @@ def _perturb(g: Tensor, t: float, noise: Noise) -> tuple[Tensor, float]:
     """Return the perturbed gradients and the power of the noise; reads the device once."""
     if not g.numel():
         return g.clone(), 0.0
-    work = g if g.dtype in WORKING else g.float()
+    work = working(g)
     longest = _longest(work)
     length = longest.item()
     if not math.isfinite(length):
@@ -72,12 +73,8 @@ def _perturb(g: Tensor, t: float, noise: Noise) -> tuple[Tensor, float]:
 
 
 def _longest(g: Tensor) -> Tensor:
-    """Return the largest norm of the rows of (..., B, D), (...), computed so that no square overflows or vanishes.
-
-    NaN if a value is.
-    """
-    largest = g.abs().amax(dim=(-2, -1))
-    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
+    """Return the largest norm of the rows of (..., B, D), (...); NaN if a value is."""
+    unit = unit_of(g)
     longest: Tensor = (g / unit[..., None, None]).norm(dim=-1).amax(dim=-1) * unit
     return longest
 

@@ -24,10 +24,11 @@ from flower_vfl.strategies.bounded import BoundedNoise
 from flower_vfl.strategies.checks import strength
 from flower_vfl.strategies.marvell_classes import ClassNoise
 from flower_vfl.strategies.marvell_course import Course, most_epochs
-from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, classes_of, estimate, statistics, working
+from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, classes_of, estimate, statistics
 from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
 from flower_vfl.strategies.noise import Noise, draw_stacked
+from flower_vfl.strategies.units import working
 
 __all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
 

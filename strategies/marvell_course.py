@@ -13,9 +13,10 @@ from torch import Tensor
 
 from flower_vfl.metrics import Release, together
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.strategies.marvell_estimates import Classes, working
+from flower_vfl.strategies.marvell_estimates import Classes
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum
 from flower_vfl.strategies.recurring import Recurrence
+from flower_vfl.strategies.units import working
 
 _NUMBERS = ("distance", "u", "v", "along_neg", "along_pos", "across_neg", "across_pos")
 

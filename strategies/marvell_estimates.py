@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.strategies.checks import check_shapes, check_two_classes
+from flower_vfl.strategies.units import unit_of, working
 
 MEMORY = 0.9
 """What earlier batches weigh after each new one: about ten are remembered."""
@@ -56,18 +57,6 @@ class Classes:
         return len(self.direction)
 
 
-def working(g: Tensor) -> Tensor:
-    """Return gradients in a number format that squares can be computed in."""
-    g = g.detach()
-    return g if g.dtype in (torch.float32, torch.float64) else g.float()
-
-
-def largest_entry(g: Tensor) -> Tensor:
-    """Return the largest absolute entry of (..., B, D), (...); NaN if one is."""
-    low, high = torch.aminmax(g.flatten(-2), dim=-1)
-    return torch.maximum(high, -low)
-
-
 def estimate(g: Tensor, y: Tensor) -> Classes:
     """Estimate the model from gradients (B, D) of examples with labels (B,); reads the device once.
 
@@ -89,8 +78,8 @@ def statistics(work: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     The numbers are the unit in which the rest is measured, the distance of the class means and, for negatives and
     positives, how many there are, the variance (summed over coordinates) and the squared norm of the mean.
     """
-    unit = largest_entry(work)
-    work = work / torch.where(unit > 0, unit, torch.ones_like(unit))[..., None, None]
+    unit = unit_of(work)
+    work = work / unit[..., None, None]
     members = torch.stack([y == 0, y == 1], dim=-2).to(work.dtype)
     counts = members.sum(dim=-1)
     sizes = counts.clamp(min=1.0)
@@ -117,7 +106,7 @@ def classes_of(numbers: Sequence[float], difference: Tensor, rows: int) -> Class
     check_two_classes("marvell", numbers, (negatives, positives), rows)
     p, d = positives / rows, len(difference)
     rms = math.sqrt((1.0 - p) * (spread0 + square0) + p * (spread1 + square1))
-    return Classes(scale or 1.0, spread0 / d, spread1 / d, gap * gap, p, rms, _unit_vector(difference, gap))
+    return Classes(scale, spread0 / d, spread1 / d, gap * gap, p, rms, _unit_vector(difference, gap))
 
 
 def _unit_vector(vector: Tensor, length: float) -> Tensor:
@@ -166,9 +155,8 @@ class RunningEstimates:
             When a value is not finite.
         """
         work = working(g)
-        unit = largest_entry(work)
-        relative = work / torch.where(unit > 0, unit, torch.ones_like(unit))
-        mean_square = relative.square().sum(dim=1).mean()
+        unit = unit_of(work)
+        mean_square = (work / unit).square().sum(dim=1).mean()
         known = self._weight > 0.0 and self._fits(work[0])
         length = torch.linalg.vector_norm(self._direction) if known else mean_square
         scale, square, length = torch.stack([unit, mean_square, length.to(unit)]).tolist()

@@ -27,11 +27,11 @@ from flower_vfl.strategies.bounded import BoundedNoise
 from flower_vfl.strategies.checks import is_number, strength
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.imitation import WIDEST, Imitation
-from flower_vfl.strategies.marvell_estimates import working
 from flower_vfl.strategies.marvell_full_course import LARGEST, FullCourse, Part, most_epochs, release
 from flower_vfl.strategies.marvell_full_noise import FullNoise, Pair, estimate, least_noise, optimal_noise
 from flower_vfl.strategies.noise import Noise
 from flower_vfl.strategies.recurring import deviations
+from flower_vfl.strategies.units import working
 
 __all__ = ["FullNoise", "MarvellFull", "Pair", "estimate", "least_noise", "optimal_noise", "perturb"]
 

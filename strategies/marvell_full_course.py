@@ -14,9 +14,9 @@ from torch import Tensor
 
 from flower_vfl.metrics import ShapedRelease, together_shaped
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.strategies.marvell_estimates import working
 from flower_vfl.strategies.marvell_full_noise import FullNoise, Pair
 from flower_vfl.strategies.recurring import Recurrence
+from flower_vfl.strategies.units import working
 
 LARGEST = 640
 """Rows of the matrices that are inverted after an epoch, epochs times width: 20 epochs of 32 numbers, some seconds."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.strategies.checks import check_shapes, check_two_classes
-from flower_vfl.strategies.marvell_estimates import largest_entry, working
+from flower_vfl.strategies.units import unit_of, working
 
 EVERYWHERE = 0.5
 """Of the noise that covers what covariances do not tell, the part that is the same in every direction."""
@@ -112,9 +112,8 @@ def estimate(g: Tensor, y: Tensor) -> Pair:
     check_shapes("marvell_full", g, y)
     work = working(g)
     members = torch.stack([y == 0, y == 1])
-    unit, *counts = torch.cat([largest_entry(work)[None].double(), members.sum(dim=1)]).tolist()
+    unit, *counts = torch.cat([unit_of(work)[None].double(), members.sum(dim=1)]).tolist()
     check_two_classes("marvell_full", [unit], counts, len(g))
-    unit = unit or 1.0
     work = work / unit
     sizes = torch.tensor(counts).to(work)
     means = (members.to(work) @ work) / sizes[:, None]

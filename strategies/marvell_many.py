@@ -20,8 +20,9 @@ from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.strategies import marvell_strength
 from flower_vfl.strategies.checks import check_shapes, strength
 from flower_vfl.strategies.marvell_classes import Array, ClassNoise, ClassProblem, least_levels, optimal_levels
-from flower_vfl.strategies.marvell_estimates import MEMORY, largest_entry, working
+from flower_vfl.strategies.marvell_estimates import MEMORY
 from flower_vfl.strategies.noise import Noise
+from flower_vfl.strategies.units import unit_of, working
 
 _STATE = ("weights", "means", "spreads", "shares")
 
@@ -222,13 +223,13 @@ class ManyEstimates:
             When a value is not finite.
         """
         work = working(g)
-        unit = float(largest_entry(work))
+        unit = float(unit_of(work))
         if not math.isfinite(unit):
             raise UnprotectedBatchError("marvell: a gradient is not finite, so its noise cannot be computed")
         known, shares, means, spreads = self.of_width(g.shape[1])
         if known.sum() < 2 or not known[_numbers(y)].all():
             return None
-        rms = unit * math.sqrt(float((work / (unit or 1.0)).square().sum(dim=1).mean()))
+        rms = unit * math.sqrt(float((work / unit).square().sum(dim=1).mean()))
         axes, places = principal_axes(means[known], torch.finfo(work.dtype).eps)
         groups = places.shape[1] + (places.shape[1] < g.shape[1])
         variances = np.tile(spreads[known] / g.shape[1], (groups, 1))
@@ -286,8 +287,8 @@ def _sums(g: Tensor, y: Tensor, classes: int) -> tuple[float, Tensor, Tensor, tu
     if low < 0 or high >= classes:
         raise ConfigError(f"marvell: labels of {classes} classes are 0 to {classes - 1}; {low} to {high} came")
     work = working(g)
-    unit = largest_entry(work)
-    work = work / torch.where(unit > 0, unit, torch.ones_like(unit))
+    unit = unit_of(work)
+    work = work / unit
     members = torch.nn.functional.one_hot(y.long(), classes).to(work.dtype)
     each = [members.sum(dim=0), members.T @ work.square().sum(dim=1), unit.expand(classes)]
     found = torch.cat([torch.stack(each, dim=1), members.T @ work], dim=1).double().cpu().numpy()
@@ -295,7 +296,7 @@ def _sums(g: Tensor, y: Tensor, classes: int) -> tuple[float, Tensor, Tensor, tu
         raise UnprotectedBatchError("marvell: a gradient is not finite, so the classes cannot be estimated")
     if np.count_nonzero(found[:, 0]) < 2:
         raise UnprotectedBatchError(f"marvell: all {len(g)} examples of the batch are of one class; it needs two")
-    return float(found[0, 2]) or 1.0, work, members, (found[:, 0], found[:, 1], found[:, 3:])
+    return float(found[0, 2]), work, members, (found[:, 0], found[:, 1], found[:, 3:])
 
 
 def principal_axes(means: Array, precision: float) -> tuple[Array, Array]:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.parties.label import Log
-from flower_vfl.strategies.noise import WORKING, Noise, NoiseDefense, draw_stacked
+from flower_vfl.strategies.noise import Noise, NoiseDefense, draw_stacked
+from flower_vfl.strategies.units import unit_of, working
 
 _TINY = 1e-12
 
@@ -65,7 +66,7 @@ def _perturb(g: Tensor, noise: Noise) -> tuple[Tensor, float]:
     """Return the perturbed gradients and the mean power of the noise; reads the device once."""
     if not g.numel():
         return g.clone(), 0.0
-    work = g if g.dtype in WORKING else g.float()
+    work = working(g)
     scaled, unit, lengths, missing, measured = _measure(work)
     numbers = measured.tolist()
     scale, reach, shortest, spread = numbers
@@ -87,10 +88,8 @@ def _measure(work: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     That unit (...), the rows' lengths in it (..., B), what the noise adds to the square of each, and the four numbers
     (..., 4) that decide: unit, largest and smallest length, mean of what is added.
     """
-    low, high = torch.aminmax(work.flatten(-2), dim=-1)
-    unit = torch.maximum(high, -low)
-    unit = torch.where(unit > 0, unit, torch.ones_like(unit))
-    scaled = work / unit[..., None, None]  # no square overflows, and of the longest row none vanishes
+    unit = unit_of(work)
+    scaled = work / unit[..., None, None]
     lengths = torch.linalg.vector_norm(scaled, dim=-1)
     longest = lengths.amax(dim=-1)
     missing = (longest.square()[..., None] - lengths.square()).clamp(min=0.0)
@@ -108,9 +107,8 @@ def _stretched(work: Tensor, scaled: Tensor, unit: Tensor, lengths: Tensor, miss
 def _lengthen(scaled: Tensor, lengths: Tensor, work: Tensor) -> tuple[Tensor, Tensor]:
     """Replace rows whose squares vanish beside those of the longest by multiples of themselves whose do not."""
     rows = (lengths < _TINY).nonzero()[:, 0]
-    peaks = work[rows].abs().amax(dim=1, keepdim=True)
     scaled, lengths = scaled.clone(), lengths.clone()
-    scaled[rows] = work[rows] / torch.where(peaks > 0, peaks, torch.ones_like(peaks))
+    scaled[rows] = work[rows] / unit_of(work[rows, None])[:, None]
     lengths[rows] = torch.linalg.vector_norm(scaled[rows], dim=1)
     return scaled, lengths
 

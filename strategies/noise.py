@@ -21,9 +21,7 @@ from flower_vfl.parties.label import Log
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
 from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
 from flower_vfl.strategies.checks import is_number
-
-WORKING = (torch.float32, torch.float64)
-"""Number formats in which noise is computed."""
+from flower_vfl.strategies.units import WORKING
 
 _WORDS = 4
 """Random numbers of 32 bits in a block of AES; two of them make two normal numbers."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.strategies.units import working
 
 _HEIGHT = 64
 
@@ -34,12 +35,12 @@ def sort_by_class(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Run]]:
     """Return the rows (B, D) sorted by class in the number format to compute in, their order, and the classes' runs."""
     order = torch.argsort(y, stable=True)
     counts = torch.unique_consecutive(y[order], return_counts=True)[1].tolist()
-    rows = z.detach().flatten(1)[order]
+    rows = working(z).flatten(1)[order]
     runs, begin = [], 0
     for count in counts:
         runs.append((begin, begin + count))
         begin += count
-    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float(), order, runs
+    return rows, order, runs
 
 
 def strips(begin: int, end: int) -> Iterator[tuple[slice, slice]]:

@@ -1,0 +1,31 @@
+"""The number format that noise is computed in, and the length that gradients are measured in.
+
+In units of a batch's own largest entry no square overflows, and of the longest row none vanishes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WORKING = (torch.float32, torch.float64)
+"""Number formats in which noise is computed."""
+
+
+def working(g: Tensor) -> Tensor:
+    """Return gradients in a number format of `WORKING`."""
+    g = g.detach()
+    return g if g.dtype in WORKING else g.float()
+
+
+def unit_of(g: Tensor) -> Tensor:
+    """Return the largest absolute entry of (..., B, D), (...); 1 where all are 0, NaN where one is.
+
+    Examples
+    --------
+    >>> unit_of(torch.tensor([[[0.5, -2.0]], [[0.0, 0.0]]]))
+    tensor([2., 1.])
+    """
+    low, high = torch.aminmax(g.flatten(-2), dim=-1)
+    largest = torch.maximum(high, -low)
+    return largest.masked_fill(largest == 0.0, 1.0)
