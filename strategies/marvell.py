@@ -85,18 +85,14 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
     """
     value = strength("marvell: s", s)
     classes = estimate(g, y)
-    spectrum = _strongest(classes, value * classes.g, required=value > 0.0)
+    spectrum = _strongest(classes, value * classes.g, value=value)
     return _draw(g, y, classes, spectrum, Noise(generator)), spectrum.scaled(classes.unit**2)
 
 
-def _strongest(classes: Classes, power: float, *, required: bool) -> NoiseSpectrum[float]:
-    """Return the optimal noise of this power; refuse to do nothing where something was required and is needed."""
+def _strongest(classes: Classes, power: float, *, value: float) -> NoiseSpectrum[float]:
+    """Return the optimal noise of this power, to which a strength of this value amounts."""
     spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, power)
-    if required and power == 0.0 and spectrum.sum_kl > 0.0:
-        raise UnprotectedBatchError(
-            "marvell: the class means coincide but the classes differ; noise relative to the distance of the means is "
-            "zero then and hides nothing"
-        )
+    marvell_strength.check_power("marvell", value, power, spectrum.sum_kl)
     return spectrum
 
 
@@ -325,7 +321,7 @@ class Marvell(BoundedNoise[Course]):
         """Return the noise of the chosen strength, in the units of `classes`."""
         if self.strength in ("s", "P"):
             power = marvell_strength.power(self.strength, self.value, classes.g, classes.unit)
-            return _strongest(classes, power, required=self.value > 0.0)
+            return _strongest(classes, power, value=self.value)
         target = marvell_strength.target(self.strength, self.value)
         return least_power(classes.u, classes.v, classes.d, classes.g, classes.p, target)[1]
 

@@ -80,18 +80,14 @@ def perturb(
     """
     value, share = strength("marvell_full: s", s), _checked(spread)
     pair = estimate(g, y)
-    noise = _strongest(pair, value * pair.g, share, required=value > 0.0)
+    noise = _strongest(pair, value * pair.g, share, value=value)
     return _draw(g, y, noise, pair.unit, Noise(generator)), noise
 
 
-def _strongest(pair: Pair, power: float, spread: float, *, required: bool) -> FullNoise:
-    """Return the noise of this power; refuse to do nothing where something was required and is needed."""
+def _strongest(pair: Pair, power: float, spread: float, *, value: float) -> FullNoise:
+    """Return the noise of this power, to which a strength of this value amounts."""
     noise = optimal_noise(pair, power, spread)
-    if required and power == 0.0 and noise.sum_kl > 0.0:
-        raise UnprotectedBatchError(
-            "marvell_full: the class means coincide but the classes differ; noise relative to the distance of the "
-            "means is zero then and hides nothing"
-        )
+    marvell_strength.check_power("marvell_full", value, power, noise.sum_kl)
     return noise
 
 
@@ -332,7 +328,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
         """Return the noise of the chosen strength."""
         if self.strength in ("s", "P"):
             power = marvell_strength.power(self.strength, self.value, pair.g, pair.unit)
-            return _strongest(pair, power, self.spread, required=True)
+            return _strongest(pair, power, self.spread, value=self.value)
         return least_noise(pair, marvell_strength.target(self.strength, self.value), self.spread)
 
     def most_epochs(self, width: int) -> int:

@@ -130,11 +130,7 @@ class ManyClasses:
         apart = float(self.problem.distances.sum()) / (len(self.known) * (len(self.known) - 1))
         power = marvell_strength.power(name, value, apart, self.unit)
         noise = optimal_levels(self.problem, power)
-        if value > 0.0 and power == 0.0 and noise.largest > 0.0:
-            raise UnprotectedBatchError(
-                "marvell: the class means coincide but the classes differ; noise relative to the distance of the means "
-                "is zero then and hides nothing"
-            )
+        marvell_strength.check_power("marvell", value, power, noise.largest)
         return noise
 
     def draw(self, g: Tensor, y: Tensor, noise: ClassNoise, numbers: Noise) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.strategies.checks import is_number, strength
 
 DEFAULT_S = 4.0
@@ -64,6 +64,32 @@ def power(name: str, value: float, apart: float, unit: float) -> float:
         Length in which that is measured.
     """
     return value * apart if name == "s" else min(value / unit / unit, _LARGEST)
+
+
+def check_power(defense: str, value: float, power: float, sum_kl: float) -> None:
+    """Refuse noise that does nothing where something was asked for and is needed.
+
+    Parameters
+    ----------
+    defense : str
+        Whose it is.
+    value : float
+        The strength that was asked for.
+    power : float
+        What it amounts to.
+    sum_kl : float
+        The divergence of the classes that this power leaves.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When the class means coincide although the classes differ, so that power relative to their distance is none.
+    """
+    if value > 0.0 and power == 0.0 and sum_kl > 0.0:
+        raise UnprotectedBatchError(
+            f"{defense}: the class means coincide but the classes differ; noise relative to the distance of the means "
+            "is zero then and hides nothing"
+        )
 
 
 def target(name: str, value: float) -> float:
