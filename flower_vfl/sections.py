@@ -91,17 +91,17 @@ class PartiesConfig(Section):
             "parties.colluding": [name for group in groups for name in group.split("+")],
         }
 
-    def coalitions(self, features: Sequence[str]) -> list[str]:
-        """Return the groups of two and more that collude, in a run with these feature parties.
+    def coalitions(self, features: Sequence[str]) -> dict[str, list[str]]:
+        """Return the groups of two and more that collude, by name, in a run with these feature parties.
 
         Examples
         --------
         >>> PartiesConfig().coalitions(["a", "b", "c"])
-        ['a+b+c']
+        {'a+b+c': ['a', 'b', 'c']}
         """
         everybody = self.attackers or list(features)
         found = ["+".join(everybody) if group == ALL else group for group in self.colluding]
-        return list(dict.fromkeys(group for group in found if "+" in group))
+        return {group: group.split("+") for group in found if "+" in group}
 
 
 class ModelConfig(Section):

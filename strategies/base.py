@@ -346,8 +346,7 @@ class GradientDefense(Defense):
     def _by_party(self, logs: Mapping[str, Log]) -> Log:
         """Return what is logged of each party, and of those that collude, as in "a+b"."""
         groups = self.base.config.parties.coalitions(list(logs))
-        members = {group: group.split("+") for group in groups}
-        found = {group: self.colluding(names, [logs[party] for party in names]) for group, names in members.items()}
+        found = {group: self.colluding(names, [logs[party] for party in names]) for group, names in groups.items()}
         known = {**logs, **found}
         return {f"{self.name}.{key}.{who}": value for who, log in known.items() for key, value in log.items()}
 

@@ -339,9 +339,8 @@ class Marvell(BoundedNoise[Course]):
     def _summed(self, left: Mapping[str, float]) -> dict[str, float]:
         """Add up the divergences of parties that collude: each has noise of its own, over the epochs too."""
         groups = self.base.config.parties.coalitions(list(self.base.widths))
-        parties = {group: group.split("+") for group in groups}
         return {
-            group: sum(left[one] for one in members) for group, members in parties.items() if left.keys() >= {*members}
+            group: sum(left[one] for one in members) for group, members in groups.items() if left.keys() >= {*members}
         }
 
     def state(self) -> dict[str, Any]:

@@ -319,7 +319,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
         if self.scope == "joint" or len(widths) < 2:
             return {}
         groups = self.base.config.parties.coalitions(list(widths))
-        return {group: sum(widths[party] for party in group.split("+")) for group in groups}
+        return {group: sum(widths[party] for party in members) for group, members in groups.items()}
 
     def _bounded(self, widths: Mapping[str, int]) -> list[int]:
         return [*super()._bounded(widths), *self._groups().values()]

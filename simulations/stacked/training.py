@@ -144,7 +144,7 @@ class StackedTraining:
             names = ("",) * ("cut" in layers.get(party, [])) + ("monitor",) * monitors
             views += [View((party,), "cut", SENT, names)] if names else []
             views += [View((party,), layer, SENT, ("",)) for layer in layers.get(party, []) if layer != "cut"]
-        groups = [tuple(group.split("+")) for group in self._config.parties.coalitions(self._parties)]
+        groups = [tuple(members) for members in self._config.parties.coalitions(self._parties).values()]
         views += [View(group, "cut", SENT, ("monitor",)) for group in groups if monitors]
         if monitors and defended.any():
             everybody = [*((party,) for party in self._parties), *groups]
