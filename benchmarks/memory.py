@@ -2,10 +2,11 @@
 
 Census preset, `inproc`, one torch thread, journals and checkpoints on disk: the norm attack in both, and in one of them
 the norm and the direction of what is remembered, at the cut and the first layer of the feature party and at the
-monitor. A step's ratio is that of remembering; what reading and scoring takes at the end of each epoch is in the ratio
-of totals. Then what it takes to remember a batch of a table of 45.8 million rows: all batches of two epochs, one right
-after the other, with the files of a run that can be resumed and without. What comes once an epoch is added to each
-step: finding out where each row came, and waiting until the disk has all that was written, for which no run waits.
+monitor. A step's ratio is that of remembering. Then a table of 45.8 million rows: what it takes to remember a batch,
+all batches of two epochs one right after the other, with the files of a run that can be resumed and without; and what
+comes once an epoch, added to each step: finding out where each row came, waiting until the disk has all that was
+written, for which no run waits, and both attacks, which read it all and are scored. The same for a table of as many
+rows as the census trains on, at the width of its first layer: an epoch of few steps, and wide rows.
 Targets: at most 10 % of a step; at most 4 bytes a row and scalar kept.
 """
 
@@ -23,20 +24,25 @@ import torch
 from harness import arguments, compare, report
 from lanes import preset, split
 
+from flower_vfl.attacks import RememberedDirectionAttack, RememberedNormAttack
+from flower_vfl.metrics import auc_interval, separation
 from flower_vfl.parties.memory import RowMemory
 from flower_vfl.protocol.schedule import Schedule
 
 TARGET = 1.1
 ROWS, BATCH, WIDTH = 45_840_617, 1024, 32
+CENSUS_ROWS, FIRST = 134_257, 256
+POSITIVE = 0.06
 CACHE = 8 * 2**20
 """Bytes that are read between two batches: training leaves no caches as they were."""
 
 
-def of_a_batch(rows: int, folder: Path | None) -> dict[str, Any]:
-    """Return what it takes to remember a batch of many rows, milliseconds, and what is kept."""
+def of_a_batch(rows: int, width: int, folder: Path | None) -> dict[str, Any]:
+    """Return what it takes to remember a batch of so many rows, milliseconds, and what is kept."""
     schedule = Schedule(0, rows, 0, BATCH, BATCH, 2, 0.0)
     memory = RowMemory(schedule, ["mean"], folder=folder)
-    gradient, others = torch.randn(BATCH, WIDTH), np.ones(CACHE // 8)
+    gradient, others = torch.randn(BATCH, width), np.ones(CACHE // 8)
+    positive = np.random.default_rng(0).random(rows) < POSITIVE
     found: dict[str, Any] = {}
     for epoch in (1, 2):
         taken = []
@@ -53,25 +59,26 @@ def of_a_batch(rows: int, folder: Path | None) -> dict[str, Any]:
             with file.open("rb") as opened:
                 os.fsync(opened.fileno())
         written = time.perf_counter()
-        for piece in at_end.pieces("mean"):
-            piece.sum()
+        for attack in (RememberedNormAttack(), RememberedDirectionAttack()):
+            scores, labels = attack.score(at_end).numpy(), positive[at_end.order]
+            separation(scores, labels)
+            auc_interval(scores, labels)
         read = time.perf_counter()
-        once = {"places_ms": placed - started, "write_back_ms": written - placed}
+        once = {"places_ms": placed - started, "write_back_ms": written - placed, "reading_ms": read - written}
         found[f"epoch_{epoch}"] = {
             "median_ms": round(statistics.median(taken), 4),
             "mean_ms": round(statistics.fmean(taken), 4),
             **{name: round(1000 * seconds / len(taken), 4) for name, seconds in once.items()},
             "first_ms": round(taken[0], 1),  # part of the mean; it makes room for all of them
-            "reading_once_s": round(read - written, 2),
         }
     slots, _ = memory._layers["cut"]
     memory.forget()
-    return {**found, "bytes_a_row_and_scalar": sum(sums.nbytes for sums in slots) / rows / WIDTH}
+    return {**found, "bytes_a_row_and_scalar": sum(sums.nbytes for sums in slots) / rows / width}
 
 
 def of_a_step(large: dict[str, Any], milliseconds: float) -> float:
     """Return the largest part of a step that it takes, of both epochs; what comes once an epoch is part of it."""
-    parts = ("mean_ms", "places_ms", "write_back_ms")
+    parts = ("mean_ms", "places_ms", "write_back_ms", "reading_ms")
     return max(sum(large[f"epoch_{epoch}"][part] for part in parts) for epoch in (1, 2)) / milliseconds
 
 
@@ -88,8 +95,10 @@ def main() -> None:
     ratio = remembered.over(looked)
     rows = 100_000 if quick else ROWS
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as temporary:
-        large = {"resumable": of_a_batch(rows, Path(temporary) / "memory"), "not_resumable": of_a_batch(rows, None)}
-    for kind in large.values():
+        folder = Path(temporary) / "memory"
+        large = {"resumable": of_a_batch(rows, WIDTH, folder), "not_resumable": of_a_batch(rows, WIDTH, None)}
+        first = of_a_batch(rows if quick else CENSUS_ROWS, FIRST, folder)
+    for kind in (*large.values(), first):
         kind["of_a_step"] = round(of_a_step(kind, looked.milliseconds), 4)
     report(
         "memory",
@@ -101,13 +110,13 @@ def main() -> None:
         },
         quick=quick,
         ratio=ratio.describe(),
-        ratio_of_totals=round(sum(remembered.wall) / sum(looked.wall), 4),
         ratio_of_cpu=remembered.cpu_over(looked).describe(),
         remembering_ms=remembered.milliseconds,
         looking_ms=looked.milliseconds,
         rows=rows,
         width=WIDTH,
         large=large,
+        first_layer_of_the_census=first,
         equal_losses=measured.equal_values(0, 1),
     )
 

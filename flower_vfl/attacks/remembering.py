@@ -92,7 +92,8 @@ class Memory:
         stood before the last time, and before that; so many as are kept. Of float32, or of float16 where the mean alone
         is read. They may be larger than the machine's memory: read them piece by piece.
     places
-        Where each row of the table is in each of them, (R,); none where all are at their own place.
+        Where each row of the table is in each of them, (R,): in the first, in this `order`. None where all are at their
+        own place.
 
     Examples
     --------
@@ -128,7 +129,9 @@ class Memory:
         """
         step = max(1, PIECE // max(1, self.width * (self.times if kept == "epochs" else 1)))
         for low in range(0, self.rows, step):
-            yield self.at(self.order[low : low + step], kept)
+            piece = slice(low, min(low + step, self.rows))
+            as_they_lie = kept == "mean" and self.places
+            yield self._mean(self.sums[0][piece]) if as_they_lie else self.at(self.order[piece], kept)
 
     def at(self, rows: NDArray[np.integer], kept: Kept) -> Tensor:
         """Return rows (n, D) by their place in the table; "epochs" (n, T D), of the first epoch first.
@@ -142,11 +145,10 @@ class Memory:
         if len(self.sums) < wanted:
             raise ArgumentError(f"The memory does not give {kept!r}: an attack declares what it reads in `keeps`.")
         places = [where.take(rows) for where in self.places[:wanted]] or [rows] * wanted
-        now, *before = (
-            torch.from_numpy(sums.take(at, axis=0)).float() for sums, at in zip(self.sums, places, strict=False)
-        )
+        taken = [sums.take(at, axis=0) for sums, at in zip(self.sums, places, strict=False)]
         if kept == "mean":
-            return now / self.times
+            return self._mean(taken[0])
+        now, *before = (torch.from_numpy(sums).float() for sums in taken)
         if kept == "epochs":
             oldest_first = [torch.zeros_like(now), *reversed(before), now]
             return torch.stack(oldest_first, dim=1).diff(dim=1).flatten(1)
@@ -156,6 +158,9 @@ class Memory:
         if kept == "last":
             return last
         return last - (before[0] - before[1] if len(before) > 1 else before[0])
+
+    def _mean(self, sums: Sums) -> Tensor:
+        return torch.from_numpy(sums).float() / self.times
 
 
 def _nobody() -> NDArray[np.int64]:
