@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flower_vfl.metrics import Exceedances, detection_error_bound, exceedances, nearest_rank
-from flower_vfl.reports.leaks import label_of, on_embeddings, received, told
+from flower_vfl.reports.leaks import label_of, on_embeddings, received, told, turns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,10 +32,14 @@ class Measured:
         What was measured; the attack by its label.
     oracle
         Whether it was told what no real attacker has.
+    turned
+        Whether its scores are taken turned around, in all steps, see `reports.leaks.turns`. A rule turned around is a
+        rule as well, and the bound holds for it.
     q95, null
         The leak AUC and what chance reaches.
     error, error_q05
-        Detection error: mean over the steps, and the 5 % quantile; None where it was not measured.
+        Detection error: mean over the steps, and the 5 % quantile; None where it was not measured, as that of scores
+        turned around is not.
     found
         How often the bound was exceeded; None where the batches' class counts are not known.
     first
@@ -46,6 +50,7 @@ class Measured:
     party: str
     layer: str
     oracle: bool
+    turned: bool
     q95: float
     null: float | None
     error: float | None
@@ -75,7 +80,8 @@ class Certificate:
     silent
         Share of steps of which the theorem says nothing.
     error, asked
-        Least detection error that is promised, and whether the user asked for this one.
+        Least detection error that is promised, and whether the user asked for this one. Those that collude are promised
+        less than what was asked for each of them.
     fallback, withheld
         Shares of steps whose noise came from earlier batches, and in which zeros were sent.
     steps
@@ -134,7 +140,7 @@ def _certificate(run: Run, defense: dict[str, Any], party: str) -> Certificate:
     steps, bounds = series("auc_bound")
     promised = [detection_error_bound(value) for value in series("sum_kl_after")[1] if value >= 0]
     params = defense.get("params")
-    asked = params.get("detection_error") if isinstance(params, dict) else None
+    target = params.get("detection_error") if isinstance(params, dict) and "+" not in party else None
     wanted = [s for s in run.leak_series() if party in ("", s[1]) and not on_embeddings(run.result, s[0])]
     return Certificate(
         defense=defense,
@@ -142,8 +148,8 @@ def _certificate(run: Run, defense: dict[str, Any], party: str) -> Certificate:
         bound=float(bounds.mean()),
         bound_last=float(bounds[-1]),
         silent=float((bounds >= 1).mean()),
-        error=float(asked) if isinstance(asked, float | int) else float(np.mean(promised or [0.0])),
-        asked=isinstance(asked, float | int),
+        error=float(target) if isinstance(target, float | int) else float(np.mean(promised or [0.0])),
+        asked=isinstance(target, float | int),
         fallback=mean("fallback"),
         withheld=mean("withheld"),
         steps=bounds.size,
@@ -161,16 +167,19 @@ def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds
         {"attack": attack},
     )
     oracle, left_out = told(run.result, entry)
+    turned = turns(entry)
+    values = 1.0 - values if turned else values
     found, first = _exceeded(run, steps, values, bounds, left_out)
     return Measured(
         attack=attack,
         party=party,
         layer=layer,
         oracle=oracle,
+        turned=turned,
         q95=nearest_rank(values[np.isfinite(values)]),
         null=entry.get("q95_null"),
-        error=entry.get("detection_error_mean"),
-        error_q05=entry.get("detection_error_q05"),
+        error=None if turned else entry.get("detection_error_mean"),
+        error_q05=None if turned else entry.get("detection_error_q05"),
         found=found,
         first=first,
     )

@@ -78,11 +78,29 @@ def _where(entry: Entry) -> tuple[Any, ...]:
     return label_of(entry), entry.get("party"), entry.get("layer")
 
 
+def turns(entry: Entry) -> bool:
+    """Return whether scores of single steps are nearly always wrong, so that turned around they read more labels.
+
+    The side is chosen once, for all steps of a run: where they are wrong on average as clearly as chance is right in
+    one step of twenty.
+
+    Examples
+    --------
+    >>> turns({"q95": 0.2, "q95_null": 0.55, "mean": 0.1, "q95_turned": 0.95}), turns({"q95": 0.54, "mean": 0.5})
+    (True, False)
+    """
+    q95, mean = entry.get("q95"), entry.get("mean")
+    if q95 is None or mean is None or is_remembered(entry):
+        return False
+    null = 0.5 if entry.get("q95_null") is None else float(entry["q95_null"])
+    return bool(mean < 1.0 - null and _turned(entry) > q95)
+
+
 def reached(entry: Entry) -> float:
     """Return the leak AUC that an attacker reaches: scores that are nearly always wrong read labels, turned around.
 
-    Of what is remembered, one AUC over all rows an epoch, the largest. Of single steps, which scatter, it is the q95;
-    they are turned where they are wrong on average as clearly as chance is right in one step of twenty.
+    Of what is remembered, one AUC over all rows an epoch, the largest. Of single steps, which scatter, it is the q95,
+    of the scores as they are or, see `turns`, turned around.
 
     Examples
     --------
@@ -91,12 +109,13 @@ def reached(entry: Entry) -> float:
     """
     if is_remembered(entry) and entry.get("values"):
         return max(side for value in entry["values"] for side in (float(value), 1.0 - value))
-    q95, mean = float(entry["q95"]), entry.get("mean")
-    null = 0.5 if entry.get("q95_null") is None else float(entry["q95_null"])
-    if mean is None or mean >= 1.0 - null:
-        return q95
-    turned = entry.get("q95_turned")  # not in results of before
-    return max(q95, 1.0 - float(mean) if turned is None else float(turned))
+    return _turned(entry) if turns(entry) else float(entry["q95"])
+
+
+def _turned(entry: Entry) -> float:
+    """Return the q95 of scores turned around; of results of before, which do not hold it, what they read on average."""
+    turned = entry.get("q95_turned")
+    return 1.0 - float(entry["mean"]) if turned is None else float(turned)
 
 
 def worst(

@@ -49,6 +49,22 @@ def test_a_bound_stands_beside_the_attack_and_the_first_steps_that_exceed_it(tmp
     assert (row.null, row.q95) == (0.55, pytest.approx(allowed + 1e-6))
 
 
+def test_scores_that_are_nearly_always_wrong_stand_beside_the_bound_turned_around(tmp_path):
+    aucs = np.full(STEPS, 0.05)
+    aucs[:3] = 0.99
+    wrong = entry(q95=0.94, mean=0.12, q95_turned=0.95, detection_error_mean=0.49, detection_error_q05=0.4)
+    broad = entry("cosine", q95=0.99, mean=0.3, q95_turned=0.9)
+    series = {**promise(0.04), ("a", "norm", "auc"): aucs, ("a", "cosine", "auc"): 0.99}
+    (found,) = certificates(run_with(tmp_path, series, wrong, broad))
+    rows = {row.attack: row for row in found.measured}
+    assert (rows["norm"].turned, rows["cosine"].turned) == (True, False)
+    assert (rows["norm"].q95, rows["norm"].error, rows["norm"].error_q05) == (pytest.approx(0.95), None, None)
+    assert (rows["norm"].found.beyond_chance.size, rows["norm"].first) == (STEPS - 3, [3, 4, 5, 6, 7])
+    assert rows["norm"].found.worst == pytest.approx(0.95 - found.bound)
+    assert rows["norm"].too_often
+    assert (rows["cosine"].q95, rows["cosine"].found.exceeded) == (pytest.approx(0.99), STEPS)
+
+
 def test_positives_that_an_attack_was_told_of_do_not_count_as_chance(tmp_path):
     level = auc_bound(0.04) + null_quantile([(90, 10)]) - 0.5 + 1e-3
     assert level < auc_bound(0.04) + null_quantile([(90, 5)]) - 0.5
@@ -82,6 +98,13 @@ def test_the_target_that_was_asked_for_is_the_target_else_what_the_divergence_pr
     (first,), (second,) = certificates(asked), certificates(other)
     assert (first.asked, first.error) == (True, 0.4)
     assert (second.asked, second.error) == (False, pytest.approx(0.35))
+
+
+def test_the_target_of_each_party_is_none_of_those_that_collude(tmp_path):
+    series = {**promise(0.16, ".a"), **promise(0.16, ".b"), **promise(0.32, ".a+b")}
+    params = {"detection_error": 0.4, "scope": "per-party"}
+    found = {c.party: (c.asked, c.error) for c in certificates(run_with(tmp_path, series, params=params))}
+    assert found == {"a": (True, 0.4), "b": (True, 0.4), "a+b": (False, pytest.approx(0.5 - 0.32**0.5 / 4))}
 
 
 def test_measured_detection_errors_are_shown_where_there_are_some(tmp_path):

@@ -423,11 +423,30 @@ def test_what_is_certified_where_each_party_has_noise_of_its_own_counts_those_th
     assert found.count("What is left at each of them adds up") == 1
 
 
+def test_a_target_that_was_asked_for_is_that_of_each_party_and_not_of_those_that_collude(tmp_path):
+    apart = {"defenses": [{"name": "marvell", "detection_error": 0.4, "scope": "per-party"}], "training": {"epochs": 1}}
+    run(toy_config(attack={"names": ["norm"]}, **apart), out=tmp_path / "run", data=lambda _: toy_data(rows=200))
+    found = page(render([tmp_path / "run"])).text
+    assert found.count("mistakes than 0.400 (detection error; 0.5 is guessing; this target was asked for)") == 2
+    assert found.count("this target was asked for") == 2
+
+
 def test_a_bound_that_fails_is_pointed_out_with_its_steps(run_folder):
     found = page(render([run_folder(defenses=MARVELL, leak=0.97, sum_kl=0.01, parties=("a",), steps=200)])).text
     assert "The model fails here for norm" in found
     assert "of 200 steps" not in found.split("What is certified")[0]
     assert "Trust the measured leak, not the bound" in found
+
+
+def test_a_bound_that_scores_pass_turned_around_is_pointed_out(run_folder):
+    folder = run_folder(defenses=MARVELL, leak=0.03, sum_kl=0.01, parties=("a",), steps=200)
+    facts = {"mean": 0.03, "q95_turned": 0.97, "q95_null": 0.6}
+    change(folder, lambda result: [entry.update(facts) for entry in result["leakage"]])
+    found = page(render([folder])).text
+    assert "The model fails here for norm" in found
+    assert "norm, turned around" in found
+    assert "the bound holds for it" in found
+    assert "turned around" not in page(render([run_folder("x", defenses=MARVELL, leak=0.6, sum_kl=0.25)])).text
 
 
 def test_a_run_without_a_bound_says_that_nothing_is_certified(run_folder):
