@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ConfigError
@@ -14,10 +16,10 @@ from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import embed, embedding_shape
-from flower_vfl.parties.label import LabelParty, adds_to_logits
+from flower_vfl.parties.label import LabelParty, Log, adds_to_logits
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.protocol.schedule import Rows, Schedule
-from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.checkpointing import MODEL, Checkpointing, Ledger
 from flower_vfl.strategies.configured import optimizers_of
 from flower_vfl.strategies.repeats import Repeats
@@ -26,6 +28,36 @@ from flower_vfl.transport.base import Link
 
 if TYPE_CHECKING:
     from flower_vfl.strategies.vertical import VerticalStrategy
+
+_WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def prepare_labels(strategy: HookedStrategy) -> tuple[NDArray[np.int64], Log]:
+    """Return the labels (N,) that are trained on, as the defenses prepare them, and what these want logged.
+
+    Defenses that prepare labels get a copy: leaks are measured against the true ones, which are the user's.
+
+    Raises
+    ------
+    ConfigError
+        When what they return are no classes of the data, one a row.
+    """
+    labels, classes = torch.from_numpy(strategy.base.labels.train), strategy.base.labels.classes
+    names = [defense.name for defense in strategy.chain() if type(defense).prepare_labels is not Defense.prepare_labels]
+    prepared, log = strategy.prepare_labels(labels.clone() if names else labels)
+    what = f"prepare_labels of {', '.join(names) or type(strategy).__name__}"
+    if not isinstance(prepared, Tensor) or prepared.shape != labels.shape or prepared.dtype not in _WHOLE:
+        found = f"{prepared.dtype} {tuple(prepared.shape)}" if isinstance(prepared, Tensor) else repr(prepared)
+        raise ConfigError(
+            f"{what} returned {found}; return the class of each of the {len(labels)} rows, a tensor (N,) of whole "
+            "numbers; soft labels cannot be trained on"
+        )
+    low, high = (int(prepared.min()), int(prepared.max())) if len(prepared) else (0, 0)
+    if low < 0 or high >= classes:
+        raise ConfigError(
+            f"{what} returned classes {low} to {high}; labels of {classes} classes are 0 to {classes - 1}"
+        )
+    return prepared.long().cpu().numpy(), log
 
 
 def build_label_party(

@@ -19,7 +19,13 @@ from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.arrivals import check_fit, send_audit
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.building import build_checkpointing, build_label_party, build_monitor, build_repeats
+from flower_vfl.strategies.building import (
+    build_checkpointing,
+    build_label_party,
+    build_monitor,
+    build_repeats,
+    prepare_labels,
+)
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.grids import is_simulation, replaces_nodes
 from flower_vfl.strategies.limit import LeakLimit
@@ -49,7 +55,7 @@ def run_training(
     if bounded:
         strategy.check_bound(schedule.epochs)
     strategy.begin()
-    prepared, log = strategy.prepare_labels(torch.from_numpy(base.labels.train))
+    prepared, log = prepare_labels(strategy)
     strategy.summary()
     offered, base.sessions = base.sessions, None
     audited = _audited(base) if simulation else []
@@ -59,7 +65,7 @@ def run_training(
         base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
         if bounded:
             strategy.check_bound(schedule.epochs)
-        label = base.label_party = build_label_party(strategy, prepared.numpy(), schedule, links, initial_arrays)
+        label = base.label_party = build_label_party(strategy, prepared, schedule, links, initial_arrays)
         for metric, value in log.items():
             base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
 

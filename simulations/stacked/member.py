@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_vfl.apps.build import default_bottom, default_top
@@ -32,7 +29,7 @@ from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Observer, Outcome
 from flower_vfl.strategies.arrivals import check_fit, send_audit
-from flower_vfl.strategies.building import build_checkpointing, build_label_party, build_monitor
+from flower_vfl.strategies.building import build_checkpointing, build_label_party, build_monitor, prepare_labels
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.outcome import measured
 from flower_vfl.strategies.training import Training
@@ -103,8 +100,7 @@ class Member:
             observer=Observer(),
             outcome=Outcome(),
         )
-        prepared, _ = self.strategy.prepare_labels(torch.from_numpy(self.labels.train))
-        self.prepared: NDArray[Any] = prepared.numpy()
+        self.prepared, _ = prepare_labels(self.strategy)
         aligned = dataset.alignment
         self.schedule: Schedule = schedule_of(config, aligned.rows, aligned.test_rows)
         # An attacker hooks itself into its model; a stack has its own way to look.

@@ -138,6 +138,66 @@ def test_hooks_get_prepared_labels_and_scorers_get_the_true_ones():
     assert flip.base.outcome.leakage[0]["steps"] == 1
 
 
+class Prepares(Spy):
+    """Prepares labels as it is told."""
+
+    name = "prepares"
+
+    def __init__(self, strategy, change):
+        super().__init__(strategy)
+        self.change = change
+
+    def prepare_labels(self, labels):
+        labels, log = super().prepare_labels(labels)
+        return self.change(labels), log
+
+
+def test_a_defense_that_writes_into_the_labels_changes_neither_the_data_nor_the_truth_of_the_scorers():
+    def flip(labels):
+        labels[::3] = 1 - labels[::3]
+        return labels
+
+    data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
+    given, entries = data.target.train.copy(), []
+    for change in (flip, lambda labels: flip(labels.clone())):
+        defense = Prepares(strategy_for(data, config), change)
+        defense.start(federation(data, config))
+        entries.append(defense.base.outcome.leakage)
+    assert np.array_equal(data.target.train, given)
+    assert entries[0] == entries[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda labels: labels.float() * 0.9 + 0.05, r"returned torch\.float32 \(200,\); return the class of each"),
+        (lambda labels: labels > 0, r"returned torch\.bool \(200,\)"),
+        (lambda labels: nn.functional.one_hot(labels, 2), r"returned torch\.int64 \(200, 2\)"),
+        (lambda labels: labels[1:], r"each of the 200 rows"),
+        (lambda labels: labels.numpy(), r"returned array\("),
+        (lambda labels: labels + 1, r"classes 1 to 2; labels of 2 classes are 0 to 1"),
+        (lambda labels: labels - 1, r"classes -1 to 0"),
+    ],
+    ids=["smoothed", "bool", "one-hot", "too few", "an array", "too high", "negative"],
+)
+def test_prepared_labels_that_are_no_classes_are_refused_by_the_name_of_the_defense(change, words):
+    data, config = toy_data(rows=200), toy_config()
+    defense = Iso(Prepares(strategy_for(data, config), change))
+    with pytest.raises(ConfigError, match=f"prepare_labels of prepares.*{words}"):
+        defense.start(federation(data, config))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_prepared_labels_may_be_whole_numbers_of_any_size(dtype):
+    data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
+    losses = []
+    for change in (lambda labels: labels, lambda labels: labels.to(dtype)):
+        defense = Prepares(strategy_for(data, config), change)
+        defense.start(federation(data, config))
+        losses.append(defense.base.outcome.epochs[0]["train_loss"])
+    assert losses[0] == losses[1]
+
+
 def test_joint_scope_draws_one_noise_and_per_party_scope_one_for_each_party():
     class Count(GradientDefense):
         name = "count"
