@@ -1,7 +1,8 @@
 """What every strategy of the label party shares: four hooks, and `start` that drives them.
 
 A defense wraps a strategy, overrides one or more hooks and delegates the rest. `start` belongs to the outermost
-strategy: it drives its own hooks, and a wrapper never delegates it, or the outer hooks would not run.
+strategy: it drives its own hooks, and a wrapper never delegates it, or the outer hooks would not run. Of what begins
+and ends every strategy is told by itself: no wrapper can keep it from those inside.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class HookedStrategy(Strategy):
     @abstractmethod
     def base(self) -> VerticalStrategy:
         """The innermost strategy, which holds model, loss and labels."""
+
+    @property
+    def told(self) -> list[HookedStrategy]:
+        """Who is told what begins and ends, by `begin`, `begin_batch` and `end_epoch`: all, innermost first."""
+        return [self.base, *reversed(self.chain())]
 
     def begin(self) -> None:
         """Do once, before any party is let in, what would keep the parties waiting in the first step."""
@@ -235,9 +241,6 @@ class Defense(HookedStrategy):
         if "generator" in state:
             self.generator(torch.device(state["device"])).set_state(state["generator"])
 
-    def begin(self) -> None:  # noqa: D102
-        self.strategy.begin()
-
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
         return self.strategy.prepare_labels(labels)
 
@@ -249,9 +252,6 @@ class Defense(HookedStrategy):
 
     def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
         return self.strategy.protect(grads, labels)
-
-    def end_epoch(self) -> Log:  # noqa: D102
-        return self.strategy.end_epoch()
 
     def bound(self) -> float:  # noqa: D102
         return self.strategy.bound()

@@ -71,7 +71,8 @@ class BoundedNoise(NoiseDefense, Generic[C]):
 
     def end_epoch(self) -> Log:
         """Log what Theorem 1 says of a row's releases in all epochs so far, taken together."""
-        log, several = super().end_epoch(), len(self.base.widths) > 1
+        log: Log = {}
+        several = len(self.base.widths) > 1
         found = {name: values for name, course in self._courses.items() if (values := course.end_epoch(self.rho))}
         left = {name: values["sum_kl"] for name, values in found.items()}
         for name, divergence in {**left, **self._summed(left)}.items():

@@ -54,7 +54,8 @@ def run_training(
     bounded = config.attack.max_bound < 1.0
     if bounded:
         strategy.check_bound(schedule.epochs)
-    strategy.begin()
+    for one in strategy.told:
+        one.begin()
     prepared, log = prepare_labels(strategy)
     strategy.summary()
     offered, base.sessions = base.sessions, None

@@ -184,7 +184,6 @@ class NoiseDefense(GradientDefense):
 
     def begin(self) -> None:
         """Read the IDs that persistent noise follows."""
-        super().begin()
         if self.follows_rows:
             self.base.identities(np.empty(0, np.int64))
 

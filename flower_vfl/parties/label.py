@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,11 +28,17 @@ from flower_vfl.parties.loading import Loader, gather
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
 from flower_vfl.protocol.tensors import is_finite
 
+_logger = logging.getLogger(__name__)
+
 Log = dict[str, float]
 
 
 class Hooks(Protocol):
     """What a defense may change; each hook also returns what it wants logged."""
+
+    @property
+    def told(self) -> Sequence[Hooks]:
+        """Who is told what begins and ends: all, innermost first."""
 
     def begin_batch(self, rows: Rows) -> None:
         """Take in which rows (B,) of the training table the next calls are about."""
@@ -260,7 +268,8 @@ class LabelParty(LabelModel):
             When a defense returned something that must not leave.
         """
         rows = self._schedule.train_batch(step)
-        self._hooks.begin_batch(rows)
+        for hooks in self._hooks.told:
+            hooks.begin_batch(rows)
         labels = self._batch_labels(rows)
         set_mode(self.top, train=True)
         device = self._placement.device
@@ -291,11 +300,21 @@ class LabelParty(LabelModel):
 
     def end_epoch(self) -> Log:
         """Tell the defenses that an epoch has ended, and return what they log then."""
-        return self._hooks.end_epoch()
+        log: Log = {}
+        for hooks in self._hooks.told:
+            log |= hooks.end_epoch()
+        return log
 
     def bound(self) -> float:
-        """Return what the defenses promise: the leak AUC that no attack exceeds on what was sent until then."""
-        return self._hooks.bound()
+        """Return what the defenses promise: the leak AUC that no attack exceeds on what was sent until then.
+
+        What is no leak AUC promises nothing, and counts as 1.
+        """
+        found = self._hooks.bound()
+        if isinstance(found, Real) and 0.5 <= found <= 1.0:
+            return float(found)
+        _logger.warning("a defense's `bound` is %r, no leak AUC from 0.5 to 1: it promises nothing and counts as 1", found)
+        return 1.0
 
     def learn(self) -> None:
         """Update the label party's own weights by the last `train_step`."""

@@ -100,6 +100,8 @@ class Member:
             observer=Observer(),
             outcome=Outcome(),
         )
+        for one in self.strategy.told:
+            one.begin()
         self.prepared, _ = prepare_labels(self.strategy)
         aligned = dataset.alignment
         self.schedule: Schedule = schedule_of(config, aligned.rows, aligned.test_rows)

@@ -350,7 +350,7 @@ class StackedTraining:
         for name, values in found.items():
             metric = "epoch_train_loss" if name == "train_loss" else name
             self.records.add(("label", "", "", metric), self.steps - 1, epoch, values)
-        self.records.add_all(self.steps - 1, epoch, [member.strategy.end_epoch() for member in self._members])
+        self.records.add_all(self.steps - 1, epoch, [member.label.end_epoch() for member in self._members])
 
     @torch.no_grad()
     def _predict(self, part: Part, most: int | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow.compute as pc
@@ -24,7 +25,7 @@ from flower_vfl.parties.recording import NoRecorder
 from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.reports import render
 from flower_vfl.reports.run import load_run
-from flower_vfl.strategies import marvell, marvell_course
+from flower_vfl.strategies import Defense, marvell, marvell_course
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.marvell_course import Course, most_epochs
 from flower_vfl.strategies.marvell_estimates import estimate
@@ -114,6 +115,33 @@ def test_with_warn_training_goes_on_and_each_epoch_is_told(tmp_path, caplog):
     assert (found["status"], found["cost"]["steps"]) == ("finished", 32)
     assert caplog.text.count("the limit attack.max_bound is 0.83") == 2
     assert np.all(np.diff(found["budget"]["bound"]["reached"]) >= 0)
+
+
+class Wrapper(Defense):
+    """Counts the epochs by itself and says nothing of them to what it wraps."""
+
+    name = "wrapper"
+    params: ClassVar[dict[str, Any]] = {}
+
+    def end_epoch(self):
+        return {"wrapper.epochs": 1.0}
+
+
+def test_a_wrapper_that_looks_at_epochs_itself_does_not_keep_them_from_the_bound(tmp_path):
+    alone = run(build_config(limited()), out=tmp_path / "alone")
+    wrapped = limited(defenses=({"name": f"{__name__}:Wrapper"}, {"name": "marvell", "s": 4.0}))
+    found = run(build_config(wrapped), out=tmp_path / "wrapped")
+    assert found.status == alone.status == "bound limit"
+    assert result(tmp_path / "wrapped")["budget"] == result(tmp_path / "alone")["budget"]
+
+
+@pytest.mark.parametrize("promised", [math.nan, -3.0, 0.49, 1.5, None, "0.6"])
+def test_a_promise_that_is_no_leak_auc_is_none(monkeypatch, caplog, promised):
+    monkeypatch.setattr(marvell.Marvell, "bound", lambda self: promised)
+    found = run(build_config(limited(epochs=2, max_bound=0.99)))
+    assert found.status == "bound limit"
+    assert [epoch["bound"] for epoch in found.outcome.epochs] == [1.0]
+    assert f"`bound` is {promised!r}, no leak AUC from 0.5 to 1" in caplog.text
 
 
 @pytest.mark.parametrize(("step", "name"), [(3, "marvell"), (11, "marvell"), (19, "marvell"), (11, "marvell_full")])

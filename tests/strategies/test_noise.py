@@ -164,19 +164,24 @@ def test_without_ids_noise_follows_the_number_of_the_row():
     assert torch.equal(defense.noise(g).draw(g, 8), keyed_normals(key, np.array([5, 0, 9]), 8))
 
 
+def begin(strategy):
+    for one in strategy.told:
+        one.begin()
+
+
 @pytest.mark.parametrize(("ids", "words"), [(["x", "y"], "2 IDs for 64 rows"), (["x"] * 64, "comes twice")])
 def test_ids_that_do_not_fit_are_refused_before_any_party_is_asked(ids, words):
     base = VerticalStrategy(torch.nn.Linear(8, 1), labels_of(64), ids=ids, secret=Secret(bytes(32), "test"))
-    LabelDP(Iso(base)).begin()  # nothing is read where no noise is persistent
+    begin(LabelDP(Iso(base)))  # nothing is read where no noise is persistent
     with pytest.raises(DataError, match=words):
-        LabelDP(Iso(base, rho=0.5)).begin()
+        begin(LabelDP(Iso(base, rho=0.5)))
 
 
 def test_isotropic_noise_refuses_a_key_that_is_kept_between_trainings():
     kept = Secret(bytes(32), "test", noise_key=bytes(16))
     base = VerticalStrategy(torch.nn.Linear(8, 1), labels_of(64), secret=kept)
     with pytest.raises(ConfigError, match=r"iso with rho = 0.5 .* Unset FLOWER_VFL_NOISE_KEY_FILE here"):
-        LabelDP(Iso(base, rho=0.5)).begin()
+        begin(LabelDP(Iso(base, rho=0.5)))
     Iso(base).begin()  # fresh noise has no key
     Marvell(base, rho=0.5).begin()
 

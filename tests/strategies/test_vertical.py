@@ -83,6 +83,36 @@ def test_start_of_the_outermost_strategy_runs_every_hook_and_protects_inner_firs
     assert sum(hook == "prepare_labels" for _, hook in calls) == 2
 
 
+def test_all_are_told_what_begins_and_ends_innermost_first_though_no_wrapper_passes_it_on():
+    class Told(Spy):
+        def begin(self):
+            self.calls.append((self.tag, "begin"))
+
+        def begin_batch(self, rows):
+            self.calls.append((self.tag, len(rows)))
+
+        def end_epoch(self):
+            self.calls.append((self.tag, "end_epoch"))
+            return {f"{self.tag}.epochs": 1.0}
+
+    data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
+    calls, values, batches = [], Values(), []
+
+    class Inner(Told):
+        def protect(self, grads, labels):
+            batches.append(len(self.base.batch))
+            return super().protect(grads, labels)
+
+    outer = Told(Inner(strategy_for(data, config, observer=values), "inner", calls), "outer", calls)
+    outer.start(federation(data, config))
+    told = [hook for tag, hook in calls if tag == "inner" and hook not in ("prepare_labels", "embed", "loss", "protect")]
+    assert told == ["begin", 64, 64, 52, "end_epoch"]
+    assert batches == [64, 64, 52]
+    for hook in ("begin", "end_epoch", 52):
+        assert [tag for tag, called in calls if called == hook] == ["inner", "outer"]
+    assert values.values["inner.epochs"] == values.values["outer.epochs"] == [1.0]
+
+
 def test_what_hooks_return_is_logged_each_step():
     data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
     values = Values()
