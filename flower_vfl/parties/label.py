@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -310,10 +309,10 @@ class LabelParty(LabelModel):
 
         What is no leak AUC promises nothing, and counts as 1.
         """
-        found = self._hooks.bound()
-        if isinstance(found, Real) and 0.5 <= found <= 1.0:
+        found: object = self._hooks.bound()
+        if isinstance(found, int | float | np.floating) and 0.5 <= found <= 1.0:
             return float(found)
-        _logger.warning("a defense's `bound` is %r, no leak AUC from 0.5 to 1: it promises nothing and counts as 1", found)
+        _logger.warning("a defense's `bound` is %r, no leak AUC from 0.5 to 1: it counts as 1, no promise", found)
         return 1.0
 
     def learn(self) -> None:

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.parties.label import Log
+from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies import DEFENSE_METHODS
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
 from flower_vfl.testing import protection
@@ -27,6 +29,7 @@ from flower_vfl.testing.subject import (
     labels_of,
     log_problems,
     play,
+    promised,
     same,
     send,
     strategy,
@@ -44,7 +47,8 @@ def check_defense(defense_class: type[Defense], **params: Any) -> None:
     never drawn twice, and is zero on average where the class declares ``unbiased``; a saved state goes on exactly where
     it was, noise included; batches of one class, one row, no row, of zeros, with a zero row, with values that are not
     finite or of 1e-30 and 1e30 are changed, withheld as zeros or refused with an error of ours, never sent as they are;
-    what is logged are numbers; embeddings and losses can be differentiated; it delegates to the strategy that it wraps.
+    what is logged are numbers, also at the end of an epoch; what `bound` promises then is a leak AUC; embeddings and
+    losses can be differentiated; it delegates to the strategy that it wraps.
 
     Parameters
     ----------
@@ -59,7 +63,8 @@ def check_defense(defense_class: type[Defense], **params: Any) -> None:
         Listing everything that is wrong.
     """
     subject = Subject(defense_class, params)
-    checks = (_parameters, _number_of_classes, _gradients, _labels, _embeddings, _losses, _repeatable, _state, _nesting)
+    hooks = (_gradients, _labels, _embeddings, _losses, _epochs)
+    checks = (_parameters, _number_of_classes, *hooks, _repeatable, _state, _nesting)
     with _as_in_a_run():
         run_checks("a defense", subject.title, params, subject, (_declarations, *checks))
 
@@ -242,8 +247,10 @@ def _state(subject: Subject) -> Iterator[str]:
     for scope in subject.scopes():
         defense = subject.make(widths=PARTIES[1], **scope)
         play(defense, range(3))
+        defense.end_epoch()
+        play(defense, range(3, 4), prepare=False)
         state = defense.state()
-        expected = play(defense, range(3, 6), prepare=False)
+        expected = _to_the_end(defense)
         with tempfile.TemporaryDirectory() as folder:
             try:
                 save_state(Path(folder) / "state", state)
@@ -254,7 +261,7 @@ def _state(subject: Subject) -> Iterator[str]:
         again = subject.make(widths=PARTIES[1], **scope)
         play(again, [])
         again.restore(state)
-        if not same(expected, play(again, range(3, 6), prepare=False)):
+        if not same(expected, _to_the_end(again)):
             yield (
                 "restored from its `state`, it goes on otherwise than it would have: add what it remembers to "
                 "`super().state()`, as copies, and let `restore` call `super().restore(state)`"
@@ -262,17 +269,47 @@ def _state(subject: Subject) -> Iterator[str]:
             return
 
 
+def _to_the_end(defense: Defense) -> list[Tensor]:
+    """Play the rest of the second epoch."""
+    seen = play(defense, range(4, 6), prepare=False)
+    return [*seen, *promised(defense, defense.end_epoch())]
+
+
+def _epochs(subject: Subject) -> Iterator[str]:
+    for scope in subject.scopes():
+        defense = subject.make(widths=PARTIES[1], **scope)
+        for epoch in range(2):
+            play(defense, range(3 * epoch, 3 * epoch + 3), prepare=not epoch)
+            yield from log_problems(defense.end_epoch(), "end_epoch", subject)
+            bound: object = defense.bound()
+            if not isinstance(bound, int | float) or not 0.5 <= bound <= 1.0:
+                yield f"its `bound` is {bound!r}; a leak AUC from 0.5 to 1 is needed, where 1 is no promise"
+        with contextlib.suppress(ConfigError):
+            defense.check_bound(2)
+
+
 class _Inner(Defense):
-    """Writes down what it is asked."""
+    """Writes down what it is asked, and what it is told."""
 
     name = "inner"
 
     def __init__(self, wrapped: HookedStrategy) -> None:
         super().__init__(wrapped)
         self.asked: list[tuple[str, Tensor]] = []
+        self.heard: list[str] = []
 
     @property
     def params(self) -> dict[str, Any]:
+        return {}
+
+    def begin(self) -> None:
+        self.heard.append("begin")
+
+    def begin_batch(self, rows: Rows) -> None:
+        self.heard.append("begin_batch")
+
+    def end_epoch(self) -> Log:
+        self.heard.append("end_epoch")
         return {}
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
@@ -313,6 +350,11 @@ def _nesting(subject: Subject) -> Iterator[str]:
                 yield f"`{hook}` does not ask the strategy that it wraps first, once and with what it was given"
             elif "inner.seen" not in log:
                 yield f"`{hook}` loses what the strategy that it wraps wants logged"
+        defense.begin()
+        defense.begin_batch(np.arange(64))
+        defense.end_epoch()
+        for hook in inner.heard:
+            yield f"`{hook}` tells the strategy that it wraps, which is told by itself, and would be told twice"
         if defense.base is not inner.base or defense.chain() != [defense, inner]:
             yield "it does not show the strategy that it wraps: call `super().__init__(strategy)`"
         yield from _twice(subject, defense, scope, (g, y))

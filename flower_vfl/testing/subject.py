@@ -92,13 +92,16 @@ def batch(width: int, *, rows: int = _ROWS, step: int = 0, dtype: torch.dtype = 
 
 
 def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True, classes: int = 2) -> list[Tensor]:
-    """Call the hooks as a training does and return all that they give back."""
+    """Call the hooks of an epoch as a training does, but for its end, and return all that they give back."""
     widths = defense.base.widths
     given = labels_of(_ROWS, classes)
+    for one in defense.told if prepare else ():
+        one.begin()
     labels, _ = defense.prepare_labels(given.clone()) if prepare else (given, {})
     seen = [labels.clone()]
     for step in steps:
-        defense.begin_batch(np.arange(_ROWS * step, _ROWS * (step + 1)))
+        for one in defense.told:
+            one.begin_batch(np.arange(_ROWS * step, _ROWS * (step + 1)))
         z = batch(sum(widths.values()), step=100 + step) * _ROWS
         parts = [defense.embed(part)[0] for part in torch.split(z, list(widths.values()), dim=1)]
         logits = z.sum(dim=1) if classes == 2 else z[:, :1] * torch.arange(classes)
@@ -106,6 +109,12 @@ def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True,
         sent, _ = defense.protect(batch(sum(widths.values()), step=step), labels)
         seen += [*parts, loss, sent]
     return [tensor.detach().clone() for tensor in seen]
+
+
+def promised(defense: HookedStrategy, log: Log) -> list[Tensor]:
+    """Return what `end_epoch` logged and what is promised after it, as `play` returns what hooks give back."""
+    values = torch.tensor([*log.values(), defense.bound()], dtype=torch.float64)
+    return [values.nan_to_num()]  # NaN is a finding of its own
 
 
 def send(defense: HookedStrategy, g: Tensor, y: Tensor, *, first: int = 0) -> tuple[Tensor, Log]:
@@ -136,6 +145,6 @@ def log_problems(log: object, what: str, subject: Subject) -> Iterator[str]:
 def _documented(key: str, subject: Subject) -> bool:
     """Say whether a docstring of the class or of its hooks names the value and inf."""
     names = {part for part in key.split(".") if part not in (getattr(subject.defense_class, "name", ""), "a", "b", "c")}
-    methods = [getattr(subject.defense_class, hook, None) for hook in (*_HOOKS, "perturb")]
+    methods = [getattr(subject.defense_class, hook, None) for hook in (*_HOOKS, "perturb", "end_epoch")]
     docs = " ".join(str(thing.__doc__) for thing in (subject.defense_class, *methods) if thing is not None)
     return bool(re.search(r"\binf\b", docs)) and any(re.search(rf"\b{re.escape(name)}\b", docs) for name in names)

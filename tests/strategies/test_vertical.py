@@ -105,7 +105,9 @@ def test_all_are_told_what_begins_and_ends_innermost_first_though_no_wrapper_pas
 
     outer = Told(Inner(strategy_for(data, config, observer=values), "inner", calls), "outer", calls)
     outer.start(federation(data, config))
-    told = [hook for tag, hook in calls if tag == "inner" and hook not in ("prepare_labels", "embed", "loss", "protect")]
+    told = [
+        hook for tag, hook in calls if tag == "inner" and hook not in ("prepare_labels", "embed", "loss", "protect")
+    ]
     assert told == ["begin", 64, 64, 52, "end_epoch"]
     assert batches == [64, 64, 52]
     for hook in ("begin", "end_epoch", 52):

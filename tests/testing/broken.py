@@ -6,7 +6,7 @@ import torch
 
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.strategies import Defense, GradientDefense
-from tests.testing.right import Norms, Remembering, Right
+from tests.testing.right import Norms, Promising, Remembering, Right
 
 
 class Unnamed(Right):
@@ -435,3 +435,83 @@ class Bypassing(Right):
 
     def __init__(self, strategy, *, scope="joint"):
         self.strategy, self.scope, self.fallbacks, self._generator = strategy, scope, 0, None
+
+
+class Wordless(Right):
+    """Says nothing at the end of an epoch; `scope` is that of `GradientDefense`."""
+
+    def end_epoch(self):
+        """Say nothing."""
+
+
+class Hopeless(Right):
+    """Logs NaN at the end of an epoch; `scope` is that of `GradientDefense`."""
+
+    def end_epoch(self):
+        """Log NaN."""
+        return {"hope": math.nan}
+
+
+class Boundless(Promising):
+    """Promises what is no number; `scope` is that of `GradientDefense`."""
+
+    def bound(self):
+        """Return NaN."""
+        return math.nan
+
+
+class Boastful(Promising):
+    """Promises what cannot be; `scope` is that of `GradientDefense`."""
+
+    def bound(self):
+        """Return too little."""
+        return -3.0
+
+
+class Unprepared(Promising):
+    """Cannot say what it could promise; `scope` is that of `GradientDefense`."""
+
+    def check_bound(self, epochs):
+        """Fail."""
+        raise KeyError(epochs)
+
+
+class Growing(Right):
+    """Does not save what the end of an epoch changes; `scope` is that of `GradientDefense`."""
+
+    factor = 1.0
+
+    def perturb(self, g, y):
+        """Add noise."""
+        return g + self.factor * self.noise(g), {}
+
+    def end_epoch(self):
+        """Add more noise from here on."""
+        self.factor *= 2.0
+        return {}
+
+
+class Recounting(Promising):
+    """Does not save what it logs at the end of an epoch; `scope` is that of `GradientDefense`."""
+
+    def state(self):
+        return {**super().state(), "largest": 0.0}
+
+
+class Lowering(Promising):
+    """Does not save how many epochs it makes a promise of; `scope` is that of `GradientDefense`."""
+
+    def end_epoch(self):
+        """Count."""
+        return {"largest": super().end_epoch()["largest"]}
+
+    def state(self):
+        return {**super().state(), "epochs": 0}
+
+
+class Gossiping(Promising):
+    """Tells what it is told; `scope` is that of `GradientDefense`."""
+
+    def end_epoch(self):
+        """Tell."""
+        return {**self.strategy.end_epoch(), **super().end_epoch()}

@@ -68,6 +68,40 @@ class Remembering(Right):
         self.mean = state["mean"]
 
 
+class Promising(Right):
+    """Promises less after each epoch; `scope` is that of `GradientDefense`."""
+
+    name = "promising"
+
+    def __init__(self, strategy, *, scope="joint"):
+        super().__init__(strategy, scope=scope)
+        self.epochs, self.largest = 0, 0.0
+
+    def perturb(self, g, y):
+        """Add the noise."""
+        self.largest = max(self.largest, self.longest(g))
+        return g + self.noise(g), {}
+
+    def end_epoch(self):
+        """Count."""
+        self.epochs += 1
+        return {"epochs": float(self.epochs), "largest": self.largest}
+
+    def bound(self):
+        """Return a number that rises."""
+        return 1.0 - 0.5**self.epochs * 0.4
+
+    def check_bound(self, epochs):
+        """Take any number."""
+
+    def state(self):
+        return {**super().state(), "epochs": self.epochs, "largest": self.largest}
+
+    def restore(self, state):
+        super().restore(state)
+        self.epochs, self.largest = state["epochs"], state["largest"]
+
+
 class Grid(Right):
     """Rounds to a coarse grid, without any noise; `scope` is that of `GradientDefense`."""
 

@@ -25,7 +25,9 @@ def test_every_built_in_defense_passes(defense, params):
     check_defense(defense, **params)
 
 
-@pytest.mark.parametrize("defense", [right.Right, right.Norms, right.Remembering, right.Grid, right.Clipped])
+@pytest.mark.parametrize(
+    "defense", [right.Right, right.Norms, right.Remembering, right.Promising, right.Grid, right.Clipped]
+)
 def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without(defense):
     check_defense(defense)
 
@@ -86,6 +88,15 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without
         (broken.Floating, "it must return as many of that kind"),
         (broken.Relabelled, "changes gradients or labels in place"),
         (broken.Binary, r"refuses three classes \(binary: two classes\); declare"),
+        (broken.Wordless, "end_epoch: it logs None; a dictionary of numbers is needed"),
+        (broken.Hopeless, "end_epoch: it logs 'hope' = NaN"),
+        (broken.Boundless, "its `bound` is nan; a leak AUC from 0.5 to 1 is needed"),
+        (broken.Boastful, r"its `bound` is -3\.0; a leak AUC from 0.5 to 1 is needed"),
+        (broken.Unprepared, "epochs: it raised KeyError: 2"),
+        (broken.Growing, "restored from its `state`, it goes on otherwise"),
+        (broken.Recounting, "restored from its `state`, it goes on otherwise"),
+        (broken.Lowering, "restored from its `state`, it goes on otherwise"),
+        (broken.Gossiping, "`end_epoch` tells the strategy that it wraps, which is told by itself"),
         (broken.Lonely, "cannot wrap another of its kind: lonely: once only; where that is wrong, say in `twice`"),
         (broken.Bypassing, "declares `two_classes_only` and takes three"),
     ],
