@@ -39,6 +39,10 @@ class PermissionDeniedError(InputError):
     """The owner of a party does not allow what was asked of it."""
 
 
+class WithheldError(FlowerVflError):
+    """What a deployed party says of an error whose words stay in the log of its own host."""
+
+
 class StorageError(FlowerVflError, OSError):
     """A file could not be written: the disk is full or fails. What was there before is whole."""
 

@@ -14,11 +14,12 @@ from flwr.app import ConfigRecord, Context, Message
 
 from flower_vfl.apps.build import BottomFactory, DataFactory, check_device, open_data, torch_threads
 from flower_vfl.apps.client import _attend, _offer_of, _reply, _state_folder
+from flower_vfl.apps.discretion import outward_of
 from flower_vfl.apps.model import check_data, check_factories, check_features, load_card, load_model, model_path
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config, of_this_host
 from flower_vfl.data.scoring import new_rows, rows_of
-from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError, ProtocolError, UnreachableError
+from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError, ProtocolError, SetupError, UnreachableError
 from flower_vfl.files import write_json_atomic
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.placement import Placement
@@ -156,7 +157,7 @@ class Answering:
             if offer["kind"] == "messages":
                 return self._open(message, context, asked, machine, config)
             try:
-                _attend(offer, machine, config)
+                _attend(offer, machine, config, outward_of(message, context))
             except UnreachableError as error:
                 if offer.get("fallback") != "messages":
                     raise
@@ -256,15 +257,15 @@ def _whole_number(offer: ConfigRecord, name: str) -> int:
 def _run_folder(node: Node, training: str) -> Path:
     """Return where a deployed party keeps what it has of a training."""
     places = [Path(node.out)] if node.out else sorted(_state_folder().glob(f"*-{node.party}"))
-    unread = []
     for place in places:
         path = model_path(place, node.party)
         try:
             if path.is_file() and load_card(path).session == training:
                 return place
         except DataError as error:  # of another training, perhaps
-            unread.append(f"; {error}")
-    raise DataError(
-        f"party {node.party!r} has no weights of this training (session {training[:8]}) in "
-        f"{node.out or _state_folder()}: they were removed, or another training has replaced them{''.join(unread)}"
+            _log.warning("%s", error)
+    _log.error("there are no weights of the training %s in %s", training, node.out or _state_folder())
+    raise SetupError(
+        f"party {node.party!r} has no weights of this training (session {training[:8]}): they were removed, or another "
+        "training has replaced them; the log of its host says where it looked"
     )

@@ -26,6 +26,7 @@ from flower_vfl.apps.build import (
     party_names,
     torch_threads,
 )
+from flower_vfl.apps.discretion import Outward, discreet, outward_of
 from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.keeping import CHECKPOINTS, Keeping, checked_training
 from flower_vfl.apps.model import ModelCard, make_card, save_model
@@ -33,7 +34,7 @@ from flower_vfl.apps.node import Node
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.memory import VerticalData
-from flower_vfl.errors import ConfigError, OutputExistsError, ProtocolError, UnreachableError
+from flower_vfl.errors import OutputExistsError, ProtocolError, SetupError, UnreachableError
 from flower_vfl.files import FolderLock
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
@@ -123,7 +124,7 @@ class _Session:
         """
         kept = load_state(self.state_path)
         if kept["session"] != self.id:
-            raise ProtocolError(f"another session of party {self.party!r} has begun in {self.folder}; this one is over")
+            raise ProtocolError(f"another session of party {self.party!r} has begun; this one is over")
         return kept["state"]
 
 
@@ -161,7 +162,7 @@ class _Client:
                 leaving.callback(session.discard)
                 leaving.callback(_leave, machine, journal)
                 try:
-                    _attend(offer, machine, config)
+                    _attend(offer, machine, config, outward_of(message, context))
                 except UnreachableError as error:
                     if offer.get("fallback") != "messages":
                         raise
@@ -265,14 +266,15 @@ class _Client:
         self._live[session.id, session.party] = (count, machine, journal)
 
 
-def _attend(offer: ConfigRecord, machine: Machine, config: Config) -> None:
+def _attend(offer: ConfigRecord, machine: Machine, config: Config, outward: Outward) -> None:
     """Take part in a session until it ends."""
     session = str(offer["session"])
     if offer["kind"] == "inproc":
         InprocEndpoint.attend(session, machine)
     else:  # half the time, so that the label party still hears why it failed
         wait = config.transport.connect_timeout / 2
-        attend(offer, session, machine, timeout=wait, reconnect=config.transport.reconnect_timeout)
+        reconnect = config.transport.reconnect_timeout
+        attend(offer, session, machine, timeout=wait, reconnect=reconnect, outward=outward)
 
 
 def _leave(machine: FeatureParty, journal: StepLog | None) -> None:
@@ -318,7 +320,7 @@ def _who(context: Context, config: Config, dataset: VerticalData, offered_simula
     node = Node.of(context.node_config)
     if node.deployed:
         if node.party not in names:
-            raise ConfigError(
+            raise SetupError(
                 f"this node says it is party {node.party!r}; the run has {', '.join(names)}. Correct `party` in "
                 "--node-config here or parties.features of the run, or stop this SuperNode while others train"
             )
@@ -370,7 +372,7 @@ def make_client_app(
     from flower_vfl.apps.answering import Answering
 
     client, answering = _Client(bottom, top, data, optimizer, config), Answering(bottom, data)
-    app = ClientApp()
+    app = ClientApp(mods=[discreet])
     app.train()(client.train)
     app.train("frames")(client.frames)
     app.query()(answering.query)

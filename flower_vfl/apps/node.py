@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flower_vfl.config import Config
 from flower_vfl.data.layout import MANIFEST
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, SetupError
 
 DATA_VARIABLE = "FLOWER_VFL_DATA"
 """Names the label party's one prepared folder, in the environment of its ServerApp."""
@@ -70,14 +70,16 @@ class Node:
         Raises
         ------
         ConfigError
-            When there is no such role, or the node is not simulated and names no party.
+            When there is no such role.
+        SetupError
+            When the node is not simulated and names no party.
         """
         given = {key: str(node_config.get(key, "")) for key in ("party", "role", "data-path", "out")}
         role = given["role"] or ROLES[0]
         if role not in ROLES:
             raise ConfigError(f"this node's role is {role!r}; --node-config allows role='feature' or role='attacker'")
         if not given["party"] and not in_simulation():
-            raise ConfigError(
+            raise SetupError(
                 "this node has no party: start its SuperNode with --node-config \"party='NAME' data-path='/FOLDER'\"; "
                 "without a party its owner has not said what may be read here, and the run config does not decide that"
             )
@@ -120,18 +122,18 @@ class Node:
 
         Raises
         ------
-        ConfigError
+        SetupError
             When the node config names no folder, or one without a manifest.
         """
         if not self.deployed:
             return
         if not self.data_path:
-            raise ConfigError(
+            raise SetupError(
                 f"the node of party {self.party!r} names no data: start its SuperNode with --node-config "
                 f"\"party='{self.party}' data-path='/FOLDER'\"; `flower-vfl data part` writes the folder"
             )
         if not (Path(self.data_path).expanduser() / MANIFEST).is_file():
-            raise ConfigError(
+            raise SetupError(
                 f"data-path of the node of party {self.party!r} is no prepared data (there is no {MANIFEST} in it, or "
                 "its SuperNode may not read it); `flower-vfl data prepare` and `flower-vfl data part` write it"
             )

@@ -7,6 +7,7 @@ import math
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -28,7 +29,15 @@ _PAUSES = (0.05, 1.0)
 Outgoing = queue.SimpleQueue[bytes | None]
 
 
-def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: float, reconnect: float = 0.0) -> None:
+def attend(
+    offer: ConfigRecord,
+    session: str,
+    machine: Machine,
+    *,
+    timeout: float,
+    reconnect: float = 0.0,
+    outward: Callable[[Exception], Exception] = lambda error: error,
+) -> None:
     """Dial the label party and answer its frames until training is finished (called by the party's handler).
 
     Parameters
@@ -44,6 +53,8 @@ def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: floa
     reconnect : float
         Seconds to reach it again after a stream broke; it goes on with the next frame. With 0 a break is the end. Of a
         party that has finished only its report may be missing then, which is logged.
+    outward : Callable[[Exception], Exception]
+        Returns what of an error of the party's own is told to the label party; it is raised here too.
 
     Raises
     ------
@@ -53,7 +64,7 @@ def attend(offer: ConfigRecord, session: str, machine: Machine, *, timeout: floa
         When it refuses or breaks off, or the clocks differ by a day or more.
     """
     check_clock(_pem(offer, "certificate"))
-    dialler = _Dialler(offer, session, machine)
+    dialler = _Dialler(offer, session, machine, outward)
     wait, pause, since = timeout, _PAUSES[0], math.inf
     while True:
         heard = dialler.heard
@@ -86,7 +97,10 @@ class _Dialler:
         Messages that came.
     """
 
-    def __init__(self, offer: ConfigRecord, session: str, machine: Machine) -> None:
+    def __init__(
+        self, offer: ConfigRecord, session: str, machine: Machine, outward: Callable[[Exception], Exception]
+    ) -> None:
+        self._outward = outward
         self.broken: SessionError | None = None
         self.heard = 0
         self._wire = Wire(session, str(offer["wire-dtype"]))
@@ -163,8 +177,11 @@ class _Dialler:
             except grpc.RpcError:
                 raise
             except Exception as error:
-                self._report(error, answers, outgoing)
-                raise
+                told = self._outward(error)
+                self._report(told, answers, outgoing)
+                if told is error:
+                    raise
+                raise told from None
             check_refusal(frame)
             if answer:
                 outgoing.put(self._traffic.pack(answer))

@@ -220,6 +220,36 @@ def test_new_rows_are_scored_where_the_owner_names_them(host, tmp_path, monkeypa
     assert leak_auc(found["score"].to_numpy(), labels) > 0.8
 
 
+@pytest.mark.parametrize("transport", ["stream", "messages"])
+def test_what_is_wrong_with_a_partys_new_rows_is_said_on_its_host_alone(host, tmp_path, caplog, transport):
+    ids = [f"q{number:03}" for number in range(9)]
+    write_files(tmp_path / "new", ids)
+    path = tmp_path / "new" / "shop.csv"
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header, *rows[:6], "q006,salary 9000 see Dr. Weiss,red", *rows[7:], ""]))
+    node = {**ALLOWED, "predict-data": str(path)}
+    with pytest.raises(PartyError) as caught:
+        host.predict(tmp_path / "scores.csv", node=node, data=tmp_path / "new" / "bank.csv", transport=transport)
+    words = "party 'shop' could not take part in the prediction; the log of its host says why"
+    assert str(caught.value).endswith(f"could not open its session: WithheldError: {words}")
+    assert "holds 'salary 9000 see Dr. Weiss', a finite number is needed" in caplog.text
+    assert str(path) in caplog.text
+
+
+@pytest.mark.parametrize("transport", ["stream", "messages"])
+def test_an_error_in_the_middle_of_a_prediction_is_said_on_the_partys_host_alone(
+    host, tmp_path, monkeypatch, caplog, transport
+):
+    def failing(self, frame):
+        raise OSError(5, "cannot be read", str(host.root / "parts" / "shop" / "numeric.npy"))
+
+    monkeypatch.setattr("flower_vfl.parties.predictor.Predictor._asked", failing)
+    with pytest.raises(PartyError, match="'shop' could not take part in the prediction; the log of its") as caught:
+        host.predict(tmp_path / "scores.csv", node=ALLOWED, transport=transport)
+    assert "cannot be read" not in str(caught.value)
+    assert "cannot be read: '" in caplog.text
+
+
 def test_new_rows_of_other_people_are_refused(host, tmp_path):
     write_files(tmp_path / "new", [f"q{number:03}" for number in range(90)])
     write_files(tmp_path / "others", [f"r{number:03}" for number in range(90)])
@@ -253,7 +283,9 @@ def test_a_node_of_somebody_else_is_not_asked_for_anything(host, tmp_path):
     assert (tmp_path / "scores.csv").is_file()
 
 
-def test_weights_of_another_training_that_cannot_be_read_are_no_hindrance_and_are_told_where_none_fit(host, tmp_path):
+def test_weights_of_another_training_that_cannot_be_read_are_no_hindrance_and_are_told_where_none_fit(
+    host, tmp_path, caplog
+):
     from tests.apps.test_model import rewrite
 
     (source,) = {path.parent.parent for path in (tmp_path / "state").rglob("shop.safetensors")}
@@ -262,8 +294,11 @@ def test_weights_of_another_training_that_cannot_be_read_are_no_hindrance_and_ar
     rewrite(model_path(old, "shop"), model_path(old, "shop"), lambda card: card.update(version="0.0.9", session="old"))
     host.predict(tmp_path / "scores.csv", node=ALLOWED)
     model_path(source, "shop").unlink()
-    with pytest.raises(PartyError, match=r"no weights of this training .*was written by flower-vfl 0\.0\.9"):
+    with pytest.raises(PartyError, match=r"no weights of this training .*; the log of its host says where") as caught:
         host.predict(tmp_path / "more.csv", node=ALLOWED)
+    assert str(tmp_path) not in str(caught.value)
+    assert "was written by flower-vfl 0.0.9" in caplog.text
+    assert str(tmp_path / "state") in caplog.text
 
 
 def test_a_folder_that_the_owner_named_is_where_weights_are_looked_for(host, tmp_path):

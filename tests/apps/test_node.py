@@ -1,5 +1,6 @@
 """On a host of its own a party does what its owner says, whatever the run config names."""
 
+import shutil
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from flower_vfl.data.catalog import DATASETS_VARIABLE, prepare
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.parts import write_part
 from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
 from tests.toys import toy_config
 
@@ -164,6 +166,25 @@ def test_a_node_opens_nothing_but_prepared_data(folders, monkeypatch, tmp_path):
     nodes = [{**node, "data-path": str(tmp_path)} for node in nodes_of(folders)]
     with pytest.raises(PartyError, match=r"is no prepared data \(there is no manifest.json in it"):
         deploy(nodes, root / dataset.label_party, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["stream", "messages"])
+@pytest.mark.parametrize("when", ["opens", "trains"])
+def test_what_goes_wrong_at_a_party_is_said_on_its_host_alone(when, kind, folders, monkeypatch, tmp_path, caplog):
+    root, dataset = folders
+    nodes = nodes_of(folders)
+    if when == "opens":
+        shutil.copytree(root / nodes[0]["party"], tmp_path / "copy")
+        (tmp_path / "copy" / nodes[0]["party"] / "party.json").write_text("a row of salaries")
+        nodes[0]["data-path"] = str(tmp_path / "copy")
+    else:
+        monkeypatch.setattr(FeatureParty, "_step", lambda self, frame: {}["the salary of n6"])
+    config = CONFIG.model_copy(update={"transport": CONFIG.transport.model_copy(update={"kind": kind})})
+    with pytest.raises(PartyError, match=r"could not take part in the training; the log of its host says") as caught:
+        deploy(nodes, root / dataset.label_party, monkeypatch, tmp_path, config)
+    words = str(tmp_path / "copy") if when == "opens" else "the salary of n6"
+    assert words not in str(caught.value)
+    assert words in caplog.text
 
 
 def test_a_path_in_the_run_config_of_a_deployment_is_refused(folders, monkeypatch, tmp_path):

@@ -14,12 +14,11 @@ from flower_vfl.apps.alignment.feature import FeatureSide, Terms
 from flower_vfl.apps.alignment.owner import METHODS, Owner
 from flower_vfl.apps.alignment.place import discard
 from flower_vfl.apps.alignment.wire import SESSION, SPARE, Stage, frame, from_message, stage_of, to_content
-from flower_vfl.apps.flower_log import log_as_flower_does
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import check_party_name
 from flower_vfl.data.files import id_sources
-from flower_vfl.errors import ConfigError, DataError, FlowerVflError, ProtocolError, SessionError
+from flower_vfl.errors import ConfigError, DataError, FlowerVflError, ProtocolError
 from flower_vfl.protocol.frame import Frame
 from flower_vfl.version import VERSION
 
@@ -29,18 +28,12 @@ RESULT = "alignment.parquet"
 
 
 def answer_alignment(message: Message, context: Context, config: Config) -> Message:
-    """Answer one message of an alignment.
-
-    On a deployed node only what the label party did wrong is said to it; everything else, and that may quote a path or
-    a library's words on a row, stays in this host's own log.
-    """
+    """Answer one message of an alignment; what it fails with is not yet what the label party hears (`discretion`)."""
     session = _session_of(message)
     request = from_message(message, session)
     stage = stage_of(request)
     deployed = Node.of(context.node_config).deployed
-    party, target = "", None
-    if deployed:
-        log_as_flower_does()  # its owner must see who tried how many IDs
+    target = None
     try:
         party = _party(request, context)
         if not party:
@@ -60,14 +53,10 @@ def answer_alignment(message: Message, context: Context, config: Config) -> Mess
     except Exception as error:
         if target is not None:
             discard(target)
-        if not deployed or isinstance(error, ProtocolError):
+        if not deployed or isinstance(error, FlowerVflError):
             raise
-        # An unknown error's own words may hold data; where it happened does not.
-        words = str(error) if isinstance(error, FlowerVflError) else type(error).__name__ + _places(error)
-        _log.error("the alignment failed here: %s", words)
-        raise SessionError(
-            f"party {party!r} could not take part in the alignment; the log of its host says why"
-        ) from None
+        # An unknown error's own words may hold IDs, which no log does; where it happened does not.
+        raise FlowerVflError(type(error).__name__ + _places(error)) from None
     return Message(to_content(reply, session), reply_to=message)
 
 
