@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -27,13 +26,7 @@ _TEXTS = 256
 
 def ids_digest(ids: Mapping[Part, Sequence[str]]) -> str:
     """Return the SHA-256 of the ordered IDs of both parts; equal exactly when all IDs and their order are."""
-    digest = hashlib.sha256()
-    for part in PARTS:
-        digest.update(f"{part} {len(ids[part])}\n".encode())
-        for value in ids[part]:
-            encoded = value.encode()
-            digest.update(b"%d:%s" % (len(encoded), encoded))
-    return digest.hexdigest()
+    return layout.ids_digest({part: (len(ids[part]), ids[part]) for part in PARTS})
 
 
 class Builder:
@@ -172,6 +165,9 @@ class Builder:
             layout.check_array(path, spec.vectors.shape, "float32", ())
             files[layout.VECTORS] = layout.digest(path)
         encoding.write(self.folder / party / layout.ENCODING)
+        for name in layout.ENCODINGS:
+            if (self.folder / party / name).is_file():
+                files[name] = layout.digest(self.folder / party / name)
         width = 0 if spec.vectors is None else spec.vectors.shape[1]
         shown = {**asdict(replace(spec, vectors=None)), "vectors": width}
         facts = {"spec": shown, "columns": list(columns), "files": files}
@@ -191,7 +187,8 @@ class Builder:
             path = self.folder / "labels" / f"{part}.npy"
             layout.check_array(path, (self._rows[part],), "int64", (len(names),))
             files[f"{part}.npy"] = layout.digest(path)
-        facts = {"classes": len(names), "class_names": list(names), "files": files}
+        digest = layout.names_digest(names)
+        facts = {"classes": len(names), "class_names": list(names), "class_names_sha256": digest, "files": files}
         layout.write_json(self.folder / "labels" / layout.LABELS, facts)
 
     def finish(

@@ -15,6 +15,7 @@ A prepared folder looks like this, and a party's host needs only the manifest an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,6 +34,8 @@ from flower_vfl.parsing import feature_party_name, party_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_log = logging.getLogger(__name__)
 
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
@@ -265,10 +268,13 @@ class Dataset:
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
-        """What each class was called in the source."""
+        """What each class was called in the source; DataError when they were changed since."""
         folder = self._labels_folder()
-        names = layout.entry(folder / layout.LABELS, layout.read_json(folder / layout.LABELS), "class_names", list)
-        return tuple(str(name) for name in names)
+        where, facts = folder / layout.LABELS, layout.read_json(folder / layout.LABELS)
+        names = tuple(str(name) for name in layout.entry(where, facts, "class_names", list))
+        if facts.get("class_names_sha256", layout.names_digest(names)) != layout.names_digest(names):
+            raise DataError(f"the names of the classes in {where} are not those that were prepared; prepare them again")
+        return names
 
     @property
     def has_labels(self) -> bool:
@@ -296,7 +302,7 @@ class Dataset:
 
     def id_column(self, part: Part) -> pa.ChunkedArray:
         """Return the IDs in the shared order as texts, in a fraction of the memory that a list needs."""
-        return layout.read_id_column(self.folder / "ids" / f"{part}.parquet", self.rows(part))
+        return layout.read_id_column(self._ids_path(part), self.rows(part))
 
     def ids(self, part: Part) -> list[str]:
         """Return the IDs in the shared order; where the source has none, the number of the row."""
@@ -305,20 +311,62 @@ class Dataset:
         return [str(value) for value in self.id_column(part).to_pylist()]
 
     def train_ids(self) -> Iterator[str] | None:
-        """Return the IDs of the training rows one by one, never all in memory; None where rows have numbers only."""
-        return layout.each_id(self.folder / "ids" / "train.parquet") if self.has_ids else None
+        """Return the IDs of the training rows one by one, never all in memory; None where rows have numbers only.
+
+        All IDs are checked before the first one is given; DataError when they are not those of the rows.
+        """
+        return self._each_train_id() if self.has_ids else None
+
+    def _each_train_id(self) -> Iterator[str]:
+        self._check_ids()
+        yield from layout.each_id(self._ids_path("train"))
+
+    def all_ids(self) -> pa.ChunkedArray:
+        """Return the IDs of the training rows and behind them of the test rows, in the shared order.
+
+        Raises
+        ------
+        DataError
+            When they are not those of the rows, or not in their order.
+        """
+        import pyarrow as pa
+
+        columns = [self.id_column(part) for part in PARTS]
+        self._check_ids()
+        return pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
+
+    def _check_ids(self) -> None:
+        """Compare the IDs with the digest by which all parties compare the order of their rows."""
+        found = layout.ids_digest({part: (self.rows(part), layout.each_id(self._ids_path(part))) for part in PARTS})
+        if found != self.alignment.digest:
+            raise DataError(
+                f"the IDs in {self.folder / 'ids'} are not those of the rows, or not in their order: their digest is "
+                f"{found[:16]}, that of the rows is {self.alignment.digest[:16]}; copy the folder again, or prepare "
+                "the data again"
+            )
+
+    def _ids_path(self, part: Part) -> Path:
+        return self.folder / "ids" / f"{part}.parquet"
 
     def verify(self) -> None:
-        """Read every file that this host holds and check its digest, its numbers and its category ids.
+        """Read every file that this host holds, a piece at a time, and check that it is as it was prepared.
+
+        That is: the IDs and their order, by the digest of the alignment, where rows have IDs; of each party, and of the
+        labels, the digests of the arrays, their numbers and their category ids; the digests of how columns were encoded
+        and of what classes are called. What the manifest, `party.json` and `labels.json` say beside these is not
+        covered by a digest of its own, nor is the order of rows that have numbers only.
 
         Raises
         ------
         DataError
             Naming the first file that is not as it was prepared.
         """
+        if self.has_ids:
+            self._check_ids()
         for name in self.parties:
             if (self.folder / name).is_dir():
                 spec = self.spec(name)
+                self._verify_encoding(name)
                 for part in PARTS:
                     for file, (shape, dtype) in spec.arrays().items():
                         layout.verify_array(
@@ -329,6 +377,21 @@ class Dataset:
         if (self.folder / "labels").is_dir():
             for part in PARTS:
                 layout.verify_array(self.folder / "labels", f"{part}.npy", (self.rows(part),), "int64", (self.classes,))
+            if len(self.class_names) != self.classes:
+                raise DataError(f"{self.folder / 'labels' / layout.LABELS} does not name {self.classes} classes")
+
+    def _verify_encoding(self, name: str) -> None:
+        folder = self.folder / name
+        noted = layout.entry(folder / layout.PARTY, layout.read_json(folder / layout.PARTY), "files", dict)
+        if layout.ENCODING not in noted:
+            _log.warning(
+                "%s is of an earlier version, which noted no digest of how columns were encoded: that is not checked "
+                "before new rows are encoded; prepare the data again to have it checked here",
+                folder,
+            )
+        for file in layout.ENCODINGS:
+            if file in noted:
+                layout.verify_file(folder, file)
 
     def _party_folder(self, name: str) -> Path:
         if name not in self.parties:

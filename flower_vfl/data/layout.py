@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 SCHEMA = 2
 MANIFEST, PARTY, LABELS, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
 VECTORS, VOCABULARY = "vectors.npy", "vocabulary.parquet"
+ENCODINGS = (ENCODING, VOCABULARY)
+"""How a party's columns were encoded; there is no vocabulary where no column has categories."""
+
 UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, TokenError)
 """What numpy may raise at a file of an array whose header somebody has changed."""
 
@@ -140,10 +143,32 @@ def check_finite(path: Path, array: NDArray[Any]) -> None:
             raise DataError(f"{path}: row {start + place[0]}, position {place[1:]} is not a finite number")
 
 
+def names_digest(names: Sequence[str]) -> str:
+    """Return the SHA-256 of what the classes are called, in their order."""
+    return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
+
+
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify_file(folder: Path, file: str) -> None:
+    """Check a file against the digest that was noted when it was written.
+
+    Raises
+    ------
+    DataError
+        When it is another one, or is missing.
+    """
+    notes = folder / (LABELS if folder.name == "labels" else PARTY)
+    noted = entry(notes, read_json(notes), "files", dict).get(file)
+    path = folder / file
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    if digest(path) != noted:
+        raise DataError(f"{path} is not as it was prepared: its SHA-256 differs from the one in {notes}")
 
 
 def check_array(path: Path, shape: tuple[int, ...], dtype: str, cardinalities: Sequence[int]) -> None:
@@ -157,12 +182,8 @@ def check_array(path: Path, shape: tuple[int, ...], dtype: str, cardinalities: S
 
 def verify_array(folder: Path, file: str, shape: tuple[int, ...], dtype: str, cardinalities: Sequence[int]) -> None:
     """Check an array against the digest that was noted when it was written, then its contents."""
-    notes = folder / (LABELS if folder.name == "labels" else PARTY)
-    noted = entry(notes, read_json(notes), "files", dict).get(file)
-    path = folder / file
-    if path.is_file() and digest(path) != noted:
-        raise DataError(f"{path} is not as it was prepared: its SHA-256 differs from the one in {notes}")
-    check_array(path, shape, dtype, cardinalities)
+    verify_file(folder, file)
+    check_array(folder / file, shape, dtype, cardinalities)
 
 
 def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
@@ -260,6 +281,23 @@ def read_id_column(path: Path, rows: int) -> pa.ChunkedArray:
     return found[0]
 
 
+def ids_digest(ids: Mapping[str, tuple[int, Iterable[str]]]) -> str:
+    """Return the SHA-256 of ordered IDs; equal exactly when all IDs, their order and their parts are.
+
+    Parameters
+    ----------
+    ids : Mapping
+        Of each part, in their order: how many IDs it has, and these.
+    """
+    found = hashlib.sha256()
+    for part, (rows, values) in ids.items():
+        found.update(f"{part} {rows}\n".encode())
+        for value in values:
+            encoded = value.encode()
+            found.update(b"%d:%s" % (len(encoded), encoded))
+    return found.hexdigest()
+
+
 def each_id(path: Path) -> Iterator[str]:
     """Yield IDs in their order, reading a piece of the file at a time."""
     import pyarrow as pa
@@ -269,6 +307,8 @@ def each_id(path: Path) -> Iterator[str]:
         with pq.ParquetFile(path) as file:
             for piece in file.iter_batches(_IDS, columns=["id"]):
                 piece.validate(full=True)  # texts that are no UTF-8, for instance
+                if piece.num_columns != 1 or piece.column(0).null_count:
+                    raise DataError(f"{path} needs one column of IDs, without an empty one")
                 yield from piece.column(0).cast(pa.string()).to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {error}") from None

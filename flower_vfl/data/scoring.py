@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data import layout
 from flower_vfl.data.builder import ids_digest
-from flower_vfl.data.dataset import PARTS, Dataset, FeatureSpec, open_dataset
+from flower_vfl.data.dataset import Dataset, FeatureSpec, open_dataset
 from flower_vfl.data.encoding import Place, require_columns, texts
 from flower_vfl.data.ids import join_ids, read_ids
 from flower_vfl.data.memory import VerticalData
@@ -147,22 +147,17 @@ class Joined:
 def rows_of(dataset: VerticalData) -> ScoreRows:
     """Return the rows of a data set, training rows first; where rows have no IDs, those of the test table alone."""
     alignment = dataset.alignment
-    named = isinstance(dataset, Dataset) and dataset.has_ids
+    ids = dataset.all_ids if isinstance(dataset, Dataset) and dataset.has_ids else None
 
     def features(party: str) -> Features:
         table = dataset.party(party)
-        source: FeatureSource = Joined(table.train, table.test) if named else table.test
+        source: FeatureSource = Joined(table.train, table.test) if ids else table.test
         return Features(table.spec, source, encoding_digest(dataset, party))
 
-    if not named:
+    if ids is None:
         return ScoreRows(alignment.test_rows, alignment.digest, range(alignment.test_rows), features, None)
     count = alignment.rows + alignment.test_rows
-    return ScoreRows(count, alignment.digest, range(alignment.rows, count), features, lambda: _all_ids(dataset))
-
-
-def _all_ids(dataset: VerticalData) -> pa.ChunkedArray:
-    columns = [dataset.id_column(part) for part in PARTS] if isinstance(dataset, Dataset) else []
-    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
+    return ScoreRows(count, alignment.digest, range(alignment.rows, count), features, ids)
 
 
 def encoding_digest(dataset: VerticalData, party: str) -> str:

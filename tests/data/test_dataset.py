@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from flower_vfl.data import layout
+from flower_vfl.data.builder import ids_digest
 from flower_vfl.data.catalog import prepare
 from flower_vfl.data.dataset import FeatureSpec, open_dataset
 from flower_vfl.errors import DataError, OutputExistsError, StorageError
@@ -70,8 +71,10 @@ def test_rows_without_ids_are_numbered(folder):
 def test_ids_are_read_one_by_one_in_their_order_and_what_is_none_is_refused(folder, monkeypatch):
     monkeypatch.setattr(layout, "_IDS", 7)
     known = [f"person {row}" for row in range(50)]
-    for part in ("train", "test"):
-        layout.write_ids(folder / "ids" / f"{part}.parquet", known)
+    ids = {"train": known, "test": [f"other {row}" for row in range(20)]}
+    for part, names in ids.items():
+        layout.write_ids(folder / "ids" / f"{part}.parquet", names)
+    edit(folder / "manifest.json", alignment={"rows": 50, "test_rows": 20, "digest": ids_digest(ids)})
     assert list(open_dataset(folder).train_ids()) == known == open_dataset(folder).ids("train")
     (folder / "ids" / "train.parquet").write_bytes(b"no table")
     with pytest.raises(DataError, match=r"train.parquet cannot be read"):
@@ -154,6 +157,82 @@ def test_verify_finds_changed_contents_that_opening_does_not(folder):
     edit(folder / "a/party.json", files=facts["files"] | {"train/categorical.npy": layout.digest(path)})
     with pytest.raises(DataError, match="row 7, column 1 holds 5, allowed are 0 to 4"):
         dataset.verify()
+
+
+@pytest.fixture
+def named(tmp_path):
+    """Two parties' files with IDs and categories."""
+    (tmp_path / "a.csv").write_text("id,x,color\n" + "".join(f"p{n},{n},{'rgb'[n % 3]}\n" for n in range(40)))
+    (tmp_path / "b.csv").write_text("id,label\n" + "".join(f"p{n},{['no', 'yes'][n % 2]}\n" for n in range(40)))
+    files = {"a": str(tmp_path / "a.csv")}
+    options = {"files": files, "labels_file": str(tmp_path / "b.csv")}
+    prepare("files", out=tmp_path / "named", options=options)
+    return tmp_path / "named"
+
+
+def reorder_ids(folder, part="train"):
+    path = folder / "ids" / f"{part}.parquet"
+    layout.write_ids(path, layout.read_id_column(path, open_dataset(folder).rows(part)).to_pylist()[::-1])
+
+
+CHANGES = {
+    "IDs in another order": (reorder_ids, "are not those of the rows, or not in their order"),
+    "test IDs in another order": (lambda folder: reorder_ids(folder, "test"), "not in their order"),
+    "fewer IDs": (lambda folder: layout.write_ids(folder / "ids/train.parquet", ["p1"]), "not those of the rows"),
+    "an empty ID": (lambda folder: layout.write_ids(folder / "ids/train.parquet", ["p1", None]), "one column of IDs"),
+    "no IDs": (lambda folder: (folder / "ids/train.parquet").unlink(), r"train\.parquet cannot be read"),
+    "another digest": (
+        lambda folder: edit(folder / "manifest.json", alignment={"rows": 32, "test_rows": 8, "digest": "0" * 64}),
+        "that of the rows is 0000000000000000; copy the folder again",
+    ),
+    "another encoding": (
+        lambda folder: edit(folder / "a/encoding.json", numeric=[]),
+        r"encoding\.json is not as it was prepared",
+    ),
+    "no encoding": (lambda folder: (folder / "a/encoding.json").unlink(), r"there is no file .*encoding\.json"),
+    "no vocabulary": (lambda folder: (folder / "a/vocabulary.parquet").unlink(), "there is no file .*vocabulary"),
+    "another vocabulary": (
+        lambda folder: shutil.copy(folder / "ids/train.parquet", folder / "a/vocabulary.parquet"),
+        r"vocabulary\.parquet is not as it was prepared",
+    ),
+    "classes called otherwise": (
+        lambda folder: edit(folder / "labels/labels.json", class_names=["yes", "no"]),
+        "the names of the classes in .* are not those that were prepared",
+    ),
+    "a class without a name": (
+        lambda folder: edit(
+            folder / "labels/labels.json", class_names=["no"], class_names_sha256=layout.names_digest(["no"])
+        ),
+        "does not name 2 classes",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_verify_covers_ids_encodings_and_names_of_classes(named, change):
+    open_dataset(named).verify()
+    spoil, words = CHANGES[change]
+    spoil(named)
+    with pytest.raises(DataError, match=words):
+        open_dataset(named).verify()
+
+
+def test_whoever_reads_ids_of_other_rows_is_told(named):
+    dataset = open_dataset(named)
+    assert [*dataset.ids("train"), *dataset.ids("test")] == dataset.all_ids().to_pylist()
+    reorder_ids(named, "test")
+    for read in (dataset.all_ids, lambda: next(dataset.train_ids())):
+        with pytest.raises(DataError, match="are not those of the rows, or not in their order"):
+            read()
+
+
+def test_a_folder_without_a_digest_of_its_encodings_is_verified_with_a_warning(named, caplog):
+    facts, names = (json.loads((named / file).read_text()) for file in ("a/party.json", "labels/labels.json"))
+    old = {file: digest for file, digest in facts["files"].items() if file.endswith(".npy")}
+    edit(named / "a/party.json", files=old)
+    (named / "labels/labels.json").write_text(json.dumps({k: v for k, v in names.items() if "sha256" not in k}))
+    open_dataset(named).verify()
+    assert "is of an earlier version, which noted no digest of how columns were encoded" in caplog.text
 
 
 @pytest.mark.parametrize(

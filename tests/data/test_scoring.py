@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flower_vfl.data import layout
 from flower_vfl.data.catalog import prepare
+from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.scoring import Joined, ScoreRows, new_rows, read_asked, rows_of
 from flower_vfl.data.source import ArraySource
 from flower_vfl.errors import DataError
@@ -143,6 +146,18 @@ def test_positions_and_ids_belong_together_in_both_parts(trained):
         part, row = (table.train, position) if position < dataset.alignment.rows else (table.test, position)
         row -= 0 if position < dataset.alignment.rows else dataset.alignment.rows
         assert same(rows.features("shop").source.gather(np.array([position])), part.gather(np.array([row])))
+
+
+def test_ids_that_are_not_those_of_the_rows_are_refused(trained, tmp_path):
+    root, _ = trained
+    shutil.copytree(root / "prepared", tmp_path / "copy")
+    dataset = open_dataset(tmp_path / "copy")
+    ids = dataset.ids("test")
+    layout.write_ids(tmp_path / "copy" / "ids" / "test.parquet", ids[::-1])
+    for rows in (rows_of(dataset), new_rows(tmp_path / "copy", dataset)):
+        for read in (lambda rows=rows: rows.ids(np.arange(3)), lambda rows=rows: rows.find(pa.array(ids[:3]))):
+            with pytest.raises(DataError, match="are not those of the rows, or not in their order"):
+                read()
 
 
 @pytest.mark.parametrize("ids", [None, [f"p{number}" for number in range(100)]], ids=["numbers", "training IDs"])
