@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +40,52 @@ def check_distinct(points: bytes) -> None:
         raise ProtocolError("the other side sent a point twice")
 
 
-def pads_and_tags(points: bytes, ids: Sequence[str]) -> tuple[Values, list[bytes]]:
-    """Return both halves of F(x) = BLAKE2b([k]H(x), x): what hides a table's value (N, 2), and what names a match."""
+class Words(NamedTuple):
+    """The three parts of F(x) of each ID x.
+
+    Attributes
+    ----------
+    pads : Values, (N, 2)
+        What hides a table's values. Of two parties the table shows them to whoever guesses an ID.
+    tags : list of bytes, (N,)
+        What names a match; it travels.
+    proofs : list of bytes, (N,)
+        What says that both sides mean the same ID; it never travels as it is.
+    """
+
+    pads: Values
+    tags: list[bytes]
+    proofs: list[bytes]
+
+
+def words_of(points: bytes, ids: Sequence[str]) -> Words:
+    """Return F(x) = BLAKE2b([k]H(x), x) of each ID, from the points [k]H(x)."""
     words = [
         hashlib.blake2b(
-            points[at : at + POINT_BYTES] + value.encode(), digest_size=2 * TAG_BYTES, person=b"fvfl words"
+            points[at : at + POINT_BYTES] + value.encode(), digest_size=3 * TAG_BYTES, person=b"fvfl words"
         ).digest()
         for at, value in zip(range(0, len(points), POINT_BYTES), ids, strict=True)
     ]
-    pads = np.frombuffer(b"".join(words), "<u8").reshape(-1, 4)[:, :2].astype(np.uint64)
-    return pads, [word[TAG_BYTES:] for word in words]
+    pads = np.frombuffer(b"".join(words), "<u8").reshape(-1, 6)[:, :2].astype(np.uint64)
+    return Words(pads, [word[TAG_BYTES : 2 * TAG_BYTES] for word in words], [word[2 * TAG_BYTES :] for word in words])
+
+
+def proof_of(proofs: Iterable[bytes], checksum: str) -> str:
+    """Return what a party shows to say that it found the same common IDs: a BLAKE2b digest of 32 bytes, as hex.
+
+    Whoever relays the messages learns nothing of it, however few IDs are common: without a proof no guess can be tried.
+
+    Parameters
+    ----------
+    proofs : iterable of bytes
+        Those of the common IDs, in the order of the IDs.
+    checksum : str
+        Of the alignment.
+    """
+    found = hashlib.blake2b(checksum.encode(), digest_size=32, person=b"fvfl proof")
+    for proof in proofs:
+        found.update(proof)
+    return found.hexdigest()
 
 
 def pair_key(own: Key, peer: bytes, *context: str) -> bytes:

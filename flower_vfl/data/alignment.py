@@ -56,6 +56,11 @@ class AlignmentFile:
         """SHA-256 of the ordered IDs; equal at all parties."""
         return digest_of(self.ids)
 
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of all that the file says, who took part included; equal at all parties."""
+        return hashlib.sha256(json.dumps([self.digest, self.parties, self.label_party]).encode()).hexdigest()
+
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all, readable by its owner only: which IDs are common is nobody else's."""
         facts = {
@@ -63,6 +68,7 @@ class AlignmentFile:
             "parties": list(self.parties),
             "label_party": self.label_party,
             "digest": self.digest,
+            "checksum": self.checksum,
         }
         table = pa.table({"id": pa.array(self.ids, pa.string())}).replace_schema_metadata({_KEY: json.dumps(facts)})
         try:
@@ -96,6 +102,8 @@ class AlignmentFile:
             raise DataError(f"{path} is no alignment of this version; align again")
         label_party = layout.entry(path, facts, "label_party", str)
         found = cls(ids, check_parties(layout.entry(path, facts, "parties", list), label_party), label_party)
-        if list(ids) != sorted(set(ids)) or found.digest != facts.get("digest"):
+        checksum = facts.get("checksum", found.checksum)  # files of earlier versions have none
+        as_written = found.digest == facts.get("digest") and found.checksum == checksum
+        if not ids or list(ids) != sorted(set(ids)) or not as_written:
             raise DataError(f"{path} is not as it was written: its digest differs; align again")
         return found

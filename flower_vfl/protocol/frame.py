@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-VERSION = 1
+VERSION = 2
 """Version of the header; a peer with another one is refused."""
 
 Scalar = str | int | float | bool
@@ -150,7 +150,10 @@ def from_records(records: RecordDict, session: str) -> Frame:
     if not isinstance(header, ConfigRecord) or not isinstance(arrays, ArrayRecord) or len(records) != 2:
         raise ProtocolError(f"a frame holds a header and tensors, given {sorted(records)}")
     if header.get("version") != VERSION:
-        raise ProtocolError(f"the peer speaks protocol version {header.get('version')!r}, this is version {VERSION}")
+        raise ProtocolError(
+            f"the peer speaks protocol version {header.get('version')!r}, this is version {VERSION}; install the same "
+            "flower-vfl on both hosts"
+        )
     if header.get("session") != session:
         raise ProtocolError("the frame belongs to another session")
     step = header.get("step")

@@ -14,12 +14,13 @@ from flower_vfl.alignment.psi import (
     is_common,
     make_table,
     matched_rows,
-    pads_and_tags,
     pair_key,
+    proof_of,
     read_table,
     rearrange,
     shares,
     shuffled,
+    words_of,
 )
 from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.errors import ProtocolError
@@ -31,7 +32,7 @@ class Party:
     def __init__(self, ids):
         self.ids, self.key, self.agree = sorted(ids), Key.fresh(), Key.fresh()
         points = multiply_all(self.key, id_blocks(self.ids), hashed=True)
-        self.pads, self.tags = pads_and_tags(points, self.ids)
+        self.pads, self.tags, self.proofs = words_of(points, self.ids)
 
     def pair_keys(self, others):
         return [pair_key(self.agree, other.agree.public(), "run") for other in others if other is not self]
@@ -47,9 +48,9 @@ def label_view(ids, parties):
     read, names = [], []
     for party in parties:
         answers = multiply_all(key.inverse(), multiply_all(party.key, blinded, hashed=False), hashed=False)
-        pads, tags = pads_and_tags(rearrange(answers, np.argsort(order)), ids)
-        read.append(read_table(ids, pads, *party.table(parties), len(party.ids)))
-        names.append(tags)
+        words = words_of(rearrange(answers, np.argsort(order)), ids)
+        read.append(read_table(ids, words.pads, *party.table(parties), len(party.ids)))
+        names.append(words.tags)
     return np.array(read), names
 
 
@@ -135,10 +136,17 @@ def test_names_of_ids_that_a_party_does_not_have_are_refused(matches):
         matched_rows([b"a" * 16, b"b" * 16], matches)
 
 
-def test_both_halves_depend_on_the_point_and_on_the_id():
+def test_all_three_words_depend_on_the_point_and_on_the_id_and_none_is_another():
     points = Key(3).multiply_hashed(b"p" * 32), Key(5).multiply_hashed(b"p" * 32)
-    found = [pads_and_tags(point, [value]) for point in points for value in ("x", "y")]
-    assert len({pads.tobytes() for pads, _ in found}) == len({tags[0] for _, tags in found}) == 4
+    found = [words_of(point, [value]) for point in points for value in ("x", "y")]
+    assert len({part for words in found for part in (words.pads.tobytes(), words.tags[0], words.proofs[0])}) == 12
+
+
+def test_a_proof_is_of_the_common_ids_their_order_and_who_takes_part():
+    one, two = bytes(16), bytes(range(16))
+    given = [([one, two], "x"), ([two, one], "x"), ([one], "x"), ([one, two], "y"), ([], "x")]
+    assert len({proof_of(proofs, checksum) for proofs, checksum in given}) == 5
+    assert proof_of(iter([one, two]), "x") == proof_of([one, two], "x")
 
 
 def test_salted_hashes_are_those_of_the_standard_and_depend_on_the_salt():

@@ -76,6 +76,9 @@ def test_ids_that_are_no_texts_are_refused(tmp_path, ids):
         ({"parties": ["label"], "label_party": "b"}, "a feature party cannot be called 'label'"),
         ({"label_party": None}, "'label_party' must be str"),
         ({"digest": "0" * 64}, "not as it was written"),
+        ({"parties": ["a", "zzz"]}, "not as it was written"),
+        ({"parties": ["b", "a"]}, "not as it was written"),
+        ({"label_party": "c"}, "not as it was written"),
     ],
 )
 def test_facts_that_cannot_be_are_refused(tmp_path, facts, text):
@@ -83,6 +86,21 @@ def test_facts_that_cannot_be_are_refused(tmp_path, facts, text):
     rewrite(tmp_path / "f", **facts)
     with pytest.raises(DataError, match=text):
         AlignmentFile.read(tmp_path / "f")
+
+
+def test_a_file_that_names_nobody_is_refused(tmp_path):
+    AlignmentFile((), ("a",), "label").write(tmp_path / "f")
+    with pytest.raises(DataError, match="not as it was written"):
+        AlignmentFile.read(tmp_path / "f")
+
+
+def test_a_file_without_a_checksum_is_read_as_far_as_its_digest_goes(tmp_path):
+    FILE.write(tmp_path / "f")
+    table = pq.read_table(tmp_path / "f")
+    known = json.loads(table.schema.metadata[b"flower-vfl alignment"])
+    assert known.pop("checksum")
+    pq.write_table(table.replace_schema_metadata({"flower-vfl alignment": json.dumps(known)}), tmp_path / "f")
+    assert AlignmentFile.read(tmp_path / "f") == FILE
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol import strict_json
 from flower_vfl.protocol.codec import OVERHEAD, decode, encode
-from flower_vfl.protocol.frame import Frame, Kind, from_records, to_records
+from flower_vfl.protocol.frame import VERSION, Frame, Kind, from_records, to_records
 from flower_vfl.protocol.tensors import DTYPES
 
 SESSION = "5e55"
@@ -73,7 +73,7 @@ def forge(index, body=b"", *, magic=b"FVFL", version=1, length=None, checksum=No
 
 
 def header(**changes):
-    return {"version": 1, "kind": "step", "session": SESSION, "step": 3, "fields": "{}", **changes}
+    return {"version": VERSION, "kind": "step", "session": SESSION, "step": 3, "fields": "{}", **changes}
 
 
 def array_entry(shape=(2,), size=8, *, name="x", dtype="float32", stype="flower-vfl.raw"):

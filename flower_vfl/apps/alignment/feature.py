@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,15 @@ from typing import Self
 
 from flower_vfl.alignment.group import POINT_BYTES, Key, id_blocks
 from flower_vfl.alignment.hashed import SALT_BYTES, hash_ids
-from flower_vfl.alignment.psi import TAG_BYTES, check_distinct, make_table, matched_rows, pads_and_tags, pair_key
+from flower_vfl.alignment.psi import (
+    TAG_BYTES,
+    check_distinct,
+    make_table,
+    matched_rows,
+    pair_key,
+    proof_of,
+    words_of,
+)
 from flower_vfl.alignment.table import SEED_BYTES, VALUE_BYTES, table_bytes
 from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.place import check_target, discard, new_state, state_folder
@@ -26,10 +35,11 @@ from flower_vfl.protocol.frame import Frame
 
 _log = logging.getLogger(__name__)
 
-_STATE, _IDS, _TAGS, _TABLE, _MATCHES, _RESULT = (
+_STATE, _IDS, _TAGS, _PROOFS, _TABLE, _MATCHES, _RESULT = (
     "state.json",
     "ids.parquet",
     "tags",
+    "proofs",
     "table",
     "matches",
     "alignment.parquet",
@@ -208,9 +218,10 @@ class FeatureSide:
             points = multiply_all(
                 self._key(_KEY), id_blocks(ids), hashed=True, processes=self._processes, progress=progress
             )
-            pads, tags = pads_and_tags(points, ids)
-            seed, table = make_table(ids, pads, self._pair_keys(keys))
-            (self._folder / _TAGS).write_bytes(b"".join(tags))
+            words = words_of(points, ids)
+            seed, table = make_table(ids, words.pads, self._pair_keys(keys))
+            (self._folder / _TAGS).write_bytes(b"".join(words.tags))
+            (self._folder / _PROOFS).write_bytes(b"".join(words.proofs))
             path.write_bytes(seed + table)
         content = path.read_bytes()
         piece = _piece(content[SEED_BYTES:], message.step, self.terms.piece, VALUE_BYTES)
@@ -232,6 +243,7 @@ class FeatureSide:
         path = self._folder / _TAGS
         if message.step == 0:
             path.write_bytes(b"".join(hash_ids(self._read_ids(), read_blocks(message, "salt", 1, SALT_BYTES))))
+            shutil.copyfile(path, self._folder / _PROOFS)  # with this method nothing is hidden from who knows the salt
         tags = b"".join(sorted(_split(path.read_bytes(), TAG_BYTES)))
         piece = _piece(tags, message.step, self.terms.piece, TAG_BYTES)
         return frame(Stage.HASHES, message.step, {}, {"hashes": blocks_of(piece, TAG_BYTES)})
@@ -251,11 +263,11 @@ class FeatureSide:
         if len(matches) != total * TAG_BYTES:
             raise ProtocolError("the label party changed how many IDs are common")
         ids = self._read_ids()
-        rows = matched_rows(_split((self._folder / _TAGS).read_bytes(), TAG_BYTES), matches)
-        common = tuple(sorted(ids[row] for row in rows))
-        result = AlignmentFile(common, self.terms.parties, self.terms.label_party)
+        tags, proofs = (_split((self._folder / name).read_bytes(), TAG_BYTES) for name in (_TAGS, _PROOFS))
+        rows = sorted(matched_rows(tags, matches))  # own IDs are in their order
+        result = AlignmentFile(tuple(ids[row] for row in rows), self.terms.parties, self.terms.label_party)
         result.write(self._folder / _RESULT)
-        return frame(Stage.MATCH, message.step, {"digest": result.digest})
+        return frame(Stage.MATCH, message.step, {"proof": proof_of((proofs[row] for row in rows), result.checksum)})
 
     def _finish(self, message: Frame) -> Frame:
         """Put the result into its place and forget everything else."""

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -19,10 +20,11 @@ from flower_vfl.alignment.psi import (
     TAG_BYTES,
     check_distinct,
     is_common,
-    pads_and_tags,
+    proof_of,
     read_table,
     rearrange,
     shuffled,
+    words_of,
 )
 from flower_vfl.alignment.table import SEED_BYTES, VALUE_BYTES, table_bytes
 from flower_vfl.alignment.workers import multiply_all
@@ -38,6 +40,13 @@ from flower_vfl.sections import AlignConfig
 from flower_vfl.version import VERSION
 
 _log = logging.getLogger(__name__)
+
+
+class _Names(NamedTuple):
+    """A party's names for the own IDs, (N,) each: those that travel, and those that never do."""
+
+    tags: list[bytes]
+    proofs: list[bytes]
 
 
 class LabelSide:
@@ -109,12 +118,12 @@ class LabelSide:
     def _align(self, path: Path) -> AlignmentFile:
         """Find the common IDs, write them, and only then let the parties put theirs in place."""
         self._greet()
-        common, tags = self._compare() if self._config.method == "psi" else self._compare_hashes()
+        common, names = self._compare() if self._config.method == "psi" else self._compare_hashes()
         if not common.any():
             raise DataError("no ID is common to all parties; do they use the same kind of ID?")
         ids = tuple(value for value, chosen in zip(self._ids, common, strict=True) if chosen)
         result = AlignmentFile(ids, self._parties, self._label_party)
-        self._name_matches(result, common, tags)
+        self._name_matches(result, common, names)
         result.write(path)
         self._talk.ask_all(self._parties, frame(Stage.FINISH, 0))
         return result
@@ -137,7 +146,7 @@ class LabelSide:
         said = ", ".join(f"{party} {count}" for party, count in self._counts.items())
         _log.info("alignment by %s: %d IDs here, %s", self._config.method, len(self._ids), said)
 
-    def _compare(self) -> tuple[NDArray[np.bool_], dict[str, list[bytes]]]:
+    def _compare(self) -> tuple[NDArray[np.bool_], dict[str, _Names]]:
         """Return which of the own IDs all have, and each party's names for them."""
         key, order = Key.fresh(), shuffled(len(self._ids))
         back = np.argsort(order)
@@ -148,14 +157,15 @@ class LabelSide:
         sizes = {party: table_bytes(count) // VALUE_BYTES for party, count in self._counts.items()}
         tables = self._collect(Stage.TABLE, first, sizes, "table", VALUE_BYTES, "waiting for tables")
         total = np.zeros((len(self._ids), 2), np.uint64)
-        tags = {}
+        names = {}
         for party, (table, reply) in tables.items():
             with _blaming(party):
                 points = self._multiply(f"reading {party}'s answers", key.inverse(), answers.pop(party), hashed=False)
-                pads, tags[party] = pads_and_tags(rearrange(points, back), self._ids)
+                words = words_of(rearrange(points, back), self._ids)
                 seed = read_blocks(reply, "seed", 1, SEED_BYTES)
-                total ^= read_table(self._ids, pads, seed, table, self._counts[party])
-        return is_common(total), tags
+                total ^= read_table(self._ids, words.pads, seed, table, self._counts[party])
+                names[party] = _Names(words.tags, words.proofs)
+        return is_common(total), names
 
     def _multiply(self, what: str, key: Key, blocks: bytes, *, hashed: bool) -> bytes:
         progress = counting(self._progress, what, len(blocks) // POINT_BYTES)
@@ -194,7 +204,7 @@ class LabelSide:
                 last[party] = reply
         return {party: (b"".join(parts), last[party]) for party, parts in found.items()}
 
-    def _compare_hashes(self) -> tuple[NDArray[np.bool_], dict[str, list[bytes]]]:
+    def _compare_hashes(self) -> tuple[NDArray[np.bool_], dict[str, _Names]]:
         """The same for the method "hash": everybody hashes with a salt that is drawn here."""
         salt = secrets.token_bytes(SALT_BYTES)
         first = frame(Stage.HASHES, 0, blocks={"salt": blocks_of(salt, SALT_BYTES)})
@@ -204,17 +214,17 @@ class LabelSide:
         for data, _ in lists.values():
             theirs = {data[at : at + TAG_BYTES] for at in range(0, len(data), TAG_BYTES)}
             common &= np.fromiter((tag in theirs for tag in own), bool, len(own))
-        return common, dict.fromkeys(self._parties, own)
+        return common, dict.fromkeys(self._parties, _Names(own, own))
 
     def _name_matches(
         self,
         result: AlignmentFile,
         common: NDArray[np.bool_],
-        tags: Mapping[str, list[bytes]],
+        names: Mapping[str, _Names],
     ) -> None:
         """Tell each party, in an order that says nothing, which of its IDs are common; all must find the same."""
         rows, total = np.flatnonzero(common), len(result.ids)
-        named = {party: b"".join(sorted(own[row] for row in rows)) for party, own in tags.items()}
+        named = {party: b"".join(sorted(own.tags[row] for row in rows)) for party, own in names.items()}
         replies: dict[str, Frame] = {}
         for number, start, end in pieces(total, self._piece):
             self._progress("naming the common IDs", start / total)
@@ -226,7 +236,7 @@ class LabelSide:
                 }
             )
         for party, reply in replies.items():
-            if reply.fields.get("digest") != result.digest:
+            if reply.fields.get("proof") != proof_of((names[party].proofs[row] for row in rows), result.checksum):
                 raise PartyError(f"party {party!r} found other common IDs than the label party; align again")
         self._progress("naming the common IDs", 1.0)
 

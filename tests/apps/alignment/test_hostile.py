@@ -64,7 +64,7 @@ def twice(answer):
         ("table", longer("table"), "'table' of step 0 must be"),
         ("table", shorter("table"), "'table' of step 0 must be"),
         ("table", lambda answer: with_tensor(answer, "seed", torch.zeros((2, 16), dtype=torch.uint8)), "'seed'"),
-        ("match", lambda answer: changed(answer, digest="0" * 64), "party 'a' found other common IDs"),
+        ("match", lambda answer: changed(answer, proof="0" * 64), "party 'a' found other common IDs"),
         ("finish", lambda answer: changed(answer, stage="query"), "answered query 0 to finish 0"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_match_must_be_an_own_id_and_come_once(target):
         target.ask(Stage.MATCH, 0, {"total": 2}, tags=(tags[:16] * 2, 16))
     with refused("out of turn"):
         target.ask(Stage.FINISH)
-    assert target.ask(Stage.MATCH, 0, {"total": 2}, tags=(tags[:32], 16)).text("digest")
+    assert target.ask(Stage.MATCH, 0, {"total": 2}, tags=(tags[:32], 16)).text("proof")
     with refused("not in message 1"):
         target.ask(Stage.MATCH, 1, {"total": 2}, tags=(tags[:16], 16))
     with refused("changed how many"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from flower_vfl import align
+from flower_vfl.alignment.psi import proof_of
+from flower_vfl.alignment.table import decode
 from flower_vfl.apps import make_client_app, make_server_app
 from flower_vfl.apps.alignment.start import align_as_label
 from flower_vfl.data.alignment import AlignmentFile
@@ -59,6 +62,23 @@ def test_no_id_is_in_any_message_or_in_the_log(method, tmp_path, caplog):
     for _, _, content in grid.seen:
         assert b"person-" not in all_bytes(content)
     assert "person-" not in caplog.text
+
+
+def test_whoever_relays_a_private_alignment_cannot_try_ids_one_by_one(tmp_path):
+    """One person is common. Of a guess its relay can compute all that an ID alone gives, and look up the only table."""
+    grid, error = run(federation(tmp_path, {"label": (0, 20), "a": (19, 40)}), tmp_path / "out", 1)
+    assert error is None
+    (common,) = AlignmentFile.read(tmp_path / "out" / "a" / "alignment.parquet").ids
+    travelled = b"\0".join(all_bytes(content) for _, _, content in grid.seen)
+    told = {name for _, _, content in grid.seen for name in json.loads(str(content["header"]["fields"]))}
+    assert "proof" in told
+    assert "digest" not in told
+    result = AlignmentFile((common,), ("a",), "label")
+    (table,) = [content for way, _, content in grid.seen if way == "up" and "table" in content["tensors"]]
+    seed, cells = (bytes(table["tensors"][name].data) for name in ("seed", "table"))
+    looked_up = decode([common], seed, cells, 21).astype("<u8").tobytes()
+    for guess in (result.digest, result.checksum, *(proof_of([word], result.checksum) for word in (b"", looked_up))):
+        assert guess.encode() not in travelled
 
 
 @pytest.mark.parametrize("method", ["psi", "hash"])
