@@ -58,9 +58,9 @@ def run_here(
 ) -> dict[str, Any]:
     """Run a configuration in this process, write its report and return its `result.json`.
 
-    What `alone` returns, by party, is the test AUC of its columns by themselves, and goes into the result. With
-    `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is, but for what
-    each party reaches alone where that is wanted and not there yet.
+    What `alone` returns, by party, is what its columns reach by themselves, see `alone_aucs`, and goes into the result.
+    With `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is, but for
+    what each party reaches alone where that is wanted and not there yet.
     """
     out = out.expanduser().absolute()
     unfinished = check_folder(out, config, resume=resume)
@@ -108,7 +108,10 @@ def _reported(out: Path) -> Iterator[None]:
 
 
 def alone_aucs(config: Config) -> dict[str, float]:
-    """Return the test AUC that each party's columns reach by themselves, with the same architecture."""
+    """Return the test AUC that each party's columns reach by themselves, with the same architecture.
+
+    Of more than two classes it is the mean over them.
+    """
     dataset = open_data(config)
     parties = list(parties_here(config, dataset))
     if config.parties.label_features and dataset.label_party in dataset.parties and dataset.label_party not in parties:
@@ -116,7 +119,8 @@ def alone_aucs(config: Config) -> dict[str, float]:
     found = {}
     for party in parties:
         with LiveProgress(f"{party} alone", console()) as progress:
-            found[party] = run_alone(config, party, observers=(progress,)).test_auc
+            reached = run_alone(config, party, observers=(progress,))
+        found[party] = reached.test_auc if dataset.labels().classes == 2 else reached.test_macro_auc
     return found
 
 

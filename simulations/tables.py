@@ -86,7 +86,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of runs, what rebuilds the model and what each party reaches alone."""
     from flower_vfl.reports.rebuilt import answers
-    from flower_vfl.reports.words import kept_model
+    from flower_vfl.reports.words import METRICS, alone_by, kept_model, nothing_chosen
 
     Console().print(results_table(summaries))
     answer = next((found[0] for summary in summaries if (found := answers(summary))), None)
@@ -97,14 +97,15 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
             f"without what it learned in training: {answer.labels(answer.alone_k)}."
         )
         Console().print(text, highlight=False)
-    for text in filter(None, map(kept_model, summaries)):
+    for text in filter(None, [*map(kept_model, summaries), *map(nothing_chosen, summaries)]):
         Console().print(text, highlight=False)
     for line in _remembered_lines(summaries):
         Console().print(line, highlight=False)
-    alone = next((summary["alone"] for summary in summaries if summary.get("alone")), None)
-    if alone:
-        reached = ", ".join(f"party {party} {_number(auc)}" for party, auc in alone.items())
-        Console().print(f"Alone, with the same architecture, test AUC: {reached}", highlight=False)
+    alone = next((summary for summary in summaries if summary.get("alone")), None)
+    if alone is not None:
+        reached = ", ".join(f"party {party} {_number(auc)}" for party, auc in alone["alone"].items())
+        measure = METRICS[alone_by(alone)].replace("Test", "test")
+        Console().print(f"Alone, with the same architecture, {measure}: {reached}", highlight=False)
 
 
 def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -94,8 +94,13 @@ class Outcome:
 
     @property
     def best(self) -> Epoch:
-        """The epoch of that model with the best validation; the last one where there is no validation part."""
+        """The epoch of that model with the best validation; the last one where validation compares none."""
         return max(self.model_epochs, key=_validation_score, default={})
+
+    @property
+    def best_by(self) -> str | None:
+        """What `best` was chosen by; None where there is no validation part, or its rows are all of one class."""
+        return validation_measure(self.best)
 
 
 def measured(outcome: Outcome) -> dict[str, Any]:
@@ -103,6 +108,23 @@ def measured(outcome: Outcome) -> dict[str, Any]:
     return {name: getattr(outcome, name) for name in MEASURED}
 
 
-def _validation_score(epoch: Epoch) -> float:
-    score = epoch.get("validation_auc", epoch.get("validation_accuracy", epoch["epoch"]))
-    return -math.inf if math.isnan(score) else score
+def validation_measure(epoch: Epoch) -> str | None:
+    """Return the measure of the validation part by which epochs are compared: AUC, of more than two classes accuracy.
+
+    None without a validation part, and where its rows are all of one class, so that no AUC is known there.
+
+    Examples
+    --------
+    >>> validation_measure({"epoch": 1, "validation_auc": 0.7, "validation_accuracy": 0.6})
+    'validation_auc'
+    >>> validation_measure({"epoch": 1, "validation_auc": math.nan, "validation_accuracy": 0.9})  # one class only
+    """
+    for auc, measure in (("validation_auc", "validation_auc"), ("validation_macro_auc", "validation_accuracy")):
+        if auc in epoch:
+            return None if math.isnan(epoch[auc]) else measure
+    return None
+
+
+def _validation_score(epoch: Epoch) -> tuple[bool, float]:
+    name = validation_measure(epoch)
+    return (False, epoch["epoch"]) if name is None else (True, epoch[name])

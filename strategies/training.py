@@ -121,6 +121,8 @@ class Training:
                 self._train(epoch, steps)
                 if steps.stop == self._schedule.steps_of(epoch).stop:
                     self.outcome.epochs.append(self._evaluate(epoch))
+                    if epoch == 1:
+                        self._warn_of_validation()
                     after_epoch(epoch)
                 if save is not None:
                     save(self.outcome.steps)
@@ -299,6 +301,18 @@ class Training:
             self._log(step, epoch, metric, value)
         self._observer.on_epoch(step, epoch, metrics)
         return metrics
+
+    def _warn_of_validation(self) -> None:
+        """Say once that the validation part compares no epochs, where it should."""
+        training = self._config.training
+        if self._schedule.batches("validation") and self.outcome.best_by is None:
+            _logger.warning(
+                "all rows of the validation part are of one class, so that no AUC is known there: nothing is chosen by "
+                "it, the last epoch counts as the best%s. Raise training.validation (%s), or take another "
+                "schedule_seed, which draws other rows",
+                f", and training.patience = {training.patience} ends nothing" if training.patience else "",
+                training.validation,
+            )
 
     def _check_predictions(self, logits: Tensor, part: Part, epoch: int) -> None:
         broken = ~(logits < math.inf)  # -inf may be meant: a top model of one's own excludes a class by it

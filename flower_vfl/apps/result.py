@@ -50,8 +50,16 @@ class RunResult:
 
     @property
     def test_auc(self) -> float:
-        """Test AUC after the last epoch; NaN where there is none."""
-        value = self.summary["utility"]["last"].get("test_auc")
+        """Test AUC after the last epoch; NaN where there is none, as with more than two classes."""
+        return self._last("test_auc")
+
+    @property
+    def test_macro_auc(self) -> float:
+        """Test AUC after the last epoch, mean over more than two classes; NaN where there is none."""
+        return self._last("test_macro_auc")
+
+    def _last(self, name: str) -> float:
+        value = self.summary["utility"]["last"].get(name)
         return math.nan if value is None else float(value)
 
     def leak(self, *, layer: str = "cut", source: str = "attacker", attack: str = "norm") -> float:
@@ -136,6 +144,7 @@ def summarise(
         "model": {"step": outcome.model_step, "epoch": len(outcome.model_epochs)},
         **_budget(outcome, config),
         "utility": {"last": _utility(last), "best": _utility(outcome.best)},
+        "best_by": outcome.best_by,
         **({} if periods is None else {"periods": describe_periods(outcome.epochs, periods)}),
         "leakage": outcome.leakage,
         "rebuild": rebuild(outcome.leakage, last, classes=data["classes"], share=config.attack.rebuilt),

@@ -64,7 +64,7 @@ def _row(index: int, run: Run, places: Sequence[tuple[str, str]]) -> dict[str, A
         "index": index,
         "run": run,
         "last": last,
-        "best": best,
+        "best": {} if words.nothing_chosen(run.result) else best,
         "leak": words.worst_leak(run),
         "oracle": words.worst_leak(run, oracle=True),
         "answer": worst_answer(run),

@@ -125,6 +125,8 @@ def _page(template: str, **values: Any) -> str:
 def _of_one(run: Run) -> dict[str, Any]:
     result = run.result
     last, best = (_dict(result["utility"].get(which)) for which in ("last", "best"))
+    nothing_chosen, alone_by = words.nothing_chosen(result), words.alone_by(result)
+    best = {} if nothing_chosen else best
     names = [*words.METRICS, *sorted((last.keys() | best.keys()) - words.METRICS.keys())]
     return {
         "run": run,
@@ -142,7 +144,10 @@ def _of_one(run: Run) -> dict[str, Any]:
         "defenses": words.defenses(run),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
         "last": last,
-        "alone": {party: _dict(value).get("test_auc", value) for party, value in result.get("alone", {}).items()},
+        "nothing_chosen": nothing_chosen,
+        "alone": {party: _dict(value).get(alone_by, value) for party, value in result.get("alone", {}).items()},
+        "alone_by": alone_by,
+        "alone_measure": words.METRICS[alone_by],
         "speed": words.ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
         "snapshots": [Markup(figure) for figure in snapshot_figures(run.snapshots)],
         "observed": {step: observations(values) for step, values in run.snapshots.items()},

@@ -65,6 +65,27 @@ def kept_model(result: Mapping[str, Any]) -> str:
     )
 
 
+def nothing_chosen(result: Mapping[str, Any]) -> str:
+    """Say that a run's validation part chose no epoch; empty where it did, and where there is none."""
+    last = result["utility"].get("last")
+    names = ("validation_auc", "validation_macro_auc")
+    if not isinstance(last, dict) or all(last.get(name, 0.0) is not None for name in names):
+        return ""
+    return "All rows of the validation part are of one class. No AUC is known there: no epoch was chosen by validation."
+
+
+def alone_by(result: Mapping[str, Any]) -> str:
+    """Return the measure of what each party reaches alone: the test AUC, of more than two classes the mean over them.
+
+    Examples
+    --------
+    >>> alone_by({"utility": {"last": {"test_auc": None, "test_macro_auc": 0.9}}})
+    'test_macro_auc'
+    """
+    last = result["utility"].get("last")
+    return "test_macro_auc" if isinstance(last, dict) and "test_macro_auc" in last else "test_auc"
+
+
 def size(value: Any) -> str:
     """Return a number of bytes in the unit that suits it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

@@ -401,6 +401,36 @@ def test_attacks_of_one_name_have_a_figure_each(run_folder):
     assert "Only hint and hint(k=1) ran" in found
 
 
+def test_a_validation_part_of_one_class_has_chosen_no_epoch_and_the_page_says_so(run_folder):
+    says = "no epoch was chosen by validation"
+    unknown = {"validation_auc": None, "validation_loss": 0.1}
+
+    def one_class(result):
+        for which, auc in (("last", 0.91), ("best", 0.6642)):
+            result["utility"][which].update(unknown, test_auc=auc)
+
+    folder = run_folder(steps=3, epochs=1)
+    assert says not in page(render([folder])).text
+    change(folder, one_class)
+    found = page(render([folder])).text
+    assert says in found
+    assert "0.6642" not in found
+    other = run_folder("other", steps=3, epochs=1)
+    assert "0.6642" not in page(render([folder, other], folder / "compared.html")).text
+
+
+def test_parties_alone_are_measured_by_the_mean_over_more_than_two_classes(run_folder):
+    def many(result):
+        result["utility"]["last"].update(test_auc=None, test_macro_auc=0.9377)
+        result["alone"] = {"a": 0.8111, "b": 0.8222}
+
+    folder = run_folder(steps=3, epochs=1)
+    change(folder, many)
+    found = page(render([folder])).text.split("What each party would reach alone")[1].split("Cost")[0]
+    for text in ("Test AUC, mean over classes", "0.8111", "0.8222", "0.9377"):
+        assert text in found
+
+
 MARVELL = ({"name": "marvell", "params": {"s": 4.0, "scope": "joint"}},)
 
 

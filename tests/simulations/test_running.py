@@ -1,12 +1,15 @@
 """What the command line runs."""
 
 import json
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
 
+from flower_vfl.apps import run
 from flower_vfl.simulations import running
 from flower_vfl.simulations.tables import print_results
+from tests.toys import toy_config, toy_data
 
 SMALL = {"data.name": "breast-cancer", "training.epochs": "1", "training.batch_size": "128", "model.bottom": "8"}
 
@@ -36,6 +39,24 @@ def test_the_demo_compares_no_defense_with_each_defense_in_one_summary_and_one_r
     first = [line.split()[0] for line in shown if line]
     assert {"none", "max_norm", "marvell_full(s=4)", "potential_energy(alpha=1)"} <= set(first)
     assert not any("…" in line for line in shown)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_what_parties_reach_alone_is_their_auc_and_of_more_classes_the_mean_over_them(classes, monkeypatch, capsys):
+    data = toy_data(rows=300, classes=classes)
+    monkeypatch.setattr(running, "open_data", lambda config: data)
+    monkeypatch.setattr(running, "run_alone", partial(running.run_alone, data=lambda config: data))
+    config = toy_config()
+    alone = running.alone_aucs(config)
+    measure = "test_auc" if classes == 2 else "test_macro_auc"
+    reached = running.run_alone(config, "a").summary["utility"]["last"][measure]
+    assert set(alone) == {"a", "b"}
+    assert alone["a"] == reached
+    assert 0.0 < alone["b"] < 1.0
+    capsys.readouterr()
+    print_results([{**run(config, data=lambda config: data).summary, "alone": alone}])
+    name = "test AUC: party a" if classes == 2 else "test AUC, mean over classes: party a"
+    assert name in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

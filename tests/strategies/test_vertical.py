@@ -14,8 +14,10 @@ from flower_vfl.apps import run
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import ConfigError, DataError, UnprotectedBatchError
+from flower_vfl.simulations.tables import print_results
 from flower_vfl.strategies import DEFENSES, Defense, Iso, Observer, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.strategies.configured import schedule_of
 from tests.toys import toy_config, toy_data
 
 
@@ -288,6 +290,46 @@ def test_early_stopping_waits_for_its_patience_and_keeps_the_best_epoch():
     assert result.status == "early stopping"
     assert len(scores) == int(np.argmax(scores)) + 3
     assert result.summary["utility"]["best"]["epoch"] == int(np.argmax(scores)) + 1
+
+
+def one_class_validated(classes):
+    """Data and configuration of which the validation rows are all of class 0."""
+    config = toy_config(training={"epochs": 4, "patience": 1, "validation": 0.05})
+    data = toy_data(rows=300, classes=classes)
+    schedule = schedule_of(config, 300, 150)
+    held_out = [schedule.eval_batch("validation", index) for index in range(schedule.batches("validation"))]
+    data.target.train[np.concatenate(held_out)] = 0
+    return data, config
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_validation_part_of_one_class_chooses_nothing_and_ends_nothing_and_it_is_said_once(classes, caplog, capsys):
+    data, config = one_class_validated(classes)
+    result = run(config, data=lambda _: data)
+    assert (result.status, len(result.outcome.epochs)) == ("finished", 4)
+    assert result.summary["utility"]["best"] == result.summary["utility"]["last"]
+    assert result.summary["best_by"] is None
+    said = [record.message for record in caplog.records if "of one class" in record.message]
+    assert len(said) == 1
+    assert "training.patience = 1 ends nothing" in said[0]
+    print_results([result.summary])
+    assert "no epoch was chosen by validation" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("classes", "measure"), [(2, "validation_auc"), (3, "validation_accuracy")])
+def test_it_is_written_down_by_what_the_best_epoch_was_chosen(classes, measure, caplog, capsys):
+    data = toy_data(rows=300, classes=classes)
+    result = run(toy_config(), data=lambda _: data)
+    assert result.summary["best_by"] == measure
+    print_results([result.summary])
+    assert "of one class" not in caplog.text + capsys.readouterr().out
+
+
+def test_without_a_validation_part_the_last_epoch_is_the_best_and_nothing_is_missed(caplog):
+    data = toy_data(rows=300)
+    result = run(toy_config(training={"validation": 0.0}), data=lambda _: data)
+    assert (result.summary["best_by"], result.summary["utility"]["best"]["epoch"]) == (None, 2)
+    assert "of one class" not in caplog.text
 
 
 def test_flower_callers_can_start_from_given_weights_and_follow_each_epoch():
