@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -162,6 +163,17 @@ def _data(folder: Path | None, party: str) -> Finding:
                     f"`flower-vfl data part FOLDER --party {party} --out ...` writes its part"
                 ),
             )
+        others = _others(dataset, party) if party else []
+        if others:
+            return (
+                "data",
+                "wrong",
+                (
+                    f"{folder} holds what is none of party {party!r}: {', '.join(others)}; nothing of others may lie "
+                    f"on this host, labels least of all: `flower-vfl data part {folder} --party {party} --out ...` "
+                    "writes its part alone"
+                ),
+            )
         dataset.verify()
     except FlowerVflError as error:
         return "data", "wrong", f"{error}; `flower-vfl data part` writes a party's part of prepared data"
@@ -177,6 +189,12 @@ def _held(dataset: Dataset) -> list[str]:
     """Return the parties whose data lies in a folder; the label party's only with its labels."""
     held = [name for name in dataset.parties if name != dataset.label_party and (dataset.folder / name).is_dir()]
     return [*held, *([dataset.label_party] if (dataset.folder / "labels").is_dir() else [])]
+
+
+def _others(dataset: Dataset, party: str) -> list[str]:
+    """Return what lies in a folder and belongs to others than a party."""
+    found = [f"features of {name}" for name in dataset.parties if name != party and (dataset.folder / name).is_dir()]
+    return [*found, *(["labels"] if party != dataset.label_party and dataset.has_labels else [])]
 
 
 def _now() -> datetime.datetime:
@@ -211,25 +229,46 @@ def _certificates(title: str, path: Path) -> Iterator[Finding]:
 
 
 def _private_key(path: Path, certificate: Path | None) -> Finding:
-    """Look whether a private key can be read, by its owner alone, and belongs to the certificate."""
+    """Look whether a private key can be read, by its owner alone, and is what it is for.
+
+    With a certificate it is the SuperLink's and belongs to it; without one it is a SuperNode's, which starts with an
+    elliptic curve key in OpenSSH form alone.
+    """
     try:
         content, mode = path.expanduser().read_bytes(), stat.S_IMODE(path.expanduser().stat().st_mode)
     except OSError as error:
         return "key", "wrong", f"{path} cannot be read: {error.strerror}; start this as the user that runs the service"
-    load = load_ssh_private_key if b"OPENSSH" in content[:64] else load_pem_private_key
+    openssh = b"OPENSSH" in content[:64]
+    load = load_ssh_private_key if openssh else load_pem_private_key
     try:
         public = load(content, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
         return "key", "wrong", f"{path} holds no private key without a password, in PEM or OpenSSH form"
     if mode & 0o077:
         return "key", "wrong", f"other users of this host can use {path}: chmod 600 {path}"
-    if certificate is not None and certificate.expanduser().is_file():
+    if certificate is not None:
+        return _pair(path, public, certificate)
+    if not openssh or not isinstance(public, ec.EllipticCurvePublicKey):
+        return (
+            "key",
+            "wrong",
+            (
+                f"with {path} no SuperNode starts: its key is an elliptic curve key in OpenSSH form, `ssh-keygen -t "
+                "ecdsa -b 384` makes one (the SuperLink's key is looked at with --certificate)"
+            ),
+        )
+    digest = b64encode(ssh_key_fingerprint(public, SHA256())).decode().rstrip("=")
+    return "key", "ok", f"SHA256:{digest}, as `ssh-keygen -lf` shows the public key that must be registered"
+
+
+def _pair(path: Path, public: object, certificate: Path) -> Finding:
+    """Look whether a key belongs to a certificate."""
+    try:
         signed = x509.load_pem_x509_certificate(certificate.expanduser().read_bytes()).public_key()
-        if _spelt(signed) != _spelt(public):
-            return "key", "wrong", f"{path} is not the key of {certificate}: name the pair that was made together"
-    if load is load_ssh_private_key:
-        digest = b64encode(ssh_key_fingerprint(public, SHA256())).decode().rstrip("=")  # type: ignore[arg-type]
-        return "key", "ok", f"SHA256:{digest}, as `ssh-keygen -lf` shows the public key that must be registered"
+    except (OSError, ValueError):  # the finding on the certificate says it
+        return "key", "wrong", f"{path} cannot be compared with {certificate}, which is no certificate that can be read"
+    if _spelt(signed) != _spelt(public):
+        return "key", "wrong", f"{path} is not the key of {certificate}: name the pair that was made together"
     return "key", "ok", "readable by its owner alone"
 
 
@@ -333,7 +372,7 @@ def _reach(address: str) -> tuple[str, str]:
     host, port = split_address(address)
     try:
         socket.create_connection((host, port), _SECONDS).close()
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # or one that can be no name
         return "wrong", f"this host does not know the name {host!r}: correct it, or enter it in DNS or /etc/hosts"
     except ConnectionRefusedError:
         return "optional", (
@@ -359,7 +398,7 @@ def _listen(address: str) -> Finding:
         with socket.socket(family, kind, proto) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # or one that can be no name
         return title, "wrong", f"this host does not know the name {host!r}: name one of its addresses (`ip addr`)"
     except OSError as error:
         cures = {

@@ -14,6 +14,8 @@ import threading
 from email.utils import format_datetime
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from flower_vfl.data.catalog import prepare
 from flower_vfl.data.parts import write_part
@@ -131,6 +133,16 @@ def test_data_that_changed_after_it_was_prepared_is_found(parts, tmp_path):
     assert "is not as it was prepared" in text
 
 
+@pytest.mark.parametrize(
+    ("party", "others"), [("a", "none of party 'a': features of b, labels"), ("b", "none of party 'b': features of a")]
+)
+def test_a_folder_with_what_belongs_to_others_is_told_with_what_writes_the_part_alone(parts, party, others):
+    state, text = found("data", data=parts / "whole", party=party)
+    assert (state, f"{others}; nothing of others may lie on this host" in text) == ("wrong", True)
+    assert f"flower-vfl data part {parts / 'whole'} --party {party} --out" in text
+    assert found("data", data=parts / "whole")[0] == "ok"
+
+
 # keys and certificates
 
 
@@ -154,6 +166,30 @@ def test_a_key_belongs_to_its_certificate_or_is_refused(keys, tmp_path):
     write_keys(tmp_path / "other", ["x"], ["a"], days=1)
     state, text = found("key", key=tmp_path / "other" / "superlink" / "server.key", **own)
     assert (state, "is not the key of" in text) == ("wrong", True)
+
+
+@pytest.mark.parametrize("content", [None, b"no certificate", "server.key"])
+def test_a_key_without_a_certificate_that_can_be_read_is_told_and_so_is_the_certificate(keys, tmp_path, content):
+    path = keys / "superlink" / content if isinstance(content, str) else tmp_path / "server.crt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    given = {"key": keys / "superlink" / "server.key", "certificate": path}
+    assert found("certificate", **given)[0] == "wrong"
+    state, text = found("key", **given)
+    assert (state, "which is no certificate that can be read" in text) == ("wrong", True)
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "a SuperLink's"])
+def test_a_key_with_which_no_supernode_starts_is_told(keys, tmp_path, kind):
+    path = keys / "superlink" / "server.key"
+    if kind != "a SuperLink's":
+        made = ed25519.Ed25519PrivateKey.generate() if kind == "ed25519" else rsa.generate_private_key(65537, 2048)
+        path = tmp_path / "node.key"
+        path.write_bytes(made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        path.chmod(0o600)
+    state, text = found("key", key=path)
+    assert (state, "no SuperNode starts" in text) == ("wrong", True)
+    assert "ssh-keygen -t ecdsa -b 384" in text
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), (b"no key", "holds no private key")])
@@ -309,6 +345,14 @@ def test_a_firewall_that_drops_is_told_apart_from_a_name_that_nobody_knows(monke
     state, text = found("dial", dial="192.0.2.1:443")
     assert state == "wrong"
     assert "a firewall drops it, or the address is wrong. Open port 443 at 192.0.2.1 for this host" in text
+
+
+@pytest.mark.parametrize("name", ["a..b", "." + "x" * 64, "x" * 64])
+def test_what_can_be_no_name_is_one_that_nobody_knows(name, keys):
+    asked = {"superlink": f"{name}:9092", "authority": keys / "a" / "ca.crt"}
+    for what, given in {"dial": {"dial": f"{name}:9093"}, "listen": {"listen": f"{name}:9093"}, "Super": asked}.items():
+        state, text = found(what, **given)
+        assert (state, f"does not know the name {name!r}" in text) == ("wrong", True)
 
 
 def test_an_address_of_another_host_cannot_be_listened_at():
