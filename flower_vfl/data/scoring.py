@@ -199,8 +199,8 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
         name = party if party in tables else ""
         if name not in tables:
             raise DataError(f"{path} holds no file of party {party!r}; it holds {', '.join(sorted(tables))}")
-        order = pc.index_in(pa.array(ids, pa.string()), value_set=own[name])
-        return _encode(trained, party, tables[name].take(order), str(files[name]))
+        order = np.asarray(pc.index_in(pa.array(ids, pa.string()), value_set=own[name]))
+        return _encode(trained, party, tables[name], str(files[name]), order)
 
     digest = ids_digest({"train": [], "test": ids})
     return ScoreRows(len(ids), digest, range(len(ids)), features, lambda: pa.chunked_array([ids], pa.string()))
@@ -224,8 +224,8 @@ def _files(path: Path, trained: Dataset) -> Mapping[str, Path]:
     return found
 
 
-def _encode(trained: Dataset, party: str, table: pa.Table, file: str) -> Features:
-    """Encode one party's columns as its training rows were."""
+def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDArray[np.int32]) -> Features:
+    """Encode one party's columns as its training rows were; errors name rows of the file, `order` (N,) comes after."""
     encoding, spec = trained.encoding(party), trained.spec(party)
     if not encoding.columns:
         raise DataError(
@@ -240,7 +240,7 @@ def _encode(trained: Dataset, party: str, table: pa.Table, file: str) -> Feature
     else:
         numeric, categorical = encoding.encode(table, file)
         arrays = {"numeric.npy": numeric, "categorical.npy": categorical}
-    source = ArraySource(*(arrays[name] for name in spec.arrays()))
+    source = ArraySource(*(arrays[name][order] for name in spec.arrays()))
     return Features(spec, source, trained.encoding_digest(party))
 
 
