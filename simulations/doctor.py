@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flower_vfl import machine
 from flower_vfl.data.catalog import available
 from flower_vfl.version import package_version
 
@@ -49,8 +49,8 @@ def findings() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     import torch
 
-    yield "processors", "ok", str(os.cpu_count())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    yield "processors", "ok", str(machine.cores())
+    memory = machine.memory() / 2**30
     enough = memory >= _MEMORY_GIB
     yield "memory", "ok" if enough else "optional", f"{memory:.0f} GiB" + ("" if enough else "; 4 are comfortable")
     if torch.cuda.is_available():

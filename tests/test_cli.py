@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -324,6 +325,13 @@ def test_doctor_finds_this_machine_usable():
     done = flower_vfl("doctor")
     assert done.returncode == 0, done.stdout
     assert "torch" in done.stdout
+
+
+def test_doctor_counts_the_processors_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    (row,) = (line for line in flower_vfl("doctor").stdout.splitlines() if "processors" in line)
+    assert row.split("│")[3].strip() == "3"
 
 
 def test_data_list_names_the_data_sets():

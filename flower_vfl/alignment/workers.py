@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from flower_vfl.alignment.group import POINT_BYTES, Key
 from flower_vfl.errors import ProtocolError, SessionError
+from flower_vfl.machine import cores
 
 Progress = Callable[[int], None]
 """Called with how many more points are done."""
@@ -59,7 +60,7 @@ def multiply_all(
     """
     if len(blocks) % POINT_BYTES:
         raise ProtocolError(f"points have {POINT_BYTES} bytes each, given {len(blocks)} bytes")
-    number, workers = len(blocks) // POINT_BYTES, processes or _cores()
+    number, workers = len(blocks) // POINT_BYTES, processes or cores()
     if number < _WORTHWHILE or workers == 1:
         done = []
         for piece in _compute(key, blocks, hashed=hashed):
@@ -137,10 +138,6 @@ def _work(source: BinaryIO, target: BinaryIO) -> int:
     except ProtocolError:
         return _NO_POINT
     return 0
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
+from flower_vfl import machine
 from flower_vfl.apps.build import torch_threads
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
@@ -182,7 +182,7 @@ def _limit(config: Config, running: Running, places: int) -> int:
     """Return the bytes that one place may use, of the card or of this machine."""
     if config.device != "cpu":
         return int(torch.cuda.get_device_properties(0).total_memory * min(1.0, running.gpus or 1.0))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, places)
+    return machine.memory() // max(1, places)
 
 
 def _cut(trials: Sequence[Trial], most: int) -> tuple[tuple[Trial, ...], ...]:

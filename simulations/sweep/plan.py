@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from flower_vfl import machine
 from flower_vfl.errors import SetupError
 from flower_vfl.reports.words import duration, size
 from flower_vfl.simulations.cluster import Cluster
@@ -98,14 +98,10 @@ def choice_table(choices: Sequence[Choice]) -> Table:
     return table
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _places(cpus: float, gpus: float, workers: int) -> tuple[int, str]:
     """Return how many trials, or stacks, run at once on this machine, and why none would; then they count as one."""
     try:
-        room = Cluster(((float(_cores()), float(torch.cuda.device_count())),)).places(cpus, gpus)
+        room = Cluster(((float(machine.cores()), float(torch.cuda.device_count())),)).places(cpus, gpus)
     except SetupError as error:
         return 1, str(error)
     return min(room, workers or room), ""
@@ -116,13 +112,13 @@ def _here(found: Mapping[str, Any], choices: Sequence[Choice], places: int, refu
     count, long = len(found["seconds"]), duration(makespan(found["seconds"], places))
     if refused:
         return f"{count} trials, one after the other about {long}; not on this machine: {refused}."
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = machine.memory()
     memory = _largest(found["memory"], choices, card=False)
     fits = fitting(total, memory)
     at_once = f"{places} at once{', a stack counted as one' if any(choice.stacks for choice in choices) else ''}"
     words = (
-        f"{count} trials on this machine ({_cores()} cores), {at_once}: about {long}, and {size(places * memory)} of "
-        f"{size(total)} of memory."
+        f"{count} trials on this machine ({machine.cores()} cores), {at_once}: about {long}, and "
+        f"{size(places * memory)} of {size(total)} of memory."
     )
     if fits and fits < places:
         words += f" Memory is enough for {fits} at once: --workers {fits}."

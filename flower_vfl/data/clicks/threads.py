@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from flower_vfl.machine import cores
+
 T = TypeVar("T")
 R = TypeVar("R")
 
-WORKERS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+WORKERS = min(4, cores())
 """Arrow's parser and numpy's sorting let go of Python's lock, so that threads use as many cores; each holds a piece."""
 
 

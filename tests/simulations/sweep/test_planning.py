@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -221,7 +222,7 @@ def test_the_plan_has_as_many_trials_at_once_as_the_sweep_and_says_where_that_is
 ):
     monkeypatch.setattr(planning, "measure", lambda config, data: PROBE)
     monkeypatch.setattr(plan, "check_trials", lambda *_: None)
-    monkeypatch.setattr(plan.os, "sched_getaffinity", lambda _: set(range(machine[0])))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(machine[0])))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: machine[1])
     monkeypatch.setenv("COLUMNS", "200")
     changed = definition.running.model_copy(update={**running, "stacking": "off"})
