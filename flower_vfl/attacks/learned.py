@@ -15,9 +15,9 @@ from flower_vfl.attacks.remembering import NOBODY, Kept, KnownRows, Memory, Memo
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
 
-Reads: TypeAlias = Literal["all", "mean", "last", "difference", "epochs"]
+History: TypeAlias = Literal["all", "mean", "last", "difference", "epochs"]
 
-BLOCKS: Mapping[Reads, tuple[Kept, ...]] = {
+BLOCKS: Mapping[History, tuple[Kept, ...]] = {
     "all": ("mean", "last", "difference"),
     "mean": ("mean",),
     "last": ("last",),
@@ -51,11 +51,11 @@ class LearnedAttack(MemoryAttack):
 
     needs: ClassVar[frozenset[str]] = frozenset({LEAKED})
 
-    def __init__(self, k: int = 16, reads: Reads = "all") -> None:
+    def __init__(self, k: int = 16, reads: History = "all") -> None:
         self.k = whole(self.name, "k", k)
         if reads not in BLOCKS:
             raise ConfigError(f"{self.name}: there is no {reads!r} to read; {suggestion(str(reads), BLOCKS)}")
-        self.reads: Reads = reads
+        self.reads: History = reads
         self.keeps = frozenset(BLOCKS[reads])
         self.first_epoch = 2 if reads == "difference" else 1
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from flower_vfl.attacks.learned import LearnedAttack, Reader, Reads
+from flower_vfl.attacks.learned import History, LearnedAttack, Reader
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class RememberedFitAttack(LearnedAttack):
 
     name: ClassVar[str] = "remembered_fit"
 
-    def __init__(self, k: int = 16, penalty: float = 1.0, reads: Reads = "all") -> None:
+    def __init__(self, k: int = 16, penalty: float = 1.0, reads: History = "all") -> None:
         super().__init__(k, reads)
         if isinstance(penalty, bool) or not 0 < penalty < float("inf"):
             raise ConfigError(f"remembered_fit: penalty is {penalty!r}; give a number above 0")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from flower_vfl.attacks.base import whole
-from flower_vfl.attacks.learned import LearnedAttack, Reader, Reads, standardising
+from flower_vfl.attacks.learned import History, LearnedAttack, Reader, standardising
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class RememberedNetworkAttack(LearnedAttack):
 
     name: ClassVar[str] = "remembered_network"
 
-    def __init__(self, k: int = 16, hidden: int = 16, steps: int = 300, seed: int = 0, reads: Reads = "all") -> None:
+    def __init__(self, k: int = 16, hidden: int = 16, steps: int = 300, seed: int = 0, reads: History = "all") -> None:
         super().__init__(k, reads)
         self.hidden, self.steps = whole(self.name, "hidden", hidden), whole(self.name, "steps", steps)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:

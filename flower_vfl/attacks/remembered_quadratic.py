@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from flower_vfl.attacks.learned import LearnedAttack, Reader, Reads, standardising
+from flower_vfl.attacks.learned import History, LearnedAttack, Reader, standardising
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class RememberedQuadraticAttack(LearnedAttack):
 
     name: ClassVar[str] = "remembered_quadratic"
 
-    def __init__(self, k: int = 16, shrinkage: float | None = None, reads: Reads = "all") -> None:
+    def __init__(self, k: int = 16, shrinkage: float | None = None, reads: History = "all") -> None:
         super().__init__(k, reads)
         if isinstance(shrinkage, bool) or (shrinkage is not None and not 0 < shrinkage <= 1):
             raise ConfigError(

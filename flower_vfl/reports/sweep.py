@@ -66,7 +66,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 @dataclass(frozen=True)
-class Setting:
+class SweepSetting:
     """Trials that differ in their seeds only.
 
     Attributes
@@ -127,14 +127,14 @@ class Setting:
         return max((leak.null for run in self.runs if (leak := words.worst_leak(run))), default=None)
 
 
-def settings_in(entries: Sequence[Entry], runs: Mapping[str, Run]) -> list[Setting]:
+def settings_in(entries: Sequence[Entry], runs: Mapping[str, Run]) -> list[SweepSetting]:
     """Group the runs of a sweep by what varies but for seeds, in the order of the sweep; a setting has at least one."""
     found: dict[tuple[tuple[str, Any], ...], list[Entry]] = {}
     for entry in entries:
         key = tuple((key, value) for key, value in entry.values.items() if key not in SEEDS)
         found.setdefault(key, []).append(entry)
     settings = [
-        Setting(dict(key), [runs[entry.run] for entry in members if entry.run in runs], len(members))
+        SweepSetting(dict(key), [runs[entry.run] for entry in members if entry.run in runs], len(members))
         for key, members in found.items()
     ]
     return [setting for setting in settings if setting.runs]
@@ -157,7 +157,7 @@ def of_sweep(folder: Path) -> dict[str, Any]:
     if not runs:
         raise InputError(f"no run of the sweep in {folder} has left a result yet")
     settings = settings_in(entries, {name: run for name, run in runs.items() if run.ended})
-    problems: dict[tuple[tuple[str, Any], ...], list[Setting]] = {}
+    problems: dict[tuple[tuple[str, Any], ...], list[SweepSetting]] = {}
     for setting in settings:
         problems.setdefault(setting.problem, []).append(setting)
     return {
@@ -175,7 +175,7 @@ def of_sweep(folder: Path) -> dict[str, Any]:
     }
 
 
-def _gaps(settings: Sequence[Setting]) -> list[tuple[str, list[str]]]:
+def _gaps(settings: Sequence[SweepSetting]) -> list[tuple[str, list[str]]]:
     """Return what runs say nothing about, in sentences, each with the settings or runs of which it is true.
 
     Those are empty where it is true of all.
@@ -188,7 +188,7 @@ def _gaps(settings: Sequence[Setting]) -> list[tuple[str, list[str]]]:
     return [(gap, [] if len(names) == len(runs) else _those(settings, names)) for gap, names in lacking.items()]
 
 
-def _those(settings: Sequence[Setting], runs: Set[str]) -> list[str]:
+def _those(settings: Sequence[SweepSetting], runs: Set[str]) -> list[str]:
     """Return the settings of which all runs are meant, and the single runs of others; a few of many."""
     told: list[str] = []
     for setting in settings:
@@ -202,7 +202,7 @@ def _told(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
-def _problem(values: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
+def _problem(values: Mapping[str, Any], settings: Sequence[SweepSetting]) -> dict[str, Any]:
     """Return the section of one problem: its figures, what is not beaten there, and its tables."""
     runs = [run for setting in settings for run in setting.runs]
     places = measured_at(runs)
@@ -231,7 +231,7 @@ def _problem(values: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str
     }
 
 
-def _row(setting: Setting, places: Sequence[tuple[str, str]], measure: str) -> dict[str, Any]:
+def _row(setting: SweepSetting, places: Sequence[tuple[str, str]], measure: str) -> dict[str, Any]:
     return {
         "setting": setting,
         "title": setting.title,
@@ -257,7 +257,7 @@ def _verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _figures(settings: Sequence[Setting], places: Sequence[tuple[str, str]]) -> list[Markup]:
+def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]) -> list[Markup]:
     """Draw each attack at each layer against each utility (L22's Figure 4; L21's Figure 3), with what is not beaten."""
     rests = {setting.rest for setting in settings}
     strengths = strengths_of([setting.runs[0].result["defenses"] for setting in settings])
