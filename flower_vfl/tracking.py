@@ -369,8 +369,7 @@ def read_snapshots(folder: Path | str) -> pa.Table:
     InputError
         Where the file cannot be read.
     """
-    path = Path(folder) / SNAPSHOTS
-    return _read_parquet(path, SNAPSHOT_SCHEMA) if path.exists() else SNAPSHOT_SCHEMA.empty_table()
+    return read_table(Path(folder) / SNAPSHOTS, SNAPSHOT_SCHEMA)
 
 
 def write_embeddings(folder: Path | str, samples: Sequence[Embeddings]) -> None:
@@ -395,9 +394,7 @@ def read_embeddings(folder: Path | str) -> list[Embeddings]:
         Where the file cannot be read, or its rows are not of one width.
     """
     path = Path(folder) / EMBEDDINGS
-    if not path.exists():
-        return []
-    table = _read_parquet(path, EMBEDDING_SCHEMA)
+    table = read_table(path, EMBEDDING_SCHEMA)
     found = []
     for keys in table.select(["party", "view"]).group_by(["party", "view"]).aggregate([]).to_pylist():
         rows = table.filter(pc.and_(pc.equal(table["party"], keys["party"]), pc.equal(table["view"], keys["view"])))
@@ -415,7 +412,7 @@ def _journals(folder: Path) -> list[Path]:
 
 
 def _collect(folder: Path, journals: list[Path]) -> pa.Table:
-    merged = _read_parquet(folder / STEPS) if (folder / STEPS).exists() else SCHEMA.empty_table()
+    merged = read_table(folder / STEPS, SCHEMA)
     if not journals:
         return merged
     tables = [merged]
@@ -427,7 +424,16 @@ def _collect(folder: Path, journals: list[Path]) -> pa.Table:
     return unique.rename_columns({"value_last": "value"}).select(SCHEMA.names).sort_by(order).cast(SCHEMA)
 
 
-def _read_parquet(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
+def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """Read a Parquet file of this schema that a run left; without rows where there is no such file.
+
+    Raises
+    ------
+    InputError
+        Where the file cannot be read.
+    """
+    if not path.exists():
+        return schema.empty_table()
     try:
         table = pq.read_table(path, columns=schema.names).select(schema.names).cast(schema)
         table.validate(full=True)  # texts that are no UTF-8 would fail only where they are used

@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flower_vfl.data.periods import Periods
-from flower_vfl.errors import InputError
 from flower_vfl.files import replacing
 from flower_vfl.metrics import nearest_rank, null_quantile
-from flower_vfl.tracking import read_steps
+from flower_vfl.tracking import read_steps, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,15 +92,7 @@ def read_periods(folder: Path) -> pa.Table:
     InputError
         Where the file cannot be read.
     """
-    path = folder / PERIODS
-    if not path.exists():
-        return SCHEMA.empty_table()  # not made on import: Arrow would import pandas for it, where that is installed
-    try:
-        table = pq.read_table(path, columns=SCHEMA.names).select(SCHEMA.names).cast(SCHEMA)
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path} cannot be read as values by period: {error}") from error
-    return table
+    return read_table(folder / PERIODS, SCHEMA)
 
 
 def _leaks(steps: pa.Table) -> Iterator[Row]:
