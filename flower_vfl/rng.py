@@ -14,10 +14,13 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 SECRET_FILE_VARIABLE = "FLOWER_VFL_SECRET_FILE"
 NOISE_KEY_FILE_VARIABLE = "FLOWER_VFL_NOISE_KEY_FILE"
@@ -46,6 +49,27 @@ def simulation_secret(seed: int, party: str) -> bytes:
     check of the set-up, never for data that matters.
     """
     return hmac.new(f"flower-vfl simulation {seed}".encode(), party.encode(), hashlib.sha256).digest()
+
+
+def scattered(numbers: NDArray[np.uint64], *, start: int = 0) -> NDArray[np.uint64]:
+    """Scatter 64-bit numbers: what the generator SplitMix64, started here, gives at these places.
+
+    Ten times as fast as a generator for each, and it needs no state; nothing that must not be guessed comes from it.
+
+    References
+    ----------
+    Steele, Lea, Flood, *Fast splittable pseudorandom number generators*, 2014.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> scattered(np.arange(1, 3, dtype=np.uint64)).tolist()  # its first two numbers
+    [16294208416658607535, 7960286522194355700]
+    """
+    mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 class Secret:

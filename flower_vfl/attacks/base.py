@@ -37,7 +37,8 @@ Reads: TypeAlias = Literal["scores", "classes", "logits", "clusters"]
 """What an attack says of the attacked rows."""
 
 
-def _nobody() -> NDArray[np.int64]:
+def nobody() -> NDArray[np.int64]:
+    """Return the rows of which an attack was told nothing more."""
     return np.empty(0, dtype=np.int64)
 
 
@@ -64,7 +65,7 @@ class SideInformation:
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    left_out: NDArray[np.int64] = field(default_factory=_nobody)
+    left_out: NDArray[np.int64] = field(default_factory=nobody)
     classes: int = 2
 
     def tensor(self, name: str) -> Tensor:

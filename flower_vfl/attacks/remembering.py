@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_vfl.attacks.base import AttackMethod
+from flower_vfl.attacks.base import AttackMethod, nobody
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.metrics import ArgumentError
 
@@ -163,10 +163,6 @@ class Memory:
         return torch.from_numpy(sums).float() / self.times
 
 
-def _nobody() -> NDArray[np.int64]:
-    return np.empty(0, dtype=np.int64)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownRows:
     """Rows whose labels an attack knows; who measures it leaves them out.
@@ -179,8 +175,8 @@ class KnownRows:
         (n,) 0 or 1.
     """
 
-    rows: NDArray[np.int64] = field(default_factory=_nobody)
-    labels: NDArray[np.int64] = field(default_factory=_nobody)
+    rows: NDArray[np.int64] = field(default_factory=nobody)
+    labels: NDArray[np.int64] = field(default_factory=nobody)
 
     def require(self, *classes: int) -> KnownRows:
         """Return itself where it has rows of each of these classes.

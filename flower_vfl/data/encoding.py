@@ -81,7 +81,7 @@ class NumericEncoding:
     def fit(cls, name: str, values: NDArray[np.float64], missing: Missing = "error") -> NumericEncoding:
         """Choose and fit the transformation on training rows (N,); NaN stands for missing."""
         known = values[~np.isnan(values)]
-        return cls.from_moments(name, Moments.of(known), Moments.of(_shape(known, "log1p")), missing)
+        return cls.from_moments(name, Moments.of(known), Moments.of(transformed(known, "log1p")), missing)
 
     @classmethod
     def from_moments(cls, name: str, plain: Moments, compressed: Moments, missing: Missing) -> NumericEncoding:
@@ -108,7 +108,7 @@ class NumericEncoding:
         """Encode (N,) numbers to (N, width)."""
         if self.missing == "zero":
             values = np.nan_to_num(values)
-        shaped = (_shape(values, self.transform) - self.mean) / self.scale
+        shaped = (transformed(values, self.transform) - self.mean) / self.scale
         if self.missing != "mean":
             return shaped.astype(np.float32)[:, None]
         absent = np.isnan(shaped)
@@ -470,5 +470,6 @@ def _to_numpy(array: pa.Array) -> NDArray[np.float64]:
     return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
-def _shape(values: NDArray[np.float64], transform: str) -> NDArray[np.float64]:
+def transformed(values: NDArray[np.float64], transform: str) -> NDArray[np.float64]:
+    """Return numbers as this transform of `NumericEncoding` makes them."""
     return np.sign(values) * np.log1p(np.abs(values)) if transform == "log1p" else values

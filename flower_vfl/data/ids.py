@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.encoding import Place, require_columns, texts
 from flower_vfl.errors import DataError
+from flower_vfl.rng import scattered
 
 Join = Literal["strict", "inner"]
 _ID_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
@@ -121,7 +122,7 @@ def in_test_set(ids: Sequence[str], fraction: float, seed: int) -> NDArray[np.bo
 def drawn(numbers: NDArray[np.int64], fraction: float, key: str) -> NDArray[np.bool_]:
     """Say which numbered rows are drawn: those whose hash is small, millions a second.
 
-    A row keeps its fate when others come or go. The hash is the generator SplitMix64 started at a digest of the key.
+    A row keeps its fate when others come or go.
 
     Parameters
     ----------
@@ -131,16 +132,9 @@ def drawn(numbers: NDArray[np.int64], fraction: float, key: str) -> NDArray[np.b
         Expected part that is drawn.
     key : str
         Another key, other rows.
-
-    References
-    ----------
-    Steele, Lea, Flood, *Fast splittable pseudorandom number generators*, 2014.
     """
     digest = hashlib.blake2b(f"flower-vfl rows {key}".encode(), digest_size=8).digest()
-    mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(digest, "big"))
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
+    mixed = scattered(numbers.astype(np.uint64), start=int.from_bytes(digest, "big"))
     return np.asarray(mixed < np.uint64(int(fraction * 2**64))) if fraction < 1.0 else np.ones(len(numbers), bool)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -373,7 +374,5 @@ def batch_limit(rows: int, shape: tuple[int, ...]) -> int:
 
     Room for a scale a row, and for one row more whose values have scales of their own: an oracle's clean gradient.
     """
-    values = 1
-    for size in shape:
-        values *= size
+    values = math.prod(shape)
     return OVERHEAD + 8 * (rows * (values + 1) + 2 * values)

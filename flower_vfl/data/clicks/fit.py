@@ -14,7 +14,7 @@ from flower_vfl.data.clicks.fields import Kind, key_texts
 from flower_vfl.data.clicks.survey import Source, Split, Survey
 from flower_vfl.data.clicks.threads import in_order
 from flower_vfl.data.clicks.work import Work
-from flower_vfl.data.encoding import CategoricalEncoding, NumericEncoding
+from flower_vfl.data.encoding import CategoricalEncoding, NumericEncoding, transformed
 from flower_vfl.data.moments import Moments
 from flower_vfl.data.recipe import Progress
 
@@ -166,7 +166,7 @@ class Fitter:
             absent = column.null_count
             values = column.drop_null().to_numpy(zero_copy_only=False).astype(np.float64)
             plain += Moments.of(values)
-            compressed += Moments.of(np.sign(values) * np.log1p(np.abs(values)))
+            compressed += Moments.of(transformed(values, "log1p"))
             seen = np.append(values, 0.0) if absent else values
             low, high = min(low, seen.min(initial=np.inf)), max(high, seen.max(initial=-np.inf))
         if self._fitting.scaling == "min-max":
