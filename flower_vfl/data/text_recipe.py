@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
+import io
 import logging
-import zlib
 from abc import abstractmethod
 from array import array
 from collections import Counter
@@ -21,6 +20,7 @@ from pydantic import Field
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.labels import EncodedLabels
+from flower_vfl.data.raw import opened
 from flower_vfl.data.recipe import Options, Progress, Recipe
 from flower_vfl.data.text import RESERVED, TextEncoding, count_words
 from flower_vfl.data.vectors import GLOVE, INSTALL, packaged_glove, read_vectors, vector_files
@@ -32,7 +32,6 @@ LONGEST_LINE = 1_048_576
 """Characters of a line; a longer one is no text, and reading it whole could fill the memory."""
 
 _DIGEST = 24
-_GZIP = b"\x1f\x8b"
 
 
 class TextOptions(Options):
@@ -155,15 +154,9 @@ def reading(path: Path, encoding: str = "utf8") -> Iterator[IO[str]]:
         When it cannot be read, is no valid gzip file, or holds bytes of another encoding.
     """
     try:
-        with path.open("rb") as raw:
-            zipped = raw.read(2) == _GZIP
-        with (
-            gzip.open(path, "rt", encoding=encoding, newline="")
-            if zipped
-            else path.open(encoding=encoding, newline="") as file
-        ):
-            yield file
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        with opened(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
+            yield text
+    except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
