@@ -138,6 +138,7 @@ def load(
         return _open_prepared(recipe, source, options or {})
     if source is not None and not source.exists():
         raise DataError(f"data.path names {str(path)!r}, which does not exist")
+    _check_source(recipe, source)
     checked = build_options(recipe, options or {})
     folder = (cache or _default_cache()) / f"{recipe.name}-{_cache_key(recipe, source, checked)}"
     while not folder.exists():
@@ -187,11 +188,17 @@ def prepare(
     recipe = lookup("data set", name, RECIPES)
     if source is not None and not source.exists():
         raise DataError(f"{source} does not exist")
+    _check_source(recipe, source)
     if published and not recipe.published:
         known = ", ".join(other.name for other in RECIPES.values() if other.published)
         raise ConfigError(f"{name} has no preprocessing that its authors published; {known} have")
     chosen = {**(recipe.published if published else {}), **(options or {})}
     return _prepare(recipe, source, out, build_options(recipe, chosen), progress)
+
+
+def _check_source(recipe: Recipe, source: Path | None) -> None:
+    if source is not None and recipe.origin:
+        raise DataError(f"{recipe.name} {recipe.origin} and is not read from a path; given {source}")
 
 
 def _prepare(recipe: Recipe, source: Path | None, out: Path, options: Options, progress: Progress) -> Dataset:

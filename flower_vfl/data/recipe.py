@@ -47,14 +47,15 @@ class Recipe(ABC):
     """How one data set is prepared from its raw form.
 
     A subclass declares the facts below and writes `write`; the catalog does the rest: options, cache, atomic folders.
-    `published` are options with which its authors' own preprocessing is repeated. A `resumable` recipe notes in
-    `builder.notes` what it has done, and goes on from there.
+    `origin` says where data comes from that is read from no path. `published` are options with which its authors' own
+    preprocessing is repeated. A `resumable` recipe notes in `builder.notes` what it has done, and goes on from there.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     licence: ClassVar[str]
     rows: ClassVar[int | None] = None
+    origin: ClassVar[str] = ""
     options: ClassVar[type[Options]] = Options
     published: ClassVar[Mapping[str, Any]] = {}
     resumable: ClassVar[bool] = False

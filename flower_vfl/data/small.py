@@ -16,7 +16,6 @@ from flower_vfl.data.encoding import Place, fit_party
 from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.labels import encode_labels
 from flower_vfl.data.recipe import Options, Progress, Recipe
-from flower_vfl.errors import DataError
 
 _LICENCE = "BSD-3-Clause (scikit-learn); UCI, CC BY 4.0"
 
@@ -41,13 +40,13 @@ class BreastCancer(Recipe):
     description: ClassVar[str] = "569 tumours, two parties of 15 measurements; for smoke tests"
     licence: ClassVar[str] = _LICENCE
     rows: ClassVar[int | None] = 462
+    origin: ClassVar[str] = "comes with scikit-learn"
     options: ClassVar[type[Options]] = SplitOptions
 
     def write(self, builder: Builder, source: Path | None, options: SplitOptions, progress: Progress) -> None:
         """Split by the number of the row and encode."""
         from sklearn.datasets import load_breast_cancer
 
-        _refuse_path(self.name, source)
         raw = load_breast_cancer()
         rows = _split(builder, len(raw.target), options)
         names = [str(name) for name in raw.feature_names]
@@ -74,13 +73,13 @@ class Digits(Recipe):
     description: ClassVar[str] = "1,797 images of digits, cut into a left and a right half; for smoke tests"
     licence: ClassVar[str] = _LICENCE
     rows: ClassVar[int | None] = 1_426
+    origin: ClassVar[str] = "comes with scikit-learn"
     options: ClassVar[type[Options]] = DigitsOptions
 
     def write(self, builder: Builder, source: Path | None, options: DigitsOptions, progress: Progress) -> None:
         """Split by the number of the row and scale to [0, 1]."""
         from sklearn.datasets import load_digits
 
-        _refuse_path(self.name, source)
         raw = load_digits()
         rows = _split(builder, len(raw.target), options)
         images = (raw.images[:, None] / 16.0).astype(np.float32)
@@ -94,11 +93,6 @@ class Digits(Recipe):
             source="scikit-learn load_digits",
             options=options.model_dump(),
         )
-
-
-def _refuse_path(name: str, source: Path | None) -> None:
-    if source is not None:
-        raise DataError(f"{name} comes with scikit-learn and is not read from a path; given {source}")
 
 
 def _split(builder: Builder, count: int, options: SplitOptions) -> dict[Part, NDArray[np.int64]]:

@@ -20,7 +20,6 @@ from flower_vfl.data.dataset import PARTS, FeatureSpec, Part
 from flower_vfl.data.encoding import PartyEncoding
 from flower_vfl.data.labels import EncodedLabels
 from flower_vfl.data.recipe import Options, Progress, Recipe
-from flower_vfl.errors import DataError
 
 _PIECE = 65_536
 
@@ -60,12 +59,11 @@ class Synthetic(Recipe):
     description: ClassVar[str] = "generated tables of any length and vocabulary; for benchmarks"
     licence: ClassVar[str] = "none needed"
     rows: ClassVar[int | None] = 100_000
+    origin: ClassVar[str] = "is generated"
     options: ClassVar[type[Options]] = SyntheticOptions
 
     def write(self, builder: Builder, source: Path | None, options: SyntheticOptions, progress: Progress) -> None:
         """Generate pieces of bounded size straight into the files."""
-        if source is not None:
-            raise DataError(f"synthetic data is generated and is not read from a path; given {source}")
         counts: dict[Part, int] = {"train": options.rows, "test": options.test_rows}
         facts = f"synthetic {options.rows} {options.test_rows}"
         builder.align_numbered(counts, hashlib.sha256(facts.encode()).hexdigest())

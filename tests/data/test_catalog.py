@@ -141,6 +141,15 @@ def test_what_was_not_understood_is_named(name, arguments, error, text):
         load(name, **arguments)
 
 
+@pytest.mark.parametrize(("name", "words"), [("toy-gap", "is generated"), ("digits", "comes with scikit-learn")])
+def test_data_that_is_read_from_no_path_refuses_one_also_where_it_is_cached(name, words, tmp_path):
+    load(name)
+    with pytest.raises(DataError, match=f"{name} {words} and is not read from a path; given "):
+        load(name, path=tmp_path)
+    with pytest.raises(DataError, match=f"{name} {words} and is not read from a path; given "):
+        prepare(name, source=tmp_path, out=tmp_path / "out")
+
+
 def test_listing_data_sets_loads_neither_torch_nor_flwr():
     code = "import sys; from flower_vfl.data import available; available(); print({'torch', 'flwr'} & set(sys.modules))"
     listed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
