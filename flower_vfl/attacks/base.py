@@ -170,7 +170,8 @@ class Attack(AttackMethod):
         Parameters
         ----------
         transcript
-            What the party saw so far.
+            What the party saw so far. It writes nothing into it: in a simulation it may be what was sent, and others
+            look at it afterwards. A run refuses an attack that does.
         layer
             Which layer to look at: ``"cut"``, ``"first"`` or another layer of the party's own model.
         side

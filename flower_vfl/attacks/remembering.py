@@ -90,7 +90,8 @@ class Memory:
     sums
         Running sums of gradients in units of their batches (`in_batch_units`), (R, D) each: as they stand, as they
         stood before the last time, and before that; so many as are kept. Of float32, or of float16 where the mean alone
-        is read. They may be larger than the machine's memory: read them piece by piece.
+        is read. They may be larger than the machine's memory: read them piece by piece. In a run they are read-only,
+        as all arrays here: training goes on from them.
     places
         Where each row of the table is in each of them, (R,): in the first, in this `order`. None where all are at their
         own place.
@@ -160,7 +161,9 @@ class Memory:
         return last - (before[0] - before[1] if len(before) > 1 else before[0])
 
     def _mean(self, sums: Sums) -> Tensor:
-        return torch.from_numpy(sums).float() / self.times
+        taken = sums.view()
+        taken.flags.writeable = True  # nothing is written, but torch warns of arrays that are read-only
+        return torch.from_numpy(taken).float() / self.times
 
 
 @dataclass(frozen=True, slots=True, eq=False)

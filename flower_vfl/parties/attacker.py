@@ -21,6 +21,7 @@ from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScore
 from flower_vfl.parties.recording import NoRecorder, Recorder
 from flower_vfl.parties.remembering import MemoryScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Reference, Scorer
+from flower_vfl.parties.showing import read_only
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import StepTrace, Transcript
@@ -241,7 +242,8 @@ class Attacker(FeatureParty):
         if self._reference is not None and self._received:
             row, _ = self._reference
             self._references = Reference(row, {layer: g[row].flatten() for layer, g in gradients.items()})
-        self.transcript.record(StepTrace(step, self._schedule.epoch_of(step), rows, embedding, gradients, outputs))
+        epoch = self._schedule.epoch_of(step)
+        self.transcript.record(StepTrace(step, epoch, read_only(rows), embedding, gradients, outputs))
         if self._audit.complete:
             with torch.no_grad():
                 self._scorer.score(self.transcript, self._references)

@@ -27,6 +27,7 @@ from torch import Tensor
 from flower_vfl.attacks.remembering import DEPTH, Kept, Memory, Sums, in_batch_units
 from flower_vfl.errors import DataError
 from flower_vfl.files import writing_to
+from flower_vfl.parties.showing import read_only
 from flower_vfl.protocol.schedule import Rows, Schedule
 
 Places = NDArray[np.integer]
@@ -101,13 +102,16 @@ class RowMemory:
             slots[before % len(slots)][here] = (x.clamp_(-_LARGEST, _LARGEST).half() if self._half else x).numpy()
 
     def at(self, layer: str, epoch: int) -> Memory:
-        """Return what is remembered of a layer at the end of an epoch (from 1), the one that has just been recorded."""
+        """Return what is remembered of a layer at the end of an epoch (from 1), the one that has just been recorded.
+
+        It is for reading only: the files go on from there.
+        """
         times = self._schedule.times_before(epoch) + 1
         slots, in_place = self._layers[layer]
         back = range(min(times, self._read))
-        sums = tuple(slots[(times - 1 - n) % len(slots)] for n in back)
-        places = () if in_place else tuple(self._places_of(epoch - n) for n in back)
-        return Memory(self._schedule.came(epoch), times, sums, places)
+        sums = tuple(read_only(slots[(times - 1 - n) % len(slots)]) for n in back)
+        places = () if in_place else tuple(read_only(self._places_of(epoch - n)) for n in back)
+        return Memory(read_only(self._schedule.came(epoch)), times, sums, places)
 
     def forget(self) -> None:
         """Let go of everything, also on the disk."""

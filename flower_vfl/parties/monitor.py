@@ -25,6 +25,7 @@ from flower_vfl.parties.inference import TrainedScorer
 from flower_vfl.parties.recording import Recorder
 from flower_vfl.parties.remembering import MemoryScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Reference, Scorer
+from flower_vfl.parties.showing import read_only
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 
@@ -176,7 +177,7 @@ class LeakageMonitor:
             for view in seen:
                 cut = {"cut": view.joined(tensors)}
                 if scores:
-                    view.transcript.record(StepTrace(step, epoch, rows, view.joined(embeddings), cut))
+                    view.transcript.record(StepTrace(step, epoch, read_only(rows), view.joined(embeddings), cut))
                     view.scorer.score(view.transcript, view.reference(references))
                 if view.remembered is not None:
                     view.remembered.observe(step, rows, cut)

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.parties.memory import RowMemory
 from flower_vfl.parties.recording import Recorder
 from flower_vfl.parties.scoring import AuditLabels, draw_examples, draw_positives
+from flower_vfl.parties.showing import ask
 from flower_vfl.parties.summaries import restore_summary, summary_state
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.registry import from_elsewhere
@@ -161,6 +163,11 @@ class MemoryScorer:
             (B,) its rows.
         gradients : Mapping[str, Tensor]
             (B, ...) by layer.
+
+        Raises
+        ------
+        ConfigError
+            When an attack writes into the memory.
         """
         kept = {layer: gradients[layer] for layer in tuple(self._layers) if self._fits(layer, gradients[layer])}
         self._memory.record(step, rows, kept)
@@ -195,7 +202,8 @@ class MemoryScorer:
         values, interval, scored = (math.nan, math.nan), None, labels[:0]
         if known is not None:
             others = ~np.isin(memory.order, known.rows) if known.rows.size else slice(None)
-            scores, scored = as_numpy(found.attack.score(memory, known))[others], labels[others]
+            said = ask(found.attack, partial(found.attack.score, memory, known))
+            scores, scored = as_numpy(said)[others], labels[others]
             values, interval = separation(scores, scored), auc_interval(scores, scored)
         positives = int(np.count_nonzero(scored))
         found.summary.add(values[0], len(scored) - positives, positives, values[1])

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from flower_vfl.metrics import separation
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.summary import nearest_rank
 from flower_vfl.parties.recording import Recorder
+from flower_vfl.parties.showing import ask
 from flower_vfl.parties.summaries import Measured, StepLeaks
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import Transcript
@@ -295,7 +297,13 @@ class Scorer:
         """The largest leak of the last step that was compared; it lags by what waits."""
 
     def score(self, transcript: Transcript, reference: Reference | None = None) -> None:
-        """Attack the last step; `reference` is what oracle attacks are told, where there is one."""
+        """Attack the last step; `reference` is what oracle attacks are told, where there is one.
+
+        Raises
+        ------
+        ConfigError
+            When an attack writes into what it is shown.
+        """
         trace = transcript.last
         if trace.step % self._every:
             return
@@ -303,13 +311,16 @@ class Scorer:
         nothing = SideInformation(classes=self._labels.classes)
         # An attack with k hints knows the first k positives, at every layer the same.
         hinted = draw_positives(labels == positive, trace.step, HINTS) if self._hinted else nothing.left_out
+        shown = [trace.embedding, *trace.gradients.values(), *trace.outputs.values()]
+        shown += [] if reference is None else reference.gradients.values()
         scores: list[tuple[NDArray[Any], NDArray[np.int64]] | None] = []
         for leaks in self._leaks:
             side = self._tell(leaks, transcript, reference, hinted) if leaks.attack.needs else nothing
             if side is None:
                 scores.append(None)
             else:
-                scores.append((as_numpy(leaks.attack.score(transcript, leaks.layer, side)), side.left_out))
+                said = ask(leaks.attack, partial(leaks.attack.score, transcript, leaks.layer, side), shown)
+                scores.append((as_numpy(said), side.left_out))
         self._waiting.append(_Scored(trace.step, trace.epoch, labels, positive, scores))
         if len(self._waiting) >= self._together:
             self.settle()

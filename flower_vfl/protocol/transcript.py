@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """One mini-batch as a feature party saw it; tensors are detached and must not be written to afterwards.
+    """One mini-batch as a feature party saw it; tensors are detached and nothing must be written to afterwards.
 
     Attributes
     ----------
     step, epoch
         Counted over the whole training, from where the party counts.
     rows
-        Positions of the batch in the training table, (B,).
+        Positions of the batch in the training table, (B,); read-only.
     embedding
         What the party sent up, (B, ...).
     gradients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from flower_vfl.attacks.base import HINTS, REFERENCE, RowAttack
 from flower_vfl.metrics.leakage_tensor import separations
 from flower_vfl.parties.scoring import draw_positives
+from flower_vfl.parties.showing import ask
 from flower_vfl.simulations.stacked.records import Reading, Records
 
 SENT, CLEAN = "sent", "clean"
@@ -148,6 +150,11 @@ class Readers:
             (R, B, D) by party, layer and what is shown.
         references : Mapping
             (R, D) clean gradients of the reference rows, by party and layer.
+
+        Raises
+        ------
+        ConfigError
+            When an attack writes into what it is shown.
         """
         found, known = [], []
         for view in self.views:
@@ -158,7 +165,8 @@ class Readers:
             for attack in self.attacks:
                 side, left_out, possible = _tell(attack, batch, rows, told)
                 kept = torch.ones_like(batch.positive).scatter(1, left_out, False)
-                found.append(torch.stack(separations(attack.rate(rows, side), batch.positive, kept)))
+                scores = ask(attack, partial(attack.rate, rows, side), [rows] if side is None else [rows, side])
+                found.append(torch.stack(separations(scores, batch.positive, kept)))
                 known.append(possible)
         self._waiting.append((step, epoch, torch.stack(found), known))
 

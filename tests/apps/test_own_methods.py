@@ -11,7 +11,7 @@ from flower_vfl.apps import run
 from flower_vfl.apps.label_party import defend
 from flower_vfl.attacks import ATTACKS, make_attack, make_attacks
 from flower_vfl.config import build_config, from_run_config, load_config, to_run_config
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.strategies import DEFENSES, VerticalStrategy
 from tests.toys import toy_data
 
@@ -137,3 +137,61 @@ def test_a_built_in_method_has_its_class_too():
     assert type(make_attack("flower_vfl.attacks:NormAttack")) is ATTACKS["norm"]
     strategy = VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1]))
     assert type(defend(strategy, [{"name": "flower_vfl.strategies.iso:Iso"}])) is DEFENSES["iso"]
+
+
+WRITER = """
+from flower_vfl.attacks import NOTHING, NormAttack
+
+class Writer(NormAttack):
+    "Writes into what it is shown."
+    name = "writer"
+    needs = frozenset({{"reference"}})
+    def score(self, transcript, layer, side=NOTHING):
+        last = transcript.last
+        {write}
+        return super().score(transcript, layer)
+"""
+CENTRED = "last.gradients[layer].flatten(1).sub_(1.0)"
+
+
+@pytest.mark.parametrize("monitor", [True, False], ids=["monitor", "attacker"])
+@pytest.mark.parametrize(
+    ("kind", "write"),
+    [
+        *((kind, CENTRED) for kind in ("inproc", "stream", "messages")),
+        ("inproc", "last.embedding.mul_(2)"),
+        ("inproc", "last.rows.sort()"),
+        ("inproc", "side.tensor('reference').zero_()"),
+    ],
+    ids=["inproc", "stream", "messages", "embedding", "rows", "reference"],
+)
+def test_an_attack_that_writes_into_what_it_is_shown_ends_the_run_by_its_name(kind, write, monitor, install):
+    install("own-parts", {"own_parts": WRITER.format(write=write)})
+    attack = {"names": ["own_parts:Writer"], "monitor": monitor, "layers": ["cut"]}
+    config = build_config({**SMALL, "attack": attack, "transport": {"kind": kind}})
+    data = toy_data(rows=200, parties=1)
+    with pytest.raises((ConfigError, PartyError), match=r"the attack 'writer' writes into what it is shown.*clone"):
+        run(config, data=lambda _: data)
+
+
+MEMORY_WRITER = """
+from flower_vfl.attacks import remembered_norm
+from flower_vfl.attacks.remembering import NOBODY
+
+class Writer(remembered_norm.RememberedNormAttack):
+    "Writes into the memory that it reads."
+    name = "memory_writer"
+    def score(self, memory, known=NOBODY):
+        memory.{write}
+        return super().score(memory, known)
+"""
+
+
+@pytest.mark.parametrize("out", [True, False], ids=["in files", "in memory"])
+@pytest.mark.parametrize("write", ["sums[0][:] = 0", "order.sort()"])
+def test_an_attack_that_writes_into_a_memory_ends_the_run_by_its_name(write, out, install, tmp_path):
+    install("own-parts", {"own_parts": MEMORY_WRITER.format(write=write)})
+    config = build_config({**SMALL, "attack": {"names": ["own_parts:Writer"]}})
+    data = toy_data(rows=200, parties=1)
+    with pytest.raises(ConfigError, match="the attack 'memory_writer' writes into what it is shown"):
+        run(config, data=lambda _: data, out=tmp_path / "run" if out else None)

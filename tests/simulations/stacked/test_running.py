@@ -186,6 +186,25 @@ def test_a_run_that_diverges_is_told_and_left_alone_and_the_others_are_what_they
     assert [read_result(folder)["cost"]["together"] for folder in folders] == [3, 1, 3]
 
 
+WRITER = """
+from flower_vfl.attacks import NormAttack
+
+class Writer(NormAttack):
+    "Centres what it is shown, in place."
+    name = "writer"
+    def rate(self, rows, known):
+        rows -= rows.mean(dim=-2, keepdim=True)
+        return super().rate(rows, known)
+"""
+
+
+def test_an_attack_that_writes_into_what_it_is_shown_ends_a_stack_by_its_name(tmp_path, install):
+    install("own-parts", {"own_parts": WRITER})
+    runs = configs({"attack": {"names": ["own_parts:Writer", "norm"]}}, ["", "iso(t=1.0)"], [0, 1])
+    with pytest.raises(ConfigError, match="the attack 'writer' writes into what it is shown"):
+        train_stack(runs, [tmp_path / "0", tmp_path / "1"], data=lambda _: toy_data(200))
+
+
 def test_a_stack_that_is_interrupted_leaves_runs_that_begin_anew(tmp_path):
     def interrupt(step, steps, loss):
         raise KeyboardInterrupt
