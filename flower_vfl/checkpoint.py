@@ -20,6 +20,9 @@ from flower_vfl.files import remove_leftovers, replacing, write_json_atomic
 if TYPE_CHECKING:
     from torch import Tensor
 
+DATA = "data"
+"""The fact that is a digest of what a party holds: it never leaves its host."""
+
 _TREE = "tree"
 _TENSOR = "__tensor__"
 
@@ -110,7 +113,8 @@ class Checkpoints:
     folder : Path
         A folder of this party's own.
     facts : Mapping[str, str]
-        What is trained: party, configuration, data, versions. A state of something else is refused.
+        What is trained: party, configuration, data, versions. A state of something else, or that lacks one of these
+        (an earlier version wrote it), is refused.
     keep : int
         How many states are kept, at least 2: the newest may be one that other parties do not have. One more is held
         where `save` says so.
@@ -149,11 +153,23 @@ class Checkpoints:
         kept = load_state(path)
         if not isinstance(kept, dict) or kept.keys() != {"facts", "step", "state"} or kept["step"] != step:
             raise DataError(f"{path} is no checkpoint of step {step}")
-        for name, value in self._facts.items():
-            found = kept["facts"].get(name) if isinstance(kept["facts"], dict) else None
-            if found != value:
-                raise DataError(f"{path} belongs to something else: its {name} is {found!r}, here it is {value!r}")
+        self._check_facts(path, kept["facts"] if isinstance(kept["facts"], dict) else {})
         return kept["state"]
+
+    def _check_facts(self, path: Path, facts: Mapping[str, Any]) -> None:
+        for name, value in self._facts.items():
+            if name not in facts:
+                raise DataError(
+                    f"{path} does not say what its {name} is: another version wrote it; begin anew in another folder"
+                )
+            if facts[name] == value:
+                continue
+            if name == DATA:  # the words may leave this host, its digest must not
+                raise DataError(
+                    f"{path} belongs to something else: its {name} is other than here. Go on with what the training "
+                    "was begun with, or begin anew in another folder"
+                )
+            raise DataError(f"{path} belongs to something else: its {name} is {facts[name]!r}, here it is {value!r}")
 
     @property
     def received(self) -> Path:

@@ -301,6 +301,21 @@ def test_the_state_of_something_else_is_refused_by_name(tmp_path, name):
         Checkpoints(tmp_path, {**FACTS, name: "other"}).load(7)
 
 
+def test_a_digest_of_data_is_not_told(tmp_path):
+    Checkpoints(tmp_path, {**FACTS, "data": "5ec"}).save(7, {})
+    with pytest.raises(DataError, match="belongs to something else: its data is other than here") as said:
+        Checkpoints(tmp_path, {**FACTS, "data": "0de"}).load(7)
+    assert "5ec" not in str(said.value).replace(str(tmp_path), "")
+    assert "0de" not in str(said.value).replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_state_that_lacks_a_fact_is_another_versions_and_refused(tmp_path, name):
+    Checkpoints(tmp_path, {key: value for key, value in FACTS.items() if key != name}).save(7, {})
+    with pytest.raises(DataError, match=f"does not say what its {name} is: another version wrote it"):
+        Checkpoints(tmp_path, FACTS).load(7)
+
+
 @pytest.mark.parametrize(
     "content", [[], {"facts": FACTS, "step": 8, "state": 1}, {"facts": 3, "step": 7, "state": 1}, 7]
 )

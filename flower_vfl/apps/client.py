@@ -227,7 +227,7 @@ class _Client:
             optimizer=self._optimizer,
             simulation=session.simulation,
             recorder=journal,
-            store=None if keeping is None else keeping.store(config, dataset.alignment),
+            store=None if keeping is None else keeping.store(config, dataset, session.party),
             memory=session.memory(config),
         )
         card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)

@@ -12,9 +12,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
-from flower_vfl.checkpoint import Checkpoints, read_committed
+from flower_vfl.checkpoint import DATA, Checkpoints, read_committed
 from flower_vfl.config import Config, leaf_paths
-from flower_vfl.data.dataset import Alignment
+from flower_vfl.data.memory import VerticalData, content_digest
 from flower_vfl.errors import ProtocolError
 from flower_vfl.version import package_version
 
@@ -92,13 +92,18 @@ class Keeping:
                 shutil.rmtree(other, ignore_errors=True)
         return own
 
-    def store(self, config: Config, alignment: Alignment) -> Checkpoints:
-        """Return the party's checkpoints of this training, and of no other."""
+    def store(self, config: Config, dataset: VerticalData, columns: str, *, labels: bool = False) -> Checkpoints:
+        """Return the party's checkpoints of this training, and of no other.
+
+        `columns` names the data's party whose columns it has, empty for none; `labels` says whether it has the labels.
+        """
+        alignment = dataset.alignment
         facts = {
             "party": self.party,
             "training": self.training,
             "config": config_digest(config),
             "alignment": f"{alignment.rows} + {alignment.test_rows} rows {alignment.digest}",
+            DATA: content_digest(dataset, columns, labels=labels),
             "flower_vfl": package_version("flower-vfl"),
             "torch": package_version("torch"),
         }

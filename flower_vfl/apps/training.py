@@ -35,8 +35,9 @@ def train_and_write(
 ) -> None:
     """Train and write the result, whatever ends the training; bad input leaves nothing behind."""
     base = strategy.base
+    own = base.table.name if base.table is not None else ""
     if keeping is not None:
-        base.ledger, base.resume = keeping.store(base.config, dataset.alignment), keeping.begun
+        base.ledger, base.resume = keeping.store(base.config, dataset, own, labels=True), keeping.begun
         base.memory = keeping.memory(base.config)
     with torch_threads(base.config.threads):
         card = make_card(
@@ -45,7 +46,7 @@ def train_and_write(
             base.config,
             dataset,
             factories,
-            table=base.table.name if base.table is not None else "",
+            table=own,
             classes=class_names(dataset, base.labels.classes),
             features=base.parties,
         )

@@ -15,6 +15,7 @@ A prepared folder looks like this, and a party's host needs only the manifest an
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -259,6 +260,20 @@ class Dataset:
     def encoding_digest(self, name: str) -> str:
         """Return the SHA-256 of how a party's columns were encoded."""
         return layout.digest(self._party_folder(name) / layout.ENCODING)
+
+    def content_digest(self, party: str, *, labels: bool) -> str:
+        """Return the SHA-256 of what one party holds, by the digests that were noted when it was prepared.
+
+        Parameters
+        ----------
+        party : str
+            Whose columns; empty for none.
+        labels : bool
+            Whether the labels belong to it.
+        """
+        notes = [self._party_folder(party) / name for name in (layout.PARTY, layout.ENCODING)] if party else []
+        notes += [self._labels_folder() / layout.LABELS] if labels else []
+        return hashlib.sha256(" ".join(map(layout.digest, notes)).encode()).hexdigest()
 
     @cached_property
     def classes(self) -> int:

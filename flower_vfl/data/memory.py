@@ -56,6 +56,23 @@ class IdentifiedData(Protocol):
         ...
 
 
+@runtime_checkable
+class DigestedData(Protocol):
+    """What data may also say: whether it is what it was. A training that was interrupted goes on with nothing else."""
+
+    def content_digest(self, party: str, *, labels: bool) -> str:
+        """Return a digest of a party's columns (`party` is empty for none) and, with `labels`, of the labels.
+
+        It stays on the host: who can guess all labels could check the guess by it.
+        """
+        ...
+
+
+def content_digest(data: VerticalData, party: str, *, labels: bool) -> str:
+    """Return the digest of what one party holds; empty where the data does not say."""
+    return data.content_digest(party, labels=labels) if isinstance(data, DigestedData) else ""
+
+
 @dataclass(frozen=True)
 class MemoryData:
     """A vertical data set of arrays.

@@ -122,7 +122,7 @@ class Member:
             secret, store = Secret.for_simulation(config.seed, party), None
             if folder is not None:
                 keeping = Keeping.of_feature_party(folder, party, training)
-                store = keeping.store(self.config, self._dataset.alignment)
+                store = keeping.store(self.config, self._dataset, party)
             machine = build_feature_party(party, config, self._dataset, secret, simulation=True, store=store)
             machines[party], links[party] = machine, InprocLink(machine)
             check_fit(links[party], config, self.schedule, self._dataset.alignment.digest)
@@ -168,7 +168,8 @@ class Member:
             outcome=trained.outcome,
         )
         training.restore({"losses": trained.losses, "outcome": measured(trained.outcome)})
-        base.ledger = keeping.store(self.config, self._dataset.alignment)
+        own = base.table.name if base.table is not None else ""
+        base.ledger = keeping.store(self.config, self._dataset, own, labels=True)
         checkpointing = build_checkpointing(self.strategy, schedule, links, label, training, monitor)
         if checkpointing is not None:
             checkpointing.save(schedule.steps)

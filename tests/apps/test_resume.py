@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import dataclass, fields
 
 import pytest
 
@@ -10,6 +12,7 @@ from flower_vfl import build_config, run
 from flower_vfl.apps.keeping import MAY_CHANGE, Keeping, config_digest, differences
 from flower_vfl.checkpoint import read_committed
 from flower_vfl.config import Config, leaf_paths
+from flower_vfl.data.memory import MemoryData
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError
 from flower_vfl.simulations.running import run_here
 from tests.faults.common import Interrupt
@@ -41,6 +44,78 @@ def test_other_rows_are_refused(tmp_path):
     config = interrupted(tmp_path / "run")
     with pytest.raises((DataError, PartyError), match=r"belongs to something else: its alignment"):
         run(config, out=tmp_path / "run", resume=True, data=lambda _: toy_data(rows=590))
+
+
+PEOPLE = range(60)
+
+
+def tables(folder, *, a=lambda row: f"{row % 7},{'uvw'[row % 3]}", b=lambda row: f"{row % 5}", y=lambda row: row % 2):
+    """Write the files of two parties and of the labels, and return a run of them."""
+    folder.mkdir(exist_ok=True)
+    for name, columns, value in (("a", "x,kind", a), ("b", "z", b), ("labels", "y", y)):
+        rows = [f"p{row},{value(row)}\n" for row in PEOPLE]
+        (folder / f"{name}.csv").write_text(f"id,{columns}\n" + "".join(rows))
+    options = {"files.a": "a.csv", "files.b": "b.csv", "labels_file": "labels.csv", "label": "y"}
+    sections = {"checkpoint": {"every": 3}, "training": {"epochs": 5, "batch_size": 16}}
+    return build_config({**sections, "data": {"name": "files", "path": str(folder), "options": options}})
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """A run of files that was interrupted after a state."""
+    monkeypatch.setenv("FLOWER_VFL_CACHE", str(tmp_path / "cache"))
+    config = tables(tmp_path / "raw")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", observers=(Interrupt(7),))
+    return config
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"y": lambda row: 1 - row % 2}, id="labels"),
+        pytest.param({"y": lambda row: ["no", "yes"][row % 2]}, id="names of the classes"),
+        pytest.param({"a": lambda row: f"{6 - row % 7},{'uvw'[row % 3]}"}, id="numbers"),
+        pytest.param({"a": lambda row: f"{row % 7},{'UVW'[row % 3]}"}, id="names of categories"),
+        pytest.param({"b": lambda row: f"{row % 4}"}, id="another party"),
+    ],
+)
+def test_other_values_of_the_same_people_are_refused_and_no_digest_of_them_is_told(begun, tmp_path, other):
+    state = (tmp_path / "run" / "checkpoints" / "label" / "committed.json").read_text()
+    tables(tmp_path / "raw", **other)
+    with pytest.raises((DataError, PartyError), match="belongs to something else: its data is other than here") as said:
+        run(begun, out=tmp_path / "run", resume=True)
+    assert json.loads(state)["facts"]["data"] not in str(said.value)
+    assert (tmp_path / "run" / "checkpoints" / "label" / "committed.json").read_text() == state
+
+
+def test_the_same_values_in_new_files_are_the_same_data(begun, tmp_path):
+    whole = run(begun, out=tmp_path / "whole")
+    for file in (tmp_path / "raw").iterdir():
+        os.utime(file, (0, 0))  # read and prepared again
+    again = run(begun, out=tmp_path / "run", resume=True)
+    assert again.summary["weights"] == whole.summary["weights"]
+
+
+def test_data_of_ones_own_class_may_say_what_it_holds(tmp_path):
+    @dataclass(frozen=True)
+    class Told(MemoryData):
+        version: str = "1"
+
+        def content_digest(self, party, *, labels):
+            return f"{self.version} {party} {labels}"
+
+    def told(version):
+        held = {entry.name: getattr(toy_data(), entry.name) for entry in fields(MemoryData)}
+        return lambda _: Told(**held, version=version)
+
+    config = toy_config(checkpoint={"every": 3})
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", data=told("1"), observers=(Interrupt(7),))
+    facts = {party: read_committed(tmp_path / "run" / "checkpoints" / party) for party in ("label", "a")}
+    assert facts["label"][1]["data"] == "1  True"
+    with pytest.raises((DataError, PartyError), match="its data is other than here"):
+        run(config, out=tmp_path / "run", resume=True, data=told("2"))
 
 
 def test_a_party_that_has_lost_its_state_is_named(tmp_path):
