@@ -31,6 +31,7 @@ from flower_vfl.config import Config, to_run_config
 from flower_vfl.data.layout import new_folder
 from flower_vfl.errors import ConfigError, SessionError, SetupError
 from flower_vfl.parsing import Value
+from flower_vfl.reports import renew
 from flower_vfl.simulations.cluster import Cluster, check_reachable, ray_cluster, settings
 from flower_vfl.simulations.resources import Resources, read_resources
 from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIABLE
@@ -81,6 +82,7 @@ def run_flower(
     out = out.expanduser().absolute()
     config = in_processes(config)
     if not check_folder(out, config, resume=resume):
+        renew(out)
         return read_result(out)
     given = read_resources(resources, parties_here(config, open_data(config)))
     check_devices(config, given)

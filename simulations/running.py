@@ -17,7 +17,7 @@ from flower_vfl.config import Config, build_config, load_config
 from flower_vfl.errors import FolderInUseError
 from flower_vfl.files import write_json_atomic
 from flower_vfl.parsing import parse_defenses
-from flower_vfl.reports import render
+from flower_vfl.reports import render, renew
 from flower_vfl.strategies import Observer
 from flower_vfl.terminal import console
 
@@ -60,18 +60,17 @@ def run_here(
 
     What `alone` returns, by party, is what its columns reach by themselves, see `alone_aucs`, and goes into the result.
     With `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is, but for
-    what each party reaches alone where that is wanted and not there yet.
+    what each party reaches alone, and the report, where these are wanted and not there yet.
     """
     out = out.expanduser().absolute()
     unfinished = check_folder(out, config, resume=resume)
-    if unfinished or (alone is not None and ALONE not in read_result(out)):
-        with _reported(out):
-            if unfinished:
-                with LiveProgress(title, console()) as progress:
-                    run(config, out=out, resume=resume, observers=(progress,))
-            if alone is not None:
-                aucs = alone()
-                write_json_atomic(out / RESULT, {**read_result(out), ALONE: aucs})
+    with _reported(out):
+        if unfinished:
+            with LiveProgress(title, console()) as progress:
+                run(config, out=out, resume=resume, observers=(progress,))
+        if alone is not None and ALONE not in read_result(out):
+            aucs = alone()
+            write_json_atomic(out / RESULT, {**read_result(out), ALONE: aucs})
     return read_result(out)
 
 
@@ -82,11 +81,10 @@ def run_observed(
 
     A folder in which another process still works is waited for, `patience` seconds at most: it may be about to end.
     """
-    if not check_folder(out, config, resume=resume):
-        return
+    unfinished = check_folder(out, config, resume=resume)
     deadline = time.monotonic() + patience
     with _reported(out):
-        while True:
+        while unfinished:
             try:
                 run(config, out=out, resume=resume, observers=observers)
             except FolderInUseError:
@@ -99,12 +97,11 @@ def run_observed(
 
 @contextmanager
 def _reported(out: Path) -> Iterator[None]:
-    """Write a run's report, whatever ends the run: it shows what was measured."""
+    """Write a run's report, whatever ends the run: it shows what was measured, by an earlier attempt perhaps."""
     try:
         yield
     finally:
-        if (out / RESULT).is_file():
-            render([out])
+        renew(out)
 
 
 def alone_aucs(config: Config) -> dict[str, float]:

@@ -10,6 +10,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.sweeps import is_sweep
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from flower_vfl.reports.figures.training import Curve
 
+PAGE = "report.html"
 TEMPLATES = Path(__file__).parent / "templates"
 CURVES = {
     "Loss by epoch": ("loss", {"train_loss": "training", "validation_loss": "validation", "test_loss": "test"}),
@@ -70,14 +72,27 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
         return render_sweep(folders[0])
     runs = [load_run(folder) for folder in folders]
     if len(runs) == 1:
-        target = folders[0] / "report.html"
+        target = folders[0] / PAGE
         html = _page("run.html.j2", **_of_one(runs[0]))
     else:
-        target = Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "report.html"
+        target = Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / PAGE
         html = _page("comparison.html.j2", **of_several(runs))
     target = target if out is None else Path(out)
     write_text_atomic(target, html)
     return target
+
+
+def renew(folder: Path) -> None:
+    """Write the report of a run that has left a result, unless there is one that is not older than the result.
+
+    Raises
+    ------
+    InputError
+        As `render`.
+    """
+    result, page = folder / RESULT, folder / PAGE
+    if result.is_file() and not (page.is_file() and page.stat().st_mtime_ns >= result.stat().st_mtime_ns):
+        render([folder])
 
 
 def render_sweep(folder: Path | str) -> Path:
@@ -93,7 +108,7 @@ def render_sweep(folder: Path | str) -> Path:
     InputError
         Where there is no sweep, no result yet, or a file cannot be read.
     """
-    target = Path(folder) / "report.html"
+    target = Path(folder) / PAGE
     write_text_atomic(target, _page("sweep.html.j2", **of_sweep(Path(folder))))
     return target
 

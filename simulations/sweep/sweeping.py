@@ -14,7 +14,7 @@ from rich.text import Text
 from flower_vfl.apps.keeping import is_begun
 from flower_vfl.apps.sweeps import runs_of
 from flower_vfl.errors import InputError, TrainingError
-from flower_vfl.reports import render_sweep
+from flower_vfl.reports import render_sweep, renew
 from flower_vfl.simulations.sweep.board import Board
 from flower_vfl.simulations.sweep.checking import check_trials
 from flower_vfl.simulations.sweep.choosing import choose
@@ -145,10 +145,12 @@ def processors(trials: Sequence[Trial], running: Running) -> float:
 
 
 def _finish(folder: SweepFolder, board: Board) -> list[dict[str, Any]]:
-    """Write what there is: the table, the summary, and the report of the runs that have left a result."""
+    """Write what there is: the table, the summary, and the report of the runs that have left a result, and of each."""
     if not folder.path.is_dir():
         return []
     summaries = write_results(folder, board.failures, board.attempts)
+    for run in runs_of(folder.path):
+        renew(run)  # a kill between its result and its report leaves it without
     if runs_of(folder.path):
         render_sweep(folder.path)
     return summaries

@@ -14,7 +14,8 @@ from flower_vfl.checkpoint import read_committed
 from flower_vfl.config import Config, leaf_paths
 from flower_vfl.data.memory import MemoryData
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError
-from flower_vfl.simulations.running import run_here
+from flower_vfl.simulations.flower_engine import in_processes, run_flower
+from flower_vfl.simulations.running import run_here, run_observed
 from tests.faults.common import Interrupt
 from tests.toys import toy_config, toy_data
 
@@ -137,6 +138,30 @@ def test_a_run_that_has_ended_is_left_as_it_is(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     assert run_here(config, tmp_path / "run", title="x", resume=True) == first
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def observed(config, out, *, title, resume):
+    return run_observed(config, out, resume=resume, observers=())
+
+
+def in_flower(config, out, *, title, resume):
+    return run_flower(config, out, resume=resume)
+
+
+@pytest.mark.parametrize("goes_on", [run_here, observed, in_flower])
+@pytest.mark.parametrize("left", [None, "interrupted"])
+def test_a_run_that_has_ended_without_its_report_gets_one_also_in_place_of_an_earlier_attempts(tmp_path, goes_on, left):
+    config = in_processes(build_config({"data": {"name": "breast-cancer"}, "training": {"epochs": 1}}))
+    out = tmp_path / "run"
+    run(config, out=out)
+    if left is not None:
+        (out / "report.html").write_text(left)
+        os.utime(out / "report.html", ns=(0, (out / "result.json").stat().st_mtime_ns - 1))
+    goes_on(config, out, title="x", resume=True)
+    page = (out / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    goes_on(config, out, title="x", resume=True)
+    assert (out / "report.html").read_text() == page
 
 
 def test_checkpoints_can_be_switched_off(tmp_path):

@@ -142,10 +142,12 @@ def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_f
         assert json.loads((out / "summary.json").read_text())
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json") if ended(path)}
     assert 1 <= len(finished) < 6
+    next(iter(finished)).with_name("report.html").unlink()  # as a kill right after its result leaves it
     done = sweep(toy, "--out", out, "--resume")
     assert done.returncode == 0, done.stderr
     assert len(json.loads((out / "summary.json").read_text())) == 6
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert len(list(out.glob("*/report.html"))) == 6
 
 
 def ended(path: Path) -> bool:
