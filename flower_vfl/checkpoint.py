@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from flower_vfl.errors import DataError, StorageError
-from flower_vfl.files import remove_leftovers, replacing, write_json_atomic
+from flower_vfl.files import remove_leftovers, replacing, write_json_atomic, writing_to
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,8 +130,9 @@ class Checkpoints:
 
         That after `hold` steps is not removed, however many came since.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._folder.chmod(0o700)
+        with writing_to(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.chmod(0o700)
         save_state(self._path(step), {"facts": self._facts, "step": step, "state": state})
         earlier = sorted(known for known in self.steps if known < step)
         for known in set(self.steps) - {step, hold, *earlier[1 - self._keep :]}:
@@ -205,9 +206,9 @@ def read_committed(folder: Path) -> tuple[int, dict[str, str]] | None:
         When the file is there and cannot be read.
     """
     path = folder / Checkpoints.COMMITTED
-    if not path.is_file():
-        return None
     try:
+        if not path.is_file():
+            return None
         found = json.loads(path.read_text(encoding="utf8"))
         step, facts = found["step"], found["facts"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

@@ -445,6 +445,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(str(error), 2)
     except FlowerVflError as error:
         _fail(str(error), 1)
+    except PermissionError as error:
+        _fail(f"{error.filename or 'a file'} may not be used by this user: {error.strerror}", 2)
     except MemoryError:
         _fail("out of memory; smaller training.batch_size, training.eval_batch_size or attack.names need less", 1)
     except (KeyboardInterrupt, typer.Abort):

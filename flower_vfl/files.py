@@ -13,13 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from flower_vfl.errors import FolderInUseError, StorageError
+from flower_vfl.errors import DataError, FolderInUseError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
 """What a disk that is full, fails or takes no writing says."""
+
+_PLACE = frozenset((errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP))
+"""What the system says of a place that is not this user's, or cannot be."""
 
 LEFTOVERS = ".*.tmp"
 """What the temporary files of `replacing` are called."""
@@ -33,8 +36,8 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
 
     Raises
     ------
-    StorageError
-        When the file could not be written.
+    StorageError, DataError
+        As `writing_to`, when the file could not be written.
 
     Examples
     --------
@@ -64,18 +67,23 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def writing_to(path: Path | str) -> Iterator[None]:
-    """Name the file, and what to do, when writing fails in the block.
+    """Name the file or folder, and what to do, when writing fails in the block.
 
     Raises
     ------
     StorageError
         When the disk is full or fails.
+    DataError
+        When this user may not write there, or the path cannot be one.
     """
     try:
         yield
     except StorageError:
         raise
     except OSError as error:
+        if error.errno in _PLACE:
+            words = os.strerror(error.errno)
+            raise DataError(f"{path} cannot be written: {words}; name another place, or make it this user's") from None
         if error.errno not in _DISK:
             raise
         raise StorageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -176,6 +177,8 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
             "transport.host",
         ),
         (["run", "{preset}", "--alone", "--engine", "flower"], "--alone trains in this process"),
+        (["run", "{preset}", "--out", "{preset}/x"], "cannot be written: Not a directory"),
+        (["run", "{preset}", "--out", "x" * 300], "cannot be written: File name too long"),
         (["report", "nowhere"], "nowhere"),
         (["data", "prepare", "nothing", "--out", "x"], "no data set named"),
         (["data", "prepare", "digits", "--as-published", "--out", "x"], "no preprocessing that its authors published"),
@@ -198,6 +201,16 @@ def test_bad_input_is_one_clear_message_exit_code_2_and_nothing_written(
     assert sum("flower-vfl: " in line for line in errors.splitlines()) == 1
     leftovers = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert leftovers == []
+
+
+def test_a_file_that_is_another_users_is_bad_input_that_names_it(monkeypatch):
+    def denied():
+        raise PermissionError(errno.EACCES, "Permission denied", "/theirs/manifest.json")
+
+    monkeypatch.setattr("flower_vfl.simulations.tables.print_data_sets", denied)
+    done = flower_vfl("data", "list")
+    assert done.returncode == 2
+    assert "/theirs/manifest.json may not be used by this user: Permission denied" in done.stderr.replace("\n", " ")
 
 
 @pytest.mark.parametrize("arguments", [["fly"], ["run"], ["run", "census", "--fast"]])

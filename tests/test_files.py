@@ -1,5 +1,6 @@
 """A file is there whole, or as it was before."""
 
+import errno
 import json
 import math
 import os
@@ -7,7 +8,8 @@ import stat
 
 import pytest
 
-from flower_vfl.files import replacing, write_json_atomic, write_text_atomic
+from flower_vfl.errors import DataError, StorageError
+from flower_vfl.files import replacing, write_json_atomic, write_text_atomic, writing_to
 
 
 def test_text_is_written_in_utf8(tmp_path):
@@ -54,6 +56,31 @@ def test_json_has_null_where_a_number_is_not_finite(tmp_path):
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
     assert json.loads(text) == {"x": None, "y": [None, 0.0, {"z": [None, 1]}], "s": "é"}
     assert text.endswith("}\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [
+        (errno.ENOSPC, StorageError, "could not be written: No space left on device. .* make space"),
+        (errno.EROFS, StorageError, "could not be written: Read-only file system"),
+        (errno.EACCES, DataError, "cannot be written: Permission denied; name another place"),
+        (errno.EPERM, DataError, "cannot be written: Operation not permitted"),
+        (errno.EPIPE, BrokenPipeError, "Broken pipe"),
+    ],
+)
+def test_what_the_disk_and_what_the_place_is_to_blame_for_is_told_apart(tmp_path, number, kind, words):
+    with pytest.raises(kind, match=words) as said, writing_to(tmp_path / "a.txt"):
+        raise OSError(number, os.strerror(number))
+    assert (str(tmp_path / "a.txt") in str(said.value)) == (kind is not BrokenPipeError)
+
+
+@pytest.mark.parametrize("name", ["a.txt/b.txt", "x" * 300, "folder"])
+def test_a_path_that_cannot_be_one_is_named(tmp_path, name):
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match=r"cannot be written: .* name another place"):
+        write_text_atomic(tmp_path / name, "")
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "folder"]
 
 
 def test_what_json_cannot_hold_leaves_no_file(tmp_path):

@@ -15,11 +15,11 @@ from flower_vfl.apps.periods import write_periods
 from flower_vfl.config import Config, load_config, to_toml
 from flower_vfl.data.periods import Periods
 from flower_vfl.errors import ConfigError, OutputExistsError
-from flower_vfl.files import LEFTOVERS, FolderLock, remove_leftovers, write_json_atomic, write_text_atomic
+from flower_vfl.files import LEFTOVERS, FolderLock, remove_leftovers, write_json_atomic, write_text_atomic, writing_to
 from flower_vfl.strategies.outcome import LIMITS
 from flower_vfl.tracking import merge_steps
 
-CONFIG, RESULT = "config.toml", "result.json"
+CONFIG, RESULT, WEIGHTS = "config.toml", "result.json", "weights"
 ENDED = ("finished", "early stopping", *LIMITS.values())
 """How a run ends by itself; one that failed or was interrupted can go on."""
 
@@ -42,18 +42,22 @@ class RunFolder:
         When something is there already, which is not overwritten, or another process works in it.
     ConfigError
         When the run that was begun here has another configuration.
+    StorageError, DataError
+        When the folder cannot be made or written.
     """
 
     def __init__(self, path: Path, config: Config, *, resume: bool = False) -> None:
         self.path = path.expanduser().absolute()
-        self.resumed = resume and (self.path / CONFIG).is_file()
+        self.resumed = resume and _is_begun(self.path)
         if self.resumed:
             check_same(self.path, config)
         else:
             check_free(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
+            with writing_to(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
-        remove_leftovers(self.path)
+        for folder in (self.path, self.path / WEIGHTS):
+            remove_leftovers(folder)
         if not self.resumed:
             write_text_atomic(self.path / CONFIG, to_toml(config))
 
@@ -85,9 +89,18 @@ def check_free(path: Path) -> None:
     ------
     OutputExistsError
         When `path` is a file or a folder that is not empty; what a kill left of a run that had not begun is nothing.
+    DataError
+        When this user may not look into it, or the path cannot be one.
     """
-    if path.is_file() or (path.is_dir() and any(not _is_nothing(entry) for entry in path.iterdir())):
+    with writing_to(path):
+        taken = path.is_file() or (path.is_dir() and any(not _is_nothing(entry) for entry in path.iterdir()))
+    if taken:
         raise OutputExistsError(f"{path} exists and is not empty; name another folder with --out, or remove it")
+
+
+def _is_begun(path: Path) -> bool:
+    with writing_to(path):
+        return (path / CONFIG).is_file()
 
 
 def _is_nothing(entry: Path) -> bool:
@@ -104,7 +117,7 @@ def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
     ConfigError
         When the run that was begun there has another configuration.
     """
-    if not (resume and (path / CONFIG).is_file()):
+    if not (resume and _is_begun(path)):
         check_free(path)
         return True
     check_same(path, config)

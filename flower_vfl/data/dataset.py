@@ -482,7 +482,11 @@ def open_dataset(path: Path | str) -> Dataset:
     """
     folder = Path(path)
     where = folder / layout.MANIFEST
-    if not where.is_file():
+    try:
+        there = where.is_file()
+    except OSError as error:  # of a folder that is another user's alone
+        raise DataError(f"{folder} cannot be read: {error.strerror}; prepare the data as this user") from None
+    if not there:
         raise DataError(f"{folder} is no prepared data set: it has no {layout.MANIFEST}; see `flower-vfl data prepare`")
     manifest = layout.read_json(where)
     schema = manifest.get("schema")

@@ -12,7 +12,7 @@ from typing import Any, Self
 from flower_vfl.apps.folder import RESULT, check_folder, check_free
 from flower_vfl.apps.sweeps import DEFINITION, Entry, is_sweep, read_record, write_record
 from flower_vfl.errors import ConfigError, OutputExistsError
-from flower_vfl.files import FolderLock, remove_leftovers, write_text_atomic
+from flower_vfl.files import FolderLock, remove_leftovers, write_text_atomic, writing_to
 from flower_vfl.simulations.sweep.trials import Trial
 
 _SHOWN = 5
@@ -57,7 +57,8 @@ class SweepFolder:
         else:
             check_free(self.path)
         self.trials = _renamed(trials, known)
-        self.path.mkdir(parents=True, exist_ok=True)
+        with writing_to(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
         remove_leftovers(self.path)
         try:
