@@ -28,6 +28,7 @@ from flower_vfl.apps.build import (
 )
 from flower_vfl.apps.discretion import Outward, discreet, outward_of
 from flower_vfl.apps.feature_party import build_feature_party
+from flower_vfl.apps.folder import WEIGHTS
 from flower_vfl.apps.keeping import CHECKPOINTS, Keeping, checked_training
 from flower_vfl.apps.model import ModelCard, make_card, save_model
 from flower_vfl.apps.node import Node
@@ -35,7 +36,7 @@ from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import OutputExistsError, ProtocolError, SetupError, UnreachableError
-from flower_vfl.files import FolderLock
+from flower_vfl.files import FolderLock, remove_leftovers, writing_to
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.configured import OptimizerFactory
@@ -108,11 +109,15 @@ class _Session:
         """
         if self.simulation:
             return nullcontext()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing_to(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            return FolderLock(self.folder)
+            lock = FolderLock(self.folder)
         except OutputExistsError as error:
             raise OutputExistsError(f"party {self.party!r}: {error} as `out` in --node-config") from None
+        for folder in (self.folder, self.folder / WEIGHTS):
+            remove_leftovers(folder)
+        return lock
 
     def load(self) -> Any:
         """Read the party's state between two messages.

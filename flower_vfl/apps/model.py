@@ -14,16 +14,18 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from flower_vfl.apps.folder import WEIGHTS
 from flower_vfl.checkpoint import save_tensors
 from flower_vfl.config import Config, build_config
 from flower_vfl.data.dataset import Alignment, Dataset, FeatureSpec
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.data.scoring import Features, encoding_digest
 from flower_vfl.errors import ConfigError, DataError, InputError
+from flower_vfl.files import writing_to
 from flower_vfl.nn.digest import state_digest
 from flower_vfl.version import package_version
 
-_FOLDER, _CARD = "weights", "flower-vfl"
+_CARD = "flower-vfl"
 _SCHEMA = 1
 _SPEC = ("numeric", "cardinalities", "shape", "pixels", "vocabulary")
 
@@ -186,13 +188,14 @@ def qualified(factory: Callable[..., Any]) -> str:
 
 def model_path(folder: Path, party: str) -> Path:
     """Return where a party's weights lie in the folder of its run."""
-    return folder / _FOLDER / f"{party}.safetensors"
+    return folder / WEIGHTS / f"{party}.safetensors"
 
 
 def save_model(folder: Path, card: ModelCard, module: nn.Module) -> None:
     """Write a party's final weights and their card to `weights/<party>.safetensors`, atomically."""
     target = model_path(folder, card.party)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with writing_to(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
     content = {"schema": _SCHEMA, "weights": state_digest(tensors), **_plain(card)}
     save_tensors(target, tensors, {_CARD: json.dumps(content, allow_nan=False)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +114,9 @@ def _write_model(strategy: HookedStrategy, folder: RunFolder, card: ModelCard) -
     """Write the label party's model if one stays; one of an earlier part of the run is none where none does."""
     base = strategy.base
     if base.outcome.model_step is None:
-        model_path(folder.path, LABEL).unlink(missing_ok=True)
+        path = model_path(folder.path, LABEL)
+        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.parent.rmdir()
     elif base.label_party is not None:
         save_model(folder.path, replace(card, session=base.session), base.label_party.module)

@@ -42,6 +42,8 @@ def test_a_folder_in_which_another_process_works_is_refused_and_nothing_is_writt
         words = rf"party '{nodes[0]['party']}': .*own is in use by process {os.getpid()} on .*another folder as `out`"
         assert re.search(words, caplog.text)
         assert [path.name for path in own.iterdir()] == [FolderLock.NAME]
+    (own / "weights").mkdir()
+    (own / "weights" / ".a.safetensors.58c2ez4c.tmp").touch()  # as a kill leaves it
     deploy(nodes, root / dataset.label_party, monkeypatch, tmp_path, config)
     assert [path.stem for path in (own / "weights").iterdir()] == [nodes[0]["party"]]
 

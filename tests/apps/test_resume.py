@@ -164,6 +164,14 @@ def test_a_run_that_has_ended_without_its_report_gets_one_also_in_place_of_an_ea
     assert (out / "report.html").read_text() == page
 
 
+def test_what_a_kill_left_of_weights_that_were_being_written_is_removed(tmp_path):
+    config = interrupted(tmp_path / "run")
+    half = tmp_path / "run" / "weights" / ".a.safetensors.58c2ez4c.tmp"
+    half.write_bytes(b"half")
+    run(config, out=tmp_path / "run", resume=True, data=lambda _: toy_data())
+    assert {path.name for path in half.parent.iterdir()} == {f"{party}.safetensors" for party in ("label", "a", "b")}
+
+
 def test_checkpoints_can_be_switched_off(tmp_path):
     run(toy_config(checkpoint={"every": -1}), out=tmp_path / "run", data=lambda _: toy_data())
     assert not list((tmp_path / "run").rglob("step-*"))
