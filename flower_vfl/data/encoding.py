@@ -23,6 +23,7 @@ from flower_vfl.data import layout
 from flower_vfl.data.moments import Moments
 from flower_vfl.data.text import TextEncoding
 from flower_vfl.errors import DataError
+from flower_vfl.files import writing_to
 from flower_vfl.registry import suggestion
 
 MISSING = ""
@@ -235,7 +236,9 @@ class PartyEncoding:
         layout.write_json(path, {"numeric": numeric, "categorical": named, "text": text})
         if self.categorical:
             values = pa.chunked_array([column.values for column in self.categorical], pa.string())
-            pq.write_table(pa.table({"value": values}), path.with_name(layout.VOCABULARY), use_dictionary=False)
+            vocabulary = path.with_name(layout.VOCABULARY)
+            with writing_to(vocabulary):
+                pq.write_table(pa.table({"value": values}), vocabulary, use_dictionary=False)
 
     @classmethod
     def read(cls, path: Path) -> PartyEncoding:

@@ -70,8 +70,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf8")
+    with writing_to(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf8")
 
 
 def entry(where: Path, content: Mapping[str, Any], key: str, kind: type[T]) -> T:
@@ -251,9 +252,12 @@ class ArrayFile:
 
 
 def save_array(path: Path, array: NDArray[Any], dtype: str) -> None:
-    """Write an array by rows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.save(path, np.ascontiguousarray(array, dtype=np.dtype(dtype)), allow_pickle=False)
+    """Write an array (N, ...) by rows, as `ArrayFile` does: a disk that is full is told as one."""
+    file = ArrayFile(path, array.shape, dtype)
+    try:
+        file.write(0, array)
+    finally:
+        file.close()
 
 
 def write_ids(path: Path, ids: Sequence[str]) -> None:
@@ -261,8 +265,9 @@ def write_ids(path: Path, ids: Sequence[str]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"id": pa.array(ids, pa.string())}), path)
+    with writing_to(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": pa.array(ids, pa.string())}), path)
 
 
 def read_id_column(path: Path, rows: int) -> pa.ChunkedArray:

@@ -1,7 +1,9 @@
 import errno
 import gc
 import json
+import os
 import pickle
+import resource
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -306,6 +308,40 @@ def test_a_folder_appears_complete_or_not_at_all(tmp_path):
         (folder / "whole").write_text("x")
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     assert (out / "whole").read_text() == "x"
+
+
+def test_a_folder_of_another_user_alone_is_refused(folder, monkeypatch):
+    def denied(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    with pytest.raises(DataError, match=r"data cannot be read: Permission denied; prepare the data as this user"):
+        open_dataset(folder)
+
+
+@pytest.fixture
+def files_up_to():
+    """Let files grow to so many bytes and no further, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_gets_full_while_data_is_prepared_is_told_as_one_and_nothing_is_left(tmp_path, files_up_to):
+    rows = [f"p{row},{row % 7},{row % 5},{row % 4},{row % 3},{'uvw'[row % 3]},{row % 2}\n" for row in range(400)]
+    (tmp_path / "a.csv").write_text("id,x,y,z,w,kind,label\n" + "".join(rows))
+    refused = set()
+    for size in range(128, 9000, 256):
+        files_up_to(size)
+        try:
+            prepare("files", source=tmp_path, out=tmp_path / "out", options={"files.a": "a.csv"})
+        except StorageError as error:
+            refused.add(Path(str(error).split(" could not")[0]).name)
+            assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+        else:
+            break
+    assert (tmp_path / "out").is_dir()
+    assert refused == {"train.parquet", "numeric.npy"}
 
 
 def test_a_folder_that_holds_something_is_never_overwritten(tmp_path):
