@@ -22,7 +22,7 @@ import tomli_w
 
 from flower_vfl import errors
 from flower_vfl.apps.alignment.client import RESULT as ALIGNED
-from flower_vfl.apps.alignment.place import remove_empty
+from flower_vfl.apps.alignment.place import remove_empty, withdraw
 from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.build import open_data, parties_here
 from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
@@ -121,13 +121,15 @@ def align_flower(config: Config, out: Path, *, resources: Sequence[str] = (), ad
     if any(party.gpus for party in given):
         raise ConfigError("--resources gives parties cards, and an alignment computes on processors only")
     cluster_for(given, address, out)
+    found = {party: out / party / ALIGNED for party in sources}
     try:
         code = flwr_run({**to_run_config(config), "out": str(out), "job": "align"}, given, address)
-    finally:
+        if not all(path.is_file() for path in found.values()):
+            raise SessionError(f"the Flower run left no alignment (flwr run ended with {code}); its log is above")
+    except BaseException:
+        withdraw(found.values())
         remove_empty(out)
-    found = {party: out / party / ALIGNED for party in sources}
-    if not all(path.is_file() for path in found.values()):
-        raise SessionError(f"the Flower run left no alignment (flwr run ended with {code}); its log is above")
+        raise
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from flwr.app import Context, RecordDict
 
 from flower_vfl.apps.alignment.client import RESULT
-from flower_vfl.apps.alignment.place import remove_empty
+from flower_vfl.apps.alignment.place import remove_empty, withdraw
 from flower_vfl.apps.alignment.progress import Progress
 from flower_vfl.apps.alignment.start import align_as_label, sources_of
 from flower_vfl.apps.build import (
@@ -127,20 +127,24 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
     Raises
     ------
     FlowerVflError
-        When something is wrong with the input, or nobody shares an ID. Then there is no result.
+        When something is wrong with the input, or nobody shares an ID. Then, as after Ctrl-C, there is no result.
     """
     folder = Path(out).expanduser().absolute()
     check_free(folder)
     _, sources = sources_of(config)
+    results = {party: folder / party / RESULT for party in sources}
     grid = LocalGrid(make_client_app(config=config), len(sources) - 1, to_run_config(config))
     try:
         align_as_label(grid, config, folder, progress)
-    except PartyError as error:
-        raise next((failure for failure in grid.failures if isinstance(failure, InputError)), error) from None
-    finally:
-        grid.join(_JOIN_SECONDS)
+    except BaseException as error:
+        grid.join(_JOIN_SECONDS)  # a party that is still at work would write again
+        withdraw(results.values())
         remove_empty(folder)
-    return {party: folder / party / RESULT for party in sources}
+        if isinstance(error, PartyError):
+            raise next((failure for failure in grid.failures if isinstance(failure, InputError)), error) from None
+        raise
+    grid.join(_JOIN_SECONDS)
+    return results
 
 
 def run_alone(

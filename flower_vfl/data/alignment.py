@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from flower_vfl.data import layout
 from flower_vfl.data.dataset import check_parties
 from flower_vfl.errors import DataError
-from flower_vfl.files import replacing
+from flower_vfl.files import replacing, writing_to
 
 _SCHEMA = 1
 _KEY = b"flower-vfl alignment"
@@ -62,7 +62,13 @@ class AlignmentFile:
         return hashlib.sha256(json.dumps([self.digest, self.parties, self.label_party]).encode()).hexdigest()
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all, readable by its owner only: which IDs are common is nobody else's."""
+        """Write the file, whole or not at all, readable by its owner only: which IDs are common is nobody else's.
+
+        Raises
+        ------
+        StorageError, DataError
+            When it cannot be written.
+        """
         facts = {
             "schema": _SCHEMA,
             "parties": list(self.parties),
@@ -71,12 +77,10 @@ class AlignmentFile:
             "checksum": self.checksum,
         }
         table = pa.table({"id": pa.array(self.ids, pa.string())}).replace_schema_metadata({_KEY: json.dumps(facts)})
-        try:
+        with writing_to(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path, private=True) as temporary:
                 pq.write_table(table, temporary)
-        except OSError as error:
-            raise DataError(f"{path} cannot be written: {error.strerror}") from None
 
     @classmethod
     def read(cls, path: Path) -> AlignmentFile:

@@ -31,6 +31,7 @@ from flower_vfl.data import layout
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.files import IdSource
 from flower_vfl.errors import ProtocolError
+from flower_vfl.files import writing_to
 from flower_vfl.protocol.frame import Frame
 
 _log = logging.getLogger(__name__)
@@ -118,11 +119,12 @@ class FeatureSide:
         check_target(target)
         ids = source.read()
         folder = new_state(target)
-        layout.write_ids(folder / _IDS, ids)
-        for name in (_KEY, _PAIR_KEY):
-            _write_private(folder / name, Key.fresh().to_bytes())
         side = cls(target, terms, len(ids), Stage.HELLO, 0, processes=processes)
-        side._save()
+        with writing_to(folder):
+            layout.write_ids(folder / _IDS, ids)
+            for name in (_KEY, _PAIR_KEY):
+                _write_private(folder / name, Key.fresh().to_bytes())
+            side._save()
         _log.info(
             "alignment by %s, party %s: %d IDs here, %d at %s",
             *(terms.method, terms.party, len(ids), terms.label_ids, terms.label_party),
@@ -156,6 +158,8 @@ class FeatureSide:
         ------
         ProtocolError
             When it comes out of turn or is not what it should be.
+        StorageError
+            When the disk of the state is full.
         """
         self._check_turn(stage, message.step)
         handlers = {
@@ -165,10 +169,11 @@ class FeatureSide:
             Stage.MATCH: self._match,
             Stage.FINISH: self._finish,
         }
-        reply = handlers[stage](message)
-        if stage is not Stage.FINISH:
-            self._stage, self._step = stage, message.step
-            self._save()
+        with writing_to(self._folder):
+            reply = handlers[stage](message)
+            if stage is not Stage.FINISH:
+                self._stage, self._step = stage, message.step
+                self._save()
         return reply
 
     def _check_turn(self, stage: Stage, step: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -74,6 +74,13 @@ def staged(target: Path) -> Iterator[Path]:
         os.replace(path, target)
     finally:
         discard(target)
+
+
+def withdraw(targets: Iterable[Path]) -> None:
+    """Remove what an alignment of parties on one machine has left that did not come to its end: keys, IDs, results."""
+    for target in targets:
+        discard(target)
+        target.unlink(missing_ok=True)
 
 
 def remove_empty(out: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
 import os
@@ -12,10 +14,13 @@ import pytest
 from flower_vfl import align
 from flower_vfl.alignment.psi import proof_of
 from flower_vfl.alignment.table import decode
-from flower_vfl.apps import make_client_app, make_server_app
+from flower_vfl.apps import local, make_client_app, make_server_app
 from flower_vfl.apps.alignment.start import align_as_label
+from flower_vfl.apps.alignment.wire import Stage, stage_of
+from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.data.alignment import AlignmentFile
-from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, StorageError
+from flower_vfl.protocol.frame import from_records
 from tests.apps.alignment.common import all_bytes, federation, people, pieces_of, run, sizes
 
 SPANS = {
@@ -193,6 +198,55 @@ def test_the_label_party_puts_its_result_in_place_when_all_have_theirs(tmp_path,
     _, error = run(federation(tmp_path, SPANS["three"]), tmp_path / "out", 2)
     assert "No space left" in str(error)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+def test_a_disk_that_is_full_is_told_as_one(tmp_path, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("flower_vfl.files._sync", full)
+    with pytest.raises(StorageError, match=r"alignment\.parquet could not be written: No space left on device"):
+        AlignmentFile(("ann",), ("a",), "label").write(tmp_path / "alignment.parquet")
+
+
+@pytest.mark.parametrize("name", ["state.json", "tags", "table", "matches"])
+def test_a_disk_that_is_full_at_a_party_is_told_as_one_and_nothing_is_left(name, tmp_path, monkeypatch):
+    opened = io.open
+
+    def full(file, mode="r", *more, **options):
+        if str(file).endswith(f".state/{name}") and mode[0] in "wa":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return opened(file, mode, *more, **options)
+
+    monkeypatch.setattr(io, "open", full)
+    with pytest.raises(PartyError, match=r"failed: StorageError: .* could not be written: No space left"):
+        align(federation(tmp_path, SPANS["three"]), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("stage", [Stage.HELLO, Stage.QUERY, Stage.TABLE, Stage.MATCH, Stage.FINISH])
+def test_an_alignment_that_is_interrupted_leaves_no_key_and_no_result(stage, tmp_path, monkeypatch):
+    class Interrupting(LocalGrid):
+        """A grid at which Ctrl-C comes when one party was asked for a stage and another not yet."""
+
+        asked = 0
+
+        def push_messages(self, messages):
+            for message in messages:
+                session = str(message.content["header"]["session"])
+                self.asked += stage_of(from_records(message.content, session)) is stage
+                if self.asked == 2:
+                    self.asked += 1  # what follows it is let through
+                    raise KeyboardInterrupt
+            return super().push_messages(messages)
+
+    monkeypatch.setattr(local, "LocalGrid", Interrupting)
+    config = federation(tmp_path, SPANS["three"])
+    with pytest.raises(KeyboardInterrupt):
+        align(config, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    assert set(align(config, out=tmp_path / "out")) == set(SPANS["three"])
 
 
 @pytest.mark.parametrize(
