@@ -6,6 +6,7 @@ Attacks and defenses may also come from other installed packages: by an entry po
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -35,6 +36,10 @@ class Named(Protocol):
     """A method: what configs and results call it is an attribute of its class."""
 
     name: ClassVar[str]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Its parameters as results show them."""
 
 
 M = TypeVar("M", bound=Named)
@@ -214,15 +219,23 @@ class Methods(Generic[M]):
         Raises
         ------
         ConfigError
-            For parameters that it does not have or refuses.
+            For parameters that it does not have or refuses, and where it shows some that results cannot hold.
         """
         try:
-            return cast("Callable[..., M]", method)(*arguments, **params)
+            made = cast("Callable[..., M]", method)(*arguments, **params)
         except (TypeError, ValueError) as error:
             if isinstance(error, FlowerVflError):
                 raise
             why = _unknown(method, len(arguments), params) or str(error)
             raise ConfigError(f"the {self.kind} {method.name!r} cannot be made with {params}: {why}") from error
+        try:
+            json.dumps(made.params, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the {self.kind} {method.name!r} shows `params` that result.json cannot hold: {error}; show numbers, "
+                "texts, and lists or dictionaries of them"
+            ) from error
+        return made
 
     def listed(self) -> list[Listed[M]]:
         """Return all that have a short name, built-in ones first; what cannot be used comes with the reason."""

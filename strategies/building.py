@@ -16,7 +16,7 @@ from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import embed, embedding_shape
-from flower_vfl.parties.label import LabelParty, Log, adds_to_logits
+from flower_vfl.parties.label import LabelParty, Log, adds_to_logits, checked_log
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.strategies.base import Defense, HookedStrategy
@@ -57,7 +57,7 @@ def prepare_labels(strategy: HookedStrategy) -> tuple[NDArray[np.int64], Log]:
         raise ConfigError(
             f"{what} returned classes {low} to {high}; labels of {classes} classes are 0 to {classes - 1}"
         )
-    return prepared.long().cpu().numpy(), log
+    return prepared.long().cpu().numpy(), checked_log(log, "prepare_labels")
 
 
 def build_label_party(

@@ -49,6 +49,7 @@ class Tool:
     """What the methods of these tests subclass."""
 
     name = "tool"
+    params = {}  # noqa: RUF012
 
 
 class Hammer(Tool):

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from flower_vfl.attacks.base import NOTHING, Attack, AttackMethod, RowAttack, SideInformation
+from flower_vfl.attacks.base import (
+    NOTHING,
+    WHILE_TRAINING,
+    Attack,
+    AttackMethod,
+    Reads,
+    RowAttack,
+    SideInformation,
+    whole,
+)
 from flower_vfl.attacks.clustering import ClusteringAttack
 from flower_vfl.attacks.cosine import CosineAttack
 from flower_vfl.attacks.direction_count import DirectionCountAttack
@@ -68,14 +77,28 @@ def make_attack(name: str, /, **params: Any) -> AttackMethod:
     Raises
     ------
     ConfigError
-        For a name that nothing has, for a class that is no attack, and for parameters that the attack does not have.
+        For a name that nothing has, for a class that is no attack or says of itself what no attack can, and for
+        parameters that the attack does not have.
 
     Examples
     --------
     >>> make_attack("norm").name
     'norm'
     """
-    return ATTACK_METHODS.make(ATTACK_METHODS.find(name), **params)
+    return _make(ATTACK_METHODS.find(name), params)
+
+
+def _make(method: type[AttackMethod], params: Mapping[str, Any]) -> AttackMethod:
+    attack = ATTACK_METHODS.make(method, **params)
+    for base, allowed in ((Attack, WHILE_TRAINING), (InferenceAttack, get_args(Reads))):
+        reads = getattr(attack, "reads", None)
+        if isinstance(attack, base) and reads not in allowed:
+            raise ConfigError(
+                f"the attack {attack.label!r} reads {reads!r}: its `reads` is one of {', '.join(allowed)}"
+            )
+    if isinstance(attack, InferenceAttack):
+        whole(attack.label, "draws", attack.draws)
+    return attack
 
 
 def make_attacks(calls: Iterable[Mapping[str, Any]]) -> list[AttackMethod]:
@@ -94,7 +117,7 @@ def make_attacks(calls: Iterable[Mapping[str, Any]]) -> list[AttackMethod]:
     attacks: dict[str, AttackMethod] = {}
     calls = list(calls)
     for call, method in zip(calls, ATTACK_METHODS.find_all(call["name"] for call in calls), strict=True):
-        attack = ATTACK_METHODS.make(method, **{key: value for key, value in call.items() if key != "name"})
+        attack = _make(method, {key: value for key, value in call.items() if key != "name"})
         if attacks.setdefault(attack.label, attack) is not attack:
             raise ConfigError(f"The attack {attack.label!r} is named twice: name each once, or with other parameters.")
     return list(attacks.values())

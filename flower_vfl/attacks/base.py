@@ -37,6 +37,10 @@ Reads: TypeAlias = Literal["scores", "classes", "logits", "clusters"]
 """What an attack says of the attacked rows."""
 
 
+WHILE_TRAINING: tuple[Reads, ...] = ("scores", "clusters")
+"""What an attack on the steps of a training can say."""
+
+
 def nobody() -> NDArray[np.int64]:
     """Return the rows of which an attack was told nothing more."""
     return np.empty(0, dtype=np.int64)

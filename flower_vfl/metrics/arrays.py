@@ -42,11 +42,13 @@ def binary(scores: Array, labels: Array) -> tuple[NDArray[Any], NDArray[np.bool_
     Raises
     ------
     ArgumentError
-        For other shapes, and for labels that are neither 0 nor 1.
+        For other shapes, for scores that are no real numbers, and for labels that are neither 0 nor 1.
     """
     values, y = as_numpy(scores), as_numpy(labels)
     if values.ndim != 1 or values.shape != y.shape:
         raise ArgumentError(f"Scores {values.shape} and labels {y.shape}: give two vectors of one length (B,).")
+    if values.dtype.kind not in "biuf":
+        raise ArgumentError(f"The scores are {values.dtype}: only real numbers can be ranked.")
     if y.dtype == np.bool_:
         return values, y
     positive = y == 1

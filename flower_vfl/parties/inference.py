@@ -19,7 +19,7 @@ from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack, Leaked, TrainedView
 from flower_vfl.data.dataset import PartyTable
 from flower_vfl.data.source import FeatureSource
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, FlowerVflError
 from flower_vfl.metrics import LeakSummary, mean_interval
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import seeded_initialisation
@@ -172,16 +172,18 @@ class TrainedScorer:
     def _read(self, attack: InferenceAttack, where: str, say: Callable[[], Tensor | None]) -> _Reading:
         """Ask an attack and measure what it says.
 
-        What it cannot read, a layer that a user's own top model does not fit on for instance, must not cost the run.
+        What it cannot read, a layer that a user's own top model does not fit on for instance, and mistakes of an attack
+        of one's own, must not cost the run.
         """
         try:
             said = say()
             if said is None:
                 return _Reading()
             return _Reading(measured(attack.reads, said, self._labels, self._classes), said)
-        except (RuntimeError, ValueError) as error:
-            _log.warning("trained model of party %r: %s %s cannot be run: %s", self._party, attack.label, where, error)
-            return _Reading(why=str(error))
+        except Exception as error:  # noqa: BLE001 - the training is done, and an attack may be anybody's
+            why = str(error) if isinstance(error, FlowerVflError) else f"{type(error).__name__}: {error}"
+            _log.warning("trained model of party %r: %s %s cannot be run: %s", self._party, attack.label, where, why)
+            return _Reading(why=why)
 
     def _measure(
         self, name: str, attack: InferenceAttack, readings: Sequence[_Reading], baselines: Values

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,25 @@ from flower_vfl.protocol.tensors import is_finite
 _logger = logging.getLogger(__name__)
 
 Log = dict[str, float]
+
+
+def checked_log(log: object, hook: str) -> Log:
+    """Return what a defense's hook wants logged, as floats.
+
+    Raises
+    ------
+    ConfigError
+        For what is no dictionary of numbers.
+    """
+    if not isinstance(log, Mapping):
+        raise ConfigError(f"a defense's `{hook}` wants {log!r} logged; a dictionary of numbers is needed")
+    for name, value in log.items():
+        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, Real):
+            raise ConfigError(
+                f"a defense's `{hook}` wants {name!r} = {value!r} logged; a name and a number are needed: float(...) "
+                "makes one"
+            )
+    return {name: float(value) for name, value in log.items()}
 
 
 class Hooks(Protocol):
@@ -278,6 +298,7 @@ class LabelParty(LabelModel):
         logits = self.join(parts, self._own(self._inputs(step), train=True) if ahead is None else ahead)
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
+        more = checked_log(more, "loss")
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(f"training diverged: the loss of step {step} is {value}; {remedy(more)}")
@@ -301,7 +322,7 @@ class LabelParty(LabelModel):
         """Tell the defenses that an epoch has ended, and return what they log then."""
         log: Log = {}
         for hooks in self._hooks.told:
-            log |= hooks.end_epoch()
+            log |= checked_log(hooks.end_epoch(), "end_epoch")
         return log
 
     def bound(self) -> float:
@@ -342,7 +363,7 @@ class LabelParty(LabelModel):
         for leaf in received.values():
             part, more = self._hooks.embed(leaf)
             parts.append(part)
-            log |= more
+            log |= checked_log(more, "embed")
         return parts, log
 
     def _inputs(self, step: int) -> list[Tensor]:
@@ -374,7 +395,7 @@ class LabelParty(LabelModel):
             )
         if not is_finite(protected):
             raise UnprotectedBatchError("a defense returned gradients that are not finite; they were not sent")
-        return protected, log
+        return protected, checked_log(log, "protect")
 
     def predict(self, part: Part, index: int, embeddings: Mapping[str, Tensor]) -> Tensor:
         """Return the logits of one evaluation batch."""

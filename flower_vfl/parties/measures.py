@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -51,9 +52,11 @@ def measured(reads: Reads, said: Tensor, labels: Labels, classes: int) -> dict[s
     Raises
     ------
     ArgumentError
-        Where something is not said of each row.
+        Where something is not said of each row, or of classes that there are not.
     """
     shape = (len(labels), classes) if reads == "logits" and classes > 2 else (len(labels),)
+    if not isinstance(said, Tensor):
+        raise ArgumentError(f"It says a {type(said).__name__} of {len(labels)} rows: a tensor {shape} is needed.")
     if tuple(said.shape) != shape:
         raise ArgumentError(f"It says {tuple(said.shape)} of {len(labels)} rows: {shape} is needed.")
     if reads == "scores":
@@ -63,6 +66,8 @@ def measured(reads: Reads, said: Tensor, labels: Labels, classes: int) -> dict[s
             ACCURACY: matched_accuracy(said, labels, classes=classes),
             BALANCED: matched_balanced_accuracy(said, labels, classes=classes),
         }
+    if reads == "classes" and not bool(torch.isin(said, torch.arange(classes, device=said.device)).all()):
+        raise ArgumentError(f"Some class is no whole number from 0 to {classes - 1}, of {classes} classes.")
     named = as_numpy(classes_of(said) if reads == "logits" else said)
     values = {ACCURACY: float((named == labels).mean()), BALANCED: balanced_accuracy(named, labels)}
     if reads == "logits":

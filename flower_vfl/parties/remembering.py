@@ -20,10 +20,9 @@ from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory, MemoryAtta
 from flower_vfl.errors import ConfigError
 from flower_vfl.files import boot
 from flower_vfl.metrics import LeakSummary, auc_interval, separation
-from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.parties.memory import RowMemory
 from flower_vfl.parties.recording import Recorder
-from flower_vfl.parties.scoring import AuditLabels, draw_examples, draw_positives
+from flower_vfl.parties.scoring import AuditLabels, draw_examples, draw_positives, naming, said_of
 from flower_vfl.parties.showing import ask
 from flower_vfl.parties.summaries import restore_summary, summary_state
 from flower_vfl.protocol.schedule import Rows, Schedule
@@ -202,9 +201,10 @@ class MemoryScorer:
         values, interval, scored = (math.nan, math.nan), None, labels[:0]
         if known is not None:
             others = ~np.isin(memory.order, known.rows) if known.rows.size else slice(None)
-            said = ask(found.attack, partial(found.attack.score, memory, known))
-            scores, scored = as_numpy(said)[others], labels[others]
-            values, interval = separation(scores, scored), auc_interval(scores, scored)
+            said = said_of(found.attack, ask(found.attack, partial(found.attack.score, memory, known)), len(labels))
+            scores, scored = said[others], labels[others]
+            with naming(found.attack):
+                values, interval = separation(scores, scored), auc_interval(scores, scored)
         positives = int(np.count_nonzero(scored))
         found.summary.add(values[0], len(scored) - positives, positives, values[1])
         if not math.isnan(values[0]):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_vfl.attacks.base import HINTS, KINDS, REFERENCE, Attack, SideInformation
+from flower_vfl.attacks.base import HINTS, KINDS, REFERENCE, Attack, AttackMethod, SideInformation
 from flower_vfl.attacks.clustering import matched_accuracy
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.errors import ConfigError, ProtocolError
-from flower_vfl.metrics import separation
+from flower_vfl.metrics import ArgumentError, separation
 from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.summary import nearest_rank
 from flower_vfl.parties.recording import Recorder
@@ -183,6 +184,29 @@ def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_s
             )
 
 
+def said_of(attack: AttackMethod, said: Any, rows: int) -> NDArray[Any]:
+    """Return what an attack says of so many rows, (N,).
+
+    Raises
+    ------
+    ArgumentError
+        When it is not one number a row.
+    """
+    found = as_numpy(said)
+    if found.shape != (rows,):
+        raise ArgumentError(f"the attack {attack.label!r} says {found.shape} of {rows} rows: ({rows},) is needed")
+    return found
+
+
+@contextmanager
+def naming(attack: AttackMethod) -> Iterator[None]:
+    """Let an error about what an attack says begin with the attack."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise ArgumentError(f"the attack {attack.label!r}: {error}") from error
+
+
 class Oracle:
     """Chooses the positive whose clean gradient oracle attacks are told.
 
@@ -320,7 +344,7 @@ class Scorer:
                 scores.append(None)
             else:
                 said = ask(leaks.attack, partial(leaks.attack.score, transcript, leaks.layer, side), shown)
-                scores.append((as_numpy(said), side.left_out))
+                scores.append((said_of(leaks.attack, said, len(labels)), side.left_out))
         self._waiting.append(_Scored(trace.step, trace.epoch, labels, positive, scores))
         if len(self._waiting) >= self._together:
             self.settle()
@@ -339,9 +363,11 @@ class Scorer:
         values = []
         for leaks, found, seen in zip(self._leaks, scored.scores, self._epoch[1], strict=True):
             if leaks.attack.reads == "clusters":
-                self._compare_groups(leaks, scored, found)
+                with naming(leaks.attack):
+                    self._compare_groups(leaks, scored, found)
                 continue
-            value, error = (math.nan, math.nan) if found is None else _measure(*found, labels)
+            with naming(leaks.attack):
+                value, error = (math.nan, math.nan) if found is None else _measure(*found, labels)
             told = 0 if found is None else len(found[1])
             leaks.add(scored.positive, value, len(labels) - positives, positives - told, error)
             self._record(leaks, scored, auc=value, detection_error=error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from flower_vfl.attacks import ATTACK_METHODS
-from flower_vfl.attacks.base import HINTS, KINDS, NOTHING, REFERENCE, Attack, AttackMethod, RowAttack, SideInformation
+from flower_vfl.attacks.base import (
+    HINTS,
+    KINDS,
+    NOTHING,
+    REFERENCE,
+    WHILE_TRAINING,
+    Attack,
+    AttackMethod,
+    RowAttack,
+    SideInformation,
+)
 from flower_vfl.attacks.inference import InferenceAttack
 from flower_vfl.attacks.remembering import MemoryAttack
 from flower_vfl.errors import InputError
@@ -75,7 +85,7 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
 class _Subject:
     """What is checked, and how it is called."""
 
-    attack_class: Callable[..., Any]
+    attack_class: Any
     params: dict[str, Any] = field(default_factory=dict)
 
     def make(self) -> Attack:
@@ -92,6 +102,21 @@ class _Subject:
             gradients, outputs = dict.fromkeys(_LAYERS, unseen), dict.fromkeys(_LAYERS[1:], seen)
             transcript.record(StepTrace(step, 0, np.arange(len(g)), seen, gradients, outputs))
         return attack.score(transcript, layer, _side(attack, g))
+
+    def problems_of(self, scores: Any, g: Tensor, what: str) -> Iterator[str]:
+        """Say what is wrong with what is said of gradients (B, ...)."""
+        if not isinstance(scores, Tensor) or scores.shape != g.shape[:1]:
+            found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            yield f"{what}: the score is {found}, one number a row is needed: a tensor ({len(g)},)"
+        elif scores.dtype == torch.bool or scores.is_complex():
+            yield f"{what}: the scores are {scores.dtype}, they cannot be ranked"
+        elif scores.requires_grad:
+            yield f"{what}: the scores keep a graph; compute on detached tensors"
+        elif bool(torch.isnan(scores).any()):
+            count = int(torch.isnan(scores).sum())
+            yield f"{what}: {count} of {len(g)} scores are NaN; finite gradients have a score each"
+        elif self.attack_class.reads == "clusters" and not _are_groups(scores):
+            yield f"{what}: it says {sorted(set(scores.tolist()))[:5]}; whole numbers below side.classes are needed"
 
 
 def _side(attack: Attack, g: Tensor) -> SideInformation:
@@ -112,6 +137,8 @@ def _declarations(subject: _Subject) -> Iterator[str]:
     yield from name_problems(getattr(cls, "name", None))
     if cls.sees not in ("gradients", "embeddings"):
         yield f"its `sees` is {cls.sees!r}; 'gradients' or 'embeddings' is allowed"
+    if cls.reads not in WHILE_TRAINING:
+        yield f"its `reads` is {cls.reads!r}; {' or '.join(map(repr, WHILE_TRAINING))} is allowed"
     if not isinstance(cls.needs, frozenset) or not cls.needs <= KINDS.keys():
         yield f"its `needs` is {cls.needs!r}; a frozenset of {', '.join(KINDS)} is allowed"
     if issubclass(cls, RowAttack) and (cls.sees != "gradients" or cls.reads != "scores" or len(cls.needs) > 1):
@@ -130,16 +157,8 @@ def _parameters(subject: _Subject) -> Iterator[str]:
         yield f"`hints` is {attack.hints!r}; an attack that needs hints needs at least one"
 
 
-def _problems_of(scores: Any, g: Tensor, what: str) -> Iterator[str]:
-    if not isinstance(scores, Tensor) or scores.shape != g.shape[:1]:
-        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        yield f"{what}: the score is {found}, one number a row is needed: a tensor ({len(g)},)"
-    elif scores.dtype == torch.bool or scores.is_complex():
-        yield f"{what}: the scores are {scores.dtype}, they cannot be ranked"
-    elif scores.requires_grad:
-        yield f"{what}: the scores keep a graph; compute on detached tensors"
-    elif bool(torch.isnan(scores).any()):
-        yield f"{what}: {int(torch.isnan(scores).sum())} of {len(g)} scores are NaN; finite gradients have a score each"
+def _are_groups(said: Tensor) -> bool:
+    return not said.is_floating_point() and bool(((said >= 0) & (said < NOTHING.classes)).all())
 
 
 def _shapes(subject: _Subject) -> Iterator[str]:
@@ -147,7 +166,7 @@ def _shapes(subject: _Subject) -> Iterator[str]:
         g = gradients(shape)
         for layer in _LAYERS:
             scores = subject.score(subject.make(), g, layer=layer)
-            yield from _problems_of(scores, g, f"gradients {shape} at {layer!r}")
+            yield from subject.problems_of(scores, g, f"gradients {shape} at {layer!r}")
         if len(shape) > 2:
             flat = subject.score(subject.make(), g.flatten(1))
             if not torch.equal(scores, flat):
@@ -157,7 +176,7 @@ def _shapes(subject: _Subject) -> Iterator[str]:
 def _number_formats(subject: _Subject) -> Iterator[str]:
     for dtype in DTYPES:
         g = gradients((64, 8), dtype)
-        yield from _problems_of(subject.score(subject.make(), g), g, f"gradients in {dtype}")
+        yield from subject.problems_of(subject.score(subject.make(), g), g, f"gradients in {dtype}")
 
 
 def _degenerate(subject: _Subject) -> Iterator[str]:
@@ -174,7 +193,7 @@ def _degenerate(subject: _Subject) -> Iterator[str]:
         **scaled(g),
     }
     for what, batch in batches.items():
-        yield from _problems_of(subject.score(subject.make(), batch), batch, what)
+        yield from subject.problems_of(subject.score(subject.make(), batch), batch, what)
 
 
 def _repeatable(subject: _Subject) -> Iterator[str]:
@@ -222,6 +241,6 @@ def _devices(subject: _Subject) -> Iterator[str]:
     expected = subject.score(subject.make(), g).double()
     for device in devices():
         scores = subject.score(subject.make(), g.to(device))
-        yield from _problems_of(scores, g, f"gradients on {device}")
+        yield from subject.problems_of(scores, g, f"gradients on {device}")
         if not torch.allclose(scores.double().cpu(), expected, rtol=1e-3, atol=1e-6 * float(expected.abs().max())):
             yield f"the scores on {device} are not those on the CPU"

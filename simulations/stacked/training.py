@@ -26,7 +26,7 @@ from flower_vfl.metrics.utility_tensor import utilities
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
 from flower_vfl.parties.attacker import chosen_layers
-from flower_vfl.parties.label import LabelModel
+from flower_vfl.parties.label import LabelModel, checked_log
 from flower_vfl.protocol.schedule import Part, Schedule
 from flower_vfl.simulations.stacked.feeding import Feeding
 from flower_vfl.simulations.stacked.member import Member, Trained
@@ -239,7 +239,7 @@ class StackedTraining:
         for kind, defenses, runs in self._defended:
             protected[runs], found = kind.protect_stacked(defenses, joint[runs], labels[runs])
             for run, log in zip(runs.tolist(), found, strict=True):
-                logs[run] = log
+                logs[run] = checked_log(log, "protect")
         return protected, logs
 
     def _split(self, joint: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from flower_vfl.apps import run
 from flower_vfl.apps.label_party import defend
 from flower_vfl.attacks import ATTACKS, make_attack, make_attacks
 from flower_vfl.config import build_config, from_run_config, load_config, to_run_config
-from flower_vfl.errors import ConfigError, PartyError
+from flower_vfl.errors import ConfigError, FlowerVflError, PartyError
 from flower_vfl.strategies import DEFENSES, VerticalStrategy
 from tests.toys import toy_data
 
@@ -118,6 +118,77 @@ def test_bad_names_and_parameters_are_bad_input(overrides, words, install):
     data = toy_data(rows=200)
     with pytest.raises(ConfigError) as caught:
         run(build_config(SMALL, overrides), data=lambda _: data)
+    assert words in str(caught.value)
+
+
+DECLARING = """
+import math
+from flower_vfl.attacks import Attack, InferenceAttack
+from own_parts import Doubled, First
+
+class Sets(Doubled):
+    name, params = "sets", {"a": {1}}
+class NoNumber(Doubled):
+    name, params = "no_number", {"a": math.nan}
+class Sees(First):
+    name, params = "sees", {"a": {1}}
+class Names(First):
+    name, reads = "names", "classes"
+class Silent(InferenceAttack):
+    name = "silent"
+    def infer(self, view):
+        return view.embeddings[:, 0]
+class Never(Silent):
+    name, reads, draws = "never", "scores", 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"defenses": "declaring:Sets"}, "the defense 'sets' shows `params` that result.json cannot hold: Object of"),
+        ({"defenses": "declaring:NoNumber"}, "the defense 'no_number' shows `params` that result.json cannot hold"),
+        ({"attack.names": "declaring:Sees"}, "the attack 'sees' shows `params` that result.json cannot hold"),
+        ({"attack.names": "declaring:Names"}, "the attack 'names' reads 'classes': its `reads` is one of scores, clus"),
+        ({"attack.names": "declaring:Silent"}, "the attack 'silent' reads None: its `reads` is one of scores, classes"),
+        ({"attack.names": "declaring:Never"}, "never: draws is 0; give a whole number from 1"),
+    ],
+)
+def test_what_no_method_can_declare_is_bad_input_before_the_first_step(overrides, words, install, tmp_path):
+    install("own-parts", {"own_parts": METHODS})
+    install("declaring", {"declaring": DECLARING})
+    with pytest.raises(ConfigError) as caught:
+        run(build_config(SMALL, overrides), data=lambda _: toy_data(rows=200), out=tmp_path / "run")
+    assert words in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+SAYING = """
+from own_parts import First
+class Saying(First):
+    name = "saying"
+    def score(self, transcript, layer, side=None):
+        g = transcript.last.gradients[layer]
+        return {}
+"""
+
+
+@pytest.mark.parametrize("kind", ["inproc", "stream"])
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("g", r"the attack 'saying' says (64, 4) of 64 rows: (64,) is needed"),
+        ("g[:, 0] / 0 * 0", "the attack 'saying': 64 of 64 scores are NaN"),
+        ("g[:, 0] + 0j", "the attack 'saying': The scores are complex64"),
+        ("g[:-1, 0]", r"the attack 'saying' says (63,) of 64 rows: (64,) is needed"),
+    ],
+)
+def test_the_error_about_what_an_attack_says_names_the_attack(said, words, kind, install):
+    install("own-parts", {"own_parts": METHODS})
+    install("saying", {"saying": SAYING.format(said)})
+    config = build_config(SMALL, {"attack.names": "saying:Saying", "transport.kind": kind})
+    with pytest.raises(FlowerVflError) as caught:
+        run(config, data=lambda _: toy_data(rows=200))
     assert words in str(caught.value)
 
 

@@ -109,6 +109,8 @@ def test_a_perfectly_wrong_score_has_auc_zero_not_nan():
         (torch.zeros(3, 1), torch.zeros(3, 1), "one length"),
         (torch.tensor([0.0, math.nan]), torch.tensor([0, 1]), "1 of 2 scores are NaN"),
         (torch.tensor([math.nan, 0.0]), torch.tensor([0, 1]), "1 of 2 scores are NaN"),
+        (torch.zeros(2, dtype=torch.complex64), torch.tensor([0, 1]), "complex64: only real numbers can be ranked"),
+        (np.array([None, 1.0]), torch.tensor([0, 1]), "object: only real numbers can be ranked"),
         (torch.zeros(2), torch.tensor([-1, 1]), "-1"),
         (torch.zeros(2), torch.tensor([0.5, 1]), "0.5"),
         (torch.zeros(2), torch.tensor([math.nan, 1]), "nan"),

@@ -247,13 +247,29 @@ def test_several_draws_have_means_intervals_and_an_advantage_that_is_taken_draw_
     assert entry["perfect_protection"] is protected
 
 
-@pytest.mark.parametrize("said", [RuntimeError("shapes differ"), ValueError("no rows"), torch.zeros(3)])
+FAILING = [
+    *(RuntimeError("shapes differ"), ValueError("no rows"), IndexError("no row"), KeyError("x")),
+    *(TypeError("no number"), ZeroDivisionError("by zero"), AssertionError("no")),
+    *(torch.zeros(3), torch.arange(30), TEST + 0.5, torch.full((30,), -1)),
+]
+
+
+@pytest.mark.parametrize("said", FAILING, ids=str)
 def test_a_draw_that_fails_is_counted_and_says_why(said, caplog):
     entry = scorer().entry(Saying("classes", [TEST, said], draws=2), "cut", views(2), [{"accuracy": 0.5}] * 2)
     assert (entry["steps"], entry["one_class_steps"], entry["mean"]) == (2, 1, 1.0)
     assert (entry["advantage"], entry["perfect_protection"], entry["interval95"]) == (None, None, None)
     assert entry["unavailable"]
     assert entry["unavailable"] in caplog.text
+
+
+@pytest.mark.parametrize(("reads", "said"), [("classes", [0] * 30), ("scores", torch.zeros(30) + 0j)])
+def test_what_is_no_tensor_or_no_real_number_is_not_measured(reads, said):
+    attack = Saying(reads, [])
+    attack.infer = lambda view: said
+    entry = scorer(TEST % 2, 2).entry(attack, "cut", views(), [{"accuracy": 0.5}])
+    assert (entry["mean"], entry["perfect_protection"]) == (None, None)
+    assert "a tensor (30,) is needed" in entry["unavailable"] or "complex64" in entry["unavailable"]
 
 
 def test_a_test_table_of_one_class_has_no_auc():

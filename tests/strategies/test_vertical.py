@@ -14,6 +14,7 @@ from flower_vfl.apps import run
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import ConfigError, DataError, UnprotectedBatchError
+from flower_vfl.parties.label import checked_log
 from flower_vfl.simulations.tables import print_results
 from flower_vfl.strategies import DEFENSES, Defense, Iso, Observer, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense
@@ -123,6 +124,30 @@ def test_what_hooks_return_is_logged_each_step():
     Spy(strategy_for(data, config, observer=values), "mine").start(federation(data, config))
     assert len(values.values["mine.seen"]) == 3
     assert values.values["mine.seen"][0] == 64.0
+
+
+@pytest.mark.parametrize("value", ["1.0", None, True, torch.ones(1), torch.ones(2)])
+@pytest.mark.parametrize("hook", ["prepare_labels", "embed", "loss", "protect", "end_epoch"])
+def test_what_is_no_number_is_refused_when_it_is_to_be_logged_for_the_first_time(hook, value):
+    class Logging(Defense):
+        name = "logging"
+        params = {}  # noqa: RUF012
+
+    def called(self, *given):
+        log = {"mine": value}
+        return log if hook == "end_epoch" else (getattr(self.strategy, hook)(*given)[0], log)
+
+    setattr(Logging, hook, called)
+    data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
+    with pytest.raises(ConfigError, match=f"a defense's `{hook}` wants 'mine' = .* logged; a name and a number"):
+        Logging(strategy_for(data, config)).start(federation(data, config))
+
+
+def test_numbers_of_any_kind_are_logged_and_what_is_no_dictionary_is_refused():
+    assert checked_log({"a": 1, "b": np.float32(0.5)}, "protect") == {"a": 1.0, "b": 0.5}
+    for log in (None, [("a", 1.0)]):
+        with pytest.raises(ConfigError, match="a dictionary of numbers is needed"):
+            checked_log(log, "end_epoch")
 
 
 def test_the_summary_shows_the_defenses_as_a_tree_and_their_absence_as_a_warning(caplog):

@@ -318,9 +318,34 @@ class Insatiable(Rows):
     needs = frozenset({"hints", "reference"})
 
 
+class Naming(Right):
+    """Says that it names classes."""
+
+    reads = "classes"
+
+
+class Grouping(Right):
+    """Says groups, and returns scores."""
+
+    reads = "clusters"
+
+
+class Numbering(Right):
+    """Puts each row in a group of its own."""
+
+    reads = "clusters"
+
+    def score(self, transcript, layer, side=NOTHING):
+        """Return the numbers of the rows."""
+        return torch.arange(len(last(transcript)))
+
+
 @pytest.mark.parametrize(
     ("attack", "finding"),
     [
+        (Naming, "its `reads` is 'classes'; 'scores' or 'clusters' is allowed"),
+        (Grouping, "it says .*; whole numbers below side.classes are needed"),
+        (Numbering, r"it says \[0, 1, 2, 3, 4\]; whole numbers below side.classes are needed"),
         (int, "no subclass of flower_vfl.attacks.Attack"),
         (Attack, "`name` is None"),
         (Unnamed, "`name` is 'un named'"),
