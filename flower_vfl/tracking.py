@@ -147,11 +147,6 @@ class StepLog:
             for step, _, series, value in rows:
                 sink.scalar("/".join(filter(None, names[series])), step, value)
 
-    def merge(self) -> Path:
-        """Flush, then merge all journals of the folder; see `merge_steps`."""
-        self.flush()
-        return merge_steps(self.path.parent)
-
     def close(self) -> None:
         """Flush, and close the sinks."""
         self.flush()

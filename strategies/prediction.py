@@ -25,6 +25,9 @@ from flower_vfl.strategies.training import EVALUATIONS_UNDER_WAY
 from flower_vfl.transport.base import Link, expect
 from flower_vfl.transport.sessions import Sessions
 
+_LAST_ANSWERS = 3600.0
+"""Seconds to wait for the parties' last answers."""
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -57,7 +60,6 @@ def run_prediction(
     ask: Ask,
     load: Callable[[nn.Module], None],
     offer: Mapping[str, str],
-    timeout: float = 3600.0,
 ) -> Generator[tuple[Rows, Tensor]]:
     """Open the sessions and yield rows with their logits, batch by batch, in the order in which they are asked for.
 
@@ -73,8 +75,6 @@ def run_prediction(
         Puts the trained weights into the label party's module.
     offer : Mapping[str, str]
         What the parties are told beside how to reach the label party.
-    timeout : float
-        Seconds to wait for the parties' last answers.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def run_prediction(
         for index, rows in _under_way(links, ask.batches):
             embeddings = _receive(links, index, len(rows), config.transport.step_timeout)
             yield rows, model.logits(embeddings, ask.own, rows).cpu()
-        sessions.finish(timeout)
+        sessions.finish(_LAST_ANSWERS)
 
 
 def _under_way(links: Mapping[str, Link], batches: Iterable[Rows]) -> Iterator[tuple[int, Rows]]:

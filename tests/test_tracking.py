@@ -62,7 +62,7 @@ def test_rows_come_back_as_they_went_in(tmp_path):
 def test_the_file_has_the_columns_of_the_contract(tmp_path):
     with StepLog(tmp_path) as log:
         add(log, 0)
-        path = log.merge()
+    path = merge_steps(tmp_path)
     assert path == tmp_path / "steps.parquet"
     assert pq.read_schema(path).names == ["step", "epoch", "party", "layer", "attack", "metric", "value"]
     assert pq.read_schema(path).equals(SCHEMA)
@@ -144,7 +144,7 @@ def test_a_resumed_run_logs_steps_again_and_the_later_value_stays(tmp_path):
     with StepLog(tmp_path) as log:
         for step in range(4):
             add(log, step, 0.1)
-        log.merge()
+    merge_steps(tmp_path)
     with StepLog(tmp_path) as log:
         for step in range(2, 6):
             add(log, step, 0.2)
@@ -197,7 +197,7 @@ def test_several_parties_write_files_of_their_own_and_are_merged(tmp_path):
     for log in logs:
         log.close()
     assert sorted(os.listdir(tmp_path)) == ["a.journal", "b.journal", "label.journal"]
-    logs[0].merge()
+    merge_steps(tmp_path)
     assert os.listdir(tmp_path) == [STEPS]
     rows = [(row["step"], row["party"]) for row in read_steps(tmp_path).to_pylist()]
     assert rows == [(step, party) for step in range(3) for party in ("a", "b", "label")]
@@ -218,14 +218,17 @@ def test_merging_again_changes_nothing_even_after_a_kill_between_its_two_halves(
 def test_a_log_goes_on_after_a_merge(tmp_path):
     log = StepLog(tmp_path)
     add(log, 0)
-    log.merge()
+    log.flush()
+    merge_steps(tmp_path)
     add(log, 1)
     log.close()
     assert steps_of(tmp_path) == [0, 1]
 
 
 def test_a_run_that_logged_nothing_has_a_file_without_rows(tmp_path):
-    assert read_steps(StepLog(tmp_path).merge().parent).num_rows == 0
+    StepLog(tmp_path).close()
+    merge_steps(tmp_path)
+    assert read_steps(tmp_path).num_rows == 0
 
 
 def test_a_folder_without_any_log_is_refused_by_name(tmp_path):

@@ -160,7 +160,7 @@ class _Client:
             return _reply(message, SPARE, "this run has fewer feature parties than nodes")
         session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
         with torch_threads(config.threads), session.hold():
-            machine, journal = self._build(session, context, config, dataset)
+            machine, journal = self._build(session, config, dataset)
             if offer["kind"] == "messages":
                 return self._open(message, context, session, machine, journal)
             with ExitStack() as leaving:
@@ -188,7 +188,7 @@ class _Client:
             if live is not None and live[0] == count:
                 _, machine, journal = live
             else:
-                machine, journal = self._build(session, context, config, dataset)
+                machine, journal = self._build(session, config, dataset)
                 machine.restore(session.load())
             failing.callback(session.discard)  # an error ends the session
             content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
@@ -211,9 +211,7 @@ class _Client:
         check_device(config)
         return config
 
-    def _build(
-        self, session: _Session, context: Context, config: Config, dataset: VerticalData
-    ) -> tuple[FeatureParty, StepLog | None]:
+    def _build(self, session: _Session, config: Config, dataset: VerticalData) -> tuple[FeatureParty, StepLog | None]:
         keeping = session.keeping
         if session.simulation:
             secret = Secret.for_simulation(config.seed, session.party)

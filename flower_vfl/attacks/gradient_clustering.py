@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flower_vfl.protocol.transcript import Transcript
 
 
-def groups(g: Tensor, *, classes: int, seed: int = 0, directions: bool = True) -> Tensor:
+def groups(g: Tensor, *, classes: int, directions: bool = True) -> Tensor:
     r"""Put the gradients of a batch into as many groups as there are classes, by k-means.
 
     .. math:: \min_{c, m} \sum_i \| x_i - m_{c_i} \|_2^2, \qquad x_i = g_i / \| g_i \|_2
@@ -65,7 +65,7 @@ def groups(g: Tensor, *, classes: int, seed: int = 0, directions: bool = True) -
         rows, _ = in_own_units(wide(rows)[0])
         norms = lengths(rows)[:, None]
         rows = rows / norms.where(norms > 0, 1.0)
-    return assign(rows.cpu(), classes=classes, seed=seed)
+    return assign(rows.cpu(), classes=classes, seed=0)
 
 
 class GradientClusteringAttack(Attack):

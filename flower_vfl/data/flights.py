@@ -110,7 +110,7 @@ class Flights(Recipe):
             builder.add_table(party, encoding, parts, str(paths[0].parent))
             progress(0.7 if party == "weather" else 0.9)
         classes = late.astype(np.int64)
-        builder.add_labels(EncodedLabels(classes[rows["train"]], classes[rows["test"]], 2, ("in time", "late")))
+        builder.add_labels(EncodedLabels(classes[rows["train"]], classes[rows["test"]], ("in time", "late")))
         builder.finish(
             name=self.name,
             label_party="airline",

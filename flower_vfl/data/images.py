@@ -156,7 +156,7 @@ class ImageRecipe(Recipe):
                 progress(0.3 + 0.6 * written / wanted)
         builder.finish_party("image", spec, ("pixels",), PartyEncoding((), ()))
         train, test = (labels[part][rows[part]] for part in PARTS)
-        builder.add_labels(EncodedLabels(train, test, len(names), names))
+        builder.add_labels(EncodedLabels(train, test, names))
         builder.finish(
             name=self.name,
             label_party="label",

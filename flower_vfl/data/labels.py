@@ -28,15 +28,12 @@ class EncodedLabels:
     ----------
     train, test : ndarray of int64, (N,)
         Classes.
-    classes : int
-        Number of classes.
     names : tuple of str
         What each class was called.
     """
 
     train: NDArray[np.int64]
     test: NDArray[np.int64]
-    classes: int
     names: tuple[str, ...]
 
 
@@ -76,7 +73,7 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
         return _binary(values, names, positive)
     mapping = pa.array(names)
     classes = [_ids(pc.index_in(part, value_set=mapping)) for part in values]
-    return EncodedLabels(classes[0], classes[1], len(names), tuple(names))
+    return EncodedLabels(classes[0], classes[1], tuple(names))
 
 
 def require_labels(column: pa.ChunkedArray, place: Place, needed: pa.Array | None = None) -> None:
@@ -114,7 +111,7 @@ def _binary(values: list[pa.Array], names: list[str], positive: str) -> EncodedL
     classes = [_ids(pc.cast(pc.equal(part, chosen), pa.int64())) for part in values]
     if len(np.unique(classes[0])) < 2:
         raise DataError(f"all training rows have the same class, {rest!r} or {chosen!r}: nothing can be learned")
-    return EncodedLabels(classes[0], classes[1], 2, (rest, chosen))
+    return EncodedLabels(classes[0], classes[1], (rest, chosen))
 
 
 def _other(names: list[str], name: str) -> str:

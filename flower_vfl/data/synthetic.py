@@ -83,7 +83,7 @@ class Synthetic(Recipe):
             columns += [f"c{column}" for column in range(options.categorical)]
             builder.finish_party(party, spec, columns, PartyEncoding((), ()))
         train, test = (_labels(scores[part], options, PARTS.index(part)) for part in PARTS)
-        builder.add_labels(EncodedLabels(train, test, 2, ("0", "1")))
+        builder.add_labels(EncodedLabels(train, test, ("0", "1")))
         builder.finish(
             name=self.name,
             label_party=names[-1],

@@ -118,7 +118,7 @@ class TextRecipe(Recipe):
         progress(0.6)
         texts = {part: self._texts(part, source, options) for part in PARTS}
         builder.add_texts("text", encoding, texts, rows, vectors)
-        builder.add_labels(EncodedLabels(labels[0], labels[1], len(self.class_names), self.class_names))
+        builder.add_labels(EncodedLabels(labels[0], labels[1], self.class_names))
         builder.finish(
             name=self.name,
             label_party="label",

@@ -66,7 +66,7 @@ class _Toy(Recipe):
             labels.append(drawn)
             progress(0.5 * number + 0.4)
         builder.finish_party("a", spec, self.columns, PartyEncoding((), ()))
-        builder.add_labels(EncodedLabels(labels[0], labels[1], 2, ("0", "1")))
+        builder.add_labels(EncodedLabels(labels[0], labels[1], ("0", "1")))
         builder.finish(
             name=self.name,
             label_party="label",

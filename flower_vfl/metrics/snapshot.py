@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Values = Mapping[tuple[str, str], NDArray[np.float64]]
 """Values of one snapshot by quantity and group."""
 
-RESIDUAL, SLOPE_NORM, GRADIENT_NORM = "residual", "slope_norm", "gradient_norm"
+RESIDUAL, SLOPE_NORM = "residual", "slope_norm"
 SLOPE_COSINE, GRADIENT_COSINE = "slope_cosine", "gradient_cosine"
 NEGATIVE, POSITIVE, CROSS = "negative", "positive", "cross"
 MOST = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,6 @@ from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.nn.row_adam import RowAdam
 from flower_vfl.registry import lookup
 
-OptimizerName = Literal["adam", "adamw", "sgd"]
-ScheduleName = Literal["constant", "cosine", "step", "linear"]
 State = dict[str, Tensor | int | float]
 
 
@@ -69,8 +67,6 @@ class Optimizers:
         the batch holds it. A regulariser :math:`\lambda \|W\|^2` in the loss, as the papers have it, adds
         :math:`2 \lambda` times *every* row in every step; a row that a share of the batches touches decays so much
         less here.
-    momentum : float
-        Of sgd; refused for a module with sparse embeddings, for the same reason.
     schedule : {"constant", "cosine", "step", "linear"}
         Learning rate along the training: unchanged; a half cosine down to 0; divided by 10 after 60 % and again after
         85 % of the steps; straight down to 0.
@@ -91,15 +87,12 @@ class Optimizers:
         learning_rate: float = 1e-3,
         weight_decay: float = 0.0,
         embedding_decay: float = 0.0,
-        momentum: float = 0.0,
         schedule: str = "constant",
         steps: int = 0,
     ) -> None:
         self._factor = lookup("learning-rate schedule", schedule, _SCHEDULES)
         dense, sparse = split_parameters(module)
-        _check(
-            name, learning_rate, {"weight_decay": weight_decay, "embedding_decay": embedding_decay}, momentum, sparse
-        )
+        _check(name, learning_rate, {"weight_decay": weight_decay, "embedding_decay": embedding_decay})
         if schedule != "constant" and steps < 1:
             raise ConfigError(f"schedule {schedule!r} needs the number of steps, given steps={steps}")
         self._base, self._embedding_decay, self._tables = learning_rate, embedding_decay, list(sparse.values())
@@ -108,17 +101,10 @@ class Optimizers:
         self._parameters = dense | sparse
         self._optimizers: list[torch.optim.Optimizer] = []
         if dense:
-            more: dict[str, Any] = {"momentum": momentum} if name == "sgd" else {}
-            kind = lookup("optimizer", name, _DENSE)
-            more |= {"lr": learning_rate, "weight_decay": weight_decay, "foreach": True}
-            self._optimizers.append(kind(list(dense.values()), **more))
+            more: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "foreach": True}
+            self._optimizers.append(_DENSE[name](list(dense.values()), **more))
         if sparse:
             self._optimizers.append(_SPARSE[name](list(sparse.values()), lr=learning_rate))  # type: ignore[call-arg]
-
-    @property
-    def taken(self) -> int:
-        """Steps taken so far."""
-        return self._taken
 
     @property
     def learning_rate(self) -> float:
@@ -130,8 +116,8 @@ class Optimizers:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def clip_grad(self, max_norm: float) -> float:
-        """Scale all gradients so that their joint norm is at most `max_norm`; return the norm before.
+    def clip_grad(self, max_norm: float) -> None:
+        """Scale all gradients so that their joint norm is at most `max_norm`.
 
         Rows of an embedding that occur several times in the batch count once, with the sum of their gradients.
         """
@@ -142,13 +128,12 @@ class Optimizers:
                     parameter.grad = parameter.grad.coalesce()
                 values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
         if not values:
-            return 0.0
+            return
         norms = [torch.linalg.vector_norm(value) for value in values]  # tables may be on another device than the rest
         norm = float(torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms])))
         if norm > max_norm:
             for value in values:
                 value.mul_(max_norm / norm)
-        return norm
 
     def step(self) -> None:
         """Update the weights from their gradients."""
@@ -241,9 +226,9 @@ class OwnOptimizer:
         """Forget the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
-    def clip_grad(self, max_norm: float) -> float:
-        """Scale all gradients so that their joint norm is at most `max_norm`; return the norm before."""
-        return float(nn.utils.clip_grad_norm_(self._parameters, max_norm))
+    def clip_grad(self, max_norm: float) -> None:
+        """Scale all gradients so that their joint norm is at most `max_norm`."""
+        nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
     def step(self) -> None:
         """Update the weights from their gradients."""
@@ -268,21 +253,10 @@ def split_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[s
     return dense, {name: parameter for name, parameter in named.items() if id(parameter) in tables}
 
 
-def _check(
-    name: str, lr: float, decays: Mapping[str, float], momentum: float, sparse: Mapping[str, nn.Parameter]
-) -> None:
+def _check(name: str, lr: float, decays: Mapping[str, float]) -> None:
     lookup("optimizer", name, _DENSE)
     if not (math.isfinite(lr) and lr > 0.0):
         raise ConfigError(f"the learning rate must be above 0, given {lr}")
     for key, decay in decays.items():
         if not (math.isfinite(decay) and decay >= 0.0):
             raise ConfigError(f"{key} must be at least 0, given {decay}")
-    if not 0.0 <= momentum < 1.0:
-        raise ConfigError(f"momentum must be at least 0 and below 1, given {momentum}")
-    if momentum and name != "sgd":
-        raise ConfigError(f"momentum is an option of sgd, given optimizer {name!r}")
-    if momentum and sparse:
-        raise ConfigError(
-            f"momentum cannot be used with sparse embeddings ({', '.join(sparse)}): it would update the whole table in "
-            "every step; set momentum = 0, or use adam"
-        )

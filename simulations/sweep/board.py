@@ -79,7 +79,6 @@ class Board:
     _due: float = 0.0
 
     def __enter__(self) -> Self:
-        self._began = self.clock()
         if self.console.is_terminal:
             self._live = Live(self.table(), console=self.console, auto_refresh=False, transient=True)
             self._live.start()

@@ -98,7 +98,7 @@ def check_devices(trials: Sequence[Trial], running: Running) -> None:
         raise ConfigError(f"[sweep] gpus is {running.gpus}, but no trial has device = 'cuda'")
 
 
-def rehearse(config: Config, data: Callable[[Config], VerticalData], observer: Observer | None = None) -> None:
+def rehearse(config: Config, data: Callable[[Config], VerticalData]) -> None:
     """Do the first step of a configuration, on the processor where there is no card, and write nothing.
 
     Raises
@@ -108,7 +108,7 @@ def rehearse(config: Config, data: Callable[[Config], VerticalData], observer: O
     """
     device = config.device if torch.cuda.is_available() else "cpu"
     with suppress(_EnoughError):
-        run(config.model_copy(update={"device": device, "sinks": []}), data=data, observers=(observer or _OneStep(),))
+        run(config.model_copy(update={"device": device, "sinks": []}), data=data, observers=(_OneStep(),))
 
 
 def plain(config: Config) -> Config:

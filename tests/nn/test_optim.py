@@ -124,7 +124,7 @@ def test_the_learning_rate_follows_the_schedule_by_the_count_of_steps(schedule, 
         advance(bottom, optimizers, step)
         assert all(group["lr"] == rates[-1] for part in optimizers._optimizers for group in part.param_groups)
     assert rates == pytest.approx([0.05 * factor for factor in expected])
-    assert optimizers.taken == 5
+    assert optimizers.state_dict()["steps"] == 5
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
@@ -176,7 +176,7 @@ def test_the_state_of_another_model_is_refused_and_nothing_changes(change):
     before = {key: value for key, value in optimizers.state_dict().items() if not isinstance(value, torch.Tensor)}
     with pytest.raises(DataError, match="optimizer's state"):
         optimizers.load_state_dict({**optimizers.state_dict(), **change})
-    assert optimizers.taken == 1
+    assert optimizers.state_dict()["steps"] == 1
     assert before == {
         key: value for key, value in optimizers.state_dict().items() if not isinstance(value, torch.Tensor)
     }
@@ -189,7 +189,7 @@ def test_clipping_bounds_the_joint_norm_and_counts_repeated_rows_once():
     bottom, optimizers = make()
     bottom(torch.randn(9, 2), torch.ones(9, 2, dtype=torch.long)).pow(2).sum().backward()
     full = gradients(bottom)
-    assert optimizers.clip_grad(1e9) == pytest.approx(full.norm().item(), rel=1e-5)
+    optimizers.clip_grad(1e9)
     assert torch.allclose(gradients(bottom), full)
     optimizers.clip_grad(0.25)
     assert gradients(bottom).norm().item() == pytest.approx(0.25, rel=1e-5)
@@ -200,7 +200,7 @@ def test_a_module_without_parameters_or_gradients_is_left_alone():
     empty = Optimizers(nn.ReLU())
     empty.zero_grad()
     empty.step()
-    assert empty.clip_grad(1.0) == 0.0
+    empty.clip_grad(1.0)
     bottom, optimizers = make()
     before = weights(bottom)
     optimizers.step()
@@ -224,9 +224,6 @@ def test_frozen_weights_are_not_touched():
         ({"learning_rate": 0.0}, "learning rate must be above 0"),
         ({"learning_rate": float("nan")}, "learning rate must be above 0"),
         ({"weight_decay": -1.0}, "weight_decay"),
-        ({"momentum": 1.0, "name": "sgd"}, "momentum must be"),
-        ({"momentum": 0.5}, "option of sgd"),
-        ({"momentum": 0.5, "name": "sgd"}, "embedding.weight"),
     ],
 )
 def test_impossible_settings_are_refused(options, text):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flower_vfl.metrics import LeakSummary, auc_bound, snapshot
-from flower_vfl.tracking import StepLog, add_snapshot
+from flower_vfl.tracking import StepLog, add_snapshot, merge_steps
 
 CONFIG = """\
 seed = %d
@@ -75,7 +75,7 @@ def write_run(
                 values |= {"test_auc": utility - 0.04 * done, "validation_auc": utility + 0.002 - 0.04 * done}
                 for metric, value in values.items():
                     log.add(**row, party="label", layer="", attack="", metric=metric, value=value)
-        log.merge()
+    merge_steps(folder)
     result = make_result(
         utility, [summary.result() for summary in summaries.values()], list(defenses), steps, epochs, parties
     )

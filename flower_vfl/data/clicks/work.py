@@ -76,10 +76,6 @@ class Work:
         """Return a note."""
         return layout.read_json(self._folder / f"{name}.json")
 
-    def has_keys(self, column: str) -> bool:
-        """Whether the vocabulary of a column was noted."""
-        return self._keys(column).is_file()
-
     def keep_keys(self, column: str, keys: NDArray[np.uint32]) -> None:
         """Write the vocabulary of a column."""
         with replacing(self._keys(column)) as temporary, temporary.open("wb") as file:
