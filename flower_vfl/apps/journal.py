@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flower_vfl.metrics import Embeddings, Values
@@ -57,7 +57,7 @@ class Journal(Observer):
         for other in self._others:
             other.on_embeddings(samples)
 
-    def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override] # noqa: D102
+    def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: D102
         self.flush()
         for other in self._others:
             other.on_epoch(step, epoch, metrics)
@@ -69,6 +69,6 @@ class EpochLog(Observer):
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:  # noqa: D102
         _log.info("training: %d epochs, %d steps, with %s", epochs, steps, ", ".join(parties) or "nobody else")
 
-    def on_epoch(self, step: int, epoch: int, metrics: dict[str, float]) -> None:  # type: ignore[override] # noqa: D102
+    def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: D102
         shown = ("train_loss", "validation_auc", "next_auc", "test_auc", "test_loss", "test_accuracy", "leak", "bound")
         _log.info("epoch %d: %s", epoch, ", ".join(f"{name} {metrics[name]:.4f}" for name in shown if name in metrics))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from torch import nn
+
 from flower_vfl.apps.build import (
     BottomFactory,
     TopFactory,
@@ -51,13 +53,13 @@ def build_strategy(
         _log.info("party %r takes part as a feature party; the label party uses no columns", own)
     dropout = secret.generator("dropout", device=config.device)
 
-    def make_bottom():  # type: ignore[no-untyped-def] # noqa: ANN202
+    def make_bottom() -> nn.Module:
         spec = table.spec  # type: ignore[union-attr]
         model = default_own(spec, labels.classes, config) if bottom is default_bottom else bottom(spec, config)
         bind_dropout(model, dropout)
         return model
 
-    def make_top(shape):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    def make_top(shape: tuple[int, ...]) -> nn.Module:
         model = top(shape, labels.classes, config)
         bind_dropout(model, secret.generator("dropout", "top", device=config.device))
         return model

@@ -27,7 +27,7 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
 from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import Config, to_run_config
-from flower_vfl.data.memory import MemoryData
+from flower_vfl.data.memory import MemoryData, VerticalData
 from flower_vfl.errors import InputError, PartyError, TrainingError
 from flower_vfl.strategies import Observer
 from flower_vfl.strategies.configured import OptimizerFactory
@@ -75,7 +75,7 @@ def run(
     results: list[RunResult] = []
     opened = data(config)
 
-    def same_data(_config: Config):  # type: ignore[no-untyped-def] # noqa: ANN202
+    def same_data(_config: Config) -> VerticalData:
         return opened
 
     server = make_server_app(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from flower_vfl.data.memory import VerticalData
 from flower_vfl.data.source import ArraySource, FeatureSource
 from flower_vfl.data.tables import read_table
 from flower_vfl.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
 """How the names of files with a header end."""
@@ -130,7 +133,7 @@ class Joined:
     def __len__(self) -> int:
         return len(self._first) + len(self._second)
 
-    def gather(self, rows: NDArray[np.integer]):  # type: ignore[no-untyped-def] # noqa: ANN201 - torch is loaded late
+    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
         """Return copies of the features at `rows`, as `FeatureSource` says."""
         import torch
 
