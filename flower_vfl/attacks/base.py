@@ -193,8 +193,24 @@ class RowAttack(Attack):
     """An attack that looks at the gradients of the last step alone, so that it can read those of many runs at once.
 
     It returns scores, and is told nothing or what one name in `needs` stands for. A sweep that trains its trials
-    together calls `rate`, a run by itself calls `score`; both say the same.
+    together calls `rate`, a run by itself calls `score`, which is `rate` of one batch.
     """
+
+    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
+        """Return what `rate` says of the layer's gradients in the last step, (B,).
+
+        Raises
+        ------
+        ArgumentError
+            Where it is not told what it needs, or something of another width.
+        """
+        from flower_vfl.attacks.rows import as_known, as_rows
+
+        rows, known = as_rows(transcript.last.gradients[layer]), None
+        for name in self.needs:
+            told = side.tensor(name)
+            known = as_known(told.reshape(1, -1) if name == REFERENCE else told, rows, name.capitalize())
+        return self.rate(rows, known)
 
     @abstractmethod
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
@@ -211,5 +227,5 @@ class RowAttack(Attack):
         Returns
         -------
         Tensor
-            (..., B), as `score` gives them for one batch.
+            (..., B), higher means more likely positive; never NaN for finite gradients.
         """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch.nn.functional import linear
 
-from flower_vfl.attacks.base import NOTHING, RowAttack, SideInformation
+from flower_vfl.attacks.base import RowAttack
 from flower_vfl.attacks.rows import as_rows, in_own_units
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
@@ -15,8 +15,6 @@ from flower_vfl.registry import suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from flower_vfl.protocol.transcript import Transcript
 
 Minority = Literal["positive", "negative"]
 MINORITIES: tuple[Minority, ...] = ("positive", "negative")
@@ -128,7 +126,3 @@ class DirectionCountAttack(RowAttack):
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return the direction counts of the rows among those of their batch."""
         return _scores(rows, self.minority)
-
-    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
-        """Return the direction counts of the layer's gradients in the last step, (B,)."""
-        return score(transcript.last.gradients[layer], minority=self.minority)

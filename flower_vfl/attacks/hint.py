@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from flower_vfl.attacks.base import HINTS, NOTHING, RowAttack, SideInformation, whole
+from flower_vfl.attacks.base import HINTS, RowAttack, whole
 from flower_vfl.attacks.rows import as_known, as_rows, cosines, inner_products, lengths, narrowed, required
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import ArgumentError
@@ -14,8 +14,6 @@ from flower_vfl.registry import suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from flower_vfl.protocol.transcript import Transcript
 
 Measure = Literal["inner", "cosine", "distance"]
 MEASURES: tuple[Measure, ...] = ("inner", "cosine", "distance")
@@ -133,7 +131,3 @@ class HintAttack(RowAttack):
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return the nearness of the rows to the hints of their batch."""
         return _nearness(rows, required(known, self.label), self.measure)
-
-    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
-        """Return the nearness of the layer's gradients in the last step to the hints, (B,)."""
-        return score(transcript.last.gradients[layer], side.tensor(HINTS), self.measure)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from flower_vfl.attacks.base import NOTHING, REFERENCE, RowAttack, SideInformation
+from flower_vfl.attacks.base import REFERENCE, RowAttack
 from flower_vfl.attacks.rows import as_known, as_rows, inner_products, required
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from flower_vfl.protocol.transcript import Transcript
 
 
 def score(g: Tensor, reference: Tensor) -> Tensor:
@@ -62,7 +60,3 @@ class InnerProductAttack(RowAttack):
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return the inner products of the rows with the reference of their batch."""
         return inner_products(required(known, self.label), rows)[..., 0, :]
-
-    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
-        """Return the inner products of the layer's gradients in the last step with the reference, (B,)."""
-        return score(transcript.last.gradients[layer], side.tensor(REFERENCE))

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from flower_vfl.attacks.base import NOTHING, RowAttack, SideInformation
+from flower_vfl.attacks.base import RowAttack
 from flower_vfl.attacks.rows import as_rows, in_own_units, narrowed
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from flower_vfl.protocol.transcript import Transcript
 
 
 _SAFE = {torch.float32: (1e-15, 1e18), torch.float64: (1e-140, 1e150)}
@@ -75,7 +73,3 @@ class NormAttack(RowAttack):
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return the norms of the rows."""
         return _norms(rows)
-
-    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
-        """Return the norms of the layer's gradients in the last step, (B,)."""
-        return score(transcript.last.gradients[layer])

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from flower_vfl.attacks.base import NOTHING, RowAttack, SideInformation, is_whole, whole
+from flower_vfl.attacks.base import RowAttack, is_whole, whole
 from flower_vfl.attacks.rows import as_rows, in_own_units, narrowed, rarer_side_up
 from flower_vfl.metrics import ArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from flower_vfl.protocol.transcript import Transcript
 
 DENSE = 64
 """Up to so many rows or columns, whichever are fewer, all principal directions are found, in float64."""
@@ -158,7 +156,3 @@ class ResidualAttack(RowAttack):
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return how far the rows lie from the few directions of their batch."""
         return _scores(rows, self.r)
-
-    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
-        """Return how far the layer's gradients in the last step lie from the few directions of their batch, (B,)."""
-        return score(transcript.last.gradients[layer], r=self.r)

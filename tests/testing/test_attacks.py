@@ -259,10 +259,6 @@ class Rows(RowAttack):
         """Return the first coordinates."""
         return rows[..., 0]
 
-    def score(self, transcript, layer, side=NOTHING):
-        """Return the first coordinates."""
-        return last(transcript, layer)[:, 0]
-
 
 def test_a_users_own_attack_on_rows_passes():
     check_attack(Rows)
@@ -275,11 +271,7 @@ class Told(Rows):
 
     def rate(self, rows, known):
         """Return the inner products with the first hint."""
-        return (rows * known[..., :1, :]).double().sum(dim=-1)
-
-    def score(self, transcript, layer, side=NOTHING):
-        """Return the inner products with the first hint."""
-        return self.rate(last(transcript, layer).double(), side.tensor("hints").flatten(1).double())
+        return (rows.double() * known[..., :1, :]).sum(dim=-1)
 
 
 def test_a_users_own_attack_on_rows_that_is_told_something_passes():

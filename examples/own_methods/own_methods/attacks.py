@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flower_vfl.attacks import NOTHING, RowAttack, SideInformation
+from flower_vfl.attacks import RowAttack
 from flower_vfl.errors import ConfigError
-from flower_vfl.protocol.transcript import Transcript
 
 
 def score(g: Tensor, k: int = 1) -> Tensor:
@@ -53,7 +52,3 @@ class PeakAttack(RowAttack):
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return the scores of the rows (..., B, D) of many runs at once."""
         return score(rows, self.k)
-
-    def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
-        """Return the scores of the layer's gradients in the last step, (B,)."""
-        return score(transcript.last.gradients[layer].flatten(1), self.k)

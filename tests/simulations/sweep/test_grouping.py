@@ -2,7 +2,7 @@
 
 import pytest
 
-from flower_vfl.attacks import NOTHING, Attack, RowAttack
+from flower_vfl.attacks import Attack, RowAttack
 from flower_vfl.config import Config, build_config
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.grouping import ALONE, groups, obstacle
@@ -43,10 +43,6 @@ class Peak(RowAttack):
     def rate(self, rows, known):
         """Return the largest entries."""
         return rows.abs().amax(dim=-1)
-
-    def score(self, transcript, layer, side=NOTHING):
-        """Return the largest entries of the last step."""
-        return self.rate(transcript.last.gradients[layer].flatten(1), None)
 
 
 class OneByOne(Attack):
