@@ -15,6 +15,10 @@ class ConfigError(InputError):
     """A configuration value, or a combination of values, that is unknown or impossible."""
 
 
+class ArgumentError(InputError, ValueError):
+    """An argument of a function has a shape or a value that the function does not allow."""
+
+
 class DataError(InputError):
     """A file, a column, an ID or a label that cannot be used."""
 
@@ -83,3 +87,7 @@ class UnprotectedBatchError(FlowerVflError):
 
 class TrainingError(FlowerVflError):
     """Training cannot go on: the loss is not finite, or a model does not fit its data."""
+
+
+class CheckError(FlowerVflError, AssertionError):
+    """A method of one's own does not do what every method must; the message lists all that was found."""

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.errors import ArgumentError
 
 Array = NDArray[np.float64]
 Measure = Callable[[Array, Array], tuple[float, float]]

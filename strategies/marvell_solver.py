@@ -13,7 +13,7 @@ from typing import Generic, TypeVar, overload
 import torch
 from torch import Tensor
 
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.errors import ArgumentError
 from flower_vfl.strategies import marvell_scalar, marvell_tensor
 
 Number = TypeVar("Number", float, Tensor)

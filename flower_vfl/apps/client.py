@@ -360,7 +360,7 @@ def make_client_app(
         Makes a party's bottom model.
     top : Callable[[tuple[int, ...], int, Config], nn.Module]
         Makes a top model like the label party's: what an attacker tries to complete its bottom model with.
-    data : Callable[[Config], Dataset]
+    data : Callable[[Config], VerticalData]
         Opens the data; the party loads only its own part.
     optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
         Makes the party's optimizer, instead of the configuration's.

@@ -74,7 +74,7 @@ def make_server_app(
         Makes the top model for the shape of one row of the fused embedding and the number of classes.
     bottom : Callable[[FeatureSpec, Config], nn.Module]
         Makes the label party's own bottom model, where it has columns.
-    data : Callable[[Config], Dataset]
+    data : Callable[[Config], VerticalData]
         Opens the data; the label party loads the labels and its own columns.
     optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
         Makes the label party's optimizer, instead of the configuration's.

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from flower_vfl.errors import ConfigError
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.errors import ArgumentError, ConfigError
 from flower_vfl.registry import parameters
 
 if TYPE_CHECKING:

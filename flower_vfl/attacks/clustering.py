@@ -11,7 +11,7 @@ import torch
 from flower_vfl.attacks.base import Reads
 from flower_vfl.attacks.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.rows import as_rows, normalised, raw_features
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics.arrays import as_numpy
 
 if TYPE_CHECKING:

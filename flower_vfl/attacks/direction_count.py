@@ -9,8 +9,7 @@ from torch.nn.functional import linear
 
 from flower_vfl.attacks.base import RowAttack
 from flower_vfl.attacks.rows import as_rows, in_own_units
-from flower_vfl.errors import ConfigError
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.errors import ArgumentError, ConfigError
 from flower_vfl.registry import suggestion
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from flower_vfl.attacks.base import AttackMethod, Reads
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from torch import nn
 from flower_vfl.attacks.base import Reads, whole
 from flower_vfl.attacks.inference import LEAKED, InferenceAttack, TrainedView, classes_of
 from flower_vfl.attacks.rows import normalised
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.attacks.base import AttackMethod, nobody
 from flower_vfl.attacks.rows import as_rows
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import torch
 
 from flower_vfl.attacks.base import RowAttack, is_whole, whole
 from flower_vfl.attacks.rows import as_rows, in_own_units, narrowed, rarer_side_up
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flower_vfl.metrics import ArgumentError
+from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Pure functions that measure: leak AUC and what chance reaches, detection error, certificate, calibration."""
 
-from flower_vfl.metrics.arrays import ArgumentError
+from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics.calibration import adaptive_calibration_error
 from flower_vfl.metrics.certificate import (
     Exceedances,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flower_vfl.errors import InputError
+from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Array: TypeAlias = Tensor | NDArray[Any] | Sequence[float]
-
-
-class ArgumentError(InputError, ValueError):
-    """An argument of a function has a shape or a value that the function does not allow."""
 
 
 def as_numpy(values: Array) -> NDArray[Any]:

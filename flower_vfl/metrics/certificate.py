@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flower_vfl.metrics.arrays import ArgumentError
+from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics.null import null_quantile
 
 if TYPE_CHECKING:

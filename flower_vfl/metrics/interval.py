@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flower_vfl.metrics.arrays import ArgumentError, as_numpy, binary, refuse_nan
+from flower_vfl.errors import ArgumentError
+from flower_vfl.metrics.arrays import as_numpy, binary, refuse_nan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flower_vfl.metrics.arrays import ArgumentError, as_numpy
+from flower_vfl.errors import ArgumentError
+from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.leakage import leak_auc
 
 if TYPE_CHECKING:

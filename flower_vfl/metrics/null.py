@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flower_vfl.metrics.arrays import ArgumentError
+from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

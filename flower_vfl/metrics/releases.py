@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.metrics.arrays import ArgumentError
+from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics.leakage import leak_auc
 
 Matrix = NDArray[np.float64]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.metrics.arrays import ArgumentError, as_numpy
+from flower_vfl.errors import ArgumentError
+from flower_vfl.metrics.arrays import as_numpy
 
 if TYPE_CHECKING:
     from flower_vfl.metrics.arrays import Array

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flower_vfl.metrics.arrays import ArgumentError
+from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics.null import null_quantile
 
 if TYPE_CHECKING:

@@ -60,7 +60,7 @@ class FeatureParty:
     name : str
         Name of the party.
     bottom : nn.Module
-        Bottom model, on `device`; called with what `table.train.gather` returns.
+        Bottom model, where `placement` says; called with what `table.train.gather` returns.
     optimizers : Optimizers
         Of the bottom model.
     table : PartyTable

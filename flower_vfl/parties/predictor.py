@@ -27,7 +27,7 @@ class Predictor:
     name : str
         Name of the party.
     bottom : nn.Module
-        The trained bottom model, on `device`.
+        The trained bottom model, where `placement` says.
     source : FeatureSource
         The party's columns of the rows that may be asked for.
     rows : str

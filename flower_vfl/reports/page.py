@@ -44,8 +44,8 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     """Write the report of one run, of a sweep, or the comparison of several runs, from what is in their folders.
 
     Reads ``config.toml``, ``result.json``, ``steps.parquet`` (or the journal of a run that was killed) and, where there
-    are some, ``snapshots.parquet`` and ``embeddings.parquet``, and nothing else. The page needs no network and no other
-    file.
+    are some, ``snapshots.parquet``, ``embeddings.parquet`` and ``periods.parquet``, and nothing else. The page needs no
+    network and no other file.
 
     Parameters
     ----------

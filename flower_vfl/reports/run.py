@@ -1,4 +1,4 @@
-"""A finished run as a report reads it: three files of a folder, checked."""
+"""A finished run as a report reads it: the files of its folder, checked."""
 
 from __future__ import annotations
 

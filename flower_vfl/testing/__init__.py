@@ -7,8 +7,8 @@
 >>> check_defense(Iso, t=25.0)
 """
 
+from flower_vfl.errors import CheckError
 from flower_vfl.testing.attacks import check_attack
-from flower_vfl.testing.common import CheckError
 from flower_vfl.testing.defenses import check_defense
 
 __all__ = ["CheckError", "check_attack", "check_defense"]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from flower_vfl.errors import FlowerVflError, InputError
+from flower_vfl.errors import CheckError, InputError
 from flower_vfl.registry import METHOD_NAME, Methods
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -19,10 +19,6 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 S = TypeVar("S")
 Check = Callable[[S], Iterator[str]]
 """Looks at a subject and says what is wrong with it."""
-
-
-class CheckError(FlowerVflError, AssertionError):
-    """A method does not do what every method must; the message lists all that was found."""
 
 
 def run_checks(kind: str, title: str, params: Mapping[str, Any], subject: S, checks: Iterable[Check[S]]) -> None:

@@ -60,6 +60,8 @@ class Conversation:
             When a party is missing.
         PartyError
             When a node fails, two claim to be the same party, or one is registered under another name.
+        ProtocolError
+            When a node says that it is a party that the alignment does not have.
         """
         nodes = self._wait_for_nodes(len(parties))
         for node in nodes:
