@@ -216,8 +216,7 @@ class NoiseDefense(GradientDefense):
         super().restore(state)
         if not self.follows_rows:
             return
-        # Of a state without it, an earlier version's, the noise followed places.
-        was, now = state.get("persistent", {"follows": "places"}), self._followed()
+        was, now = state["persistent"], self._followed()
         if was["follows"] != now["follows"]:
             raise DataError(
                 f"the training began with persistent noise that follows the {was['follows']} of rows and would go on "

@@ -460,7 +460,7 @@ def read_spec(folder: Path) -> FeatureSpec:
     """Read the shape of the features in a party's folder; vectors of words are memory-mapped."""
     facts = layout.read_json(folder / layout.PARTY)
     where = folder / layout.PARTY
-    spec = {"pixels": False, "vocabulary": 0, "vectors": 0, **layout.entry(where, facts, "spec", dict)}
+    spec = layout.entry(where, facts, "spec", dict)
     vocabulary, width = (layout.count(where, spec, key) for key in ("vocabulary", "vectors"))
     return FeatureSpec(
         layout.count(where, spec, "numeric"),

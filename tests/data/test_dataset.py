@@ -278,11 +278,13 @@ def test_a_manifest_that_is_no_object_is_refused(folder, content):
         {"numeric": 10**9, "cardinalities": [5, 5, 5], "shape": []},
         {"numeric": 2, "cardinalities": [5, 5, 5], "shape": [], "pixels": True},
         {"numeric": 2, "cardinalities": [5, 5, 5], "shape": [], "pixels": "no"},
+        {"numeric": 2, "cardinalities": [5, 5, 5], "shape": [], "vectors": None},
         {},
     ],
 )
 def test_a_hostile_description_of_a_party_is_refused(folder, spec):
-    edit(folder / "a/party.json", spec=spec)
+    whole = {"pixels": False, "vocabulary": 0, "vectors": 0, **spec} if spec else {}
+    edit(folder / "a/party.json", spec=whole)
     with pytest.raises(DataError):
         open_dataset(folder).party("a")
 
