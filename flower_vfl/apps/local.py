@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import Context, RecordDict
-
 from flower_vfl.apps.alignment.client import RESULT
 from flower_vfl.apps.alignment.place import remove_empty, withdraw
 from flower_vfl.apps.alignment.progress import Progress
@@ -28,11 +26,10 @@ from flower_vfl.apps.result import RunResult
 from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.data.memory import MemoryData, VerticalData
-from flower_vfl.errors import InputError, PartyError, TrainingError
+from flower_vfl.errors import TrainingError
 from flower_vfl.strategies import Observer
 from flower_vfl.strategies.configured import OptimizerFactory
 
-_JOIN_SECONDS = 10.0
 _ALONE = "alone"
 
 
@@ -90,18 +87,11 @@ def run(
         on_result=results.append,
     )
     client = make_client_app(bottom=bottom, top=top, data=same_data, optimizer=optimizer, config=config)
-    run_config = to_run_config(config)
     parties = parties_here(config, opened)
     for party in parties:
         opened.party(party)  # bad data is found before anything is started
-    grid = LocalGrid(client, len(parties), run_config)
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config)
-    try:
-        server(grid, context)
-    except PartyError as error:
-        raise next((failure for failure in grid.failures if isinstance(failure, InputError)), error) from None
-    finally:
-        grid.join(_JOIN_SECONDS)
+    with LocalGrid(client, len(parties), to_run_config(config)) as grid:
+        grid.serve(server)
     if not results:
         raise TrainingError("the label party ended without a result")
     return results[-1]
@@ -133,17 +123,13 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
     check_free(folder)
     _, sources = sources_of(config)
     results = {party: folder / party / RESULT for party in sources}
-    grid = LocalGrid(make_client_app(config=config), len(sources) - 1, to_run_config(config))
     try:
-        align_as_label(grid, config, folder, progress)
-    except BaseException as error:
-        grid.join(_JOIN_SECONDS)  # a party that is still at work would write again
+        with LocalGrid(make_client_app(config=config), len(sources) - 1, to_run_config(config)) as grid:
+            align_as_label(grid, config, folder, progress)
+    except BaseException:  # no party is at work any more, and would write again
         withdraw(results.values())
         remove_empty(folder)
-        if isinstance(error, PartyError):
-            raise next((failure for failure in grid.failures if isinstance(failure, InputError)), error) from None
         raise
-    grid.join(_JOIN_SECONDS)
     return results
 
 

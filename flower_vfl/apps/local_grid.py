@@ -6,22 +6,29 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity  # `Message(...)` reads it; Flower's runtimes set it the same way
 
 from flower_vfl.apps.node import STEPPED
+from flower_vfl.errors import InputError, PartyError
 
 _RUN_ID = 1
 _SERVER_NODE = 1
+_JOIN_SECONDS = 10.0
 
 
 class LocalGrid(Grid):
     """Runs a handler in a thread of its own for each message; node i is the simulation's partition i.
+
+    As a context manager it waits at the end for the handlers that still run. Where a `PartyError` ends it and a handler
+    has failed with an `InputError`, that one is raised: it says the same, without who told it.
 
     Parameters
     ----------
@@ -37,7 +44,7 @@ class LocalGrid(Grid):
     """All parties are in this process."""
 
     def __init__(self, client_app: ClientApp, nodes: int, run_config: Mapping[str, str | int | float | bool]) -> None:
-        self._client_app = client_app
+        self._client_app, self._run_config = client_app, dict(run_config)
         self._contexts = {
             _SERVER_NODE + 1 + index: Context(
                 run_id=_RUN_ID,
@@ -53,6 +60,23 @@ class LocalGrid(Grid):
         self._threads: list[threading.Thread] = []
         self._run = Run.create_empty(_RUN_ID)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN_ID, _SERVER_NODE, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        told = isinstance(error, PartyError)
+        cause = next((failure for failure in self.failures if told and isinstance(failure, InputError)), None)
+        self.join(_JOIN_SECONDS)
+        if cause is not None:
+            raise cause from None
+
+    def serve(self, server: ServerApp) -> None:
+        """Run the label party's app to its end."""
+        state, run_config = RecordDict(), dict(self._run_config)
+        server(self, Context(_RUN_ID, _SERVER_NODE, node_config={}, state=state, run_config=run_config))
 
     @property
     def run(self) -> Run:

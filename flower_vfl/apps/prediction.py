@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
@@ -41,7 +40,7 @@ from flower_vfl.config import Config, load_config, of_this_host
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.data.scoring import id_column, new_rows, read_asked, rows_of
-from flower_vfl.errors import ConfigError, DataError, InputError, PartyError
+from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.parsing import Value
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome
@@ -56,8 +55,6 @@ NO_PREDICTION: dict[str, Value] = {
     "predict-overwrite": False,
 }
 """What a Flower App's run config must hold, so that `flwr run APP --run-config` can ask for a prediction."""
-
-_JOIN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -294,12 +291,5 @@ def predict_with(server: ServerApp, client: ClientApp, request: Request) -> None
     """Do what `predict` does with the apps that trained the run."""
     check_target(request.out, overwrite=request.overwrite)
     parties = read_run(request.run).model.card.features
-    run_config = request.run_config()
-    grid = LocalGrid(client, len(parties), run_config)
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config)
-    try:
-        server(grid, context)
-    except PartyError as error:
-        raise next((failure for failure in grid.failures if isinstance(failure, InputError)), error) from None
-    finally:
-        grid.join(_JOIN_SECONDS)
+    with LocalGrid(client, len(parties), request.run_config()) as grid:
+        grid.serve(server)

@@ -6,8 +6,10 @@ import time
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.errors import DataError, PartyError
 from flower_vfl.transport.mailbox import TTL, Mailbox, reason
 
 app = ClientApp()
@@ -94,6 +96,60 @@ def test_a_handler_that_raises_becomes_an_error_reply_with_its_reason(grid):
     assert reply.has_error()
     assert "ValueError: the disk is full" in reply.error.reason
     assert ask(grid, node).content["reply"]["seen"] == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "ends", "seen"),
+    [
+        (DataError("no such column"), PartyError("party 'a': no such column"), DataError),
+        (ValueError("no input"), PartyError("party 'a': no input"), PartyError),
+        (DataError("no such column"), KeyError("something else"), KeyError),
+    ],
+)
+def test_what_a_party_found_wrong_with_its_input_ends_a_run_in_its_own_words(raised, ends, seen):
+    failing = ClientApp()
+
+    @failing.train()
+    def fail(message, context):
+        raise raised
+
+    def train():
+        with LocalGrid(failing, 1, {}) as grid:
+            ask(grid, *grid.get_node_ids())
+            raise ends
+
+    with pytest.raises(seen) as caught:
+        train()
+    assert caught.value in (raised, ends)
+
+
+def test_at_its_end_a_grid_waits_for_the_handlers_that_still_run():
+    slow, ended = ClientApp(), []
+
+    @slow.train()
+    def work(message, context):
+        time.sleep(0.2)
+        ended.append(context.node_id)
+        return Message(RecordDict(), reply_to=message)
+
+    with LocalGrid(slow, 2, {}) as grid:
+        nodes = list(grid.get_node_ids())
+        grid.push_messages([Message(RecordDict(), node, "train") for node in nodes])
+    assert sorted(ended) == nodes
+
+
+def test_the_label_partys_app_gets_the_grid_and_a_run_config_of_its_own():
+    server, given = ServerApp(), {"preset": "census"}
+
+    @server.main()
+    def main(grid, context):
+        seen.append((grid, context.run_id, context.run_config["preset"]))
+        context.run_config["preset"] = "changed"
+
+    seen, grid = [], LocalGrid(app, 1, given)
+    grid.serve(server)
+    grid.serve(server)
+    assert (seen, given) == ([(grid, 1, "census")] * 2, {"preset": "census"})
 
 
 def test_an_unknown_message_type_and_an_unknown_node_become_error_replies(grid):
