@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from flower_vfl.errors import FolderInUseError, OutputExistsError, SessionError, UnreachableError
+from flower_vfl.errors import FolderInUseError, OutputExistsError, PartyError, SessionError, UnreachableError
+
+_log = logging.getLogger(__name__)
 
 TTL = 30 * 24 * 3600.0
 """Seconds that a message lives: a long training must not outlive it (Flower's default is 12 hours)."""
@@ -50,6 +53,26 @@ class Mailbox:
     def busy(self) -> set[int]:
         """Nodes whose reply is still to come or to be taken."""
         return set(self._pending.values()) | set(self._replies)
+
+
+def check_registered(node: int | str, name: str, party: str, *, simulation: bool) -> None:
+    """Refuse a node that says it is a party and is registered under another name; no name proves nothing.
+
+    Raises
+    ------
+    PartyError
+        When the names differ.
+    """
+    if name and name != party:
+        raise PartyError(
+            f"the node that is registered as {name!r} says that it is party {party!r}: either its --node-config is "
+            "wrong or its key was registered under a wrong --name"
+        )
+    if not name and not simulation:
+        _log.warning(
+            "that node %s is party %r rests on its own word: flwr supernode register KEY --name %s makes it sure",
+            *(node, party, party),
+        )
 
 
 def raised(reply: Message) -> bool:

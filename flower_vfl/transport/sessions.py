@@ -22,7 +22,7 @@ from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.sections import TransportConfig
 from flower_vfl.transport.base import Endpoint, Link
 from flower_vfl.transport.inproc import InprocEndpoint
-from flower_vfl.transport.mailbox import Mailbox, passes, raised, reason
+from flower_vfl.transport.mailbox import Mailbox, check_registered, passes, raised, reason
 from flower_vfl.transport.messages import MessagesLink, unbundle
 from flower_vfl.transport.stream import StreamEndpoint
 
@@ -377,7 +377,8 @@ class Sessions:
         try:
             if link.hello.kind is not Kind.HELLO or link.party not in self._parties:
                 raise PartyError(f"a party {link.party!r} arrived; this run has {', '.join(self._parties)}")
-            self._check_name(link)
+            registered = self._names.get(int(link.node), "") if link.node else ""
+            check_registered(link.node, registered, link.party, simulation=self._simulation)
             if link.party in self.links:
                 raise PartyError(
                     f"two nodes claim to be party {link.party!r}; give each its own `party` in --node-config, and "
@@ -391,20 +392,6 @@ class Sessions:
             link.watch = partial(self._watch, link)
         self.links[link.party] = link
         self._seats[link.party] = link.node
-
-    def _check_name(self, link: Link) -> None:
-        """Refuse a party whose node is registered under another name; a name that was not given proves nothing."""
-        name = self._names.get(int(link.node), "") if link.node else ""
-        if name and name != link.party:
-            raise PartyError(
-                f"the node that is registered as {name!r} says that it is party {link.party!r}: either its "
-                "--node-config is wrong or its key was registered under a wrong --name"
-            )
-        if not name and not self._simulation:
-            _log.warning(
-                "that node %s is party %r rests on its own word: flwr supernode register KEY --name %s makes it sure",
-                *(link.node, link.party, link.party),
-            )
 
     def _setting(self) -> str:
         count = len(self._parties)

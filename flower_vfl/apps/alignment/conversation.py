@@ -20,7 +20,7 @@ from flower_vfl.apps.alignment.wire import (
 )
 from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupError
 from flower_vfl.protocol.frame import Frame, Scalar
-from flower_vfl.transport.mailbox import Mailbox, reason
+from flower_vfl.transport.mailbox import Mailbox, check_registered, reason
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = (0.002, 0.25)
@@ -77,7 +77,7 @@ class Conversation:
                 raise ProtocolError(f"node {node} says it is {party!r}; this alignment has {', '.join(parties)}")
             if party in self._nodes:
                 raise PartyError(f"two nodes claim to be party {party!r}; give each its own `party` in --node-config")
-            self._check_name(node, nodes[node], party)
+            check_registered(node, nodes[node], party, simulation=bool(self._fields.get("simulation")))
             self._nodes[party], found[party] = node, reply
         missing = [party for party in parties if party not in found]
         if missing:
@@ -93,19 +93,6 @@ class Conversation:
         while len(nodes := self._mailbox.nodes()) < wanted and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS[1])
         return nodes
-
-    def _check_name(self, node: int, name: str, party: str) -> None:
-        """Refuse a node that is registered under another name; a name that was not given proves nothing."""
-        if name and name != party:
-            raise PartyError(
-                f"the node that is registered as {name!r} says that it is party {party!r}: either its --node-config is "
-                "wrong or its key was registered under a wrong --name"
-            )
-        if not name and not self._fields.get("simulation"):
-            _log.warning(
-                "that node %s is party %r rests on its own word: flwr supernode register KEY --name %s makes it sure",
-                *(node, party, party),
-            )
 
     def ask(self, questions: Mapping[str, Frame]) -> dict[str, Frame]:
         """Ask several parties at once and wait for all answers.
