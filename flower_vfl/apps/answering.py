@@ -13,7 +13,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message
 
 from flower_vfl.apps.build import BottomFactory, DataFactory, check_device, open_data, torch_threads
-from flower_vfl.apps.client import _attend, _offer_of, _reply, _state_folder
+from flower_vfl.apps.client import _attend, _forgotten, _greeting, _offer_of, _reply, _state_folder
 from flower_vfl.apps.discretion import outward_of
 from flower_vfl.apps.model import check_data, check_factories, check_features, load_card, load_model, model_path
 from flower_vfl.apps.node import Node
@@ -24,8 +24,8 @@ from flower_vfl.files import write_json_atomic
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.predictor import Predictor
-from flower_vfl.transport.messages import answer, bundle
-from flower_vfl.transport.sessions import FINISHED, OPEN, REPLY, SPARE
+from flower_vfl.transport.messages import answer
+from flower_vfl.transport.sessions import FINISHED, SPARE
 
 _log = logging.getLogger(__name__)
 
@@ -168,20 +168,16 @@ class Answering:
     def _open(
         self, message: Message, context: Context, asked: _Asked, machine: Predictor, config: Config, why: str = ""
     ) -> Message:
-        """Greet in the answer to the offer: all frames follow in Flower messages."""
-        session = str(asked.offer["session"])
         context.state[_STATE] = ConfigRecord({key: value for key, value in asked.offer.items() if key in _KEPT})
-        self._live[session, asked.party] = machine, config
-        content = bundle([machine.hello()], session, str(asked.offer["wire-dtype"]))
-        content[REPLY] = ConfigRecord({"status": OPEN, "party": asked.party, "reason": why})
-        return Message(content, reply_to=message)
+        self._live[str(asked.offer["session"]), asked.party] = machine, config
+        return _greeting(message, asked.offer, machine, asked.party, why)
 
     def frames(self, message: Message, context: Context) -> Message:
         """Answer the frames of one Flower message (transport `messages`)."""
         offer = context.state.config_records.get(_STATE)
         asked = None if offer is None else _asked(offer, context)
         if offer is None or asked is None:
-            raise DataError("frames came before an offer, or this node lost its state")
+            raise _forgotten()
         session = str(offer["session"])
         machine, config = self._live.get((session, asked.party)) or self._build(asked, context)
         with torch_threads(config.threads):

@@ -248,9 +248,7 @@ class _Client:
         why: str = "",
     ) -> Message:
         self._store(context, session, machine, journal, 0)
-        content = bundle([machine.hello()], session.id, str(session.offer["wire-dtype"]))
-        content[REPLY] = ConfigRecord({"status": OPEN, "party": session.party, "reason": why})
-        return Message(content, reply_to=message)
+        return _greeting(message, session.offer, machine, session.party, why)
 
     def _store(
         self,
@@ -301,10 +299,23 @@ def _offer_of(content: RecordDict) -> ConfigRecord:
     return offer
 
 
+def _forgotten() -> ProtocolError:
+    return ProtocolError(
+        "frames came before an offer, or this SuperNode was started again and has lost its session: start the run again"
+    )
+
+
+def _greeting(message: Message, offer: ConfigRecord, machine: Machine, party: str, why: str) -> Message:
+    """Greet in the answer to the offer: all frames follow in Flower messages."""
+    content = bundle([machine.hello()], str(offer["session"]), str(offer["wire-dtype"]))
+    content[REPLY] = ConfigRecord({"status": OPEN, "party": party, "reason": why})
+    return Message(content, reply_to=message)
+
+
 def _stored(context: Context) -> tuple[ConfigRecord, int]:
     stored = context.state.config_records.get(_STATE)
     if stored is None:
-        raise ProtocolError("frames came before an offer, or this node lost its state")
+        raise _forgotten()
     return stored, int(str(stored["count"]))
 
 

@@ -355,7 +355,9 @@ def test_counts_that_cannot_be_read_close_the_door(tmp_path, content):
 def test_frames_without_an_offer_are_refused():
     handlers = answering.Answering(lambda *_: None, lambda _: None)
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
-    with pytest.raises(DataError, match="frames came before an offer"):
+    with pytest.raises(
+        answering.ProtocolError, match=r"frames came before an offer, .* lost its session: start the run again"
+    ):
         handlers.frames(Message(RecordDict(), 2, "query.frames"), context)
 
 
