@@ -65,6 +65,12 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
             raise
 
 
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new file that only its owner can read, from its first byte on; one that is there is never overwritten."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+
+
 @contextmanager
 def writing_to(path: Path | str) -> Iterator[None]:
     """Name the file or folder, and what to do, when writing fails in the block.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flower_vfl.errors import ConfigError
+from flower_vfl.files import replacing
 
 if TYPE_CHECKING:
     import torch
@@ -135,11 +136,8 @@ class Secret:
         if self.origin != "operating system":
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(self._value)
-            file.flush()
-            os.fsync(file.fileno())
+        with replacing(path, private=True) as temporary:
+            temporary.write_bytes(self._value)
 
     def seed(self, *purpose: str | int) -> int:
         """Return the seed of 63 bits for one purpose."""

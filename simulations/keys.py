@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from flower_vfl.data.dataset import check_parties
 from flower_vfl.data.layout import new_folder
 from flower_vfl.errors import ConfigError
+from flower_vfl.files import write_private
 
 LABEL_FOLDER = "superlink"
 """Folder of the host of the SuperLink and the label party's ServerApp."""
@@ -137,7 +137,5 @@ def _node_key(party: str) -> tuple[bytes, bytes]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
+    write_private(path, content)

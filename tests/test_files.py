@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from flower_vfl.errors import DataError, StorageError
-from flower_vfl.files import replacing, write_json_atomic, write_text_atomic, writing_to
+from flower_vfl.files import replacing, write_json_atomic, write_private, write_text_atomic, writing_to
 
 
 def test_text_is_written_in_utf8(tmp_path):
@@ -49,6 +49,18 @@ def test_others_may_read_what_the_umask_allows(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o644
+
+
+def test_a_private_file_is_its_owners_alone_and_takes_nobodys_place(tmp_path):
+    before = os.umask(0)
+    try:
+        write_private(tmp_path / "key", b"secret")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        write_private(tmp_path / "key", b"other")
+    assert (tmp_path / "key").read_bytes() == b"secret"
 
 
 def test_json_has_null_where_a_number_is_not_finite(tmp_path):

@@ -207,6 +207,17 @@ def test_a_secret_drawn_for_a_training_is_kept_for_its_owner_alone_and_comes_bac
     assert not (tmp_path / "copy").exists()
 
 
+def test_a_secret_takes_the_place_of_a_file_that_others_could_read(tmp_path, monkeypatch):
+    monkeypatch.delenv(SECRET_FILE_VARIABLE, raising=False)
+    kept = tmp_path / "secret"
+    kept.write_bytes(b"old")
+    kept.chmod(0o644)
+    with kept.open("rb") as opened:  # by somebody else, before
+        Secret.of_this_host().keep(kept)
+        assert opened.read() == b"old"
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_secret_that_others_gave_is_not_copied(tmp_path, secret_file):
     secret_file.write_bytes(VALUE)
     Secret.of_this_host().keep(tmp_path / "copy")

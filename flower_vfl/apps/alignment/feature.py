@@ -31,7 +31,7 @@ from flower_vfl.data import layout
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.files import IdSource
 from flower_vfl.errors import ProtocolError
-from flower_vfl.files import writing_to
+from flower_vfl.files import write_private, writing_to
 from flower_vfl.protocol.frame import Frame
 
 _log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class FeatureSide:
         with writing_to(folder):
             layout.write_ids(folder / _IDS, ids)
             for name in (_KEY, _PAIR_KEY):
-                _write_private(folder / name, Key.fresh().to_bytes())
+                write_private(folder / name, Key.fresh().to_bytes())
             side._save()
         _log.info(
             "alignment by %s, party %s: %d IDs here, %d at %s",
@@ -307,8 +307,3 @@ def _piece(data: bytes, step: int, piece: int, width: int) -> bytes:
 
 def _split(data: bytes, width: int) -> Sequence[bytes]:
     return [data[at : at + width] for at in range(0, len(data), width)]
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
