@@ -16,6 +16,7 @@ from tests.packaging.conftest import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
 CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf8")
 README = (ROOT / "README.md").read_text(encoding="utf8")
+FOLDERS = ("docs", "benchmarks", "examples", "tests")
 TESTED_EXTRAS = ("demo", "dev", "tensorboard")
 
 
@@ -118,3 +119,25 @@ def test_the_readme_and_the_classifiers_name_the_same_licence_and_python():
     assert PROJECT["project"]["license"] == "Apache-2.0"
     assert PROJECT["project"]["requires-python"] == ">=3.11"
     assert "Apache-2.0" in README
+
+
+def linked(page):
+    """The files of the repository that a page links to."""
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf8"))
+    return {(page.parent / target).resolve() for target in targets if "://" not in target}
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_to_a_file(page):
+    assert [str(target) for target in linked(page) if not target.exists()] == []
+
+
+def test_every_page_is_on_the_map_that_the_readme_links():
+    map_of_pages = ROOT / "docs" / "README.md"
+    assert map_of_pages in linked(ROOT / "README.md")
+    wanted = {page for page in PAGES if page.parts[len(ROOT.parts)] in ("docs", "benchmarks")}
+    wanted |= {ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}
+    assert wanted - {map_of_pages} - linked(map_of_pages) == set()
