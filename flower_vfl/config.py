@@ -6,7 +6,7 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
@@ -29,6 +29,8 @@ from flower_vfl.sections import (
     TransportConfig,
     require_plain,
 )
+
+_PRESETS = files("flower_vfl") / "simulations" / "presets"
 
 SWEEP = "-sweep"
 """How the name of a sweep's preset ends."""
@@ -243,9 +245,52 @@ def sweep_names() -> list[str]:
     return [name for name in _presets() if name.endswith(SWEEP)]
 
 
+def preset_text(name: str) -> str:
+    """Return the TOML of a preset, of runs or of a sweep, that comes with the package."""
+    return (_PRESETS / f"{name}.toml").read_text(encoding="utf8")
+
+
+def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) -> tuple[str, dict[str, Any]]:
+    """Read one of these presets by name or a TOML file by path.
+
+    Parameters
+    ----------
+    source : str
+        The name, or a path ending in .toml.
+    presets : Sequence[str]
+        The names that may be given.
+    preset, file : str
+        What such a preset and such a file are called, for messages.
+
+    Returns
+    -------
+    tuple
+        The text, and the values in it.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such preset or file, or it is no TOML.
+    """
+    if source.endswith(".toml"):
+        if not Path(source).is_file():
+            raise ConfigError(f"there is no {file} {source!r}")
+        try:
+            text = Path(source).read_text(encoding="utf8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read: {error}") from None
+    elif source in presets:
+        text = preset_text(source)
+    else:
+        raise ConfigError(f"there is no {preset} {source!r}; {suggestion(source, presets)}, or a path ending in .toml")
+    try:
+        return text, tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{source} is no valid TOML: {error}") from None
+
+
 def _presets() -> list[str]:
-    folder = files("flower_vfl") / "simulations" / "presets"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(entry.name.removesuffix(".toml") for entry in _PRESETS.iterdir() if entry.name.endswith(".toml"))
 
 
 def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -256,26 +301,9 @@ def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Conf
     ConfigError
         When there is no such preset or file, or when something in it is wrong.
     """
-    if source.endswith(".toml"):
-        path = Path(source)
-        if not path.is_file():
-            raise ConfigError(f"there is no configuration file {source!r}")
-        try:
-            text = path.read_text(encoding="utf8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source} cannot be read: {error}") from None
-    elif source in preset_names():
-        text = (files("flower_vfl") / "simulations" / "presets" / f"{source}.toml").read_text(encoding="utf8")
-    elif source in sweep_names():
+    if source in sweep_names():
         raise ConfigError(f"{source!r} is a sweep, many runs: flower-vfl sweep {source}")
-    else:
-        raise ConfigError(
-            f"there is no preset {source!r}; {suggestion(source, preset_names())}, or a path ending in .toml"
-        )
-    try:
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{source} is no valid TOML: {error}") from None
+    _, values = read_source(source, preset_names(), preset="preset", file="configuration file")
     return build_config(values, overrides)
 
 

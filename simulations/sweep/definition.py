@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from flower_vfl.apps.sweeps import DEFINITION, origin_of
-from flower_vfl.config import canonical_key, explain, leaf_paths, sweep_names
+from flower_vfl.config import canonical_key, explain, leaf_paths, read_source, sweep_names
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
 from flower_vfl.sections import Section
@@ -86,31 +84,19 @@ def load_definition(source: str) -> Definition:
     ConfigError
         When there is no such file, or something in it is unknown, in conflict with something else, or varies nothing.
     """
-    text, folder = _read(source)
+    text, values = read_source(source, sweep_names(), preset="preset of a sweep", file="sweep's file")
     try:
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{source} is no valid TOML: {error}") from None
-    try:
-        return _build(text, values, folder)
+        return _build(text, values, _folder(source))
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
 
 
-def _read(source: str) -> tuple[str, Path]:
-    if source.endswith(".toml"):
-        path = Path(source)
-        if not path.is_file():
-            raise ConfigError(f"there is no sweep's file {source!r}")
-        try:
-            return path.read_text(encoding="utf8"), origin_of(path.parent) if path.name == DEFINITION else path.parent
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source} cannot be read: {error}") from None
-    if source not in sweep_names():
-        raise ConfigError(
-            f"there is no preset of a sweep {source!r}; {suggestion(source, sweep_names())}, or a path ending in .toml"
-        )
-    return (files("flower_vfl") / "simulations" / "presets" / f"{source}.toml").read_text(encoding="utf8"), Path()
+def _folder(source: str) -> Path:
+    """Return where relative paths of a definition begin."""
+    path = Path(source)
+    if path.suffix != ".toml":
+        return Path()
+    return origin_of(path.parent) if path.name == DEFINITION else path.parent
 
 
 def _build(text: str, values: Mapping[str, Any], folder: Path) -> Definition:

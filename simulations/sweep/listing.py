@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flower_vfl.config import load_config, preset_names, sweep_names
+from flower_vfl.config import load_config, preset_names, preset_text, sweep_names
 from flower_vfl.simulations.sweep.board import best_table, points_of
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.trials import trials_of
@@ -42,9 +41,8 @@ def print_sweep(summaries: Sequence[Mapping[str, Any]]) -> None:
 
 def _sentence(name: str) -> str:
     """Return the first sentence of the comment that a preset begins with."""
-    text = (files("flower_vfl") / "simulations" / "presets" / f"{name}.toml").read_text(encoding="utf8")
     lines = []
-    for line in text.splitlines():
+    for line in preset_text(name).splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").strip())
