@@ -68,15 +68,25 @@ def describe_periods(epochs: Sequence[Mapping[str, float]], periods: Periods) ->
     }
 
 
-def write_periods(folder: Path, periods: Periods) -> None:
+def write_periods(folder: Path, periods: Periods, told: Mapping[str, int] | None = None) -> None:
     """Write `periods.parquet`: the steps of a run summarised by period, a row a value.
 
     Periods are counted from 1; the one behind the last is the test. With an attack, `auc_q95` and `auc_mean` (of the
-    monitor: `monitor_auc_q95` ...) are over the period's steps, and `null_q95` is what chance reaches in them. Without
-    one, `auc`, `loss` and so on are what the model that had seen the periods before reached in this one.
+    monitor: `monitor_auc_q95` ...) are over the period's steps. Without one, `auc`, `loss` and so on are what the model
+    that had seen the periods before reached in this one, and `null_q95` is what chance reaches in its steps. Attacks
+    that were told positives of each batch, which are left out when they are scored, have a `null_q95` of their own.
+
+    Parameters
+    ----------
+    folder
+        Of the run, with its `steps.parquet`.
+    periods
+        Those of its data.
+    told
+        Of how many positives of a batch an attack was told, by its label; of none where it is not named.
     """
     steps = read_steps(folder)
-    rows = sorted([*_leaks(steps), *_utility(steps)])
+    rows = sorted([*_leaks(steps, told or {}), *_utility(steps)])
     columns = list(zip(*rows, strict=True)) or [()] * 6
     names = [periods.name(period) for period in columns[0]]
     table = pa.table([pa.array(column) for column in (columns[0], names, *columns[1:])], names=SCHEMA.names)
@@ -95,26 +105,28 @@ def read_periods(folder: Path) -> pa.Table:
     return read_table(folder / PERIODS, SCHEMA)
 
 
-def _leaks(steps: pa.Table) -> Iterator[Row]:
+def _leaks(steps: pa.Table, told: Mapping[str, int]) -> Iterator[Row]:
     """Yield the quantile and the mean of each attack's AUC in each period, and what chance reaches there."""
     table = steps.filter(pc.is_in(steps["metric"], pa.array(_LEAKS)))
     groups = table.group_by(["epoch", "party", "layer", "attack", "metric"]).aggregate(
         [("value", "list"), ("step", "list")]
     )
-    scored: dict[int, set[int]] = {}
+    scored: dict[tuple[int, str], set[int]] = {}
     for entry in groups.to_pylist():
         values = np.array(entry["value_list"])
-        scored.setdefault(entry["epoch"], set()).update(entry["step_list"])
+        for attack in {"", entry["attack"] if told.get(entry["attack"]) else ""}:
+            scored.setdefault((entry["epoch"], attack), set()).update(entry["step_list"])
         keys = (entry["epoch"], entry["party"], entry["layer"], entry["attack"])
         known = values[np.isfinite(values)]
         if known.size:
             yield *keys, f"{entry['metric']}_q95", nearest_rank(known)
             yield *keys, f"{entry['metric']}_mean", float(known.mean())
     counts = {metric: _by_step(steps, metric) for metric in ("batch_rows", "batch_positives")}
-    for epoch, which in scored.items():
+    for (epoch, attack), which in scored.items():
         pairs = [(counts["batch_rows"][step], counts["batch_positives"][step]) for step in which]
-        null = null_quantile((int(rows - positives), int(positives)) for rows, positives in pairs)
-        yield epoch, "label", "", "", "null_q95", null
+        left_out = told.get(attack, 0)
+        null = null_quantile((int(rows - found), max(int(found) - left_out, 0)) for rows, found in pairs)
+        yield epoch, "label", "", attack, "null_q95", null
 
 
 def _utility(steps: pa.Table) -> Iterator[Row]:

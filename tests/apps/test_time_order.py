@@ -167,6 +167,24 @@ def test_what_is_found_is_written_by_day(whole):
     assert {row["period"]: row["name"] for row in table} == {day: f"day {day}" for day in (1, 2, 3, 4, 5)}
 
 
+def test_an_attack_that_is_told_positives_has_a_null_of_its_own_without_them(tmp_path):
+    attack = {"names": ["norm", "hint(k=5)", "cosine"]}
+    result = run(in_time(attack=attack, training={"batch_size": 32}), out=tmp_path / "run", data=lambda _: timed(*DAYS))
+    table = pq.read_table(result.folder / "periods.parquet").to_pylist()
+    found = {(r["period"], r["attack"]): r["value"] for r in table if r["metric"] == "null_q95"}
+    entries = {e["attack"]: e for e in result.summary["leakage"] if (e["party"], e["layer"]) == ("a", "cut")}
+    y, overall = timed(*DAYS).target.train, []
+    schedule = schedule_of(in_time(training={"batch_size": 32}), 450, 150, periods=timed(*DAYS).periods)
+    for day in (1, 2, 3, 4):
+        batches = [y[schedule.train_batch(step)] for step in schedule.steps_of(day)]
+        for attack, told in (("", 0), (entries["hint"]["label"], 5), ("cosine", 1)):
+            counts = [(int((batch == 0).sum()), max(int(batch.sum()) - told, 0)) for batch in batches]
+            assert found[day, attack] == null_quantile(counts)
+            overall += counts if told == 5 else []
+    assert {attack for _, attack in found} == {"", entries["hint"]["label"], "cosine"}
+    assert entries["hint"]["q95_null"] == null_quantile(overall)  # as over the whole run
+
+
 def test_the_result_says_which_days_were_trained_and_what_the_next_ones_gave_on_average(whole):
     found = json.loads((whole.folder / "result.json").read_text())["periods"]
     assert (found["trained"], found["first"], found["last"]) == (4, "day 1", "day 4")

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from flower_vfl.apps import run
-from flower_vfl.apps.periods import write_periods
+from flower_vfl.apps.periods import read_periods, write_periods
 from flower_vfl.data.periods import Period, Periods
 from flower_vfl.errors import InputError
 from flower_vfl.reports import render
@@ -237,6 +237,23 @@ def test_a_run_in_time_order_has_its_leak_and_its_utility_by_day(run_folder):
     for title in ("Leak by day, party a", "Leak by day, party b", "AUC by day", "Loss by day"):
         assert title in found.text
     assert "2014-10-21" in found.text or "2014-10-22" in found.text
+
+
+def test_guessing_by_day_is_that_of_the_attack_that_was_told_most(run_folder, monkeypatch):
+    bands = {}
+
+    def drawn(title, ylabel, curves, names, null=None):
+        bands[title] = null
+        return ""
+
+    monkeypatch.setattr("flower_vfl.reports.periods.period_figure", drawn)
+    folder = run_folder(steps=60, epochs=6, attacks=(("norm", 0.0), ("hint(k=40)", 0.0)))
+    write_periods(folder, PERIODS, {"hint(k=40)": 40})
+    render([folder])
+    table = [row for row in read_periods(folder).to_pylist() if row["metric"] == "null_q95"]
+    plain, told = ([r["value"] for r in table if r["attack"] == attack] for attack in ("", "hint(k=40)"))
+    assert all(one < other for one, other in zip(plain, told, strict=True))
+    assert bands["Leak by day, party a"][1].tolist() == told
 
 
 def test_hostile_names_of_days_stay_text(run_folder):
