@@ -188,12 +188,24 @@ def verify_array(folder: Path, file: str, shape: tuple[int, ...], dtype: str, ca
 
 
 def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Create an array on disk that is written piece by piece through its memory map."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if 0 in shape:
-        np.save(path, np.zeros(shape, dtype))
-        return np.zeros(shape, dtype)
-    return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+    """Create an array on disk that is written piece by piece through its memory map.
+
+    All of it is taken on the disk at once: a map that a full disk cannot take would end the process later.
+
+    Raises
+    ------
+    StorageError
+        When the disk is full or fails.
+    """
+    with writing_to(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if 0 in shape:
+            np.save(path, np.zeros(shape, dtype))
+            return np.zeros(shape, dtype)
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+        with path.open("rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return array
 
 
 class ArrayFile:

@@ -8,6 +8,7 @@ from pathlib import Path
 from flower_vfl.data import layout
 from flower_vfl.data.dataset import Dataset, open_dataset
 from flower_vfl.errors import DataError
+from flower_vfl.files import writing_to
 
 
 def write_part(source: Path, party: str, out: Path) -> Dataset:
@@ -33,6 +34,8 @@ def write_part(source: Path, party: str, out: Path) -> Dataset:
         When there is no such party, or when a file is missing or not as it was prepared.
     OutputExistsError
         When `out` holds something.
+    StorageError
+        When the disk is full or fails.
     """
     dataset = open_dataset(source)
     known = {*dataset.parties, dataset.label_party}
@@ -43,11 +46,18 @@ def write_part(source: Path, party: str, out: Path) -> Dataset:
         if not (source / name).is_dir():
             raise DataError(f"{source} does not hold what party {party!r} needs: there is no folder {source / name}")
     with layout.new_folder(out) as folder:
-        shutil.copyfile(source / layout.MANIFEST, folder / layout.MANIFEST)
-        for name in folders:
-            shutil.copytree(source / name, folder / name)
+        _copy(source / layout.MANIFEST, folder / layout.MANIFEST)
+        for file in (file for name in folders for file in (source / name).rglob("*") if file.is_file()):
+            _copy(file, folder / file.relative_to(source))
         open_dataset(folder).verify()
     return open_dataset(out)
+
+
+def _copy(file: Path, target: Path) -> None:
+    with file.open("rb") as content, writing_to(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as copy:
+            shutil.copyfileobj(content, copy)
 
 
 def _belongings(dataset: Dataset, party: str) -> dict[str, bool]:

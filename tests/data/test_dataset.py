@@ -346,6 +346,16 @@ def test_a_disk_that_gets_full_while_data_is_prepared_is_told_as_one_and_nothing
     assert refused == {"train.parquet", "numeric.npy"}
 
 
+def test_a_disk_without_room_for_an_array_is_told_before_it_is_filled(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match=r"\.npy could not be written: No space left on device"):
+        prepare("synthetic", out=tmp_path / "out", options={"rows": 50, "test_rows": 20})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_holds_something_is_never_overwritten(tmp_path):
     out = tmp_path / "out"
     out.mkdir()

@@ -1,12 +1,14 @@
 """A party's part holds what is its own, whole, and nothing of anybody else."""
 
+import resource
+
 import numpy as np
 import pytest
 
 from flower_vfl.data.catalog import prepare
 from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.parts import write_part
-from flower_vfl.errors import DataError, OutputExistsError
+from flower_vfl.errors import DataError, OutputExistsError, StorageError
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +20,17 @@ def whole(tmp_path_factory):
 
 def files_of(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_disk_that_gets_full_is_told_as_one_and_nothing_is_left(whole, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"could not be written: File too large"):
+            write_part(whole, "a", tmp_path / "part")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_feature_partys_part_has_its_columns_and_neither_labels_nor_the_columns_of_others(whole, tmp_path):
