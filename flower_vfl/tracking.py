@@ -368,7 +368,10 @@ def read_snapshots(folder: Path | str) -> pa.Table:
 
 
 def write_embeddings(folder: Path | str, samples: Sequence[Embeddings]) -> None:
-    """Write embeddings with their labels to a folder's ``embeddings.parquet``, at the label party only."""
+    """Write embeddings with their labels to a folder's ``embeddings.parquet``, at the label party only.
+
+    The file is its owner's alone, as it says which row has which label.
+    """
     tables = [EMBEDDING_SCHEMA.empty_table()]
     for sample in samples:
         keys = [pa.repeat(key, len(sample.rows)) for key in (sample.party, sample.view)]
@@ -376,7 +379,7 @@ def write_embeddings(folder: Path | str, samples: Sequence[Embeddings]) -> None:
         z = pa.ListArray.from_arrays(offsets, sample.z.ravel())
         columns = [*keys, pa.array(sample.rows), pa.array(sample.labels), z]
         tables.append(pa.table(columns, schema=EMBEDDING_SCHEMA))
-    with replacing(Path(folder) / EMBEDDINGS) as temporary:
+    with replacing(Path(folder) / EMBEDDINGS, private=True) as temporary:
         pq.write_table(pa.concat_tables(tables), temporary, use_dictionary=["party", "view"], compression="zstd")
 
 

@@ -78,6 +78,7 @@ def _columns(logits: Tensor, classes: tuple[str, ...]) -> list[pa.Array]:
 
 @contextmanager
 def writing(path: Path, classes: tuple[str, ...]) -> Iterator[ScoreWriter]:
-    """Open a file of scores that appears at `path` when all is written; after an error there is nothing."""
-    with replacing(path) as temporary, _WRITERS[path.suffix.lower()](temporary, schema_of(classes)) as writer:
+    """Open a file of scores that appears at `path` when all is written, for its owner alone; after an error nothing."""
+    schema = schema_of(classes)
+    with replacing(path, private=True) as temporary, _WRITERS[path.suffix.lower()](temporary, schema) as writer:
         yield ScoreWriter(writer, classes)

@@ -297,6 +297,7 @@ def test_a_real_run_is_reported_from_its_own_folder(tmp_path):
     names = ["clustering", "model_completion(k=1,draws=2)", "model_completion(k=4,draws=2)"]
     config = toy_config(attack={"names": names, "embeddings": 40, "rebuilt": 0.1}, training={"epochs": 15})
     run(config, data=lambda _: toy_data(rows=200, test_rows=80, classes=3), out=tmp_path / "run")
+    assert (tmp_path / "run" / "embeddings.parquet").stat().st_mode & 0o077 == 0
     text = page(render([tmp_path / "run"])).text
     assert re.search(r"leaked labels (are enough|would be needed) to rebuild the model", text)
     assert text.count("angle between two embeddings") == 2
