@@ -16,6 +16,7 @@ from flower_vfl.errors import PartyError
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.label import LabelModel
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.printable import printable
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.arrivals import negotiate
 from flower_vfl.strategies.base import HookedStrategy
@@ -127,12 +128,14 @@ def _check(link: Link, strategy: HookedStrategy, ask: Ask) -> None:
     said = link.hello.fields
     if said.get("weights") != ask.weights.get(link.party):
         raise PartyError(
-            f"party {link.party!r} has other weights than it reported after training: {str(said.get('weights'))[:12]}, "
+            f"party {link.party!r} has other weights than it reported after training: "
+            f"{printable(said.get('weights'), 12)}, "
             f"reported {str(ask.weights.get(link.party))[:12]}"
         )
     if (said.get("rows"), said.get("count")) != (ask.rows, ask.count):
         raise PartyError(
-            f"party {link.party!r} has other rows: {said.get('count')} with the digest {str(said.get('rows'))[:12]}, "
+            f"party {link.party!r} has other rows: {printable(said.get('count'), 20)} with the digest "
+            f"{printable(said.get('rows'), 12)}, "
             f"here {ask.count} with {ask.rows[:12]}; their IDs and their order must be the same at every party: align "
             "them first"
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from flower_vfl.errors import PartyError, ProtocolError, SessionError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.printable import printable
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ class Link(ABC):
     def _accept(self, frame: Frame) -> Frame:
         """Turn a party's own error report into a `PartyError`."""
         if frame.kind is Kind.ERROR:
-            raise PartyError(f"party {self.party!r} reported: {frame.fields.get('message', 'no reason')}")
+            raise PartyError(f"party {self.party!r} reported: {printable(frame.fields.get('message', 'no reason'))}")
         return frame
 
 
@@ -129,7 +130,7 @@ def check_refusal(frame: Frame) -> Frame:
         With the label party's reason.
     """
     if frame.kind is Kind.ERROR:
-        raise SessionError(f"the label party ended the session: {frame.fields.get('message', 'no reason')}")
+        raise SessionError(f"the label party ended the session: {printable(frame.fields.get('message', 'no reason'))}")
     return frame
 
 

@@ -16,6 +16,7 @@ from flwr.app import ConfigRecord
 from flower_vfl.errors import ProtocolError, SessionError, UnreachableError
 from flower_vfl.protocol.codec import encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
+from flower_vfl.protocol.printable import printable
 from flower_vfl.transport.authority import SERVER_NAME, check_clock
 from flower_vfl.transport.base import Machine, check_refusal, error_frame
 from flower_vfl.transport.wire import METHOD, NONCE, SERVICE, Traffic, Wire, key_of, options, proof
@@ -140,7 +141,9 @@ class _Dialler:
                 self._greet(answers, outgoing)
                 self._answer(answers, outgoing)
             except grpc.RpcError as error:
-                broken = SessionError(f"the session with {self._address} broke: {error.code().name} {error.details()}")
+                broken = SessionError(
+                    f"the session with {self._address} broke: {error.code().name} {printable(error.details())}"
+                )
                 if error.code() not in _BROKEN:
                     raise broken from None
                 self.broken = broken

@@ -10,6 +10,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from flower_vfl.errors import FolderInUseError, OutputExistsError, PartyError, SessionError, UnreachableError
+from flower_vfl.protocol.printable import printable
 
 _log = logging.getLogger(__name__)
 
@@ -95,4 +96,4 @@ def reason(reply: Message) -> str:
     if text.startswith("<class "):  # the simulation runtime: its repr of an exception
         text = text.removesuffix("'>")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix(_FRAME)[:2000] if lines else "no reason given"
+    return printable(lines[-1].removeprefix(_FRAME)) if lines else "no reason given"

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from flower_vfl.errors import FlowerVflError, PartyError, PartyLostError, ProtocolError, SetupError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.printable import printable
 from flower_vfl.sections import TransportConfig
 from flower_vfl.transport.base import Endpoint, Link
 from flower_vfl.transport.inproc import InprocEndpoint
@@ -353,11 +354,11 @@ class Sessions:
             if self._config.kind != "messages":
                 _log.warning(
                     "node %d takes part through Flower's own messages, which is slow (transport.fallback): %s",
-                    *(node, record.get("reason")),
+                    *(node, printable(record.get("reason"))),
                 )
             self._messages.greet(node, reply.content)
         elif status == SPARE:
-            _log.info("node %d is not needed: %s", node, record.get("reason"))
+            _log.info("node %d is not needed: %s", node, printable(record.get("reason")))
         else:
             raise ProtocolError(f"node {node} answered its offer with {status!r}")
 

@@ -250,6 +250,24 @@ def test_an_error_in_the_middle_of_a_prediction_is_said_on_the_partys_host_alone
     assert "cannot be read: '" in caplog.text
 
 
+@pytest.mark.parametrize("field", ["weights", "rows", "count"])
+def test_what_a_party_says_of_itself_is_shown_without_what_a_terminal_obeys(host, tmp_path, monkeypatch, field):
+    from flower_vfl.parties.predictor import Predictor
+    from flower_vfl.protocol.frame import Frame, Kind
+
+    genuine = Predictor.hello
+    lie = {field: "\x1b[2J\nINFO fine"}
+    monkeypatch.setattr(Predictor, "hello", lambda self: Frame(Kind.HELLO, fields={**genuine(self).fields, **lie}))
+    with pytest.raises(PartyError, match=r"party 'shop' has other .*\\x1b\[2J\\nINFO") as caught:
+        host.predict(tmp_path / "scores.csv", node=ALLOWED)
+    assert str(caught.value).isprintable()
+
+
+def test_scores_are_for_their_owner_alone(host, tmp_path):
+    host.predict(tmp_path / "scores.csv", node=ALLOWED)
+    assert (tmp_path / "scores.csv").stat().st_mode & 0o077 == 0
+
+
 def test_new_rows_of_other_people_are_refused(host, tmp_path):
     write_files(tmp_path / "new", [f"q{number:03}" for number in range(90)])
     write_files(tmp_path / "others", [f"r{number:03}" for number in range(90)])

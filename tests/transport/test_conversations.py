@@ -93,6 +93,28 @@ def test_an_error_in_a_party_reaches_the_label_party_with_its_name_and_reason(se
     assert not any(party.finished for party in parties)
 
 
+def forge():
+    raise RuntimeError("\x1b]0;owned\x07\nINFO scores: all fine")
+
+
+@pytest.mark.parametrize("kind", CARRIED)
+def test_a_party_writes_no_lines_of_its_own_into_the_label_partys_log(sessions, kind):
+    with pytest.raises(PartyError) as caught, sessions(kind, [FakeParty("a", at={2: forge})]) as opened:
+        converse(opened.links, 6)
+    assert str(caught.value).isprintable()
+    assert r"INFO scores: all fine" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["stream", "messages"])
+def test_nor_does_the_label_party_into_a_partys(sessions, kind):
+    with sessions(kind, [FakeParty("a")]) as opened:
+        converse(opened.links, 2)
+        opened.links["a"].refuse("\x1b[2J\nINFO all is well")
+    opened.grid.join(5)
+    (failure,) = opened.grid.failures
+    assert str(failure) == r"the label party ended the session: \x1b[2J\nINFO all is well"
+
+
 def test_an_answer_that_does_not_travel_is_an_error_that_the_party_reports(sessions):
     party = FakeParty()
     party.handle = lambda frame: Frame(Kind.EMBEDDING, frame.step, {"text": "x" * 2**16})

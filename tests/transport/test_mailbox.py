@@ -21,6 +21,7 @@ SIMULATION = f"{ClientAppException}:<'{ClientAppException('a.csv: row 2 holds ab
         (str(ClientAppException("it's 'odd'")), "it's 'odd'"),
         ("Traceback\n  line 3\nValueError: no\n", "ValueError: no"),
         ("", "error code 7"),
+        ("ValueError: \x1b[2Jno", r"ValueError: \x1b[2Jno"),
     ],
 )
 def test_the_reason_is_the_partys_own_words_without_flowers_frame(given, said):

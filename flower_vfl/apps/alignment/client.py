@@ -20,6 +20,7 @@ from flower_vfl.data.dataset import check_party_name
 from flower_vfl.data.files import id_sources
 from flower_vfl.errors import ConfigError, DataError, FlowerVflError, ProtocolError
 from flower_vfl.protocol.frame import Frame
+from flower_vfl.protocol.printable import printable
 from flower_vfl.version import VERSION
 
 _log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def answer_alignment(message: Message, context: Context, config: Config) -> Mess
         owner = Owner.of_node(context.node_config) if deployed else _simulated(request, config, party)
         target = owner.target
         if stage is Stage.ABORT:
-            _log.warning("the label party ended the alignment: %s", request.text("reason")[:500])
+            _log.warning("the label party ended the alignment: %s", printable(request.text("reason"), 500))
             discard(target)
             reply = frame(stage)
         elif stage is Stage.HELLO:
