@@ -49,7 +49,7 @@ def outward_of(message: Message, context: Context) -> Outward:
     what = f"{who} could not take part in the {_job(message)}"
 
     def outward(error: Exception) -> Exception:
-        if isinstance(error, _TOLD) and not isinstance(error, OutputExistsError):
+        if isinstance(error, _TOLD):
             return error
         _log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=error)
         kind = OutputExistsError if isinstance(error, OutputExistsError) else WithheldError  # it may come back
