@@ -159,6 +159,17 @@ def test_a_node_with_other_data_is_refused_and_both_hosts_say_what_to_do(hosts, 
         assert "prepare or align the data again at both parties" in log
 
 
+def test_what_is_wrong_with_a_nodes_data_is_said_on_its_host_alone(hosts, parts, tmp_path):
+    shutil.copytree(parts / "club", tmp_path / "damaged")
+    (tmp_path / "damaged" / "club" / "party.json").write_text('["a row of the club"]')
+    hosts.restart("club", data=tmp_path / "damaged")
+    done = hosts.run(config(), "damaged")
+    hosts.restart("club")
+    assert "party 'club' could not take part in the training; the log of its host says why" in done.stdout
+    assert "damaged/club" not in done.stdout + hosts.log("superlink")
+    assert f"{tmp_path / 'damaged' / 'club' / 'party.json'} holds list, a JSON object is needed" in hosts.log("club")
+
+
 def test_a_node_whose_key_was_registered_for_another_party_is_refused_on_both_hosts(hosts):
     hosts.restart("club", party="shop")
     done = hosts.run(config(connect_timeout=30), "impostor")
