@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from flower_vfl.attacks import Attack, InferenceAttack, MemoryAttack, make_attacks
 from flower_vfl.config import Config
-from flower_vfl.data.dataset import Labels, PartyTable
+from flower_vfl.data.dataset import Labels, PartyTable, whole_labels
 from flower_vfl.data.ids import id_numbers
 from flower_vfl.data.periods import Periods
-from flower_vfl.errors import ConfigError, DataError
+from flower_vfl.errors import ConfigError
 from flower_vfl.parties.inference import check_trained_attacks
 from flower_vfl.parties.label import LabelParty, Log
 from flower_vfl.parties.remembering import check_memory_attacks
@@ -234,12 +234,18 @@ class VerticalStrategy(HookedStrategy):
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
         """Return the mean cross-entropy of the batch."""
+        shape = labels.shape if self.labels.classes == 2 else (*labels.shape, self.labels.classes)
+        if logits.shape != shape:
+            raise ConfigError(
+                f"the top model gives logits {tuple(logits.shape)} for {len(labels)} rows of {self.labels.classes} "
+                f"classes; {tuple(shape)} is needed"
+            )
         weights = None if self._class_weights is None else self._class_weights.to(logits)
         if self.labels.classes > 2:
             return nn.functional.cross_entropy(logits, labels, weight=weights), {}
         weight = None if weights is None else weights[labels]
         target = labels.to(logits.dtype)
-        return nn.functional.binary_cross_entropy_with_logits(logits.view(-1), target, weight=weight), {}
+        return nn.functional.binary_cross_entropy_with_logits(logits, target, weight=weight), {}
 
     def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
         """Leave the gradients as they are."""
@@ -252,7 +258,5 @@ class VerticalStrategy(HookedStrategy):
 
 
 def _wrap_labels(labels: Tensor | NDArray[Any]) -> Labels:
-    values = labels.numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if values.ndim != 1 or not (np.issubdtype(values.dtype, np.integer) or values.dtype == bool):
-        raise DataError(f"labels must be whole numbers (N,), given {values.dtype} {values.shape}")
+    values = whole_labels(labels)
     return Labels(values, values[:0], max(2, int(values.max(initial=0)) + 1))

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
+_SHARED = frozenset({"uint8", "int8", "int16", "int32", "int64"})
+"""Whole numbers that a tensor can share with an array."""
 
 
 @dataclass(frozen=True)
@@ -133,15 +135,16 @@ class Labels:
 
     Parameters
     ----------
-    train, test : ndarray of int64, (N,)
-        Class of each row, 0 to `classes` - 1; 1 is the positive class of two.
+    train, test : ndarray of whole numbers or booleans, (N,)
+        Class of each row, 0 to `classes` - 1; 1 is the positive class of two. Arrays that tensors cannot share are
+        copied as int64.
     classes : int
         Number of classes.
 
     Raises
     ------
     DataError
-        When a label is none of these classes.
+        When they are something else, and when a label is none of these classes.
     """
 
     train: NDArray[np.int64]
@@ -149,10 +152,32 @@ class Labels:
     classes: int
 
     def __post_init__(self) -> None:
-        for values in (self.train, self.test):
+        if not isinstance(self.classes, int | np.integer):
+            raise DataError(f"the number of classes is a whole number, given {self.classes!r}")
+        for part in PARTS:
+            values = whole_labels(getattr(self, part))
+            object.__setattr__(self, part, values)
             low, high = int(values.min(initial=0)), int(values.max(initial=0))
             if low < 0 or high >= self.classes:
                 raise DataError(f"labels of {self.classes} classes are 0 to {self.classes - 1}, given {low} to {high}")
+
+
+def whole_labels(labels: object) -> NDArray[np.int64]:
+    """Return labels (N,) as tensors can share them: whole numbers of this machine's order of bytes, side by side.
+
+    Raises
+    ------
+    DataError
+        When they are no whole numbers or booleans, or not one a row.
+    """
+    values = np.asanyarray(labels)
+    if values.ndim != 1 or values.dtype.kind not in "biu":
+        raise DataError(
+            f"labels are whole numbers (N,), the class of each row, given {values.dtype} {values.shape}; with "
+            "labels.astype(int), or np.unique(labels, return_inverse=True)[1], classes become such"
+        )
+    shared = values.dtype.isnative and values.dtype.name in _SHARED and values.flags.c_contiguous
+    return values if shared else np.ascontiguousarray(values, dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -149,9 +149,34 @@ class MemoryData:
 
 
 def array_table(name: str, train: NDArray[Any], test: NDArray[Any]) -> PartyTable:
-    """Return a party's features from arrays (N, ...) and (M, ...): a matrix is a numeric table, more are images."""
+    """Return a party's features from arrays (N, ...) and (M, ...): a matrix is a numeric table, more are images.
+
+    Raises
+    ------
+    DataError
+        When their shapes do not fit, and for a value that is no finite number in float32.
+    """
+    train, test = _numbers(name, "training", train), _numbers(name, "test", test)
     if train.ndim < 2 or train.shape[1:] != test.shape[1:]:
         raise DataError(f"features must be (N, ...) and (M, ...), given {train.shape} and {test.shape}")
     spec = FeatureSpec(train.shape[1], ()) if train.ndim == 2 else FeatureSpec(0, (), tuple(train.shape[1:]))
     columns = tuple(f"x{index}" for index in range(train.shape[1])) if train.ndim == 2 else ()
-    return PartyTable(name, spec, ArraySource(train.astype(np.float32)), ArraySource(test.astype(np.float32)), columns)
+    return PartyTable(name, spec, ArraySource(train), ArraySource(test), columns)
+
+
+def _numbers(party: str, part: str, features: object) -> NDArray[np.float32]:
+    """Return features as float32; what is missing or too large is told now, not as a training that diverges."""
+    given = np.asarray(features)
+    if given.dtype.kind not in "biuf":
+        raise DataError(f"party {party!r}: {part} features are {given.dtype}; real numbers are needed")
+    with np.errstate(over="ignore"):
+        values = given.astype(np.float32)
+    finite = np.isfinite(values)
+    if not finite.all():
+        place = np.unravel_index(int(np.argmin(finite)), values.shape)
+        where = f"row {place[0]}, column {', '.join(map(str, place[1:]))}" if values.ndim > 1 else f"row {place[0]}"
+        raise DataError(
+            f"party {party!r}: {part} features have {int(values.size - np.count_nonzero(finite))} values that are no "
+            f"finite float32, the first in {where}: {given[place]}; fill them in, or scale the column"
+        )
+    return values

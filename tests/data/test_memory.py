@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from flower_vfl.data import FeatureSpec, Labels, MemoryData, array_table
 from flower_vfl.errors import DataError
@@ -45,3 +46,66 @@ def test_an_unknown_party_is_named_with_those_there_are():
 def test_labels_that_are_none_of_the_classes_are_refused(wrong):
     with pytest.raises(DataError, match="labels of 2 classes are 0 to 1, given"):
         Labels(np.array([0, 1, wrong]), np.array([1]), 2)
+
+
+LABELS = np.arange(10) % 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [LABELS.astype(bool), LABELS.astype(">i8"), LABELS.astype("u8"), LABELS[::-1][::-1][::-1], LABELS.tolist(), LABELS],
+    ids=["bool", "big-endian", "uint64", "reversed", "list", "int64"],
+)
+def test_labels_of_any_whole_numbers_become_such_that_tensors_share(given):
+    labels = Labels(given, np.asarray(given)[:0], 2).train
+    assert torch.equal(torch.from_numpy(labels), torch.tensor(np.asarray(given).astype(np.int64)))
+
+
+def test_labels_that_tensors_can_share_are_not_copied():
+    given = LABELS.astype(np.uint8)
+    assert np.shares_memory(Labels(given, given, 2).train, given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(np.linspace(0, 0.99, 10), LABELS - 0.9, np.full(10, np.nan), LABELS.astype(float), LABELS[:, None]),
+        *(np.array(["no", "yes"])[LABELS], LABELS.astype(object), LABELS + 0j, np.zeros((10, 2), int), None),
+    ],
+    ids=lambda given: getattr(getattr(given, "dtype", None), "name", "none"),
+)
+def test_labels_that_are_no_whole_numbers_one_a_row_are_refused(given):
+    for train, test in ((given, LABELS), (LABELS, given)):
+        with pytest.raises(DataError, match=r"labels are whole numbers \(N,\), the class of each row, given"):
+            Labels(train, test, 2)
+
+
+def test_a_number_of_classes_that_is_none_is_refused():
+    with pytest.raises(DataError, match=r"number of classes is a whole number, given 2\.0"):
+        Labels(LABELS, LABELS, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.nan, "1 values that are no finite float32, the first in row 3, column 1: nan"),
+        (-np.inf, "the first in row 3, column 1: -inf"),
+        (1e300, r"the first in row 3, column 1: 1e\+300"),
+        (1j, "are complex128; real numbers are needed"),
+        ("x", "are <U32; real numbers are needed"),
+        (np.datetime64("2020-01-01"), "are object; real numbers are needed"),
+    ],
+)
+def test_features_that_are_no_finite_numbers_are_refused_at_once(value, words):
+    good = np.zeros((5, 2))
+    bad = good.astype(np.result_type(np.float64, type(value)) if not isinstance(value, np.datetime64) else object)
+    bad[3, 1] = value
+    for part, train, test in (("training", bad, good), ("test", good, bad)):
+        with pytest.raises(DataError, match=f"party 'a': {part} features .*{words}"):
+            array_table("a", train, test)
+
+
+def test_features_may_be_lists_and_tensors():
+    rows = [[1.0, 2.0], [3.0, 4.0]]
+    table = array_table("a", rows, torch.tensor(rows))
+    assert table.train.gather(np.arange(2))[0].tolist() == table.test.gather(np.arange(2))[0].tolist() == rows

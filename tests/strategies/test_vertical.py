@@ -170,6 +170,14 @@ def test_a_gradient_that_is_not_finite_after_protection_is_never_sent():
         Broken(strategy_for(data, config)).start(federation(data, config))
 
 
+@pytest.mark.parametrize(("classes", "given", "wanted"), [(2, 2, "(64,)"), (3, 5, "(64, 3)"), (3, 1, "(64, 3)")])
+def test_logits_that_are_not_one_a_row_and_class_are_refused_at_the_first_step(classes, given, wanted):
+    data, config = toy_data(rows=200, classes=classes), toy_config(attack={"names": []})
+    with pytest.raises(ConfigError) as caught:
+        run(config, data=lambda _: data, top=lambda shape, classes, config: nn.Linear(math.prod(shape), given))
+    assert f"for 64 rows of {classes} classes; {wanted} is needed" in str(caught.value)
+
+
 def test_a_defense_that_returns_another_shape_is_refused():
     class Short(Spy):
         def protect(self, grads, labels):
