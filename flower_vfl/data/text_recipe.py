@@ -145,16 +145,16 @@ class TextRecipe(Recipe):
 
 
 @contextmanager
-def reading(path: Path, encoding: str = "utf8") -> Iterator[IO[str]]:
-    """Open a text file, gzipped or not; its content tells.
+def reading(path: Path) -> Iterator[IO[str]]:
+    """Open a text file in UTF-8, gzipped or not; its content tells.
 
     Raises
     ------
     DataError
-        When it cannot be read, is no valid gzip file, or holds bytes of another encoding.
+        When it cannot be read, is no valid gzip file, or holds bytes that are no UTF-8.
     """
     try:
-        with opened(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
+        with opened(path) as file, io.TextIOWrapper(file, encoding="utf8", newline="") as text:
             yield text
     except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
