@@ -15,6 +15,7 @@ from flower_vfl.parties.feature import batch_limit
 from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.protocol.tensors import DTYPES
 from flower_vfl.transport.base import Link, expect
 from flower_vfl.version import VERSION
 
@@ -77,10 +78,10 @@ def negotiate(link: Link, config: Config, rows: int) -> None:
         shape = ()
     if not 0 < len(shape) < 7 or not all(type(size) is int and 0 < size <= 2**24 for size in shape):
         raise ProtocolError(f"party {link.party!r} says its embeddings have the shape {hello.fields.get('shape')!r}")
-    dtypes = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if hello.text("dtype") not in dtypes:
+    dtype = DTYPES.get(hello.text("dtype"))
+    if dtype is None or not dtype.is_floating_point:
         raise ProtocolError(f"party {link.party!r} says its embeddings are {hello.text('dtype')!r}")
-    link.shape, link.dtype = shape, dtypes[hello.text("dtype")]
+    link.shape, link.dtype = shape, dtype
     link.frame_limit = batch_limit(rows, shape)
     largest = config.transport.max_frame_mib * 2**20
     if config.transport.kind == "stream" and link.frame_limit > largest:

@@ -27,7 +27,7 @@ from flower_vfl.apps.build import (
     torch_threads,
 )
 from flower_vfl.apps.client import make_client_app
-from flower_vfl.apps.folder import ENDED
+from flower_vfl.apps.folder import CONFIG, ENDED, RESULT
 from flower_vfl.apps.keeping import LABEL, differences
 from flower_vfl.apps.label_party import build_strategy
 from flower_vfl.apps.local_grid import LocalGrid
@@ -138,17 +138,17 @@ def read_run(folder: Path) -> TrainedRun:
     ConfigError
         When what its configuration says to compute was changed after training.
     """
-    if not (folder / "config.toml").is_file():
+    if not (folder / CONFIG).is_file():
         raise DataError(f"{folder} is no run: there is no config.toml in it; `flower-vfl run` makes one")
     result = _read_result(folder)
     model = load_model(model_path(folder, LABEL))
     weights = {name: str(digest) for name, digest in dict(result["weights"]).items()}
     if weights.pop(LABEL, "") != model.digest:
         raise DataError(f"the label party's weights in {folder} are not those that its result.json names")
-    different = differences(load_config(str(folder / "config.toml")), model.card.config)
+    different = differences(load_config(str(folder / CONFIG)), model.card.config)
     if different:
         raise ConfigError(
-            f"{folder / 'config.toml'} was changed after training ({', '.join(different)}); put back what the weights "
+            f"{folder / CONFIG} was changed after training ({', '.join(different)}); put back what the weights "
             "were trained with"
         )
     return TrainedRun(folder.absolute(), model, weights)
@@ -156,7 +156,7 @@ def read_run(folder: Path) -> TrainedRun:
 
 def _read_result(folder: Path) -> dict[str, Any]:
     try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf8"))
+        result = json.loads((folder / RESULT).read_text(encoding="utf8"))
         status, reason = str(result["status"]), str(result["error"])
         weights, model = result["weights"], result.get("model")
     except (OSError, ValueError, LookupError, TypeError, RecursionError):

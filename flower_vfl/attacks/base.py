@@ -10,20 +10,22 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from flower_vfl.errors import ArgumentError, ConfigError
-from flower_vfl.registry import parameters
+from flower_vfl.registry import parameters, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
     from flower_vfl.protocol.transcript import Transcript
+
+Word = TypeVar("Word", bound=str)
 
 REFERENCE, HINTS = "reference", "hints"
 KINDS: Mapping[str, str] = {
@@ -106,6 +108,19 @@ def whole(attack: str, name: str, value: int) -> int:
     """
     if not is_whole(value):
         raise ConfigError(f"{attack}: {name} is {value!r}; give a whole number from 1")
+    return value
+
+
+def one_of(attack: str, name: str, value: Word, allowed: Sequence[Word]) -> Word:
+    """Return a parameter of an attack that is one of these words.
+
+    Raises
+    ------
+    ConfigError
+        Where it is anything else.
+    """
+    if value not in allowed:
+        raise ConfigError(f"{attack}: {name} is {value!r}; {suggestion(str(value), allowed)}")
     return value
 
 

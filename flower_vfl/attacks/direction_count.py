@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch.nn.functional import linear
 
-from flower_vfl.attacks.base import RowAttack
+from flower_vfl.attacks.base import RowAttack, one_of
 from flower_vfl.attacks.rows import as_rows, in_own_units
-from flower_vfl.errors import ArgumentError, ConfigError
+from flower_vfl.errors import ArgumentError
 from flower_vfl.registry import suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Minority = Literal["positive", "negative"]
-MINORITIES: tuple[Minority, ...] = ("positive", "negative")
 TILE = 256
 ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 EXACT = 1 << 23
@@ -59,8 +58,8 @@ def score(g: Tensor, *, minority: Minority = "positive") -> Tensor:
     >>> score(torch.tensor([[1.0, 0.0], [2.0, 1.0], [3.0, -1.0], [-1.0, 0.0]]))
     tensor([-2., -2., -2.,  0.])
     """
-    if minority not in MINORITIES:
-        raise ArgumentError(f"There is no minority {minority!r}; {suggestion(str(minority), MINORITIES)}.")
+    if minority not in get_args(Minority):
+        raise ArgumentError(f"There is no minority {minority!r}; {suggestion(str(minority), get_args(Minority))}.")
     return _scores(as_rows(g), minority)
 
 
@@ -113,9 +112,7 @@ class DirectionCountAttack(RowAttack):
     name: ClassVar[str] = "direction_count"
 
     def __init__(self, minority: Minority = "positive") -> None:
-        if minority not in MINORITIES:
-            raise ConfigError(f"direction_count: minority is {minority!r}; {suggestion(str(minority), MINORITIES)}")
-        self.minority: Minority = minority
+        self.minority = one_of(self.name, "minority", minority, get_args(Minority))
 
     @property
     def params(self) -> dict[str, Any]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 
-from flower_vfl.attacks.base import HINTS, RowAttack, whole
+from flower_vfl.attacks.base import HINTS, RowAttack, one_of, whole
 from flower_vfl.attacks.rows import as_known, as_rows, cosines, inner_products, lengths, narrowed, required
-from flower_vfl.errors import ArgumentError, ConfigError
+from flower_vfl.errors import ArgumentError
 from flower_vfl.registry import suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Measure = Literal["inner", "cosine", "distance"]
-MEASURES: tuple[Measure, ...] = ("inner", "cosine", "distance")
 
 
 def score(g: Tensor, hints: Tensor, measure: Measure = "inner") -> Tensor:
@@ -76,7 +75,7 @@ def _nearness(rows: Tensor, known: Tensor, measure: Measure) -> Tensor:
         return narrowed(cosines(known, rows).amax(dim=-2), rows)
     if measure == "distance":
         return narrowed(-_nearest(rows, known), rows)
-    raise ArgumentError(f"There is no measure {measure!r}; {suggestion(str(measure), MEASURES)}.")
+    raise ArgumentError(f"There is no measure {measure!r}; {suggestion(str(measure), get_args(Measure))}.")
 
 
 def _nearest(rows: Tensor, known: Tensor) -> Tensor:
@@ -112,10 +111,8 @@ class HintAttack(RowAttack):
     needs: ClassVar[frozenset[str]] = frozenset({HINTS})
 
     def __init__(self, k: int = 5, measure: Measure = "inner") -> None:
-        if measure not in MEASURES:
-            raise ConfigError(f"hint: there is no measure {measure!r}; {suggestion(str(measure), MEASURES)}")
         self.k = whole(self.name, "k", k)
-        self.measure: Measure = measure
+        self.measure = one_of(self.name, "measure", measure, get_args(Measure))
 
     @property
     def params(self) -> dict[str, Any]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 
 from flower_vfl.attacks import norm, remembered_direction
+from flower_vfl.attacks.base import one_of
 from flower_vfl.attacks.remembering import NOBODY, Kept, KnownRows, Memory, MemoryAttack
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 By = Literal["norm", "direction"]
-WAYS: tuple[By, ...] = ("norm", "direction")
 
 
 class RememberedDifferenceAttack(MemoryAttack):
@@ -39,9 +37,7 @@ class RememberedDifferenceAttack(MemoryAttack):
     first_epoch: int = 2
 
     def __init__(self, by: By = "norm") -> None:
-        if by not in WAYS:
-            raise ConfigError(f"remembered_difference: there is no way {by!r}; {suggestion(str(by), WAYS)}")
-        self.by: By = by
+        self.by = one_of(self.name, "by", by, get_args(By))
 
     @property
     def params(self) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 
-from flower_vfl.attacks.base import HINTS, whole
+from flower_vfl.attacks.base import HINTS, one_of, whole
 from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory, MemoryAttack
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Measure = Literal["inner", "cosine"]
-MEASURES: tuple[Measure, ...] = ("inner", "cosine")
 
 
 def score(pieces: Callable[[], Iterable[Tensor]], known: Tensor, measure: Measure = "inner") -> Tensor:
@@ -77,10 +74,8 @@ class RememberedHintAttack(MemoryAttack):
     needs: ClassVar[frozenset[str]] = frozenset({HINTS})
 
     def __init__(self, k: int = 5, measure: Measure = "inner") -> None:
-        if measure not in MEASURES:
-            raise ConfigError(f"remembered_hint: there is no measure {measure!r}; {suggestion(str(measure), MEASURES)}")
         self.k = whole(self.name, "k", k)
-        self.measure: Measure = measure
+        self.measure = one_of(self.name, "measure", measure, get_args(Measure))
 
     @property
     def params(self) -> dict[str, Any]:

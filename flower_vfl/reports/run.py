@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.apps.folder import ENDED
+from flower_vfl.apps.folder import CONFIG, ENDED, RESULT
 from flower_vfl.apps.periods import SCHEMA as PERIODS_SCHEMA
 from flower_vfl.apps.periods import read_periods
 from flower_vfl.errors import InputError
@@ -94,12 +94,12 @@ def load_run(folder: Path | str, *, light: bool = False) -> Run:
         Naming the file that is missing or cannot be read, and what is wrong with it.
     """
     folder = Path(folder)
-    text = _read(folder / "config.toml")
+    text = _read(folder / CONFIG)
     try:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
-    result = _result(folder / "result.json")
+        raise InputError(f"{folder / CONFIG} is not valid TOML: {error}") from error
+    result = _result(folder / RESULT)
     if light:
         return Run(folder, text, result, SCHEMA.empty_table())
     steps = read_steps(folder)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.sweeps import Entry, read_record
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import mean_interval
@@ -152,7 +153,7 @@ def of_sweep(folder: Path) -> dict[str, Any]:
     runs = {
         entry.run: load_run(folder / entry.run, light=True)
         for entry in entries
-        if (folder / entry.run / "result.json").is_file()
+        if (folder / entry.run / RESULT).is_file()
     }
     if not runs:
         raise InputError(f"no run of the sweep in {folder} has left a result yet")
