@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from flower_vfl.metrics.utility import utility
 from flower_vfl.metrics.utility_tensor import utilities
-from flower_vfl.strategies.training import utility
 
 
 @pytest.mark.parametrize(("rows", "levels"), [(7, 3), (100, 5), (1001, 10**6)])
