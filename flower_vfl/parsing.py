@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, get_args, get_origin
 
@@ -93,6 +93,35 @@ def parse_calls(text: str, key: str, example: str) -> list[dict[str, Any]]:
         found.append(entry)
         position = match.end()
     return found
+
+
+def call(name: str, params: Mapping[str, Any]) -> str:
+    """Write a name with parameters, as `parse_calls` reads it.
+
+    Examples
+    --------
+    >>> call("marvell", {"s": 4.0, "scope": "joint"}), call("max_norm", {})
+    ('marvell(s=4, scope=joint)', 'max_norm')
+    """
+    inside = ", ".join(f"{key}={written(value)}" for key, value in params.items())
+    return f"{name}({inside})" if inside else name
+
+
+def written(value: Any) -> str:
+    """Write a value as people type it.
+
+    Examples
+    --------
+    >>> written([4.0, "a", {"b": 0.02}])
+    '[4, a, {b: 0.02}]'
+    """
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {written(entry)}' for name, entry in value.items())}}}"
+    return str(value)
 
 
 def scalar(text: str) -> Value:

@@ -28,24 +28,6 @@ _CLASSES = 10
 """How many classes are listed."""
 
 
-def _number(value: Any, digits: int = 4) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _short(value: Any) -> Any:
-    return f"{value:g}" if isinstance(value, float) else value
-
-
-def _defenses(summary: Mapping[str, Any]) -> str:
-    from flower_vfl.reports.words import USUAL
-
-    def one(defense: Mapping[str, Any]) -> str:
-        params = [f"{key}={_short(value)}" for key, value in defense["params"].items() if USUAL.get(key) != value]
-        return f"{defense['name']}({', '.join(params)})" if params else str(defense["name"])
-
-    return ", ".join(map(one, summary["defenses"])) or "none"
-
-
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """Return one row a run: utility beside the worst leak of attacks that somebody could run, and of oracles.
 
@@ -54,6 +36,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     from flower_vfl.reports.leaks import reached, worst
     from flower_vfl.reports.rebuilt import answers
     from flower_vfl.reports.remembered import strongest
+    from flower_vfl.reports.words import defenses, number
 
     leaks = {("cut", False): "leak,\ncut", ("first", False): "leak,\nfirst"}
     if any(worst(summary, "cut", oracle=True) for summary in summaries):
@@ -72,12 +55,12 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         last = summary["utility"]["last"]
         found = [worst(summary, layer, oracle=oracle, remembered=False) or {} for layer, oracle in leaks]
         table.add_row(
-            _defenses(summary),
-            _number(last["test_auc"]) if last["test_auc"] is not None else f"acc. {_number(last['test_accuracy'])}",
-            _number(last["test_loss"]),
-            *(_number(reached(entry) if entry else None, 3) for entry in found),
-            *(_number(max(memory.leaks) if memory else None, 3) for _ in kept),
-            _number(next((entry["q95_null"] for entry in found if entry), None), 3),
+            defenses(summary),
+            number(last["test_auc"], 4) if last["test_auc"] is not None else f"acc. {number(last['test_accuracy'], 4)}",
+            number(last["test_loss"], 4),
+            *(number(reached(entry) if entry else None) for entry in found),
+            *(number(max(memory.leaks) if memory else None) for _ in kept),
+            number(next((entry["q95_null"] for entry in found if entry), None)),
             *("–" if answer is None or answer.federation is None else answer.labels(answer.k, ">") for _ in asked),
         )
     return table
@@ -86,7 +69,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of runs, what rebuilds the model and what each party reaches alone."""
     from flower_vfl.reports.rebuilt import answers
-    from flower_vfl.reports.words import METRICS, alone_by, kept_model, nothing_chosen
+    from flower_vfl.reports.words import METRICS, alone_by, kept_model, nothing_chosen, number
 
     Console().print(results_table(summaries))
     answer = next((found[0] for summary in summaries if (found := answers(summary))), None)
@@ -103,7 +86,7 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         Console().print(line, highlight=False)
     alone = next((summary for summary in summaries if summary.get("alone")), None)
     if alone is not None:
-        reached = ", ".join(f"party {party} {_number(auc)}" for party, auc in alone["alone"].items())
+        reached = ", ".join(f"party {party} {number(auc, 4)}" for party, auc in alone["alone"].items())
         measure = METRICS[alone_by(alone)].replace("Test", "test")
         Console().print(f"Alone, with the same architecture, {measure}: {reached}", highlight=False)
 
@@ -112,6 +95,7 @@ def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return for each run what remembering added to what single steps give away, the largest first of each."""
     from flower_vfl.reports.leaks import reached
     from flower_vfl.reports.remembered import single_steps, strongest
+    from flower_vfl.reports.words import defenses, number
 
     lines = []
     for summary in summaries:
@@ -119,10 +103,10 @@ def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
         if found is None:
             continue
         step = single_steps(summary, found.entry["party"], found.entry["layer"])
-        alone = "" if step is None else f"; single steps {_number(reached(step), 3)} (q95)"
+        alone = "" if step is None else f"; single steps {number(reached(step))} (q95)"
         lines.append(
-            f"Remembered, {_defenses(summary)}: {_number(found.first, 3)} after epoch {found.epochs[0]}, "
-            f"{_number(found.last, 3)} after epoch {found.epochs[-1]}{alone} ({found.entry['label']}, "
+            f"Remembered, {defenses(summary)}: {number(found.first)} after epoch {found.epochs[0]}, "
+            f"{number(found.last)} after epoch {found.epochs[-1]}{alone} ({found.entry['label']}, "
             f"{'turned around, ' if found.turned else ''}party "
             f"{found.entry['party']}, {found.entry['layer']})"
         )
@@ -212,6 +196,8 @@ def prepare_data(
 
 def print_columns(dataset: Dataset) -> None:
     """Print the columns of the parties that this host holds, and how many rows each class has where it holds labels."""
+    from flower_vfl.reports.words import share
+
     table = Table(title=f"Columns of {escape(dataset.name)}")
     for heading, justify in (("party", "left"), ("column", "left"), ("type", "left"), ("missing", "right")):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
@@ -220,9 +206,9 @@ def print_columns(dataset: Dataset) -> None:
     for column in columns_of(dataset):
         table.add_row(
             *map(Text, (column.party, column.name, column.kind)),
-            _share(column.missing),
+            share(column.missing),
             "–" if column.values is None else f"{column.values:,}",
-            _share(column.rare),
+            share(column.rare),
         )
     Console().print(table)
     counts = class_counts(dataset)
@@ -231,10 +217,3 @@ def print_columns(dataset: Dataset) -> None:
         rows = ", ".join(f"{name!r}: {counts[name]:,}" for name in most)
         more = f", and {len(counts) - len(most)} smaller ones" if len(counts) > len(most) else ""
         Console().print(f"training rows of {len(counts)} classes: {rows}{more}", markup=False, highlight=False)
-
-
-def _share(share: float | None) -> str:
-    """Return a share of rows; a small one is never shown as none."""
-    if share is None:
-        return "–"
-    return "0 %" if share == 0 else "< 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"

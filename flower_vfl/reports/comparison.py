@@ -70,7 +70,7 @@ def _row(index: int, run: Run, places: Sequence[tuple[str, str]]) -> dict[str, A
         "answer": worst_answer(run),
         "leaks": [_leak(run, attack, layer) for attack, layer in places],
         "bound": max((certificate.bound for certificate in certificates(run)), default=None),
-        "defenses": words.defenses(run),
+        "defenses": words.defenses(run.result),
         "speed": words.ratio(cost.get("steps"), cost.get("seconds")),
     }
 

@@ -156,7 +156,7 @@ def _of_one(run: Run) -> dict[str, Any]:
         ],
         **of_remembered(run),
         "gaps": words.not_tested(run),
-        "defenses": words.defenses(run),
+        "defenses": words.defenses(run.result),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
         "last": last,
         "nothing_chosen": nothing_chosen,

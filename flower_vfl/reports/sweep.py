@@ -98,7 +98,7 @@ class SweepSetting:
     @property
     def title(self) -> str:
         """The defense and what else is set, without the problem."""
-        return " · ".join(filter(None, (words.defenses(self.runs[0]), self.rest)))
+        return " · ".join(filter(None, (words.defenses(self.runs[0].result), self.rest)))
 
     def utility(self, name: str) -> Estimate | None:
         """Return a utility after the last epoch, such as ``test_auc``."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flower_vfl.parsing import call
 from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, reached, received, told
 
 if TYPE_CHECKING:
@@ -165,11 +166,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def with_params(entry: Mapping[str, Any], name: str = "name") -> str:
-    """Return a method with its parameters, as in ``marvell (s = 4.0)``."""
+    """Return a method with its parameters as a configuration writes them, ``marvell(s=4)``, but for what is usual."""
     params = entry.get("params")
     given = params.items() if isinstance(params, dict) else ()
-    inside = ", ".join(f"{key} = {value}" for key, value in given if USUAL.get(key) != value)
-    return f"{entry.get(name, NONE)} ({inside})" if inside else str(entry.get(name, NONE))
+    return call(str(entry.get(name, NONE)), {key: value for key, value in given if USUAL.get(key) != value})
 
 
 def place(entry: Mapping[str, Any]) -> str:
@@ -177,9 +177,9 @@ def place(entry: Mapping[str, Any]) -> str:
     return f"party {entry.get('party', NONE)}, {entry.get('layer', NONE)} layer"
 
 
-def defenses(run: Run) -> str:
-    """Return the run's defenses, outermost first, or ``none``."""
-    return ", ".join(with_params(defense) for defense in run.result["defenses"]) or "none"
+def defenses(result: Mapping[str, Any]) -> str:
+    """Return the defenses of a run's result, outermost first, or ``none``."""
+    return ", ".join(map(with_params, result["defenses"])) or "none"
 
 
 @dataclass(frozen=True)

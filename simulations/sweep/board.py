@@ -18,7 +18,7 @@ from rich.text import Text
 from flower_vfl.apps.folder import ENDED
 from flower_vfl.reports.leaks import reached, worst
 from flower_vfl.reports.pareto import front
-from flower_vfl.reports.words import duration
+from flower_vfl.reports.words import duration, number
 
 _REFRESH_SECONDS = 0.5
 _BEST, _RUNNING = 6, 12
@@ -115,7 +115,7 @@ class Board:
         result = self.result(run)
         utility, leak = points_of(result) if result else (None, None)
         self.ended[run] = _Ended(utility, leak, self.clock() - state.began if state else math.nan)
-        words = [f"utility {_number(utility)}", f"worst leak {_number(leak)}"]
+        words = [f"utility {number(utility, 4)}", f"worst leak {number(leak, 4)}"]
         self._say(f"finished: {run} ({', '.join(words)})")
 
     def retried(self, run: str, reason: str) -> None:
@@ -177,7 +177,7 @@ class Board:
             running.add_column(column, justify="left" if column == "trial" else "right", overflow="fold")
         for run, state in list(self.underway.items())[:_RUNNING]:
             steps = f"{state.step:,} / {state.steps:,}" if state.steps else "opening"
-            running.add_row(Text(run), steps, _number(state.loss), _number(state.leak, 3))
+            running.add_row(Text(run), steps, number(state.loss, 4), number(state.leak))
         return Group(head, running, best_table(self.points)) if self.ended else Group(head, running)
 
     @property
@@ -195,7 +195,7 @@ def best_table(points: Mapping[str, tuple[float | None, float | None]]) -> Table
     for column in ("run", "utility", "worst leak"):
         table.add_column(column, justify="left" if column == "run" else "right", overflow="fold")
     for run in shown:
-        table.add_row(Text(run), *map(_number, known[run]))
+        table.add_row(Text(run), *(number(value, 4) for value in known[run]))
     return table
 
 
@@ -213,7 +213,3 @@ def points_of(result: Mapping[str, Any]) -> tuple[float | None, float | None]:
     layers = {str(entry.get("layer")) for entry in result.get("leakage", ())}
     leaks = [reached(entry) for layer in layers if (entry := worst(result, layer, oracle=False)) is not None]
     return useful, max(leaks, default=None)
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

@@ -14,7 +14,7 @@ from typing import Any
 from flower_vfl.apps.keeping import config_digest
 from flower_vfl.config import Config, build_config, canonical_key, load_config
 from flower_vfl.errors import ConfigError
-from flower_vfl.parsing import parse_defenses
+from flower_vfl.parsing import call, parse_defenses, written
 from flower_vfl.simulations.sweep.definition import NOTHING_VARIES, Definition
 
 MOST_TRIALS = 20_000
@@ -125,7 +125,7 @@ def _points(definition: Definition) -> Iterator[Values]:
 def _grid_values(key: str, values: list[Any]) -> list[Any]:
     found = [chain for value in values for chain in chains(value)] if key == DEFENSES else values
     if any(one == other for index, one in enumerate(found) for other in found[:index]):
-        raise ConfigError(f"[grid] {key} has one value twice: {_show([show(key, value) for value in found])}")
+        raise ConfigError(f"[grid] {key} has one value twice: {written([show(key, value) for value in found])}")
     return found
 
 
@@ -249,22 +249,11 @@ def show(key: str, value: Any) -> Any:
     """
     if key == DEFENSES and isinstance(value, list):
         return ", ".join(map(_call, value)) or NO_DEFENSE
-    return value if isinstance(value, str | int | float | bool) else _show(value)
+    return value if isinstance(value, str | int | float | bool) else written(value)
 
 
 def _call(entry: Mapping[str, Any]) -> str:
-    inside = ", ".join(f"{name}={_show(value)}" for name, value in entry.items() if name != "name")
-    return f"{entry.get('name')}({inside})" if inside else str(entry.get("name"))
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.12g}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_show, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_show(entry)}' for name, entry in value.items())}}}"
-    return str(value)
+    return call(str(entry.get("name")), {name: value for name, value in entry.items() if name != "name"})
 
 
 def _words(values: Mapping[str, Any]) -> str:
@@ -276,6 +265,6 @@ def _slug(values: Mapping[str, Any]) -> str:
     """Return a folder's name: values that are words alone, numbers behind the last part of their key."""
     parts = []
     for key, value in values.items():
-        text = re.sub(r"[^A-Za-z0-9.+]+", "-", _show(value).replace("=", "")).strip("-.")
+        text = re.sub(r"[^A-Za-z0-9.+]+", "-", written(value).replace("=", "")).strip("-.")
         parts.append(text if isinstance(value, str) else f"{key.rpartition('.')[2]}{text}")
     return "-".join(filter(None, parts))[:_NAME_LENGTH] or "trial"

@@ -170,7 +170,7 @@ def test_ratios(amount, seconds, a_second):
 
 def test_parameters_that_are_as_usual_are_not_worth_a_word():
     usual = {"alpha": 1.0, "reduction": "mean", "distance": "angular", "scope": "joint", "form": "dcor"}
-    assert words.with_params({"name": "x", "params": usual}) == "x (alpha = 1.0)"
+    assert words.with_params({"name": "x", "params": usual}) == "x(alpha=1)"
     other = {"alpha": 1.0, "reduction": "sum", "distance": "euclidean", "scope": "per-party", "form": "log"}
     said = words.with_params({"name": "x", "params": other})
-    assert said == "x (alpha = 1.0, reduction = sum, distance = euclidean, scope = per-party, form = log)"
+    assert said == "x(alpha=1, reduction=sum, distance=euclidean, scope=per-party, form=log)"
