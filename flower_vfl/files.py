@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 _DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
 """What a disk that is full, fails or takes no writing says."""
 
-_PLACE = frozenset((errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP))
-"""What the system says of a place that is not this user's, or cannot be."""
+_PLACE = frozenset(
+    (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+)
+"""What the system says of a place that is not this user's, or cannot be (a file where a folder should be, too)."""
 
 LEFTOVERS = ".*.tmp"
 """What the temporary files of `replacing` are called."""
