@@ -25,11 +25,12 @@ from flower_vfl.parties.recording import NoRecorder
 from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.reports import render
 from flower_vfl.reports.run import load_run
-from flower_vfl.strategies import Defense, marvell, marvell_course
+from flower_vfl.strategies import Defense, LabelDP, Marvell, marvell, marvell_course
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.marvell_course import Course, most_epochs
 from flower_vfl.strategies.marvell_estimates import estimate
 from flower_vfl.strategies.marvell_solver import optimal_noise
+from flower_vfl.testing.subject import strategy
 from flower_vfl.tracking import read_steps
 from tests.apps.test_time_order import DAYS, in_time, timed
 from tests.faults.common import TRANSPORTS, Interrupt, assert_same
@@ -133,6 +134,12 @@ def test_a_wrapper_that_looks_at_epochs_itself_does_not_keep_them_from_the_bound
     found = run(build_config(wrapped), out=tmp_path / "wrapped")
     assert found.status == alone.status == "bound limit"
     assert result(tmp_path / "wrapped")["budget"] == result(tmp_path / "alone")["budget"]
+
+
+def test_a_defense_around_a_bounded_one_passes_its_bound_on():
+    inner = Marvell(strategy(), s=4.0)
+    inner._course().largest = 0.25
+    assert LabelDP(inner).bound() == inner.bound() == auc_bound(0.25)
 
 
 @pytest.mark.parametrize("promised", [math.nan, -3.0, 0.49, 1.5, None, "0.6"])

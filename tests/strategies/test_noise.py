@@ -1,5 +1,6 @@
 """Noise of which a share is the same whenever a row comes again."""
 
+import json
 import math
 from dataclasses import replace
 from typing import ClassVar
@@ -17,6 +18,7 @@ from flower_vfl.data.memory import MemoryData, array_table
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, LabelDP, Marvell, MaxNorm, VerticalStrategy
+from flower_vfl.strategies import noise as noise_module
 from flower_vfl.strategies.noise import Noise, keyed_normals
 from flower_vfl.testing.subject import batch, labels_of, send, strategy
 from tests.toys import toy_config, toy_data
@@ -67,6 +69,26 @@ def test_a_number_follows_from_key_row_place_and_stream_alone(rows, width, strea
         )
 
 
+@pytest.mark.parametrize("word", [0, 2**32 - 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_keyed_number_is_infinite_whatever_the_cipher_gives(monkeypatch, word, dtype):
+    def words(key, rows, count, stream=0):
+        return np.full((len(rows), count), word, np.uint32)
+
+    monkeypatch.setattr(noise_module, "keyed_words", words)
+    numbers = keyed_normals(KEY, np.arange(3), 4, dtype=dtype)
+    assert bool(torch.isfinite(numbers).all())
+    assert float(numbers.abs().max()) < 6.8
+
+
+def test_streams_share_no_number_also_of_wide_rows():
+    row = np.array([5])
+    seen = [
+        set(keyed_normals(KEY, row, 4096, stream=stream, dtype=torch.float64)[0].tolist()) for stream in (0, 1, 2, 256)
+    ]
+    assert len(set.union(*seen)) == 4 * 4096
+
+
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.8, 1.0])
 def test_one_step_has_the_same_law_and_two_steps_share_rho_whatever_rho_is(rho):
     """E p q of two steps' noise is rho; a z-test with known variance 1 + rho^2, 8 sigma where rho is 1."""
@@ -112,6 +134,13 @@ def test_another_secret_or_another_defense_of_the_chain_has_other_noise():
     inner = Iso(strategy(), rho=1.0)
     twice = send(Iso(inner, rho=1.0), g, y)[0]
     assert not torch.allclose(twice - send(inner, g, y)[0], send(inner, g, y)[0] - g)
+
+
+def test_fresh_noise_of_two_defenses_of_one_kind_is_independent():
+    g, y = torch.ones(64, 8), labels_of(64)
+    inner = send(Iso(strategy()), g, y)[0] - g
+    outer = send(Iso(Iso(strategy())), g, y)[0] - g - inner
+    assert abs(float(torch.corrcoef(torch.stack([outer.flatten(), inner.flatten()]))[0, 1])) < 0.5
 
 
 def of_ids(ids, secret=1, width=8):
@@ -203,6 +232,14 @@ def test_a_resumed_run_goes_on_with_the_same_persistent_noise_or_says_why_not():
     ):
         with pytest.raises(DataError, match=words):
             other.restore(state)
+
+
+@pytest.mark.parametrize("make", DEFENSES)
+def test_a_state_does_not_hold_the_key_of_persistent_noise(make):
+    """With it and the ID of a row the noise could be subtracted."""
+    defense = make(strategy(), rho=0.5)
+    send(defense, batch(8), labels_of(64))
+    assert defense.noise(batch(8))._key.hex() not in json.dumps(defense.state()["persistent"])
 
 
 def test_rows_are_told_apart_by_their_place_in_the_table_not_in_the_batch():

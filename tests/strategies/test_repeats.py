@@ -24,9 +24,11 @@ class Side:
         self.defense = Iso(base, t=4.0)
         self.repeats = Repeats([self.defense], folder / "received", known=known)
 
-    def step(self, number, word):
-        """Return the noise of a step in which this embedding came, as a tuple."""
-        self.repeats.note(number, {"a": torch.full((ROWS, WIDTH), float(word)), "b": torch.zeros(ROWS, 1)})
+    def step(self, number, word, other=0):
+        """Return the noise of a step in which these embeddings came, as a tuple."""
+        self.repeats.note(
+            number, {"a": torch.full((ROWS, WIDTH), float(word)), "b": torch.full((ROWS, 1), float(other))}
+        )
         g = torch.ones(ROWS, WIDTH)
         return tuple((self.defense.protect(g, LABELS)[0] - g).flatten().tolist())
 
@@ -56,6 +58,14 @@ def test_noise_comes_again_only_with_all_that_was_received_before(tmp_path_facto
             noise, history = side.step(step, word), (step, *way[: step + 1])
             assert seen.setdefault(history, noise) == noise
     assert len(set(seen.values())) == len(seen)
+
+
+@pytest.mark.parametrize("words", [(1, 0), (0, 1)])
+def test_noise_is_drawn_anew_whichever_party_sends_something_else(tmp_path, words):
+    side = Side(tmp_path)
+    start, noise = side.state(), side.step(0, 0, 0)
+    side.restore(start)
+    assert not set(side.step(0, *words)) & set(noise)
 
 
 def test_a_run_that_is_not_broken_draws_as_without_it(tmp_path):
@@ -124,6 +134,22 @@ def test_a_training_that_begins_forgets_another_ones_file(tmp_path):
     side = Side(tmp_path)
     plain = Side(tmp_path / "other")
     assert side.step(0, 1) == plain.step(0, 1)
+
+
+def test_what_was_received_can_be_read_by_its_owner_alone(tmp_path):
+    side = Side(tmp_path)
+    side.step(0, 0)
+    side.state()
+    assert (tmp_path / "received").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_remembered_of_earlier_steps_does_not_grow(tmp_path):
+    side = Side(tmp_path)
+    for step in range(40):
+        side.step(step, 0)
+        if step % 4 == 3:
+            side.state()
+    assert len((tmp_path / "received").read_text().splitlines()) <= 8
 
 
 def test_that_noise_is_drawn_anew_is_said_once_a_break(tmp_path, caplog):

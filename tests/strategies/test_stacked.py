@@ -35,9 +35,9 @@ def batch(step=0):
     return g + labels[..., None] * 2.0, labels
 
 
-def both(kind, change=lambda g, labels: None, steps=3, rows=None, **more):
+def both(kind, change=lambda g, labels: None, steps=3, rhos=(0.0,) * RUNS, **more):
     """Protect a few batches together and apart; return the largest relative difference, and the logs of the last."""
-    together, apart = ([defense(kind, run, **more) for run in range(RUNS)] for _ in range(2))
+    together, apart = ([defense(kind, run, rho=rhos[run], **more) for run in range(RUNS)] for _ in range(2))
     worst = 0.0
     for step in range(steps):
         g, labels = batch(step)
@@ -65,7 +65,12 @@ def test_gradients_and_logs_are_those_of_each_run_alone(kind, scope):
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_persistent_noise_is_that_of_each_run_alone(kind):
-    assert both(kind, rho=0.5)[0] == 0.0
+    assert both(kind, rhos=(0.5,) * RUNS)[0] == 0.0
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_runs_of_which_some_have_persistent_noise_get_what_each_gets_alone(kind):
+    assert both(kind, rhos=(0.0, 1.0, 0.5))[0] < 1e-5
 
 
 @pytest.mark.parametrize("scope", ["joint", "per-party"])
