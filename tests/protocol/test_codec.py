@@ -242,13 +242,19 @@ def test_unknown_number_formats_and_encodings_are_refused(change):
         {"header": header(), "tensors": [array_entry(), array_entry()]},
         {"header": header(), "tensors": [], "more": {}},
         {"header": header(), "tensors": [[]]},
-        {"header": header(), "tensors": [array_entry()] * 65},
     ],
     ids=lambda index: repr(index)[:40],
 )
 def test_missing_doubled_and_additional_records_are_refused(index):
     with pytest.raises(ProtocolError):
         unpack(forge(index, bytes(16)))
+
+
+def test_a_record_has_64_arrays_at_most():
+    entries = [array_entry((0,), 0, name=str(number)) for number in range(65)]
+    assert len(decode(forge({"tensors": entries[:64]}), limit=LIMIT)["tensors"]) == 64
+    with pytest.raises(ProtocolError):
+        decode(forge({"tensors": entries}), limit=LIMIT)
 
 
 @pytest.mark.parametrize(

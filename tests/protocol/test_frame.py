@@ -1,5 +1,7 @@
 """A frame says what it is, and its tensors are used only after they were checked."""
 
+import json
+
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -50,6 +52,12 @@ def test_an_impossible_step_is_refused(step):
 @pytest.mark.parametrize("step", [-1, 0, 2**53])
 def test_the_first_and_the_last_step_are_possible(step):
     assert from_records(records(step=step), SESSION).step == step
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, None, [[]]])
+def test_a_field_that_is_no_plain_value_is_refused(value):
+    with pytest.raises(ProtocolError, match="plain values"):
+        from_records(records(fields=json.dumps({"a": value})), SESSION)
 
 
 def test_a_record_too_many_or_too_few_is_refused():
@@ -152,10 +160,12 @@ def test_a_number_format_that_does_not_travel_is_refused_before_it_is_sent():
         to_records(Frame(Kind.STEP, tensors={"x": torch.zeros(1, dtype=torch.complex64)}), SESSION)
 
 
-@pytest.mark.parametrize("shape", [(-1,), (2**62, 0), (3,), (1,) * 9])
-def test_a_flower_array_with_an_impossible_shape_is_refused(shape):
+@pytest.mark.parametrize(
+    ("shape", "size"), [((-1,), 4), ((-1, -1), 4), ((-2, -2), 16), ((2**62, 0), 0), ((3,), 0), ((1,) * 9, 4)]
+)
+def test_a_flower_array_with_an_impossible_shape_is_refused(shape, size):
     with pytest.raises(ProtocolError):
-        from_records(records({"x": Array("float32", shape, "flower-vfl.raw", b"")}), SESSION)
+        from_records(records({"x": Array("float32", shape, "flower-vfl.raw", bytes(size))}), SESSION)
 
 
 def test_the_bytes_of_a_frame_are_those_of_its_tensors():

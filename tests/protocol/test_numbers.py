@@ -148,6 +148,14 @@ def test_a_claim_to_have_been_something_else_is_refused(claim):
         expand(hostile(torch.ones(2), claim=claim), "float16")
 
 
+@pytest.mark.parametrize("claim", ["int64", "uint8", "float16", "bfloat16"])
+def test_only_full_precision_can_have_been_shrunk(claim):
+    with pytest.raises(ProtocolError, match="claims to have been"):
+        expand(hostile(torch.ones(2, dtype=getattr(torch, claim)), claim=claim), "float16")
+    with pytest.raises(ProtocolError, match="claims to have been"):
+        expand(hostile(None, tensor=torch.ones(2, 3, dtype=torch.bfloat16), claim=claim), "bfloat16")
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32, torch.float64])
 def test_only_half_precision_is_expanded(dtype):
     with pytest.raises(ProtocolError):

@@ -198,6 +198,17 @@ def test_what_is_dropped_piece_by_piece_is_what_is_dropped_at_once(monkeypatch):
     assert np.array_equal(order(BASE, 1), whole)
 
 
+@pytest.mark.parametrize("change", [{"validation": 0.25}, {"validation": 0.5}, {"seed": 2}, {"rows": 39}])
+def test_schedules_that_differ_in_one_thing_do_not_share_an_order(change):
+    plain = Schedule(seed=1, rows=40, test_rows=1, batch_size=40, eval_batch_size=8, epochs=2, validation=0.0)
+    other = dataclasses.replace(plain, **change)
+    first = plain.train_batch(0).tolist()  # and it is remembered
+    rows = other.train_batch(0)
+    assert len(rows) == other.train_rows
+    assert not np.isin(evaluated(other, "validation"), rows).any()
+    assert rows.tolist() != first
+
+
 def test_a_batch_that_is_written_to_does_not_change_the_schedule():
     first = BASE.train_batch(0).copy()
     BASE.train_batch(0)[:] = 0

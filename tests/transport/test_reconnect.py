@@ -1,5 +1,6 @@
 """A stream that breaks is taken up again by the same party at the next frame, and by nobody else."""
 
+import itertools
 import queue
 import random
 import threading
@@ -16,7 +17,8 @@ from flower_vfl.protocol.codec import encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
 from flower_vfl.transport.authority import SERVER_NAME
 from flower_vfl.transport.dialling import attend
-from flower_vfl.transport.wire import KEPT, METHOD, NONCE, SERVICE, Traffic, key_of, proof
+from flower_vfl.transport.stream import StreamLink
+from flower_vfl.transport.wire import KEPT, METHOD, NONCE, SERVICE, Traffic, Wire, key_of, proof
 from tests.transport.fakes import FakeParty, converse, fit
 from tests.transport.proxies import Line
 from tests.transport.test_stream import SESSION, arrived, listening
@@ -25,9 +27,9 @@ from tests.transport.test_stream import SESSION, arrived, listening
 class Session:
     """A party that reaches the endpoint over a line, and what went wrong there."""
 
-    def __init__(self, endpoint, party, reconnect):
+    def __init__(self, endpoint, party, reconnect, **changes):
         self.line = Line(endpoint.address)
-        self.offer = ConfigRecord({**endpoint.offer("2"), "address": self.line.address})
+        self.offer = ConfigRecord({**endpoint.offer("2"), "address": self.line.address, **changes})
         self.errors = []
         self.thread = threading.Thread(target=self._run, args=(party, reconnect), daemon=True)
         self.thread.start()
@@ -165,6 +167,70 @@ def test_a_session_that_the_label_party_ends_is_not_dialled_again():
     assert "ended the session before it was finished" in str(session.errors[0])
 
 
+def test_a_party_that_is_refused_does_not_dial_again():
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, FakeParty(), 20.0, token="f" * 64)
+        session.end()
+        assert session.line.connections == 1
+    assert "PERMISSION_DENIED" in str(session.errors[0])
+
+
+class Context:
+    """What gRPC gives of a stream, as far as a link uses it."""
+
+    cancelled = False
+
+    def cancel(self):
+        self.cancelled = True
+
+
+def opened():
+    """Return a link without a stream, with three frames for its party."""
+    link = StreamLink("a", Frame(Kind.HELLO), "2", Wire(SESSION, "exact"), key=b"", reconnect=10.0)
+    for step in range(3):
+        link.send(Frame(Kind.STEP, step, {"gradient_of": -1}))
+    return link
+
+
+def waiting(line):
+    return [line.get_nowait() for _ in range(line.qsize())]
+
+
+def test_what_still_comes_on_a_stream_that_another_one_has_replaced_is_not_taken():
+    """The party tells it again on the new one."""
+    link, party = opened(), Traffic()
+    first = link.attach(Context(), 0)
+
+    def messages():
+        yield party.pack(b"one")
+        link.attach(Context(), 0)
+        yield party.pack(b"two")
+
+    link.drain(first, messages())
+    assert waiting(link.incoming) == [b"one"]
+    assert link._traffic.taken == 1
+
+
+def test_a_stream_that_another_one_replaces_is_ended_and_cancelled():
+    link, context = opened(), Context()
+    first = link.attach(context, 0)
+    assert not context.cancelled
+    link.attach(Context(), 0)
+    assert context.cancelled
+    assert waiting(first.outgoing)[-1] is None
+
+
+def test_a_party_that_comes_back_to_a_session_that_is_closed_hears_its_end():
+    link = opened()
+    link.close()
+    assert waiting(link.attach(Context(), 0).outgoing)[-1] is None
+
+
+def test_a_signature_holds_for_one_key_one_nonce_one_session_and_one_count():
+    given = itertools.product((b"k", b"l"), ("n", "m"), ("s", "t"), (1, 2))
+    assert len({proof(*values) for values in given}) == 16
+
+
 def greeted(offer, *fields_of):
     """Greet with what each function makes of the nonce, one stream after the other; return the codes that come."""
     codes = []
@@ -200,12 +266,13 @@ def test_a_party_comes_again_by_its_signature_and_a_listener_cannot():
             return {"taken": 0, **old}
 
         right = greeted(offer, lambda nonce: {"token": token}, signed)
+        arrived(endpoint).send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
         wrong = greeted(
             offer,
             lambda nonce: {"token": token},  # the token opens one session once
             lambda nonce: {"taken": 0, **old},  # a signature of another nonce
             lambda nonce: {"taken": 0, "proof": proof(key, nonce, "another", 0)},
-            lambda nonce: {"taken": 1, "proof": proof(key, nonce, SESSION, 0)},
+            lambda nonce: {"taken": 1, "proof": proof(key, nonce, SESSION, 0)},  # a signature of another count
             lambda nonce: {"taken": 0, "proof": proof(key_of("f" * 64), nonce, SESSION, 0)},
             lambda nonce: {"taken": 99, "proof": proof(key, nonce, SESSION, 99)},  # so many were never sent
             lambda nonce: {"taken": -1, "proof": proof(key, nonce, SESSION, -1)},

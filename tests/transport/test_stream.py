@@ -15,7 +15,6 @@ import torch
 from flwr.app import ConfigRecord
 
 from flower_vfl.errors import PartyError, ProtocolError, SessionError, SetupError, UnreachableError
-from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.stream import StreamEndpoint
@@ -211,16 +210,6 @@ def test_a_party_that_gets_garbage_reports_it_and_gives_up():
         with pytest.raises(PartyError, match="party 'a' reported: ProtocolError: these bytes are no frame"):
             link.receive(10)
     assert type(errors[0]) is ProtocolError
-
-
-def test_a_greeting_may_be_as_long_as_a_header_and_no_longer():
-    party = FakeParty()
-    party.hello = lambda: Frame(Kind.HELLO, fields={"party": "a", "x": "x" * OVERHEAD})
-    with listening() as endpoint, attending(endpoint, party) as errors:
-        while not errors:
-            time.sleep(0.01)
-        assert isinstance(errors[0], ProtocolError)
-        assert endpoint.accept() is None
 
 
 def test_no_token_and_no_key_is_in_a_log_or_a_text(caplog):

@@ -11,13 +11,15 @@ import time
 
 import grpc
 import pytest
+import torch
 from flwr.app import ConfigRecord
 
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.config import build_config, to_run_config
 from flower_vfl.errors import PartyLostError, ProtocolError
-from flower_vfl.protocol.codec import encode
+from flower_vfl.protocol.codec import OVERHEAD, encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
+from flower_vfl.transport import stream
 from flower_vfl.transport.authority import SERVER_NAME, Authority
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.sessions import Sessions
@@ -58,12 +60,12 @@ def dial(offer, data, *, credentials=None, timeout=10.0):
     return None
 
 
-def admitted(endpoint, offer):
-    """Greet with the offer's own token, and return the link that comes of it."""
+def admitted(endpoint, offer, data=None):
+    """Greet with the offer's own token, or with these bytes, and return the link that comes of it."""
     credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
     options = [("grpc.ssl_target_name_override", SERVER_NAME)]
     with grpc.secure_channel(offer["address"], credentials, options) as channel:
-        call = channel.stream_stream("/flower_vfl.Session/Open")(iter([greeting(offer["token"])]), timeout=20)
+        call = channel.stream_stream("/flower_vfl.Session/Open")(iter([data or greeting(offer["token"])]), timeout=20)
         link = arrived(endpoint)
         call.cancel()
     return link
@@ -230,6 +232,20 @@ def test_the_right_token_is_admitted_so_that_the_refusals_mean_something(endpoin
     assert admitted(endpoint, offer).party == "a"
 
 
+@pytest.mark.parametrize("shown", ["right", "wrong", "rightx", "", 1, True, None])
+def test_how_far_a_guess_is_right_does_not_show_in_the_time_of_a_comparison(monkeypatch, shown):
+    compared, honest = [], stream.hmac.compare_digest
+
+    def compare(one, other):
+        compared.append((one, other))
+        return honest(one, other)
+
+    monkeypatch.setattr(stream.hmac, "compare_digest", compare)
+    hello = Frame(Kind.HELLO, fields={} if shown is None else {"token": shown})
+    assert stream._shows(hello, "token", "right") is (shown == "right")
+    assert len(compared) == isinstance(shown, str)
+
+
 @pytest.mark.parametrize("token", ["again", "", None])
 def test_a_token_opens_one_session_once_and_afterwards_nothing_does(endpoint, token):
     offer = endpoint.offer("2")
@@ -291,6 +307,24 @@ def test_a_refused_greeting_does_not_use_up_the_token(endpoint):
     offer = endpoint.offer("2")
     assert dial(offer, b"garbage") is REFUSED
     admitted(endpoint, offer)
+
+
+def test_a_greeting_may_be_as_long_as_a_header_and_no_longer(endpoint):
+    offer = endpoint.offer("2")
+
+    def padded(padding):
+        hello = Frame(
+            Kind.HELLO,
+            fields={"party": "a", "token": offer["token"]},
+            tensors={"x": torch.zeros(padding, dtype=torch.uint8)},
+        )
+        return encode(to_records(hello, SESSION))
+
+    most = 10_000 + OVERHEAD - len(padded(10_000))
+    assert len(padded(most)) == OVERHEAD
+    assert dial(offer, padded(most + 1)) is REFUSED
+    assert endpoint.accept() is None
+    assert admitted(endpoint, offer, padded(most)).party == "a"
 
 
 def test_a_greeting_over_the_limit_of_grpc_ends_that_stream_alone(endpoint):
