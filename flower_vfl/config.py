@@ -42,7 +42,9 @@ class Config(Section):
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of a simulation's secrets")
     schedule_seed: int = Field(default=-1, ge=-1, lt=2**63, description="seed of the order of batches; -1: `seed`")
     device: str = Field(default="cpu", description="torch device of models")
-    threads: int = Field(default=1, ge=0, description="torch threads of each party; 0: leave torch's own choice")
+    threads: int = Field(
+        default=1, ge=0, le=1024, description="torch threads of each party; 0: leave torch's own choice"
+    )
     sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list, description="live trackers")
     data: DataConfig = Field(default_factory=DataConfig)
     parties: PartiesConfig = Field(default_factory=PartiesConfig)

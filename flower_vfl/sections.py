@@ -12,6 +12,8 @@ from flower_vfl.parsing import Value, feature_party_name, parse_calls
 
 ALL = "all"
 _EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
+_LONGEST = 1e9
+"""Seconds that a time limit can have: what waits for locks takes no more than some 300 years."""
 
 
 def require_plain(value: Any) -> None:
@@ -169,7 +171,7 @@ class TrainingConfig(Section):
     schedule: Literal["constant", "cosine", "step", "linear"] = Field(
         default="constant", description="learning-rate schedule"
     )
-    weight_decay: float = Field(default=0.0, ge=0.0, description="weight decay of dense weights")
+    weight_decay: float = Field(default=0.0, ge=0.0, le=1e6, description="weight decay of dense weights")
     embedding_decay: float = Field(
         default=0.0,
         ge=0.0,
@@ -281,18 +283,22 @@ class TransportConfig(Section):
     advertise: str = Field(default="", description="address that feature parties dial; empty: `host`")
     port: int = Field(default=0, ge=0, le=65535, description="port of the session endpoint; 0: a free one")
     connect_timeout: float = Field(
-        default=60.0, gt=0.0, description="seconds for parties to arrive, from when the last node connected"
+        default=60.0,
+        gt=0.0,
+        le=_LONGEST,
+        description="seconds for parties to arrive, from when the last node connected",
     )
     max_frame_mib: int = Field(
         default=64, ge=1, le=1024, description="largest message that the session endpoint takes, MiB"
     )
-    step_timeout: float = Field(default=600.0, gt=0.0, description="seconds to wait for one answer")
+    step_timeout: float = Field(default=600.0, gt=0.0, le=_LONGEST, description="seconds to wait for one answer")
     reconnect_timeout: float = Field(
-        default=30.0, ge=0.0, description="seconds for a broken stream to come back and go on where it was"
+        default=30.0, ge=0.0, le=_LONGEST, description="seconds for a broken stream to come back and go on where it was"
     )
     rejoin_timeout: float = Field(
         default=300.0,
         ge=0.0,
+        le=_LONGEST,
         description="seconds for a party that died to come back; all go on from their last checkpoint",
     )
 

@@ -49,11 +49,13 @@ def write_keys(out: Path, hosts: Sequence[str], parties: Sequence[str], *, days:
     Raises
     ------
     ConfigError
-        When a host is neither a name nor an address, or a party's name is taken.
+        When a host is neither a name nor an address, there is no party, or a party's name is taken.
     OutputExistsError
         When `out` holds something.
     """
     names = [_general_name(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
+    if not parties:
+        raise ConfigError("keys are for feature parties, and none is named: give one at least, as in --parties a,b")
     for party in check_parties(parties, LABEL_FOLDER):
         if party == LABEL_FOLDER or parties.count(party) > 1:
             raise ConfigError(f"party {party!r} cannot have a folder of its own: its name is taken")

@@ -196,6 +196,19 @@ def test_a_bad_value_names_the_field_what_was_given_and_what_is_allowed(path, va
     assert repr(value) in str(caught.value) or repr(value[-1]) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("threads", value) for value in (1025, 30000, 10**30)),
+        ("training.weight_decay", 1e308),
+        *((f"transport.{name}_timeout", 1e308) for name in ("connect", "step", "reconnect", "rejoin")),
+    ],
+)
+def test_what_no_machine_can_do_is_refused(key, value):
+    with pytest.raises(ConfigError, match=key):
+        build_config({}, {key: value})
+
+
 def test_all_bad_values_are_named_at_once():
     with pytest.raises(ConfigError) as caught:
         build_config({"training": {"epochs": 0}, "model": {"cut": "x"}, "colour": 1})

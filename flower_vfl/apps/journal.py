@@ -32,10 +32,14 @@ class Journal(Observer):
     def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:  # noqa: D102
         if self.log is not None:
             self.log.add(step=step, epoch=epoch, party=party, layer=layer, attack=attack, metric=metric, value=value)
+        for other in self._others:
+            other.add(step=step, epoch=epoch, party=party, layer=layer, attack=attack, metric=metric, value=value)
 
     def flush(self) -> None:  # noqa: D102
         if self.log is not None:
             self.log.flush()
+        for other in self._others:
+            other.flush()
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:  # noqa: D102
         for other in self._others:

@@ -72,6 +72,8 @@ class LocalGrid(Grid):
         self.join(_JOIN_SECONDS)
         if cause is not None:
             raise cause from None
+        if error is not None and told and self.failures:
+            error.__cause__ = self.failures[0]
 
     def serve(self, server: ServerApp) -> None:
         """Run the label party's app to its end."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.data.dataset import Alignment, FeatureSpec, Labels, PartyTable
+from flower_vfl.data.dataset import Alignment, FeatureSpec, Labels, PartyTable, check_parties
 from flower_vfl.data.periods import Periods
 from flower_vfl.data.source import ArraySource
 from flower_vfl.errors import DataError
@@ -99,7 +99,7 @@ class MemoryData:
     Raises
     ------
     DataError
-        When tables, labels, periods and IDs differ in their number of rows.
+        When tables, labels, periods and IDs differ in their number of rows, and for names that no party can have.
     """
 
     name: str
@@ -111,6 +111,7 @@ class MemoryData:
     ids: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        check_parties(self.tables, self.label_party)
         for name, table in self.tables.items():
             rows = (len(table.train), len(table.test))
             if rows != (len(self.target.train), len(self.target.test)):

@@ -95,5 +95,8 @@ def reason(reply: Message) -> str:
     text = (reply.error.reason or f"error code {reply.error.code}").strip()
     if text.startswith("<class "):  # the simulation runtime: its repr of an exception
         text = text.removesuffix("'>")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return printable(lines[-1].removeprefix(_FRAME)) if lines else "no reason given"
+    _, framed, own = text.partition(_FRAME)
+    lines = [line.strip() for line in (own if framed else text).splitlines() if line.strip()]
+    if not framed and lines and lines[0].startswith("Traceback"):
+        lines = lines[-1:]
+    return printable(" ".join(lines)) if lines else "no reason given"

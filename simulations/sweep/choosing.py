@@ -135,8 +135,9 @@ def _decide(group: Group, running: Running, places: int, data: Callable[[Config]
     try:
         alone = measure(_some(group.trials, 3)[1].config, data).step
         few, more = (measure_stack(_some(group.trials, count), data) for count in (FEW, min(MORE, wanted)))
-    except FlowerVflError as error:
-        return Choice(group, (), str(error))
+    except Exception as error:  # noqa: BLE001 - methods of others are in it; a trial by itself says what is wrong
+        why = f"they could not be measured together: {type(error).__name__}: {error}"
+        return Choice(group, (), str(error) if isinstance(error, FlowerVflError) else why)
     runs = _fitting(few, more, wanted, _limit(config, running, places), data(config), config)
     if runs < FEW:
         return Choice(group, (), "memory is too small for two of them", alone)

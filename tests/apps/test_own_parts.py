@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from flower_vfl.apps import run
+from flower_vfl.errors import PartyError
 from tests.toys import toy_config, toy_data
 
 
@@ -57,3 +58,13 @@ def test_a_party_restored_before_every_message_keeps_the_state_of_its_own_optimi
     monkeypatch.setattr(client._Client, "_store", forgetful)
     restored = run(config, data=lambda _: data, bottom=bottom, top=top, optimizer=momentum).summary["weights"]
     assert restored == kept
+
+
+@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
+def test_an_error_of_a_users_own_model_is_told_in_full_and_is_the_cause(kind):
+    def narrow(spec, config):
+        raise RuntimeError("my model needs\nat least 10 columns")
+
+    with pytest.raises(PartyError, match="RuntimeError: my model needs at least 10 columns") as caught:
+        run(toy_config(transport={"kind": kind}), data=lambda _: toy_data(rows=200), bottom=narrow)
+    assert isinstance(caught.value.__cause__, RuntimeError)

@@ -109,3 +109,10 @@ def test_features_may_be_lists_and_tensors():
     rows = [[1.0, 2.0], [3.0, 4.0]]
     table = array_table("a", rows, torch.tensor(rows))
     assert table.train.gather(np.arange(2))[0].tolist() == table.test.gather(np.arange(2))[0].tolist() == rows
+
+
+@pytest.mark.parametrize("names", [("p+q", "label"), ("label", "a"), ("a", "x/y")])
+def test_names_that_no_party_can_have_are_refused(names):
+    table = array_table("a", np.zeros((4, 3)), np.zeros((2, 3)))
+    with pytest.raises(DataError, match=r"is no party name|cannot be called 'label'"):
+        MemoryData("x", {names[0]: table}, names[1], Labels(Y, Y[:2], 2))

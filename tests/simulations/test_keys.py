@@ -120,3 +120,9 @@ def test_what_cannot_be_a_host_or_a_party_is_refused_and_nothing_is_written(tmp_
     with pytest.raises(error, match=words):
         write_keys(tmp_path / "keys", hosts, parties, days=1)
     assert not (tmp_path / "keys").exists()
+
+
+def test_keys_for_nobody_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"none is named: give one at least, as in --parties a,b"):
+        write_keys(tmp_path / "keys", ["label.example"], [], days=30)
+    assert not (tmp_path / "keys").exists()

@@ -118,6 +118,22 @@ def test_all_are_told_what_begins_and_ends_innermost_first_though_no_wrapper_pas
     assert values.values["inner.epochs"] == values.values["outer.epochs"] == [1.0]
 
 
+def test_observers_of_a_run_are_told_each_value_with_a_folder_or_without(tmp_path):
+    class Flushed(Values):
+        flushed = 0
+
+        def flush(self):
+            self.flushed += 1
+
+    config = toy_config(training={"epochs": 1}, attack={"names": ["norm"]})
+    for out in (None, tmp_path / "run"):
+        values = Flushed()
+        run(config, data=lambda _: toy_data(rows=200), observers=(values,), out=out)
+        assert len(values.values["train_loss"]) == 3
+        assert len(values.values["monitor_auc"]) == 9  # of two parties, and of both together
+        assert values.flushed
+
+
 def test_what_hooks_return_is_logged_each_step():
     data, config = toy_data(rows=200), toy_config(training={"epochs": 1})
     values = Values()

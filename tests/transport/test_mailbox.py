@@ -19,6 +19,8 @@ SIMULATION = f"{ClientAppException}:<'{ClientAppException('a.csv: row 2 holds ab
     [
         (SIMULATION, "a.csv: row 2 holds abc"),
         (str(ClientAppException("it's 'odd'")), "it's 'odd'"),
+        (str(ClientAppException("my model needs\nat least 10 columns\n")), "my model needs at least 10 columns"),
+        ("ValueError: my model needs\n\n  at least 10 columns", "ValueError: my model needs at least 10 columns"),
         ("Traceback\n  line 3\nValueError: no\n", "ValueError: no"),
         ("", "error code 7"),
         ("ValueError: \x1b[2Jno", r"ValueError: \x1b[2Jno"),

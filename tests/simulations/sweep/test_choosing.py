@@ -112,6 +112,17 @@ def test_what_data_or_model_keep_from_being_stacked_is_found_by_the_measurement(
     assert "resnet20" in choice.why
 
 
+def test_what_methods_of_others_keep_from_being_measured_is_said_and_each_trial_is_by_itself(trials, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("shape '[2, 64]' is invalid")
+
+    monkeypatch.setattr(choosing, "measure_stack", fails)
+    monkeypatch.setattr(choosing, "measure", lambda *_: Probe(1.0, 0.1, 1.0, 0.0, 0, 0, 400, 100, 100))
+    (choice,) = choose(trials, Running(), 1)
+    assert choice.stacks == ()
+    assert choice.why == "they could not be measured together: RuntimeError: shape '[2, 64]' is invalid"
+
+
 def test_a_card_that_is_not_here_is_not_guessed_at(trials):
     away = [changed(trial, device="cuda") for trial in trials]
     if choosing.torch.cuda.is_available():
