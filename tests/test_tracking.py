@@ -278,21 +278,6 @@ def test_a_killed_writer_leaves_every_row_but_the_last_thousand(tmp_path):
     assert read_steps(tmp_path).equals(table)
 
 
-def test_a_row_costs_a_few_microseconds(tmp_path):
-    def seconds():
-        log = StepLog(tmp_path)
-        start = time.perf_counter()
-        for step in range(20_000):
-            add_raw(step=step, epoch=0, party="a", layer="cut", attack="norm", metric="auc", value=0.5, log=log)
-        log.flush()
-        return time.perf_counter() - start
-
-    def add_raw(*, log, **row):
-        log.add(**row)
-
-    assert min(seconds() for _ in range(3)) / 20_000 < 6e-6
-
-
 class Recorder:
     """A sink that remembers."""
 

@@ -3,7 +3,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -229,25 +228,6 @@ def test_frozen_weights_are_not_touched():
 def test_impossible_settings_are_refused(options, text):
     with pytest.raises(ConfigError, match=text):
         Optimizers(TabularBottom(SPEC), options.pop("name", "adam"), **options)
-
-
-@pytest.mark.slow
-def test_the_cost_of_a_step_does_not_follow_the_vocabulary():
-    # benchmarks/ measure the ratio; here the best of many steps tells it from a dense update, which would be 100 times.
-    def seconds(vocabulary):
-        bottom = TabularBottom(FeatureSpec(4, (vocabulary,)))
-        optimizers = Optimizers(bottom)
-        ids = torch.randint(0, 10_000, (1024, 1)) * (vocabulary // 10_000)
-        numeric, times = torch.randn(1024, 4), []
-        for _ in range(20):
-            start = time.perf_counter()
-            optimizers.zero_grad()
-            bottom(numeric, ids).sum().backward()
-            optimizers.step()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    assert seconds(10_000_000) <= 3.0 * seconds(10_000)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
