@@ -197,8 +197,8 @@ def prepare(
 
 
 def _check_source(recipe: Recipe, source: Path | None) -> None:
-    if source is not None and recipe.origin:
-        raise DataError(f"{recipe.name} {recipe.origin} and is not read from a path; given {source}")
+    if source is not None and recipe.pathless:
+        raise DataError(f"{recipe.name} {recipe.pathless} and is not read from a path; given {source}")
 
 
 def _prepare(recipe: Recipe, source: Path | None, out: Path, options: Options, progress: Progress) -> Dataset:

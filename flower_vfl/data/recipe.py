@@ -47,7 +47,7 @@ class Recipe(ABC):
     """How one data set is prepared from its raw form.
 
     A subclass declares the facts below and writes `write`; the catalog does the rest: options, cache, atomic folders.
-    `origin` says where data comes from that is read from no path. `published` are options with which its authors' own
+    `pathless` says where data comes from that is read from no path. `published` are options with which its authors' own
     preprocessing is repeated. A `resumable` recipe notes in `builder.notes` what it has done, and goes on from there.
     """
 
@@ -55,7 +55,7 @@ class Recipe(ABC):
     description: ClassVar[str]
     licence: ClassVar[str]
     rows: ClassVar[int | None] = None
-    origin: ClassVar[str] = ""
+    pathless: ClassVar[str] = ""
     options: ClassVar[type[Options]] = Options
     published: ClassVar[Mapping[str, Any]] = {}
     resumable: ClassVar[bool] = False

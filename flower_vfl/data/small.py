@@ -40,7 +40,7 @@ class BreastCancer(Recipe):
     description: ClassVar[str] = "569 tumours, two parties of 15 measurements; for smoke tests"
     licence: ClassVar[str] = _LICENCE
     rows: ClassVar[int | None] = 462
-    origin: ClassVar[str] = "comes with scikit-learn"
+    pathless: ClassVar[str] = "comes with scikit-learn"
     options: ClassVar[type[Options]] = SplitOptions
 
     def write(self, builder: Builder, source: Path | None, options: SplitOptions, progress: Progress) -> None:
@@ -73,7 +73,7 @@ class Digits(Recipe):
     description: ClassVar[str] = "1,797 images of digits, cut into a left and a right half; for smoke tests"
     licence: ClassVar[str] = _LICENCE
     rows: ClassVar[int | None] = 1_426
-    origin: ClassVar[str] = "comes with scikit-learn"
+    pathless: ClassVar[str] = "comes with scikit-learn"
     options: ClassVar[type[Options]] = DigitsOptions
 
     def write(self, builder: Builder, source: Path | None, options: DigitsOptions, progress: Progress) -> None:

@@ -59,7 +59,7 @@ class Synthetic(Recipe):
     description: ClassVar[str] = "generated tables of any length and vocabulary; for benchmarks"
     licence: ClassVar[str] = "none needed"
     rows: ClassVar[int | None] = 100_000
-    origin: ClassVar[str] = "is generated"
+    pathless: ClassVar[str] = "is generated"
     options: ClassVar[type[Options]] = SyntheticOptions
 
     def write(self, builder: Builder, source: Path | None, options: SyntheticOptions, progress: Progress) -> None:

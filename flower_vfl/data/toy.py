@@ -46,7 +46,7 @@ class _Toy(Recipe):
 
     licence: ClassVar[str] = "none needed"
     rows: ClassVar[int | None] = 4_000
-    origin: ClassVar[str] = "is generated"
+    pathless: ClassVar[str] = "is generated"
     columns: ClassVar[tuple[str, ...]]
 
     @abstractmethod
