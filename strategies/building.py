@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.fusion import fused_shape
-from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.initialise import new_model
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import embed, embedding_shape
 from flower_vfl.parties.label import LabelParty, Log, adds_to_logits, checked_log
@@ -107,16 +108,16 @@ def build_models(
     """
     config, placement, bottom = base.config, Placement.of(base.config), None
     if base.bottom is not None and probe is not None:
-        with seeded_initialisation(base.secret.seed("weights", "bottom")):
-            bottom = placement.place(base.bottom())
+        made = new_model(base.bottom, base.secret.seed("weights", "bottom"), "the label party's own model")
+        bottom = placement.place(made)
         if not adds_to_logits(bottom):
             shapes = [*shapes, embedding_shape(embed(bottom, *probe, placement), "the label party")]
     if not shapes:
         raise ConfigError("nobody has features: name feature parties or let the label party use its own columns")
     top = base.top
     if not isinstance(top, nn.Module):
-        with seeded_initialisation(base.secret.seed("weights", "top")):
-            top = top(fused_shape(shapes, config.model.fusion))
+        make = partial(top, fused_shape(shapes, config.model.fusion))
+        top = new_model(make, base.secret.seed("weights", "top"), "the top model")
     return placement.place(top), bottom
 
 

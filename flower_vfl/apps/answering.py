@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message
@@ -21,7 +22,7 @@ from flower_vfl.config import Config, of_this_host
 from flower_vfl.data.scoring import new_rows, rows_of
 from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError, ProtocolError, SetupError, UnreachableError
 from flower_vfl.files import write_json_atomic
-from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.initialise import new_model
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.predictor import Predictor
 from flower_vfl.transport.messages import answer
@@ -202,9 +203,9 @@ class Answering:
         rows = new_rows(Path(asked.data).expanduser(), dataset) if asked.data else rows_of(dataset)
         features = check_features(kept.card, rows.features(asked.party))
         placement = Placement.of(config)
-        with seeded_initialisation(0):  # every weight is replaced
-            model = placement.place(self._bottom(dataset.party(asked.party).spec, config))
-        kept.load_into(model)
+        make = partial(self._bottom, dataset.party(asked.party).spec, config)
+        model = placement.place(new_model(make, 0, f"the bottom model of party {asked.party!r}"))
+        kept.load_into(model)  # so that no seed matters
         machine = Predictor(
             asked.party,
             model,

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 BottomFactory = Callable[[FeatureSpec, Config], "nn.Module"]
-"""Makes a party's bottom model for what its columns are."""
+"""Makes a party's bottom model for what its columns are, a new one in each call."""
 
 TopFactory = Callable[[tuple[int, ...], int, Config], "nn.Module"]
-"""Makes the top model for the shape of one row of the fused embedding and the number of classes."""
+"""Makes the top model for the shape of one row of the fused embedding and the number of classes, a new one in each
+call."""
 
 DataFactory = Callable[[Config], VerticalData]
 """Opens the data that a configuration names; a party then loads only its own part."""

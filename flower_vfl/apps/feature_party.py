@@ -10,7 +10,7 @@ from flower_vfl.apps.build import BottomFactory, TopFactory, default_bottom, def
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.nn.dropout import bind_dropout
-from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.initialise import new_model
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import FeatureParty, Store
 from flower_vfl.parties.recording import Recorder
@@ -39,8 +39,8 @@ def build_feature_party(
     table = dataset.party(name)
     aligned = dataset.alignment
     schedule = schedule_of(config, aligned.rows, aligned.test_rows, periods=aligned.periods)
-    with seeded_initialisation(secret.seed("weights")):
-        model = Placement.of(config).place(bottom(table.spec, config))
+    made = new_model(partial(bottom, table.spec, config), secret.seed("weights"), f"the bottom model of party {name!r}")
+    model = Placement.of(config).place(made)
     dropout = secret.generator("dropout", device=config.device)
     bind_dropout(model, dropout)
     shared: dict[str, Any] = {

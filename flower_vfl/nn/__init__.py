@@ -4,7 +4,7 @@ from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.dropout import Dropout, bind_dropout
 from flower_vfl.nn.fusion import fuse, fused_shape
 from flower_vfl.nn.images import ConvBottom, ConvTop
-from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.initialise import new_model, seeded_initialisation
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.nn.network import Network
 from flower_vfl.nn.networks import NETWORKS, network_of
@@ -34,6 +34,7 @@ __all__ = [
     "fuse",
     "fused_shape",
     "network_of",
+    "new_model",
     "seeded_initialisation",
     "watched_layers",
     "weights_digest",

@@ -1,14 +1,60 @@
-"""Weights that depend on a seed and on nothing else, for model factories that draw from torch's global generator."""
+"""New weights that depend on a seed and on nothing else, of model factories that draw from torch's global generator."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 import torch
+from torch import nn
+
+from flower_vfl.errors import ConfigError
 
 _lock = threading.RLock()
+_given: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
+"""The parameters of all models that factories gave, as long as they live, by identity."""
+
+
+def new_model(factory: Callable[[], nn.Module], seed: int, what: str) -> nn.Module:
+    """Return what a model factory makes in `seeded_initialisation`: a model that nothing has trained and nobody shares.
+
+    Parameters
+    ----------
+    factory : Callable[[], nn.Module]
+        Makes the model.
+    seed : int
+        Of its weights.
+    what : str
+        What the model is, for the error.
+
+    Raises
+    ------
+    ConfigError
+        When it has weights that a factory gave before: parties would train one model together, and a run would go on
+        from what the last one learned. Weights that are not trained may be shared.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(3, 2)
+    >>> new_model(lambda: model, 7, "the bottom model") is model
+    True
+    >>> new_model(lambda: torch.nn.Sequential(model), 7, "the bottom model")
+    Traceback (most recent call last):
+    ...
+    flower_vfl.errors.ConfigError: the bottom model has weights that a model factory gave before: ...
+    """
+    with seeded_initialisation(seed):
+        model = factory()
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if any(_given.get(id(parameter)) is parameter for parameter in trained):
+            raise ConfigError(
+                f"{what} has weights that a model factory gave before: parties would train one model together, or go "
+                "on from what was trained already; make a new model in each call, or copy.deepcopy one that is there"
+            )
+        _given.update((id(parameter), parameter) for parameter in trained)
+    return model
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ConfigError, FlowerVflError
 from flower_vfl.metrics import LeakSummary, mean_interval
 from flower_vfl.nn.dropout import bind_dropout
-from flower_vfl.nn.initialise import seeded_initialisation
+from flower_vfl.nn.initialise import new_model
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.measures import ACCURACY, AUC, chance, measured, sample_interval
 from flower_vfl.parties.recording import NoRecorder, Recorder
@@ -382,7 +382,6 @@ class TrainedModel:
 
     def _make(self, seed: int, factory: Callable[[], nn.Module]) -> nn.Module:
         """Make a fresh model whose weights and dropout come from the seed and from nowhere else."""
-        with seeded_initialisation(seed):
-            model = factory()
+        model = new_model(factory, seed, "what an attack takes for a fresh model")
         generator = torch.Generator(device=self._placement.device).manual_seed(seed)
         return self._placement.place(bind_dropout(model, generator))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.errors import PartyError
+from flower_vfl.errors import ConfigError, PartyError
 from tests.toys import toy_config, toy_data
 
 
@@ -68,3 +70,39 @@ def test_an_error_of_a_users_own_model_is_told_in_full_and_is_the_cause(kind):
     with pytest.raises(PartyError, match="RuntimeError: my model needs at least 10 columns") as caught:
         run(toy_config(transport={"kind": kind}), data=lambda _: toy_data(rows=200), bottom=narrow)
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_model_that_two_parties_would_share_is_refused():
+    shared, data = nn.Linear(6, 5), toy_data(rows=200)
+    with pytest.raises((ConfigError, PartyError), match=r"model of party '[ab]' has weights that a model factory gave"):
+        run(
+            toy_config(),
+            data=lambda _: data,
+            bottom=lambda spec, config: nn.Sequential(shared, nn.ReLU()),
+            top=top,
+        )
+
+
+def test_a_model_of_the_last_run_is_refused_and_one_that_is_new_or_copied_is_not():
+    given, data, config = nn.Linear(5, 1), toy_data(rows=200, parties=1), toy_config(attack={"names": []})
+
+    def start(top):
+        return run(config, data=lambda _: data, bottom=bottom, top=top).summary["weights"]["label"]
+
+    first = start(lambda *_: copy.deepcopy(given))
+    assert start(lambda *_: given) == first
+    with pytest.raises(ConfigError, match=r"the top model has weights that a model factory gave before.*deepcopy"):
+        start(lambda *_: given)
+    again = [start(top) for _ in range(2)]
+    assert again[0] == again[1]
+
+
+def test_weights_that_are_not_trained_may_be_shared():
+    frozen, data = nn.Linear(6, 5).requires_grad_(False), toy_data(rows=200)
+    for _ in range(2):
+        run(
+            toy_config(attack={"names": []}),
+            data=lambda _: data,
+            bottom=lambda spec, config: nn.Sequential(frozen, nn.Linear(5, 4)),
+            top=top,
+        )
