@@ -90,7 +90,7 @@ def separation(scores: Array, labels: Array) -> tuple[float, float]:
     missed = positives.searchsorted(positives, "left")
     false_alarms = negatives - (below - missed)
     error = (missed / positives.size + false_alarms / negatives).min() / 2
-    return _area(ordered, positives, below), float(min(error, 0.5))
+    return _area(ordered, positives, below), float(error)
 
 
 def _sorted(values: NDArray[Any], positive: NDArray[np.bool_], unsorted: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -159,4 +159,4 @@ def detection_error(scores: Array, labels: Array) -> float:
     found = np.cumsum(positive[order])[ends]
     false_alarms = (ends + 1 - found) / (positive.size - total)
     errors = (1 - found / total + false_alarms) / 2
-    return float(min(errors.min(), 0.5))
+    return float(errors.min())

@@ -44,7 +44,7 @@ def separations(scores: Tensor, positive: Tensor, kept: Tensor) -> tuple[Tensor,
     errors = missed + (negatives[..., None] - no_below) / negatives[..., None]
     error = errors.where(yes, torch.inf).amin(dim=-1) / 2
     both = (positives > 0) & (negatives > 0)
-    return auc.where(both, torch.nan), error.clamp(max=0.5).where(both, torch.nan)
+    return auc.where(both, torch.nan), error.where(both, torch.nan)
 
 
 def _before(which: Tensor) -> Tensor:

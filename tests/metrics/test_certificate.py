@@ -38,7 +38,7 @@ def test_known_values():
     assert auc_bound(1.0) == 0.875
 
 
-@pytest.mark.parametrize("sum_kl", [4.0, 7.5, math.inf])
+@pytest.mark.parametrize("sum_kl", [4.0, 4.0 + 1e-9, 4.2, 5.0, 7.5, 1e300, math.inf])
 def test_from_four_on_it_says_nothing(sum_kl):
     assert auc_bound(sum_kl) == 1.0
 
@@ -212,6 +212,19 @@ def test_of_two_classes_the_accuracy_is_what_the_detection_error_leaves():
     for sum_kl in (0.0, 0.1, 1.0):
         bound = accuracy_bound([[0.0, sum_kl], [sum_kl, 0.0]], [0.5, 0.5])
         assert bound == pytest.approx(1.0 - detection_error_bound(sum_kl), abs=1e-7)
+
+
+def test_by_variation_the_better_bound_of_it_counts_and_the_best_class_to_compare_with():
+    far = math.sqrt(1.0 - math.exp(-4.0))  # Bretagnolle and Huber; Pinsker says nothing at 8
+    assert accuracy_bound([[0, 8], [8, 0]], [0.5, 0.5]) == pytest.approx(0.5 + far / 2)
+    # Class 0 is near to both others, which are far from each other.
+    near = [[0, 0.04, 0.04], [0.04, 0, 4], [0.04, 4, 0]]
+    assert accuracy_bound(near, np.full(3, 1 / 3)) == pytest.approx(1 / 3 + (0.1 + 0.1) / 3)
+
+
+def test_a_class_that_does_not_occur_takes_nothing_of_the_bound_away():
+    absent = [[0, 1, math.inf], [1, 0, math.inf], [math.inf, math.inf, 0]]
+    assert accuracy_bound([[0, 1], [1, 0]], [0.75, 0.25]) <= accuracy_bound(absent, [0.75, 0.25, 0.0]) <= 1.0
 
 
 def test_one_class_against_the_rest_is_a_mean_over_the_rest():

@@ -46,6 +46,11 @@ def test_quantile_mean_and_maximum_are_those_of_the_steps():
     assert (entry["steps"], entry["one_class_steps"]) == (1234, 0)
 
 
+def test_the_scores_turned_around_have_a_quantile_of_their_own():
+    entry = filled([0.9, 0.9, 0.9, 0.9, 0.1]).result()
+    assert (entry["q95"], entry["q95_turned"]) == (0.9, 0.9)
+
+
 def test_the_null_is_that_of_the_very_batches():
     leak = LeakSummary(attack="norm", party="a")
     leak.add(0.6, 90, 10)
