@@ -67,6 +67,13 @@ def test_classes_take_turns_one_a_scored_step():
     assert (entry["steps"], entry["q95"]) == (6, nearest_rank(expected))
 
 
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_the_oracle_looks_for_the_class_whose_turn_it_is_where_not_each_step_is_scored(every):
+    oracle = Oracle([CosineAttack()], AuditLabels.of(LABELS, classes=3), every)
+    for turn in range(5):
+        assert oracle.looked_for(turn * every, ROWS).tolist() == (turn % 3 == LABELS).tolist()
+
+
 def test_one_class_may_be_looked_for_alone():
     scorer, kept = scorer_of(NormAttack(), positives=(2,))
     score(scorer, range(4))

@@ -10,7 +10,7 @@ import torch
 
 from flower_vfl.apps import run
 from flower_vfl.apps.client import _Client
-from flower_vfl.attacks import norm
+from flower_vfl.attacks import RememberedFitAttack, RememberedHintAttack, norm
 from flower_vfl.attacks.remembering import in_batch_units
 from flower_vfl.data.memory import MemoryData
 from flower_vfl.data.periods import Period, Periods
@@ -19,6 +19,10 @@ from flower_vfl.metrics import auc_interval, leak_auc, null_quantile
 from flower_vfl.parties import remembering
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.memory import RowMemory
+from flower_vfl.parties.recording import NoRecorder
+from flower_vfl.parties.remembering import MemoryScorer, check_memory_attacks
+from flower_vfl.parties.scoring import AuditLabels
+from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.tracking import read_steps
 from tests.faults.common import Interrupt
@@ -274,6 +278,40 @@ def test_in_time_order_nothing_can_be_compared_with_the_epoch_before(name):
         run(config, data=lambda _: by_day())
 
 
+def known_by_day(days, attack, labels, monkeypatch):
+    """Let an attack read after each of so many days of 20 rows; return what it knew and the days that it could read."""
+    told, score = [], type(attack).score
+
+    def noted(self, memory, known):
+        told.append(known)
+        return score(self, memory, known)
+
+    monkeypatch.setattr(type(attack), "score", noted)
+    schedule = Schedule(0, 40, 0, 20, 10, 2, validation=0.0, periods=(20, 20))
+    facts = {"party": "a", "source": "attacker", "defended": False, "recorder": NoRecorder()}
+    scorer = MemoryScorer([attack], ["cut"], AuditLabels.of(labels), schedule, **facts)
+    for step in range(days):
+        g = torch.randn(20, 4, generator=torch.Generator().manual_seed(step))
+        scorer.observe(step, schedule.train_batch(step), {"cut": g})
+    return told, scorer.entries()[0]["epochs"]
+
+
+@pytest.mark.parametrize("attack", [RememberedHintAttack(k=3), RememberedFitAttack(k=3)])
+def test_in_time_order_an_attack_waits_until_enough_rows_that_it_can_know_have_come(attack, monkeypatch):
+    labels = np.zeros(40, dtype=np.int64)
+    labels[[3, 11, *range(22, 40, 3)]] = 1  # two of them on the first day
+    (known,), epochs = known_by_day(2, attack, labels, monkeypatch)
+    assert epochs == [2]
+    assert labels[known.rows].tolist() == known.labels.tolist()
+
+
+def test_on_the_first_day_no_row_of_a_later_one_is_known(monkeypatch):
+    (known,), epochs = known_by_day(1, RememberedFitAttack(k=4), np.arange(40) % 2, monkeypatch)
+    assert epochs == [1]
+    assert len(known.rows) == 8
+    assert (known.rows < 20).all()
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -284,6 +322,13 @@ def test_in_time_order_nothing_can_be_compared_with_the_epoch_before(name):
 def test_more_known_rows_than_there_are_are_refused(name, words):
     with pytest.raises(ConfigError, match=words):
         run(config_of(name), data=lambda _: toy_data(rows=300))
+
+
+def test_an_attack_that_would_know_every_positive_is_refused():
+    audit = AuditLabels.of(np.array([0, 1, 1, 1, 0, 0]))
+    check_memory_attacks([RememberedHintAttack(k=2)], audit, repeats=True)
+    with pytest.raises(ConfigError, match="2 at most: lower k"):
+        check_memory_attacks([RememberedHintAttack(k=3)], audit, repeats=True)
 
 
 @pytest.mark.parametrize(("classes", "positives"), [(3, []), (3, [0, 2]), (2, [0, 1])])
