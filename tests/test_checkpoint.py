@@ -263,6 +263,13 @@ def test_the_last_few_states_are_kept_and_come_back(tmp_path):
     assert kept.load(30)["weights"].tolist() == [30.0, 30.0]
 
 
+def test_two_states_are_kept_also_where_one_is_asked_for(tmp_path):
+    kept = Checkpoints(tmp_path, FACTS, keep=1)
+    for step in (0, 10, 20):
+        kept.save(step, step)
+    assert kept.steps == [10, 20]
+
+
 def test_a_state_that_is_held_outlives_the_last_few(tmp_path):
     kept = Checkpoints(tmp_path, FACTS, keep=2)
     for step in (10, 20, 30, 40):
@@ -281,8 +288,24 @@ def test_going_back_gives_up_the_states_of_later_steps(tmp_path):
 
 
 def test_a_state_can_be_read_by_its_owner_alone(tmp_path):
-    Checkpoints(tmp_path / "a", FACTS).save(1, {})
+    """Its file too, which who copies or archives it takes out of its folder."""
+    before = os.umask(0o022)
+    try:
+        Checkpoints(tmp_path / "a", FACTS).save(1, {"generator": torch.zeros(2)})
+    finally:
+        os.umask(before)
     assert (tmp_path / "a").stat().st_mode & 0o077 == 0
+    (file,) = (tmp_path / "a").glob("step-*")
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_kill_has_left_half_written_is_gone_after_the_next_state(tmp_path):
+    kept = Checkpoints(tmp_path, FACTS)
+    kept.save(1, {})
+    half = tmp_path / ".step-000000002.safetensors.abc.tmp"
+    half.write_bytes(b"half of a state, as secret as a whole one")
+    kept.save(2, {})
+    assert not half.exists()
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path):

@@ -145,6 +145,13 @@ def test_keys_are_fresh_hidden_and_survive_the_disk():
     assert repr(first) == "Key(<hidden>)"
 
 
+def test_a_fresh_key_is_drawn_from_the_whole_group():
+    """All four quarters of 40 keys differ from key to key."""
+    keys = [Key.fresh().to_bytes() for _ in range(40)]
+    for low in range(0, 32, 8):
+        assert len({key[low : low + 8] for key in keys}) == 40
+
+
 @settings(max_examples=20, deadline=None)
 @given(numbers)
 def test_the_public_part_is_the_multiple_of_the_base_point(number):

@@ -96,6 +96,10 @@ def test_a_single_feature_party_needs_no_shares():
     assert not shares(["x"], []).any()
 
 
+def test_an_id_is_common_where_both_words_are_zero():
+    assert is_common(np.array([[0, 0], [0, 1], [1, 0], [2, 2]], np.uint64)).tolist() == [True, False, False, False]
+
+
 def test_a_pairs_key_is_the_same_at_both_and_another_in_another_run():
     a, b = Key.fresh(), Key.fresh()
     assert pair_key(a, b.public(), "run", "a", "b") == pair_key(b, a.public(), "run", "a", "b")

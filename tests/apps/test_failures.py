@@ -21,7 +21,9 @@ from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError, TrainingError
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import batch_limit
+from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.strategies.reported import read_report
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
 
@@ -141,6 +143,13 @@ def test_a_report_that_is_none_is_refused_where_it_is_wrong_and_costs_no_weights
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     model = load_model(model_path(tmp_path / "run", "label"))
     assert (result["status"], result["weights"]["label"]) == ("failed", model.digest)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "nonsense", "7", None])
+def test_a_report_that_cannot_be_read_is_refused_and_its_party_named(text):
+    said = {} if text is None else {"report": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
+    with pytest.raises(ProtocolError, match="party 'a' sent a report that cannot be read"):
+        read_report("a", Frame(Kind.REPORT, tensors=said), [])
 
 
 def test_whose_a_leak_is_and_who_measured_it_is_the_label_partys_own_word(monkeypatch):

@@ -59,6 +59,13 @@ def test_ids_that_were_changed_are_noticed(tmp_path, ids):
         AlignmentFile.read(tmp_path / "f")
 
 
+@pytest.mark.parametrize("ids", [("bob", "ann"), ("ann", "ann")])
+def test_ids_that_repeat_or_are_in_another_order_are_refused_although_their_digest_fits(tmp_path, ids):
+    AlignmentFile(ids, ("a", "b"), "label").write(tmp_path / "f")
+    with pytest.raises(DataError, match="not as it was written"):
+        AlignmentFile.read(tmp_path / "f")
+
+
 @pytest.mark.parametrize("ids", [pa.array([1, 2]), pa.array(["ann", None]), pa.array([b"ann", b"bob"])])
 def test_ids_that_are_no_texts_are_refused(tmp_path, ids):
     FILE.write(tmp_path / "f")

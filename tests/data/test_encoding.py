@@ -1,9 +1,11 @@
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_vfl.data import layout
 from flower_vfl.data.encoding import CategoricalEncoding, NumericEncoding, PartyEncoding, Place, fit_party, numbers
 from flower_vfl.errors import DataError
 
@@ -49,6 +51,11 @@ def test_missing_numbers_become_the_mean_and_an_indicator():
     assert encoding.apply(np.array([1.0, np.nan, 3.0])).tolist() == [[-1, 0], [0, 1], [1, 0]]
     nothing = NumericEncoding.fit("n", np.array([np.nan]), "mean")
     assert nothing.apply(np.array([np.nan])).tolist() == [[0, 1]]
+
+
+def test_a_missing_number_that_counts_as_zero_is_encoded_as_zero_is():
+    encoding = NumericEncoding.from_range("n", 2.0, 4.0)
+    assert encoding.apply(np.array([2.0, 4.0, 0.0, np.nan])).tolist() == [[0.0], [1.0], [-1.0], [-1.0]]
 
 
 @given(words, words)
@@ -117,6 +124,24 @@ def test_new_rows_are_encoded_the_same_after_writing_and_reading(tmp_path):
     assert encoding.columns == ("n", "n is missing", "c")
     for one, other in zip(encoding.encode(train), again.encode(train), strict=True):
         assert np.array_equal(one, other)
+
+
+TWO = pa.table({"one": ["a", "b", "a"], "two": ["x", "y", "z"]})
+
+
+def test_the_values_of_several_columns_come_back_each_to_its_own(tmp_path):
+    fit_party(TWO, numeric=[], categorical=["one", "two"], file="t.csv").write(tmp_path / "encoding.json")
+    again = PartyEncoding.read(tmp_path / "encoding.json")
+    assert again.encode(TWO)[1].tolist() == [[1, 1], [2, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("values", ["abxyw", "baxyz", "abxy"])
+def test_values_that_are_not_those_that_were_written_are_refused(tmp_path, values):
+    """With them each row would be encoded as another, and a model would say anything of it."""
+    fit_party(TWO, numeric=[], categorical=["one", "two"], file="t.csv").write(tmp_path / "encoding.json")
+    pq.write_table(pa.table({"value": list(values)}), tmp_path / layout.VOCABULARY)
+    with pytest.raises(DataError, match="not as it was written: the values of column"):
+        PartyEncoding.read(tmp_path / "encoding.json")
 
 
 @pytest.mark.parametrize(

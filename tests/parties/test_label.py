@@ -24,7 +24,7 @@ MANY = np.random.default_rng(0).integers(0, 3, 40)
 OWN = np.random.default_rng(1).normal(size=(40, 2)).astype(np.float32)
 
 
-def party(*, snapshots=(), labels=LABELS, weights="none", defended=False, own=False):
+def party(*, snapshots=(), labels=LABELS, weights="none", defended=False, own=False, clip=0.0):
     """Return a label party, with columns of its own behind batch normalisation and dropout if that is asked for."""
     schedule = Schedule(0, 40, 0, 16, 16, 1, 0.0)
     with seeded_initialisation(0):
@@ -45,6 +45,7 @@ def party(*, snapshots=(), labels=LABELS, weights="none", defended=False, own=Fa
         schedule,
         ("a", "b"),
         snapshots=snapshots,
+        clip_norm=clip,
         bottom=bottom,
         table=array_table("own", OWN, OWN) if own else None,
     )
@@ -54,6 +55,10 @@ def embeddings(step):
     generator = torch.Generator().manual_seed(step)
     rows = 16 if step < 2 else 8
     return {name: torch.randn(rows, width, generator=generator) for name, width in (("a", 4), ("b", 2))}
+
+
+def joint(gradients):
+    return torch.cat([gradients[name] for name in ("a", "b")], dim=1)
 
 
 def test_a_gradient_is_the_residual_times_the_slope_over_the_batch():
@@ -76,6 +81,13 @@ def test_gradients_are_those_before_any_defense():
     assert torch.equal(step.inside.gradients, party(snapshots=[0]).train_step(0, embeddings(0)).inside.gradients)
     sent = torch.cat([step.gradients["a"], step.gradients["b"]], dim=1)
     assert not torch.allclose(sent, step.inside.gradients)
+
+
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_gradients_are_clipped_together_to_the_limit_and_never_made_longer(share):
+    plain = joint(party().train_step(0, embeddings(0)).gradients)
+    clipped = joint(party(clip=share * float(plain.norm())).train_step(0, embeddings(0)).gradients)
+    torch.testing.assert_close(clipped, min(share, 1.0) * plain)
 
 
 def test_a_defense_that_works_in_place_does_not_change_what_is_kept():

@@ -89,6 +89,17 @@ def test_a_course_goes_on_as_if_it_had_not_been_interrupted():
     assert other.end_epoch(0.5) == course.end_epoch(0.5)
 
 
+def test_what_was_promised_before_an_interruption_counts_after_it():
+    course, again = (Course(LABELS.numpy()) for _ in range(2))
+    course.largest = 1.25
+    again.restore(course.state())
+    assert again.largest == 1.25
+
+
+def test_before_anything_was_sent_nothing_is_promised():
+    assert Marvell(strategy()).bound() == 1.0
+
+
 def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatch):
     monkeypatch.setattr(marvell_course, "LARGEST", 4)
     assert [bool(found) for found in epochs(4)[0]] == [True, True, False, False]

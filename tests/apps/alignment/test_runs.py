@@ -152,6 +152,16 @@ def test_the_order_of_the_questions_says_nothing_of_the_order_of_the_ids(tmp_pat
     assert len(blinded) == 32 * 60
 
 
+def test_common_ids_are_named_in_an_order_that_says_nothing_of_the_label_partys(tmp_path):
+    grid, error = run(federation(tmp_path, SPANS["three"]), tmp_path / "out", 2)
+    assert error is None
+    named = [bytes(c["tensors"]["tags"].data) for way, _, c in grid.seen if way == "down" and "tags" in c["tensors"]]
+    assert [len(data) for data in named] == [16 * 30] * 2
+    for data in named:
+        tags = [data[at : at + 16] for at in range(0, len(data), 16)]
+        assert tags == sorted(tags)
+
+
 @pytest.mark.parametrize("method", ["psi", "hash"])
 def test_nobody_in_common_is_an_error_that_leaves_nothing(method, tmp_path):
     spans = {"label": (0, 20), "a": (10, 40), "b": (20, 50)}
