@@ -220,7 +220,7 @@ class Writer(NormAttack):
     def score(self, transcript, layer, side=NOTHING):
         last = transcript.last
         {write}
-        return super().score(transcript, layer)
+        return super().score(transcript, layer, side)
 """
 CENTRED = "last.gradients[layer].flatten(1).sub_(1.0)"
 
