@@ -22,7 +22,10 @@ _DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFB
 """What a disk that is full, fails or takes no writing says."""
 
 _PLACE = frozenset(
-    (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+    (
+        *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
+        *(errno.ENAMETOOLONG, errno.ELOOP),
+    )
 )
 """What the system says of a place that is not this user's, or cannot be (a file where a folder should be, too)."""
 

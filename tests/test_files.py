@@ -77,6 +77,7 @@ def test_json_has_null_where_a_number_is_not_finite(tmp_path):
         (errno.EROFS, StorageError, "could not be written: Read-only file system"),
         (errno.EACCES, DataError, "cannot be written: Permission denied; name another place"),
         (errno.EPERM, DataError, "cannot be written: Operation not permitted"),
+        (errno.ENOENT, DataError, "cannot be written: No such file or directory; name another place"),
         (errno.EPIPE, BrokenPipeError, "Broken pipe"),
     ],
 )

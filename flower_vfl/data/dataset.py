@@ -136,8 +136,8 @@ class Labels:
     Parameters
     ----------
     train, test : ndarray of whole numbers or booleans, (N,)
-        Class of each row, 0 to `classes` - 1; 1 is the positive class of two. Arrays that tensors cannot share are
-        copied as int64.
+        Class of each row, 0 to `classes` - 1; 1 is the positive class of two. Arrays that tensors cannot share, and
+        whole numbers that are written as floats, are copied as int64.
     classes : int
         Number of classes.
 
@@ -171,6 +171,10 @@ def whole_labels(labels: object) -> NDArray[np.int64]:
         When they are no whole numbers or booleans, or not one a row.
     """
     values = np.asanyarray(labels)
+    if values.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):  # what is not finite is not whole
+            whole = bool((values % 1 == 0).all())
+        values = values.astype(np.int64) if whole else values
     if values.ndim != 1 or values.dtype.kind not in "biu":
         raise DataError(
             f"labels are whole numbers (N,), the class of each row, given {values.dtype} {values.shape}; with "

@@ -53,8 +53,11 @@ LABELS = np.arange(10) % 2
 
 @pytest.mark.parametrize(
     "given",
-    [LABELS.astype(bool), LABELS.astype(">i8"), LABELS.astype("u8"), LABELS[::-1][::-1][::-1], LABELS.tolist(), LABELS],
-    ids=["bool", "big-endian", "uint64", "reversed", "list", "int64"],
+    [
+        *(LABELS.astype(bool), LABELS.astype(">i8"), LABELS.astype("u8"), LABELS[::-1][::-1][::-1], LABELS.tolist()),
+        *(LABELS, LABELS.astype(float), LABELS.astype(np.float16)),
+    ],
+    ids=["bool", "big-endian", "uint64", "reversed", "list", "int64", "float64", "float16"],
 )
 def test_labels_of_any_whole_numbers_become_such_that_tensors_share(given):
     labels = Labels(given, np.asarray(given)[:0], 2).train
@@ -69,7 +72,7 @@ def test_labels_that_tensors_can_share_are_not_copied():
 @pytest.mark.parametrize(
     "given",
     [
-        *(np.linspace(0, 0.99, 10), LABELS - 0.9, np.full(10, np.nan), LABELS.astype(float), LABELS[:, None]),
+        *(np.linspace(0, 0.99, 10), LABELS - 0.9, np.full(10, np.nan), np.full(10, np.inf), LABELS[:, None]),
         *(np.array(["no", "yes"])[LABELS], LABELS.astype(object), LABELS + 0j, np.zeros((10, 2), int), None),
     ],
     ids=lambda given: getattr(getattr(given, "dtype", None), "name", "none"),
