@@ -59,12 +59,19 @@ class Builder:
             layout.write_ids(self.folder / "ids" / f"{part}.parquet", ids[part])
 
     def align_numbered(self, rows: Mapping[Part, int], digest: str) -> None:
-        """Say how many rows there are where rows have numbers and no IDs."""
+        """Say how many rows there are, by a digest of another kind: where rows have numbers and no IDs.
+
+        Files of IDs that are there already are noted with digests of their own.
+        """
         for part in PARTS:
             if rows[part] < 1:
                 raise DataError(f"no row is left for the {part} part; there are {rows['train']} + {rows['test']} rows")
         self._rows = {part: rows[part] for part in PARTS}
         self._alignment = digest
+        folder = self.folder / "ids"
+        if folder.is_dir():
+            files = {file: layout.digest(folder / file) for file in (f"{part}.parquet" for part in PARTS)}
+            layout.write_json(folder / layout.IDS, {"files": files})
 
     def add_table(self, party: str, encoding: PartyEncoding, tables: Mapping[Part, pa.Table], file: str) -> None:
         """Encode and write a party's table, its rows already in the shared order."""

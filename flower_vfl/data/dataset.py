@@ -4,6 +4,7 @@ A prepared folder looks like this, and a party's host needs only the manifest an
 
     manifest.json                     name, parties, counts, digest of the alignment, licence: nothing private
     ids/{train,test}.parquet          the shared IDs in their canonical order (absent where rows are numbered)
+    ids/ids.json                      digests of these files, where the alignment's is of another kind
     <party>/party.json                the party's columns, shapes, digests of its files
     <party>/encoding.json             how each of its columns was encoded, so that new rows can be
     <party>/vocabulary.parquet        the values of its categorical columns, one column behind the other
@@ -380,7 +381,11 @@ class Dataset:
         return pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
 
     def _check_ids(self) -> None:
-        """Compare the IDs with the digest by which all parties compare the order of their rows."""
+        """Compare the IDs with the digest by which all parties compare the order of their rows, or with their own."""
+        if (self.folder / "ids" / layout.IDS).is_file():
+            for part in PARTS:
+                layout.verify_file(self.folder / "ids", f"{part}.parquet")
+            return
         found = layout.ids_digest({part: (self.rows(part), layout.each_id(self._ids_path(part))) for part in PARTS})
         if found != self.alignment.digest:
             raise DataError(
@@ -395,10 +400,10 @@ class Dataset:
     def verify(self) -> None:
         """Read every file that this host holds, a piece at a time, and check that it is as it was prepared.
 
-        That is: the IDs and their order, by the digest of the alignment, where rows have IDs; of each party, and of the
-        labels, the digests of the arrays, their numbers and their category ids; the digests of how columns were encoded
-        and of what classes are called. What the manifest, `party.json` and `labels.json` say beside these is not
-        covered by a digest of its own, nor is the order of rows that have numbers only.
+        That is: the IDs and their order, by the digest of the alignment or of their files, where rows have IDs; of each
+        party, and of the labels, the digests of the arrays, their numbers and their category ids; the digests of how
+        columns were encoded and of what classes are called. What the manifest, `party.json` and `labels.json` say
+        beside these is not covered by a digest of its own, nor is the order of rows that have numbers only.
 
         Raises
         ------

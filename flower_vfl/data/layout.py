@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 MANIFEST, PARTY, LABELS, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
+IDS = "ids.json"
+"""Digests of files of IDs, where the digest of the alignment is of another kind."""
 VECTORS, VOCABULARY = "vectors.npy", "vocabulary.parquet"
 ENCODINGS = (ENCODING, VOCABULARY)
 """How a party's columns were encoded; there is no vocabulary where no column has categories."""
@@ -163,7 +165,7 @@ def verify_file(folder: Path, file: str) -> None:
     DataError
         When it is another one, or is missing.
     """
-    notes = folder / (LABELS if folder.name == "labels" else PARTY)
+    notes = folder / {"labels": LABELS, "ids": IDS}.get(folder.name, PARTY)
     noted = entry(notes, read_json(notes), "files", dict).get(file)
     path = folder / file
     if not path.is_file():

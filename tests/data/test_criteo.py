@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn.preprocessing import LabelEncoder, MinMaxScaler
 
@@ -77,6 +78,19 @@ def test_every_row_is_in_one_part_with_its_label_and_its_values(raw, small_block
             expected = [text if text in known else "?" for text in column(ROWS, rows, category)]
             assert [known[value - 1] if value else "?" for value in ids[:, place]] == expected
     dataset.verify()
+
+
+def test_numbers_of_lines_that_are_not_those_of_the_rows_are_refused(raw, small_blocks):
+    dataset = load("criteo", path=raw)
+    assert sorted(map(int, dataset.all_ids().to_pylist())) == list(range(1, 401))
+    file = dataset.folder / "ids" / "train.parquet"
+    pq.write_table(pq.read_table(file)[1:], file)
+    for read in (dataset.verify, dataset.all_ids):
+        with pytest.raises(DataError, match=r"train\.parquet"):
+            read()
+    pq.write_table(pa.table({"id": pa.array(range(350), pa.int64())})[: dataset.rows("train")], file)
+    with pytest.raises(DataError, match=r"train\.parquet is not as it was prepared"):
+        dataset.verify()
 
 
 def test_vocabularies_and_scales_come_from_training_rows_alone(raw, small_blocks):
