@@ -13,23 +13,31 @@ from tests.toys import toy_config, toy_data
 ONE_EPOCH = {"training": {"epochs": 1, "batch_size": 64}}
 
 
-def renamed(data, names, label_party):
-    """Return the data with its parties called otherwise."""
-    tables = {name: replace(table, name=name) for name, table in zip(names, data.tables.values(), strict=True)}
-    return replace(data, tables=tables, label_party=label_party)
+class Renamed:
+    """Data of one's own, whose parties are called otherwise; unlike `MemoryData` it looks at no name."""
+
+    def __init__(self, data, names, label_party):
+        self._data, self._old = data, dict(zip(names, data.parties, strict=True))
+        self.name, self.parties, self.label_party, self.alignment = data.name, tuple(names), label_party, data.alignment
+
+    def party(self, name):
+        return replace(self._data.party(self._old[name]), name=name)
+
+    def labels(self):
+        return self._data.labels()
 
 
 @pytest.mark.parametrize("features", [[], ["label"], ["label", "b"]])
 def test_a_feature_party_called_as_the_label_partys_results_are_is_refused(tmp_path, features):
-    data = renamed(toy_data(rows=200), ["label", "b"], "owner")
+    data = Renamed(toy_data(rows=200), ["label", "b"], "owner")
     with pytest.raises(ConfigError, match="a feature party cannot be called 'label', as results and files of the"):
         run(toy_config(parties={"features": features}, **ONE_EPOCH), out=tmp_path / "run", data=lambda _: data)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["ids", "labels", "../b", "a+b", ""])
-def test_names_of_data_in_memory_are_checked_too(name):
-    data = renamed(toy_data(rows=200), ["a", name], "owner")
+def test_names_of_data_of_ones_own_are_checked_too(name):
+    data = Renamed(toy_data(rows=200), ["a", name], "owner")
     with pytest.raises(
         ConfigError, match=f"'{name}' is no party name: .*; name it otherwise in toy".replace("+", r"\+")
     ):
@@ -40,7 +48,7 @@ def test_names_of_data_in_memory_are_checked_too(name):
 def test_every_party_has_weights_states_and_digests_of_its_own(tmp_path, label_party):
     """Also where one name begins with another, and whatever the label party is called."""
     names = ["a", "a-label", "label-a", "weights"]
-    data = renamed(toy_data(rows=200, parties=4), names, label_party)
+    data = Renamed(toy_data(rows=200, parties=4), names, label_party)
     config = toy_config(parties={"features": names, "label_features": False}, checkpoint={"every": 1}, **ONE_EPOCH)
     run(config, out=tmp_path, data=lambda _: data)
     parties = {"label", *names}
