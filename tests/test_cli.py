@@ -264,6 +264,7 @@ def test_training_that_diverges_is_a_failure_and_keeps_what_was_measured(setting
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "number", "code"),
     [("inproc", signal.SIGINT, 130), ("stream", signal.SIGINT, 130), ("stream", signal.SIGTERM, 143)],

@@ -49,6 +49,7 @@ def test_no_points_give_none():
     assert multiply_all(Key(3), b"", hashed=False) == b""
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_an_error_and_the_others_end(small, monkeypatch):
     started, genuine = [], subprocess.Popen
 

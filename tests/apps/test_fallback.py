@@ -12,6 +12,7 @@ CLOSED = {"kind": "stream", "advertise": "127.9.9.9", "connect_timeout": 16.0}
 """The endpoint listens on 127.0.0.1, parties are told an address where nobody does: as if a firewall stood between."""
 
 
+@pytest.mark.slow
 def test_the_run_falls_back_says_so_and_ends_with_the_weights_of_any_other_transport(caplog):
     caplog.set_level(logging.WARNING)
     behind = run(toy_config(transport={**CLOSED, "fallback": "messages"}), data=lambda _: toy_data())
@@ -20,6 +21,7 @@ def test_the_run_falls_back_says_so_and_ends_with_the_weights_of_any_other_trans
     assert "127.9.9.9" in caplog.text
 
 
+@pytest.mark.slow
 def test_without_leave_to_fall_back_the_error_names_the_address_and_what_to_look_at():
     words = r"session endpoint 127\.9\.9\.9:\d+ could not be reached within 8 s: that is an address of this host"
     with pytest.raises(PartyError, match=words):

@@ -11,6 +11,8 @@ from flower_vfl.transport.dialling import _Dialler
 from flower_vfl.transport.stream import StreamLink
 from tests.faults.common import assert_same, setup
 
+pytestmark = pytest.mark.slow  # each does its run several times over
+
 
 def doubling(messages, number, doubled):
     """Yield one message twice, the first time that so many have come."""

@@ -43,6 +43,7 @@ def test_a_check_that_is_left_out_is_found(monkeypatch, tmp_path):
     assert list((tmp_path / "corpus").iterdir())
 
 
+@pytest.mark.slow
 def test_an_input_that_takes_long_is_found(monkeypatch, tmp_path):
     def slow(path):
         time.sleep(0.06)

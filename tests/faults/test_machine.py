@@ -155,6 +155,7 @@ def test_a_kill_leaves_no_folder_locked(tmp_path):
     run(config(), out=tmp_path)  # a folder that a kill has left with its lock alone is empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["stream", "messages"])
 def test_a_disk_that_takes_seconds_for_a_checkpoint_ends_nothing(tmp_path, undisturbed, transport, monkeypatch):
     monkeypatch.setenv("FLOWER_VFL_STATE", str(tmp_path / "state"))

@@ -16,6 +16,8 @@ from flower_vfl.protocol.frame import Kind
 from flower_vfl.transport.sessions import Sessions
 from tests.faults.common import assert_same, outcome, setup
 
+pytestmark = pytest.mark.slow  # each does its run several times over
+
 
 class Death(grpc.RpcError):
     """What ends a party without a word to the label party, as a kill does."""

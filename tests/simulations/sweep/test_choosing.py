@@ -141,6 +141,7 @@ def test_a_stack_is_measured_on_this_machine(trials):
     assert found.memory >= 0
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_is_trained_together_and_why_the_rest_is_not(tmp_path, capsys, costs, monkeypatch):
     path = tmp_path / "sweep.toml"
     path.write_text(SWEEP.replace('"max_norm"', '"label_dp"'), encoding="utf8")
