@@ -178,7 +178,8 @@ def head(monkeypatch):
 def test_a_cluster_that_is_there_is_joined_and_left_running(toy, tmp_path, head):
     for _ in range(20):
         done = sweep(toy, "--out", tmp_path / "out", "--address", head)
-        if "no Ray cluster answers" not in done.stderr:
+        # Its port answers before its first node is there, and joining then ends in Ray's own words.
+        if "no Ray cluster answers" not in done.stderr and "cannot be joined from here" not in done.stderr:
             break
         time.sleep(1.0)
     assert done.returncode == 0, done.stderr
