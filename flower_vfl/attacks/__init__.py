@@ -18,6 +18,7 @@ from flower_vfl.attacks.base import (
 from flower_vfl.attacks.clustering import ClusteringAttack
 from flower_vfl.attacks.cosine import CosineAttack
 from flower_vfl.attacks.direction_count import DirectionCountAttack
+from flower_vfl.attacks.embedding_reader import EmbeddingReaderAttack
 from flower_vfl.attacks.gradient_clustering import GradientClusteringAttack
 from flower_vfl.attacks.hint import HintAttack
 from flower_vfl.attacks.inference import InferenceAttack, Leaked, TrainedView
@@ -58,7 +59,12 @@ _MEMORIES: tuple[type[AttackMethod], ...] = (
     RememberedQuadraticAttack,
     RememberedNetworkAttack,
 )
-_EMBEDDINGS: tuple[type[AttackMethod], ...] = (SpectralAttack, ClusteringAttack, ModelCompletionAttack)
+_EMBEDDINGS: tuple[type[AttackMethod], ...] = (
+    SpectralAttack,
+    ClusteringAttack,
+    ModelCompletionAttack,
+    EmbeddingReaderAttack,
+)
 
 ATTACKS: Mapping[str, type[AttackMethod]] = MappingProxyType(
     {attack.name: attack for attack in (*_GRADIENTS, *_MEMORIES, *_EMBEDDINGS)}
@@ -132,6 +138,7 @@ __all__ = [
     "ClusteringAttack",
     "CosineAttack",
     "DirectionCountAttack",
+    "EmbeddingReaderAttack",
     "GradientClusteringAttack",
     "HintAttack",
     "InferenceAttack",

@@ -73,6 +73,20 @@ class TrainedView:
     top: Callable[[], nn.Module] | None = None
     network: Callable[[], nn.Module] | None = None
 
+    def examples(self) -> Leaked:
+        """Return the labelled examples.
+
+        Raises
+        ------
+        ArgumentError
+            When they were not told.
+        """
+        if self.leaked is None:
+            raise ArgumentError(
+                f"The attack needs labelled examples, it was not told them: declare {LEAKED!r} in `needs`."
+            )
+        return self.leaked
+
     def known(self) -> tuple[Leaked, Callable[[], nn.Module], Callable[[], nn.Module]]:
         """Return the labelled examples, and how to make a top model and a whole network.
 
@@ -81,12 +95,9 @@ class TrainedView:
         ArgumentError
             When one of them was not told.
         """
-        if self.leaked is None or self.top is None or self.network is None:
-            raise ArgumentError(
-                f"The attack needs labelled examples and fresh models, it was not told them: declare {LEAKED!r} in "
-                "`needs`."
-            )
-        return self.leaked, self.top, self.network
+        if self.top is None or self.network is None:
+            raise ArgumentError("The attack needs fresh models, it was not told how to make them.")
+        return self.examples(), self.top, self.network
 
 
 def classes_of(logits: Tensor) -> Tensor:

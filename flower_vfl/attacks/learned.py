@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flower_vfl.attacks.base import whole
 from flower_vfl.attacks.inference import LEAKED
+from flower_vfl.attacks.readers import Reader
 from flower_vfl.attacks.remembering import NOBODY, Kept, KnownRows, Memory, MemoryAttack
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import suggestion
@@ -26,12 +27,6 @@ BLOCKS: Mapping[History, tuple[Kept, ...]] = {
 }
 """What a reader looks at. With "last" it reads the gradients of one epoch, and remembers nothing; with "epochs" those
 of all epochs, each by itself."""
-
-Reader: TypeAlias = Callable[[Tensor], Tensor]
-"""From histories (n, b, D) to scores (n,), higher means more likely positive."""
-
-_MIXTURE = 1e-6
-"""Part of the largest variance below which a mixture of blocks is rounding, and nothing of its own."""
 
 
 class LearnedAttack(MemoryAttack):
@@ -102,35 +97,3 @@ def _histories(parts: Sequence[Tensor], units: Sequence[float], width: int) -> T
     """Return parts (n, D), or (n, T D), in their units as blocks (n, b, D)."""
     blocks = [(part / unit).view(len(part), -1, width) for part, unit in zip(parts, units, strict=True)]
     return torch.cat(blocks, dim=1)
-
-
-def standardising(x: Tensor) -> Callable[[Tensor], Tensor]:
-    r"""Return what centres histories, makes their blocks uncorrelated and gives each of them mean variance 1.
-
-    .. math:: z = (x - \bar x) (M \otimes I_D), \qquad M^T C M = I, \qquad
-        C_{ab} = \tfrac{1}{nD} \sum_i \langle x_i^a - \bar x^a, \; x_i^b - \bar x^b \rangle
-
-    A mean, the last gradient in it and a difference of that say much of the same, after one epoch all of it: a reader
-    that takes coordinates as alike would count it several times. Epochs with persistent noise have most of it in
-    common, and what differs between them would hardly count. Coordinates of a block keep their proportions.
-
-    Parameters
-    ----------
-    x
-        (n, b, D) known rows, float64.
-
-    Returns
-    -------
-    Callable[[Tensor], Tensor]
-        From histories (n, b, D) to (n, r D) of float64, with r the number of blocks that are no mixture of others.
-    """
-    mean = x.mean(dim=0)
-    apart = (x - mean).transpose(0, 1).flatten(1)
-    values, vectors = torch.linalg.eigh(apart @ apart.T / apart.shape[1])
-    which = values > _MIXTURE * values[-1]
-    mixing = vectors[:, which] / values[which].sqrt() if bool(which.any()) else torch.eye(x.shape[1], dtype=x.dtype)
-
-    def standardised(rows: Tensor) -> Tensor:
-        return torch.einsum("nbd,br->nrd", rows.double() - mean, mixing).flatten(1)
-
-    return standardised

@@ -4,52 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
-from flower_vfl.attacks.learned import History, LearnedAttack, Reader
+from flower_vfl.attacks.learned import History, LearnedAttack
+from flower_vfl.attacks.readers import Reader, linear
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def ridge(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, float]:
-    r"""Fit a linear reader to known rows by ridge regression, in closed form.
-
-    .. math::
-
-        w = X^T (X X^T + \alpha I)^{-1} y, \qquad b = \bar y - \langle w, \bar x \rangle, \qquad
-        \alpha = \text{penalty} \cdot \tfrac1n \| X \|_F^2
-
-    with X and y around their means. It is the smallest reader: of a few rows with many numbers, a strong penalty leaves
-    the difference of the classes' means, which is best where noise is the same in all directions.
-
-    Parameters
-    ----------
-    x
-        (n, F) known rows, float64.
-    y
-        (n,) their targets.
-    penalty
-        In units of the rows' mean squared distance from their mean; above 0.
-
-    Returns
-    -------
-    tuple[Tensor, float]
-        Weights w (F,) and the offset b.
-
-    References
-    ----------
-    Hoerl and Kennard, *Ridge regression: biased estimation for nonorthogonal problems*, Technometrics 12, 1970.
-    """
-    centre = x.mean(dim=0)
-    rows, targets = x - centre, y - y.mean()
-    gram = rows @ rows.T
-    alpha = penalty * float(gram.diagonal().mean())
-    if not alpha > 0:  # all known rows are equal
-        return torch.zeros_like(centre), float(y.mean())
-    weights = rows.T @ torch.linalg.solve(gram + alpha * torch.eye(len(rows), dtype=rows.dtype), targets)
-    return weights, float(y.mean() - centre @ weights)
 
 
 class RememberedFitAttack(LearnedAttack):
@@ -82,6 +42,5 @@ class RememberedFitAttack(LearnedAttack):
 
     def fit(self, x: Tensor, positive: Tensor) -> Reader:
         """Return the linear reader."""
-        weights, offset = ridge(x.flatten(1), 2.0 * positive.to(x.dtype) - 1.0, self.penalty)
-        of_floats = weights.float()
-        return lambda rows: rows.flatten(1) @ of_floats + offset
+        read = linear(x.flatten(1), positive.long(), 2, penalty=self.penalty)
+        return lambda rows: read(rows.flatten(1))

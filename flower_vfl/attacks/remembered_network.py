@@ -7,68 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from flower_vfl.attacks.base import whole
-from flower_vfl.attacks.learned import History, LearnedAttack, Reader, standardising
+from flower_vfl.attacks.learned import History, LearnedAttack
+from flower_vfl.attacks.readers import Reader, network, standardising
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-RATE, MOMENTUM, DECAY = 1.0, 0.9, 1e-3
-"""Of gradient descent on all known rows. Adam is no choice here: its steps are as large in each coordinate, so that
-those which say nothing are learned by heart. The decay takes its part off each weight in every step, for the same."""
-
-
-def fit_network(x: Tensor, positive: Tensor, *, hidden: int, steps: int, generator: torch.Generator) -> list[Tensor]:
-    r"""Fit a network with one hidden layer to labelled rows, all of them in each step.
-
-    .. math:: r(x) = \langle w, \tanh(A x + b) \rangle + c
-
-    by the logistic loss, with momentum, weight decay and a fixed number of steps: there are too few known rows to set
-    some aside that say when to stop.
-
-    Parameters
-    ----------
-    x
-        (n, F) rows, float64, around 0 and of mean squared length 1.
-    positive
-        (n,) of bool.
-    hidden
-        Units of the hidden layer, H.
-    steps
-        How many.
-    generator
-        Draws the initial weights.
-
-    Returns
-    -------
-    list[Tensor]
-        A (F, H), b (H,), w (H,) and c ().
-    """
-    inner = torch.randn(x.shape[1], hidden, generator=generator, dtype=x.dtype)
-    outer = torch.randn(hidden, generator=generator, dtype=x.dtype) / hidden**0.5
-    network = [inner, x.new_zeros(hidden), outer, x.new_zeros(())]
-    decays = [DECAY, 0.0, DECAY, 0.0]
-    moves = [torch.zeros_like(tensor) for tensor in network]
-    target = positive.to(x.dtype)
-    for _ in range(steps):
-        slopes = _slopes(network, x, target)
-        moves = [MOMENTUM * m + g + d * w for m, g, d, w in zip(moves, slopes, decays, network, strict=True)]
-        network = [tensor - RATE * move for tensor, move in zip(network, moves, strict=True)]
-    return network
-
-
-def _slopes(network: list[Tensor], x: Tensor, target: Tensor) -> list[Tensor]:
-    """Return the gradients of the mean logistic loss, written out: what reads a step keeps no graph."""
-    inner, offsets, outer, offset = network
-    units = torch.tanh(x @ inner + offsets)
-    error = (torch.sigmoid(units @ outer + offset) - target) / len(x)
-    back = torch.outer(error, outer) * (1 - units.square())
-    return [x.T @ back, back.sum(dim=0), units.T @ error, error.sum()]
-
-
-def _say(network: list[Tensor], x: Tensor) -> Tensor:
-    inner, offsets, outer, offset = network
-    return torch.tanh(x @ inner + offsets) @ outer + offset
 
 
 class RememberedNetworkAttack(LearnedAttack):
@@ -107,8 +51,6 @@ class RememberedNetworkAttack(LearnedAttack):
     def fit(self, x: Tensor, positive: Tensor) -> Reader:
         """Return the network, fitted to standardised rows."""
         standard = standardising(x)
-        known = standard(x)
-        length = known.shape[1] ** 0.5
         generator = torch.Generator().manual_seed(self.seed)
-        network = fit_network(known / length, positive, hidden=self.hidden, steps=self.steps, generator=generator)
-        return lambda rows: _say(network, standard(rows) / length)
+        read = network(standard(x), positive.long(), 2, hidden=self.hidden, steps=self.steps, generator=generator)
+        return lambda rows: read(standard(rows))

@@ -14,9 +14,7 @@ from flower_vfl.attacks import (
     RememberedQuadraticAttack,
     remembering,
 )
-from flower_vfl.attacks.learned import standardising
-from flower_vfl.attacks.remembered_network import fit_network
-from flower_vfl.attacks.remembered_quadratic import fit_gaussian, ledoit_wolf
+from flower_vfl.attacks.readers import fit_gaussian, fit_network, ledoit_wolf, standardising
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import leak_auc
 from tests.attacks.common import auc_error

@@ -20,7 +20,7 @@ from flower_vfl.attacks import (
     RememberedNormAttack,
     remembering,
 )
-from flower_vfl.attacks.remembered_fit import ridge
+from flower_vfl.attacks.readers import ridge
 from flower_vfl.attacks.remembering import in_batch_units
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import leak_auc

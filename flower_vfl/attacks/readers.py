@@ -1,0 +1,289 @@
+"""Readers that are fitted on a few rows whose classes are known: a linear one, a Gaussian for each class, a network.
+
+What the rows are, they do not ask: what is remembered of gradients, or embeddings of the trained model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Reader: TypeAlias = Callable[[Tensor], Tensor]
+"""From rows (n, ...) to what they say: (n,) for two classes, higher means more likely class 1, and (n, C) for more,
+where the largest number names the class; never NaN for finite rows."""
+
+FLOOR = 1e-6
+"""Least variance of a class in any direction, where the known rows have 1 in the mean: a class whose known rows are
+equal, as one row alone is, still has a density."""
+
+RATE, MOMENTUM, DECAY = 1.0, 0.9, 1e-3
+"""Of gradient descent on all known rows. Adam is no choice here: its steps are as large in each coordinate, so that
+those which say nothing are learned by heart. The decay takes its part off each weight in every step, for the same."""
+
+_MIXTURE = 1e-6
+"""Part of the largest variance below which a mixture of blocks is rounding, and nothing of its own."""
+
+
+def standardising(x: Tensor) -> Callable[[Tensor], Tensor]:
+    r"""Return what centres rows of blocks, makes their blocks uncorrelated and gives each of them mean variance 1.
+
+    .. math:: z = (x - \bar x) (M \otimes I_D), \qquad M^T C M = I, \qquad
+        C_{ab} = \tfrac{1}{nD} \sum_i \langle x_i^a - \bar x^a, \; x_i^b - \bar x^b \rangle
+
+    A mean, the last gradient in it and a difference of that say much of the same, after one epoch all of it: a reader
+    that takes coordinates as alike would count it several times. Epochs with persistent noise have most of it in
+    common, and what differs between them would hardly count. Coordinates of a block keep their proportions.
+
+    Parameters
+    ----------
+    x
+        (n, b, D) known rows, float64.
+
+    Returns
+    -------
+    Callable[[Tensor], Tensor]
+        From rows (n, b, D) to (n, r D) of float64, with r the number of blocks that are no mixture of others.
+    """
+    mean = x.mean(dim=0)
+    apart = (x - mean).transpose(0, 1).flatten(1)
+    values, vectors = torch.linalg.eigh(apart @ apart.T / apart.shape[1])
+    which = values > _MIXTURE * values[-1]
+    mixing = vectors[:, which] / values[which].sqrt() if bool(which.any()) else torch.eye(x.shape[1]).to(x)
+
+    def standardised(rows: Tensor) -> Tensor:
+        return torch.einsum("nbd,br->nrd", rows.double() - mean, mixing).flatten(1)
+
+    return standardised
+
+
+def linear(x: Tensor, y: Tensor, classes: int, *, penalty: float) -> Reader:
+    """Return a linear reader of rows (n, F), fitted to known rows by `ridge`; of more than two classes one for each.
+
+    It reads means: best where all classes have the same noise. Rows are read in their own number format.
+    """
+    targets = 2.0 * _targets(y, classes).to(x.dtype) - 1.0
+    weights, offset = ridge(x, targets, penalty)
+    return lambda rows: rows @ weights.to(rows.dtype) + offset.to(rows.dtype)
+
+
+def ridge(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    r"""Fit a linear reader to known rows by ridge regression, in closed form.
+
+    .. math::
+
+        w = X^T (X X^T + \alpha I)^{-1} y, \qquad b = \bar y - \langle w, \bar x \rangle, \qquad
+        \alpha = \text{penalty} \cdot \tfrac1n \| X \|_F^2
+
+    with X and y around their means. It is the smallest reader: of a few rows with many numbers, a strong penalty leaves
+    the difference of the classes' means, which is best where noise is the same in all directions.
+
+    Parameters
+    ----------
+    x
+        (n, F) known rows, float64.
+    y
+        (n,) or (n, C) their targets.
+    penalty
+        In units of the rows' mean squared distance from their mean; above 0.
+
+    Returns
+    -------
+    tuple[Tensor, Tensor]
+        Weights w (F,) or (F, C) and the offset b, () or (C,).
+
+    References
+    ----------
+    Hoerl and Kennard, *Ridge regression: biased estimation for nonorthogonal problems*, Technometrics 12, 1970.
+    """
+    centre, middle = x.mean(dim=0), y.mean(dim=0)
+    rows = x - centre
+    gram = rows @ rows.T
+    alpha = penalty * float(gram.diagonal().mean())
+    if not alpha > 0:  # all known rows are equal
+        return x.new_zeros(x.shape[1], *y.shape[1:]), middle
+    gram.diagonal().add_(alpha)
+    weights = rows.T @ torch.linalg.solve(gram, y - middle)
+    return weights, middle - centre @ weights
+
+
+def quadratic(x: Tensor, y: Tensor, classes: int, *, shrinkage: float | None) -> Reader:
+    r"""Return the reader of rows (n, F) that a Gaussian for each class makes, fitted to known rows by `fit_gaussian`.
+
+    .. math:: r(x) = \log N(x; m_1, \Sigma_1) - \log N(x; m_0, \Sigma_0)
+
+    of two classes; of more, the logarithm of the chance of each, all being as frequent. No reader is better where each
+    class is Gaussian, and the fit is right. It reads variances as well as means.
+    """
+    gaussians = [fit_gaussian(x[y == c], shrinkage) for c in range(classes)]
+
+    def read(rows: Tensor) -> Tensor:
+        densities = torch.stack([gaussian.log_density(rows) for gaussian in gaussians], dim=1)
+        return densities[:, 1] - densities[:, 0] if classes == 2 else densities.log_softmax(dim=1)
+
+    return read
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gaussian:
+    r"""A normal distribution with a variance of its own along few axes, and one variance across them.
+
+    .. math:: N\Big(m, \; \sum_j v_j a_j a_j^T + w \big(I - \sum_j a_j a_j^T\big)\Big)
+
+    Attributes
+    ----------
+    mean
+        m, (F,).
+    axes
+        Rows a_j, (r, F), orthonormal.
+    variances
+        v_j, (r,), above 0.
+    across
+        w, above 0.
+    """
+
+    mean: Tensor
+    axes: Tensor
+    variances: Tensor
+    across: float
+
+    def log_density(self, rows: Tensor) -> Tensor:
+        """Return the logarithm of the density at rows (n, F), (n,) of float64."""
+        width, axes = len(self.mean), len(self.axes)
+        x = rows.double() - self.mean
+        distance = x.square().sum(dim=1) / self.across
+        distance += (x @ self.axes.T).square() @ (1 / self.variances - 1 / self.across)
+        volume = float(self.variances.log().sum()) + (width - axes) * math.log(self.across)
+        return -(distance + volume + width * math.log(2 * math.pi)) / 2
+
+
+def fit_gaussian(x: Tensor, shrinkage: float | None) -> Gaussian:
+    r"""Fit a Gaussian to rows of one class, its covariance shrunk towards a multiple of the identity.
+
+    .. math:: \Sigma = (1 - \lambda) S + \lambda \tfrac{\operatorname{tr} S}{F} I, \qquad
+        S = \tfrac1n \sum_i (x_i - \bar x)(x_i - \bar x)^T
+
+    No (F, F) matrix is made: outside the few axes along which the rows differ it has one variance.
+
+    Parameters
+    ----------
+    x
+        (n, F) rows, float64; no variance is taken below `FLOOR`.
+    shrinkage
+        Lambda in (0, 1]; None: that of `ledoit_wolf`, at least 1 / n: two rows agree with their own covariance, so that
+        the estimate finds no error in it.
+
+    References
+    ----------
+    Ledoit and Wolf, *A well-conditioned estimator for large-dimensional covariance matrices*, 2004, equations 2 and 14.
+    """
+    mean = x.mean(dim=0)
+    centred = x - mean
+    share = max(ledoit_wolf(centred), 1 / len(x)) if shrinkage is None else shrinkage
+    _, singular, axes = torch.linalg.svd(centred, full_matrices=False)
+    common = share * float(centred.square().mean())
+    variances = (1 - share) * singular.square() / len(x) + common
+    return Gaussian(mean, axes, variances.clamp(min=FLOOR), max(common, FLOOR))
+
+
+def ledoit_wolf(centred: Tensor) -> float:
+    r"""Return the share of the identity that brings a covariance nearest to the true one, as estimated from the rows.
+
+    .. math:: \lambda = \min\left(1, \; \frac{\tfrac{1}{n^2} \sum_i \| x_i x_i^T - S \|_F^2}{\| S - \mu I \|_F^2}\right)
+
+    Parameters
+    ----------
+    centred
+        (n, F) rows around their mean.
+
+    Returns
+    -------
+    float
+        From 0 to 1; 1 where there is nothing but the identity to see.
+
+    References
+    ----------
+    Ledoit and Wolf, 2004, section 3.3.
+    """
+    count, width = centred.shape
+    gram = centred @ centred.T
+    squared = float(gram.square().sum()) / count**2  # of S, in the Frobenius norm
+    apart = squared - float(gram.trace() / count) ** 2 / width
+    if not apart > 0:
+        return 1.0
+    error = (float(gram.diagonal().square().mean()) - squared) / count
+    return min(1.0, max(0.0, error) / apart)
+
+
+def network(x: Tensor, y: Tensor, classes: int, *, hidden: int, steps: int, generator: torch.Generator) -> Reader:
+    """Return a network with one hidden layer as a reader of rows (n, F), fitted to standardised known rows.
+
+    It reads what neither mean nor covariance of a class tells, and takes more known rows for it; see `fit_network`.
+    """
+    length = x.shape[1] ** 0.5
+    fitted = fit_network(x / length, _targets(y, classes), hidden=hidden, steps=steps, generator=generator)
+    return lambda rows: _say(fitted, rows / length)
+
+
+def fit_network(x: Tensor, positive: Tensor, *, hidden: int, steps: int, generator: torch.Generator) -> list[Tensor]:
+    r"""Fit a network with one hidden layer to labelled rows, all of them in each step.
+
+    .. math:: r(x) = \langle w, \tanh(A x + b) \rangle + c
+
+    by the logistic loss, of more than two classes by the cross-entropy of a w and a c for each, with momentum, weight
+    decay and a fixed number of steps: there are too few known rows to set some aside that say when to stop.
+
+    Parameters
+    ----------
+    x
+        (n, F) rows, float64, around 0 and of mean squared length 1.
+    positive
+        (n,) of bool, or (n, C), where one of a row is true.
+    hidden
+        Units of the hidden layer, H.
+    steps
+        How many.
+    generator
+        Draws the initial weights.
+
+    Returns
+    -------
+    list[Tensor]
+        A (F, H), b (H,), w (H,) or (H, C) and c () or (C,).
+    """
+    target = positive.to(x.dtype)
+    inner = torch.randn(x.shape[1], hidden, generator=generator, dtype=x.dtype)
+    outer = torch.randn(hidden, *target.shape[1:], generator=generator, dtype=x.dtype) / hidden**0.5
+    network = [inner.to(x), x.new_zeros(hidden), outer.to(x), x.new_zeros(target.shape[1:])]
+    decays = [DECAY, 0.0, DECAY, 0.0]
+    moves = [torch.zeros_like(tensor) for tensor in network]
+    for _ in range(steps):
+        slopes = _slopes(network, x, target)
+        moves = [MOMENTUM * m + g + d * w for m, g, d, w in zip(moves, slopes, decays, network, strict=True)]
+        network = [tensor - RATE * move for tensor, move in zip(network, moves, strict=True)]
+    return network
+
+
+def _slopes(network: list[Tensor], x: Tensor, target: Tensor) -> list[Tensor]:
+    """Return the gradients of the mean logistic loss, written out: what reads a step keeps no graph."""
+    inner, offsets, outer, offset = network
+    units = torch.tanh(x @ inner + offsets)
+    said = units @ outer + offset
+    chances = torch.sigmoid(said) if said.dim() == 1 else said.softmax(dim=1)
+    error = (chances - target) / len(x)
+    back = error.reshape(len(x), -1) @ outer.reshape(len(outer), -1).T * (1 - units.square())
+    return [x.T @ back, back.sum(dim=0), units.T @ error, error.sum()]
+
+
+def _say(network: list[Tensor], x: Tensor) -> Tensor:
+    inner, offsets, outer, offset = network
+    return torch.tanh(x @ inner + offsets) @ outer + offset
+
+
+def _targets(y: Tensor, classes: int) -> Tensor:
+    """Return whether rows are of class 1 (n,), or of each of more than two classes (n, C)."""
+    return y == 1 if classes == 2 else torch.eq(y[:, None], torch.arange(classes, device=y.device))
