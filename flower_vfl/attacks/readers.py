@@ -276,7 +276,7 @@ def _slopes(network: list[Tensor], x: Tensor, target: Tensor) -> list[Tensor]:
     chances = torch.sigmoid(said) if said.dim() == 1 else said.softmax(dim=1)
     error = (chances - target) / len(x)
     back = error.reshape(len(x), -1) @ outer.reshape(len(outer), -1).T * (1 - units.square())
-    return [x.T @ back, back.sum(dim=0), units.T @ error, error.sum()]
+    return [x.T @ back, back.sum(dim=0), units.T @ error, error.sum(dim=0)]
 
 
 def _say(network: list[Tensor], x: Tensor) -> Tensor:

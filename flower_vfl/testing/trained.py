@@ -164,7 +164,7 @@ def _leaked(subject: TrainedSubject) -> Iterator[str]:
         attack.infer(replace(_view(attack, gradients((64, 8))), leaked=None))
     except InputError:
         return
-    yield "it needs labelled examples, and answers without them; use view.known(), which refuses with a message"
+    yield "it needs labelled examples, and answers without them; use view.examples(), which refuses with a message"
 
 
 def _devices(subject: TrainedSubject) -> Iterator[str]:

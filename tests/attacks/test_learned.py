@@ -132,8 +132,10 @@ def test_only_the_network_reads_classes_of_one_mean_and_one_covariance():
     assert auc_of(RememberedNetworkAttack(100), x, y) > 0.98
 
 
-def test_the_network_is_trained_as_torch_would():
-    x, positive = torch.tensor(noise(12, 5)), torch.arange(12) % 2 == 0
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_network_is_trained_as_torch_would(classes):
+    x, y = torch.tensor(noise(12, 5)), torch.arange(12) % classes
+    positive = y == 1 if classes == 2 else torch.eye(3)[y].bool()
     found = fit_network(x, positive, hidden=4, steps=25, generator=torch.Generator().manual_seed(3))
     start = fit_network(x, positive, hidden=4, steps=0, generator=torch.Generator().manual_seed(3))
     inner, offsets, outer, offset = expected = [torch.nn.Parameter(tensor.clone()) for tensor in start]
@@ -142,7 +144,10 @@ def test_the_network_is_trained_as_torch_would():
     for _ in range(25):
         said = torch.tanh(x @ inner + offsets) @ outer + offset
         optimizer.zero_grad()
-        torch.nn.functional.binary_cross_entropy_with_logits(said, positive.double()).backward()
+        if classes == 2:
+            torch.nn.functional.binary_cross_entropy_with_logits(said, y.double()).backward()
+        else:
+            torch.nn.functional.cross_entropy(said, y).backward()
         optimizer.step()
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-9, atol=1e-12)

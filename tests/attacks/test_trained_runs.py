@@ -164,6 +164,24 @@ def test_more_than_two_classes_are_clustered_and_completed():
     assert summary["utility"]["last"]["test_auc"] is None
 
 
+@pytest.mark.parametrize("classes", [2, 4])
+def test_learned_readers_read_every_layer_beside_the_raw_inputs_and_are_told_labels_in_simulations_only(classes):
+    names = [f"embedding_reader(reader={reader},k=4,draws=2)" for reader in ("linear", "quadratic", "network")]
+    data = mixed_data() if classes == 2 else toy_data(rows=400, test_rows=120, classes=4, parties=2)
+    config = toy_config(attack={"names": names}, training={"epochs": 2})
+    entries = read(run(config, data=lambda _: data).summary)
+    assert {(source, layer, party) for source, layer, _, party in entries} == set(
+        itertools.product(["attacker"], ["cut", "first"], "ab")
+    )
+    assert {entry["params"]["reader"] for entry in entries.values()} == {"linear", "quadratic", "network"}
+    for entry in entries.values():
+        assert set(entry["measures"]) == {"accuracy", "balanced_accuracy", "auc"}
+        assert entry["steps"] == 2
+        for measure in entry["measures"].values():
+            assert measure["advantage"] == pytest.approx(measure["mean"] - measure["baseline"])
+            assert measure["interval95"][0] <= measure["mean"] <= measure["interval95"][1]
+
+
 @pytest.mark.parametrize(
     ("classes", "defense"),
     [(2, "max_norm"), (2, "potential_energy"), (4, "iso"), (4, "potential_energy"), (4, "label_dp")],
