@@ -95,9 +95,10 @@ class TrainedView:
         ArgumentError
             When one of them was not told.
         """
+        leaked = self.examples()
         if self.top is None or self.network is None:
             raise ArgumentError("The attack needs fresh models, it was not told how to make them.")
-        return self.examples(), self.top, self.network
+        return leaked, self.top, self.network
 
 
 def classes_of(logits: Tensor) -> Tensor:
