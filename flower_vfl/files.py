@@ -22,10 +22,16 @@ _DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFB
 """What a disk that is full, fails or takes no writing says."""
 
 _PLACE = frozenset(
-    (
-        *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
-        *(errno.ENAMETOOLONG, errno.ELOOP),
-    )
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+    }
 )
 """What the system says of a place that is not this user's, or cannot be (a file where a folder should be, too)."""
 
@@ -101,6 +107,17 @@ def writing_to(path: Path | str) -> Iterator[None]:
             f"{path} could not be written: {os.strerror(error.errno)}. What was written before is whole; make space, "
             "or see to the disk, and go on"
         ) from error
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Make a file ``size`` bytes long, where the system can on places of the disk that are its own from now on.
+
+    Writing into it through a map then meets no full disk, which would end the process. macOS cannot promise that.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:
+        os.truncate(file.fileno(), size)
 
 
 def boot() -> str:

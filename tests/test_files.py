@@ -9,7 +9,16 @@ import stat
 import pytest
 
 from flower_vfl.errors import DataError, StorageError
-from flower_vfl.files import replacing, write_json_atomic, write_private, write_text_atomic, writing_to
+from flower_vfl.files import replacing, reserve, write_json_atomic, write_private, write_text_atomic, writing_to
+
+
+def test_a_file_is_reserved_where_the_system_cannot_promise_its_places(tmp_path, monkeypatch):
+    for promised in (True, False):
+        if not promised:
+            monkeypatch.delattr("os.posix_fallocate")
+        with (tmp_path / f"f{promised}").open("wb+") as file:
+            reserve(file, 10_000)
+        assert (tmp_path / f"f{promised}").stat().st_size == 10_000
 
 
 def test_text_is_written_in_utf8(tmp_path):

@@ -20,7 +20,7 @@ from flower_vfl.data.dataset import check_parties
 from flower_vfl.errors import DataError
 from flower_vfl.files import replacing, writing_to
 
-_SCHEMA = 1
+_SCHEMA = 2
 _KEY = b"flower-vfl alignment"
 
 
@@ -106,8 +106,7 @@ class AlignmentFile:
             raise DataError(f"{path} is no alignment of this version; align again")
         label_party = layout.entry(path, facts, "label_party", str)
         found = cls(ids, check_parties(layout.entry(path, facts, "parties", list), label_party), label_party)
-        checksum = facts.get("checksum", found.checksum)  # files of earlier versions have none
-        as_written = found.digest == facts.get("digest") and found.checksum == checksum
+        as_written = found.digest == facts.get("digest") and found.checksum == facts.get("checksum")
         if not ids or list(ids) != sorted(set(ids)) or not as_written:
             raise DataError(f"{path} is not as it was written: its digest differs; align again")
         return found

@@ -17,7 +17,6 @@ A prepared folder looks like this, and a party's host needs only the manifest an
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,7 +36,6 @@ from flower_vfl.parsing import feature_party_name, party_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_log = logging.getLogger(__name__)
 
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
@@ -317,7 +315,7 @@ class Dataset:
         folder = self._labels_folder()
         where, facts = folder / layout.LABELS, layout.read_json(folder / layout.LABELS)
         names = tuple(str(name) for name in layout.entry(where, facts, "class_names", list))
-        if facts.get("class_names_sha256", layout.names_digest(names)) != layout.names_digest(names):
+        if facts.get("class_names_sha256") != layout.names_digest(names):
             raise DataError(f"the names of the classes in {where} are not those that were prepared; prepare them again")
         return names
 
@@ -432,14 +430,8 @@ class Dataset:
     def _verify_encoding(self, name: str) -> None:
         folder = self.folder / name
         noted = layout.entry(folder / layout.PARTY, layout.read_json(folder / layout.PARTY), "files", dict)
-        if layout.ENCODING not in noted:
-            _log.warning(
-                "%s is of an earlier version, which noted no digest of how columns were encoded: that is not checked "
-                "before new rows are encoded; prepare the data again to have it checked here",
-                folder,
-            )
         for file in layout.ENCODINGS:
-            if file in noted:
+            if file in noted or file == layout.ENCODING or (folder / file).exists():
                 layout.verify_file(folder, file)
 
     def _party_folder(self, name: str) -> Path:

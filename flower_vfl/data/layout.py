@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.mapped import let_go
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, StorageError
-from flower_vfl.files import FolderLock, replacing, write_text_atomic, writing_to
+from flower_vfl.files import FolderLock, replacing, reserve, write_text_atomic, writing_to
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST, PARTY, LABELS, ENCODING = "manifest.json", "party.json", "labels.json", "encoding.json"
 IDS = "ids.json"
 """Digests of files of IDs, where the digest of the alignment is of another kind."""
@@ -206,7 +206,7 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
             return np.zeros(shape, dtype)
         array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
         with path.open("rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            reserve(file, path.stat().st_size)
         return array
 
 

@@ -10,7 +10,6 @@ each row of a batch would be a page of its own that changes, thirty times the by
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from flower_vfl.attacks.remembering import DEPTH, Kept, Memory, Sums, in_batch_units
 from flower_vfl.errors import DataError
-from flower_vfl.files import writing_to
+from flower_vfl.files import reserve, writing_to
 from flower_vfl.parties.showing import read_only
 from flower_vfl.protocol.schedule import Rows, Schedule
 
@@ -171,7 +170,7 @@ class RowMemory:
 
 
 def _reserved(file: IO[bytes], size: int, shape: tuple[int, int], dtype: np.dtype[Any]) -> Sums:
-    os.posix_fallocate(file.fileno(), 0, size)
+    reserve(file, size)
     return _mapped(file, shape, dtype)
 
 

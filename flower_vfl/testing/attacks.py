@@ -35,6 +35,7 @@ from flower_vfl.testing.common import (
     parameter_problems,
     run_checks,
     scaled,
+    score_problems,
 )
 from flower_vfl.testing.remembering import MEMORIES, MemorySubject
 from flower_vfl.testing.trained import TRAINED, TrainedSubject
@@ -105,17 +106,9 @@ class _Subject:
 
     def problems_of(self, scores: Any, g: Tensor, what: str) -> Iterator[str]:
         """Say what is wrong with what is said of gradients (B, ...)."""
-        if not isinstance(scores, Tensor) or scores.shape != g.shape[:1]:
-            found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            yield f"{what}: the score is {found}, one number a row is needed: a tensor ({len(g)},)"
-        elif scores.dtype == torch.bool or scores.is_complex():
-            yield f"{what}: the scores are {scores.dtype}, they cannot be ranked"
-        elif scores.requires_grad:
-            yield f"{what}: the scores keep a graph; compute on detached tensors"
-        elif bool(torch.isnan(scores).any()):
-            count = int(torch.isnan(scores).sum())
-            yield f"{what}: {count} of {len(g)} scores are NaN; finite gradients have a score each"
-        elif self.attack_class.reads == "clusters" and not _are_groups(scores):
+        wrong = list(score_problems(scores, len(g), what))
+        yield from wrong
+        if not wrong and self.attack_class.reads == "clusters" and not _are_groups(scores):
             yield f"{what}: it says {sorted(set(scores.tolist()))[:5]}; whole numbers below side.classes are needed"
 
 

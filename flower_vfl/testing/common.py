@@ -21,6 +21,20 @@ Check = Callable[[S], Iterator[str]]
 """Looks at a subject and says what is wrong with it."""
 
 
+def score_problems(scores: Any, rows: int, what: str) -> Iterator[str]:
+    """Say why what an attack says is no score for each of so many rows."""
+    if not isinstance(scores, Tensor) or scores.shape != (rows,):
+        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        yield f"{what}: the score is {found}, one number a row is needed: a tensor ({rows},)"
+    elif scores.dtype == torch.bool or scores.is_complex():
+        yield f"{what}: the scores are {scores.dtype}, they cannot be ranked"
+    elif scores.requires_grad:
+        yield f"{what}: the scores keep a graph; compute on detached tensors"
+    elif bool(torch.isnan(scores).any()):
+        count = int(torch.isnan(scores).sum())
+        yield f"{what}: {count} of {rows} scores are NaN; finite gradients have a score each"
+
+
 def run_checks(kind: str, title: str, params: Mapping[str, Any], subject: S, checks: Iterable[Check[S]]) -> None:
     """Run the first check and, where it finds nothing, the others.
 

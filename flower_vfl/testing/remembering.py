@@ -15,7 +15,15 @@ from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.attacks.remembering import DEPTH, NOBODY, KnownRows, Memory, MemoryAttack, in_batch_units
 from flower_vfl.errors import InputError
-from flower_vfl.testing.common import Check, borrowed_name, gradients, name_problems, parameter_problems, scaled
+from flower_vfl.testing.common import (
+    Check,
+    borrowed_name,
+    gradients,
+    name_problems,
+    parameter_problems,
+    scaled,
+    score_problems,
+)
 
 _SHAPES = ((64, 8), (64, 1), (40, 3, 4))
 
@@ -84,18 +92,6 @@ def _parameters(subject: MemorySubject) -> Iterator[str]:
             yield f"`{name}` is {known!r} and `needs` {set(attack.needs)}; an attack that knows rows says both"
 
 
-def _problems_of(scores: Any, memory: Memory, what: str) -> Iterator[str]:
-    if not isinstance(scores, Tensor) or scores.shape != (memory.rows,):
-        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        yield f"{what}: the score is {found}, one number a row that has come is needed: a tensor ({memory.rows},)"
-    elif scores.dtype == torch.bool or scores.is_complex():
-        yield f"{what}: the scores are {scores.dtype}, they cannot be ranked"
-    elif scores.requires_grad:
-        yield f"{what}: the scores keep a graph; compute on detached tensors"
-    elif bool(torch.isnan(scores).any()):
-        yield f"{what}: {int(torch.isnan(scores).sum())} scores are NaN; every row of a finite memory has a score"
-
-
 def _memories(subject: MemorySubject) -> Iterator[str]:
     g = gradients((64, 8))
     batches = {f"gradients {shape}": gradients(shape) for shape in _SHAPES}
@@ -103,7 +99,7 @@ def _memories(subject: MemorySubject) -> Iterator[str]:
     for what, batch in batches.items():
         for times in range(subject.make().first_epoch, 5):
             memory = subject.memory(batch, times)
-            yield from _problems_of(subject.score(memory), memory, f"{what}, {times} epochs")
+            yield from score_problems(subject.score(memory), memory.rows, f"{what}, {times} epochs")
 
 
 def _repeatable(subject: MemorySubject) -> Iterator[str]:

@@ -228,19 +228,25 @@ def test_whoever_reads_ids_of_other_rows_is_told(named):
             read()
 
 
-def test_a_folder_without_a_digest_of_its_encodings_is_verified_with_a_warning(named, caplog):
-    facts, names = (json.loads((named / file).read_text()) for file in ("a/party.json", "labels/labels.json"))
-    old = {file: digest for file, digest in facts["files"].items() if file.endswith(".npy")}
-    edit(named / "a/party.json", files=old)
+def test_a_folder_whose_digest_of_an_encoding_was_taken_out_is_refused(named):
+    facts = json.loads((named / "a/party.json").read_text())
+    edit(named / "a/party.json", files={file: digest for file, digest in facts["files"].items() if "npy" in file})
+    with pytest.raises(DataError, match=r"encoding\.json is not as it was prepared"):
+        open_dataset(named).verify()
+
+
+def test_names_of_classes_whose_digest_was_taken_out_are_refused(named):
+    names = json.loads((named / "labels/labels.json").read_text())
     (named / "labels/labels.json").write_text(json.dumps({k: v for k, v in names.items() if "sha256" not in k}))
-    open_dataset(named).verify()
-    assert "is of an earlier version, which noted no digest of how columns were encoded" in caplog.text
+    with pytest.raises(DataError, match="are not those that were prepared"):
+        open_dataset(named).verify()
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schema": 3},
+        {"schema": 2},
+        {"schema": 4},
         {"schema": None},
         {"name": 3},
         {"parties": "ab"},

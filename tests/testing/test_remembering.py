@@ -116,7 +116,7 @@ class Pretending(Right):
         (Careless, "The memory does not give 'last'"),
         (Early, "its `first_epoch` is 0"),
         (Silent, "the class has no docstring"),
-        (Short, "one number a row that has come is needed"),
+        (Short, "one number a row is needed"),
         (Undefined, "scores are NaN"),
         (Random, "gives other scores the second time"),
         (Writing, "it changes the memory"),
