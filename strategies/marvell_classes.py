@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 Measure = Callable[[Array, Array], tuple[float, float]]
 
 _PRECISION = 1e-12
-_SETTLED = 1e-13
+_SETTLED = 2e-14
 _ROUNDS = 100
 _PLENTY = 1e10
 """So much more noise than anything that it hides cannot be told from more: then all get the same in all directions."""

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
@@ -106,6 +106,7 @@ def test_two_classes_get_the_noise_of_the_solver_for_two(seed, width, power, wid
     wide=st.booleans(),
     zero=st.booleans(),
 )
+@example(seed=152588, classes=10, rank=1, across=1000, power=7.4375, wide=False, zero=False)
 def test_the_certificate_proves_every_solution(seed, classes, rank, across, power, wide, zero):
     p = problem(seed, classes, min(rank, classes - 1), min(rank, classes - 1) + across, wide=wide, zero=zero)
     spent = math.exp(power) * apart(p)
