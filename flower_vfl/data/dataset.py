@@ -36,7 +36,6 @@ from flower_vfl.parsing import feature_party_name, party_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 _SHARED = frozenset({"uint8", "int8", "int16", "int32", "int64"})
@@ -315,7 +314,7 @@ class Dataset:
         folder = self._labels_folder()
         where, facts = folder / layout.LABELS, layout.read_json(folder / layout.LABELS)
         names = tuple(str(name) for name in layout.entry(where, facts, "class_names", list))
-        if facts.get("class_names_sha256") != layout.names_digest(names):
+        if layout.entry(where, facts, "class_names_sha256", str) != layout.names_digest(names):
             raise DataError(f"the names of the classes in {where} are not those that were prepared; prepare them again")
         return names
 

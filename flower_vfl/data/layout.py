@@ -163,14 +163,16 @@ def verify_file(folder: Path, file: str) -> None:
     Raises
     ------
     DataError
-        When it is another one, or is missing.
+        When it is another one, or when file or digest is missing.
     """
     notes = folder / {"labels": LABELS, "ids": IDS}.get(folder.name, PARTY)
-    noted = entry(notes, read_json(notes), "files", dict).get(file)
+    noted = entry(notes, read_json(notes), "files", dict)
     path = folder / file
     if not path.is_file():
         raise DataError(f"there is no file {path}")
-    if digest(path) != noted:
+    if file not in noted:
+        raise DataError(f"{notes} notes no digest of {file}; prepare the data again")
+    if digest(path) != noted[file]:
         raise DataError(f"{path} is not as it was prepared: its SHA-256 differs from the one in {notes}")
 
 
@@ -192,7 +194,8 @@ def verify_array(folder: Path, file: str, shape: tuple[int, ...], dtype: str, ca
 def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     """Create an array on disk that is written piece by piece through its memory map.
 
-    All of it is taken on the disk at once: a map that a full disk cannot take would end the process later.
+    All of it is taken on the disk at once, where the system can reserve it: a map that a full disk cannot take would
+    end the process later.
 
     Raises
     ------

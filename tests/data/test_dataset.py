@@ -228,17 +228,19 @@ def test_whoever_reads_ids_of_other_rows_is_told(named):
             read()
 
 
-def test_a_folder_whose_digest_of_an_encoding_was_taken_out_is_refused(named):
-    facts = json.loads((named / "a/party.json").read_text())
-    edit(named / "a/party.json", files={file: digest for file, digest in facts["files"].items() if "npy" in file})
-    with pytest.raises(DataError, match=r"encoding\.json is not as it was prepared"):
+@pytest.mark.parametrize("file", ["encoding.json", "vocabulary.parquet", "train/numeric.npy"])
+def test_a_folder_whose_digest_of_a_file_was_taken_out_is_refused(named, file):
+    files = json.loads((named / "a/party.json").read_text())["files"]
+    assert files.pop(file)
+    edit(named / "a/party.json", files=files)
+    with pytest.raises(DataError, match=rf"party\.json notes no digest of {file}; prepare the data again"):
         open_dataset(named).verify()
 
 
 def test_names_of_classes_whose_digest_was_taken_out_are_refused(named):
     names = json.loads((named / "labels/labels.json").read_text())
     (named / "labels/labels.json").write_text(json.dumps({k: v for k, v in names.items() if "sha256" not in k}))
-    with pytest.raises(DataError, match="are not those that were prepared"):
+    with pytest.raises(DataError, match=r"labels\.json: 'class_names_sha256' must be str, given None"):
         open_dataset(named).verify()
 
 
