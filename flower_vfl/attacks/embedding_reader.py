@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import torch
 
 from flower_vfl.attacks import readers
-from flower_vfl.attacks.base import Reads, one_of, whole
-from flower_vfl.attacks.inference import LEAKED, InferenceAttack, TrainedView
+from flower_vfl.attacks.base import Reads, one_of
+from flower_vfl.attacks.inference import ExamplesAttack, TrainedView
 from flower_vfl.attacks.rows import as_rows, normalised, raw_features
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: Kind, se
     return torch.cat([reader(standard((piece.double() / unit)[:, None])) for piece in pieces])
 
 
-class EmbeddingReaderAttack(InferenceAttack):
+class EmbeddingReaderAttack(ExamplesAttack):
     """Reads each row's embedding by a reader that is fitted on k labelled examples of each class.
 
     It needs no model of the label party's kind, as model completion does: the linear reader takes the embedding's mean
@@ -99,28 +99,16 @@ class EmbeddingReaderAttack(InferenceAttack):
     """
 
     name: ClassVar[str] = "embedding_reader"
-    needs: ClassVar[frozenset[str]] = frozenset({LEAKED})
     reads: ClassVar[Reads] = "logits"
 
     def __init__(self, reader: Kind = "linear", k: int = 16, draws: int = 5, normalise: bool = False) -> None:
         self.reader: Kind = one_of(self.name, "reader", reader, get_args(Kind))
-        self.k, self._draws = whole(self.name, "k", k), whole(self.name, "draws", draws)
-        self.normalise = normalise
+        super().__init__(k, draws, normalise)
 
     @property
     def params(self) -> dict[str, Any]:
-        """How it reads, how many labels it knows, how often it is repeated, whether it normalises embeddings."""
-        return {"reader": self.reader, "k": self.k, "draws": self._draws, "normalise": self.normalise}
-
-    @property
-    def leaks(self) -> int:
-        """How many labelled examples of each class it must be told."""
-        return self.k
-
-    @property
-    def draws(self) -> int:
-        """How often it is repeated."""
-        return self._draws
+        """How it reads, and what every attack has that knows examples."""
+        return {"reader": self.reader, **super().params}
 
     def infer(self, view: TrainedView) -> Tensor:
         """Return what the fitted reader says of the attacked rows' embeddings."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from flower_vfl.attacks.base import AttackMethod, Reads
+from flower_vfl.attacks.base import AttackMethod, Reads, whole
 from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -140,3 +140,38 @@ class InferenceAttack(AttackMethod):
     def baseline(self, view: TrainedView) -> Tensor | None:
         """Say the same without the trained model: what the attacker could do anyway; None where nothing is."""
         return None
+
+
+class ExamplesAttack(InferenceAttack):
+    """Knows k labelled examples of each class, and is repeated with other ones.
+
+    Parameters
+    ----------
+    k
+        Labelled examples of each class, at least 1.
+    draws
+        How often it is repeated.
+    normalise
+        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({LEAKED})
+
+    def __init__(self, k: int, draws: int, normalise: bool) -> None:
+        self.k, self._draws = whole(self.name, "k", k), whole(self.name, "draws", draws)
+        self.normalise = normalise
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """How many labels it knows, how often it is repeated, whether it looks at layer-normalised embeddings."""
+        return {"k": self.k, "draws": self._draws, "normalise": self.normalise}
+
+    @property
+    def leaks(self) -> int:
+        """How many labelled examples of each class it must be told."""
+        return self.k
+
+    @property
+    def draws(self) -> int:
+        """How often it is repeated."""
+        return self._draws

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
-from flower_vfl.attacks.base import Reads, whole
-from flower_vfl.attacks.inference import LEAKED, InferenceAttack, TrainedView, classes_of
+from flower_vfl.attacks.base import Reads
+from flower_vfl.attacks.inference import ExamplesAttack, TrainedView, classes_of
 from flower_vfl.attacks.rows import normalised
 from flower_vfl.errors import ArgumentError
 
@@ -241,7 +241,7 @@ def _error(logits: Tensor, y: Tensor) -> float:
     return float((classes_of(logits) != y).double().mean())
 
 
-class ModelCompletionAttack(InferenceAttack):
+class ModelCompletionAttack(ExamplesAttack):
     """Trains a top model on the frozen bottom model, from k labelled examples of each class that the attacker knows.
 
     Its baseline is the whole network trained on the same examples alone; what it is better by is what the trained
@@ -263,27 +263,10 @@ class ModelCompletionAttack(InferenceAttack):
     """
 
     name: ClassVar[str] = "model_completion"
-    needs: ClassVar[frozenset[str]] = frozenset({LEAKED})
     reads: ClassVar[Reads] = "logits"
 
     def __init__(self, k: int = 1, draws: int = 5, normalise: bool = False) -> None:
-        self.k, self._draws = whole(self.name, "k", k), whole(self.name, "draws", draws)
-        self.normalise = normalise
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """How many labels it knows, how often it is repeated, whether it looks at layer-normalised embeddings."""
-        return {"k": self.k, "draws": self._draws, "normalise": self.normalise}
-
-    @property
-    def leaks(self) -> int:
-        """How many labelled examples of each class it must be told."""
-        return self.k
-
-    @property
-    def draws(self) -> int:
-        """How often it is repeated."""
-        return self._draws
+        super().__init__(k, draws, normalise)
 
     def infer(self, view: TrainedView) -> Tensor:
         """Return logits of the attacked rows by a top model trained on the leaked examples."""
