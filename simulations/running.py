@@ -26,6 +26,7 @@ DEMO_ATTACKS = ", ".join(
     [
         *("norm", "residual", "cosine", "remembered_norm", "remembered_direction"),
         *(f"model_completion(k={k})" for k in (1, 4, 16)),
+        *(f"embedding_reader(reader=linear,k={k})" for k in (1, 4, 16)),
     ]
 )
 DEMO_DEFENSES = {

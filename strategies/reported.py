@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flower_vfl.attacks.base import AttackMethod
+from flower_vfl.attacks.inference import InferenceAttack
 from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol.frame import Frame
 
@@ -98,4 +99,7 @@ def _attributed(entry: dict[str, Any], party: str, known: dict[str, AttackMethod
     attack = known.get(entry["label"])
     if attack is None:
         raise ProtocolError(f"party {party!r} reports of the attack {entry['label']!r:.100}, which is none of this run")
-    return {**entry, "attack": attack.name, "params": attack.params, "source": "attacker", "party": party}
+    own = {"attack": attack.name, "params": attack.params, "source": "attacker", "party": party}
+    if isinstance(attack, InferenceAttack):
+        own["known"] = attack.leaks
+    return {**{key: value for key, value in entry.items() if key != "known"}, **own}

@@ -1,4 +1,4 @@
-"""How many leaked labels it takes to rebuild the federation's model, from what model completion reached."""
+"""How many leaked labels it takes to rebuild the federation's model, from what attackers with labels reached."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flower_vfl.attacks import ModelCompletionAttack
-
 Entry = Mapping[str, Any]
 
 
 def rebuild(
     leakage: Sequence[Entry], utility: Mapping[str, float], *, classes: int, share: float
 ) -> list[dict[str, Any]]:
-    """Return one entry for `result.json` for each party and layer whose model an attacker tried to complete.
+    """Return one entry for `result.json` for each party, layer and attack on the trained model that knows labels.
 
     A model counts as rebuilt once the attacker's, on average over the draws, comes the stated share of the way from
     chance to the federation's own test utility, and stays there with every larger number of labels that was tried: a
@@ -41,20 +39,22 @@ def rebuild(
     """
     metric = "auc" if classes == 2 else "balanced_accuracy"
     own = utility.get(f"test_{metric}")
-    grouped: dict[tuple[str, str, str], list[Entry]] = {}
+    grouped: dict[tuple[str, str, str, str], list[Entry]] = {}
     for entry in leakage:
-        if entry.get("phase") == "inference" and entry.get("attack") == ModelCompletionAttack.name:
+        if entry.get("phase") == "inference" and entry.get("known"):
             others = {name: value for name, value in entry["params"].items() if name not in ("k", "draws")}
-            grouped.setdefault((entry["party"], entry["layer"], json.dumps(others, sort_keys=True)), []).append(entry)
+            place = entry["party"], entry["layer"], entry["attack"], json.dumps(others, sort_keys=True)
+            grouped.setdefault(place, []).append(entry)
     found = []
-    for (party, layer, params), entries in grouped.items():
-        curve = [_point(entry, metric, classes) for entry in sorted(entries, key=lambda entry: entry["params"]["k"])]
+    for (party, layer, attack, params), entries in grouped.items():
+        curve = [_point(entry, metric, classes) for entry in sorted(entries, key=lambda entry: entry["known"])]
         chance = 1 / classes if metric == "balanced_accuracy" else 0.5
         target = None if own is None or not own > chance else chance + share * (own - chance)
         needed, alone = _enough(curve, "mean", target), _enough(curve, "baseline", target)
         found.append(
             {
-                **{"party": party, "layer": layer, "params": json.loads(params), "metric": metric, "share": share},
+                **{"party": party, "layer": layer, "attack": attack, "params": json.loads(params)},
+                **{"metric": metric, "share": share},
                 **{"federation": None if target is None else own, "chance": chance, "target": target},
                 **{"k": needed, "labels": needed and needed * classes},
                 **{"alone_k": alone, "alone_labels": alone and alone * classes},
@@ -66,7 +66,7 @@ def rebuild(
 
 def _point(entry: Entry, metric: str, classes: int) -> dict[str, Any]:
     measure = entry["measures"].get(metric, {})
-    k = entry["params"]["k"]
+    k = entry["known"]
     names = ("mean", "interval95", "baseline", "baseline_interval95")
     return {"k": k, "labels": k * classes, **{name: measure.get(name) for name in names}}
 

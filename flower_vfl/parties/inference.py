@@ -163,6 +163,7 @@ class TrainedScorer:
         return {
             **summary.result(baseline=first["baseline"], advantage=first["advantage"]),
             "label": attack.label,
+            "known": attack.leaks,
             **{key: first[key] for key in ("interval95", "advantage_interval95", "chance")},
             "perfect_protection": None if first["advantage"] is None or metric == AUC else first["advantage"] <= 0,
             "measures": measures,

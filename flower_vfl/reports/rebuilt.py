@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flower_vfl.reports import words
@@ -25,14 +25,15 @@ class Answer:
 
     Attributes
     ----------
-    party, metric
-        Whose trained model, and the measure.
+    party, attack, metric
+        Whose trained model, who reads it best, and the measure.
     share
         What share of the way from chance to the federation's utility counts as rebuilt.
     chance, federation
         Both ends of that way; the second is None where it leads nowhere.
     k, alone_k
-        Labels of each class that were enough, with the trained model and from scratch; None where none was.
+        Labels of each class that were enough, with the trained model and from scratch, in the best way that was tried;
+        None where none was.
     classes
         Number of classes.
     curve, alone
@@ -40,6 +41,7 @@ class Answer:
     """
 
     party: str
+    attack: str
     metric: str
     share: float
     chance: float
@@ -87,20 +89,27 @@ class Answer:
 def answers(result: Mapping[str, Any]) -> list[Answer]:
     """Return the answer for each party at the cut, the one that leaks most first.
 
-    Where the embeddings were also attacked layer-normalised, what worked better counts.
+    Of several attackers, and of rows as they are and layer-normalised, what worked best counts; from scratch too.
     """
-    found: dict[str, Answer] = {}
+    found: dict[str, list[Answer]] = {}
     for entry in result.get("rebuild", []):
         answer = _answer(entry) if entry.get("layer") == "cut" else None
-        if answer is not None and _danger(answer) > _danger(found.get(answer.party)):
-            found[answer.party] = answer
-    return sorted(found.values(), key=_danger, reverse=True)
+        if answer is not None:
+            found.setdefault(answer.party, []).append(answer)
+    return sorted((_strongest(tried) for tried in found.values()), key=_danger, reverse=True)
 
 
-def _danger(answer: Answer | None) -> tuple[float, float]:
-    if answer is None:
-        return -math.inf, -math.inf
+def _danger(answer: Answer) -> tuple[float, float]:
     return -math.inf if answer.k is None else -float(answer.k), answer.curve[-1].value
+
+
+def _strongest(tried: Sequence[Answer]) -> Answer:
+    """Return what leaks most of what was tried on one party's model, beside the best of all without that model."""
+    alone: dict[int, Reached] = {}
+    for point in (point for answer in tried for point in answer.alone):
+        alone[point.k] = max(point, alone.get(point.k, point), key=lambda reached: reached.value)
+    enough = min((answer.alone_k for answer in tried if answer.alone_k is not None), default=None)
+    return replace(max(tried, key=_danger), alone_k=enough, alone=[alone[k] for k in sorted(alone)])
 
 
 def _answer(entry: Mapping[str, Any]) -> Answer | None:
@@ -112,6 +121,7 @@ def _answer(entry: Mapping[str, Any]) -> Answer | None:
         return None
     return Answer(
         party=str(entry.get("party")),
+        attack=_attack(entry),
         metric=str(entry.get("metric")),
         share=share,
         chance=chance,
@@ -122,6 +132,15 @@ def _answer(entry: Mapping[str, Any]) -> Answer | None:
         curve=reached,
         alone=alone,
     )
+
+
+def _attack(entry: Mapping[str, Any]) -> str:
+    """Name an attack by how it reads, without the number of labels, as in ``embedding_reader(reader=linear)``."""
+    params = entry.get("params")
+    known = params.items() if isinstance(params, dict) else ()
+    said = [f"{name}={value}" for name, value in known if value is not False]
+    name = str(entry.get("attack", "model_completion"))  # once the only one, and not named
+    return f"{name}({','.join(said)})" if said else name
 
 
 def _points(curve: Sequence[Mapping[str, Any]], name: str, interval: str) -> list[Reached]:
@@ -163,10 +182,10 @@ def in_words(answer: Answer) -> list[str]:
     with_k = f"{point.k * answer.classes:,} labels ({point.k:,} of each class)"
     if answer.k is None:
         first = f"{needed.capitalize()} leaked labels would be needed to rebuild the model."
-        second = f"With {with_k} party {answer.party} comes {reached}."
+        second = f"With {with_k} party {answer.party} comes {reached}, by {answer.attack}."
     else:
         first = f"{needed.capitalize()} leaked labels are enough to rebuild the model."
-        second = f"With {with_k} and its own trained model party {answer.party} comes {reached}."
+        second = f"With {with_k} and its own trained model party {answer.party} comes {reached}, by {answer.attack}."
     return [first, second, *_beside(answer), f"{words.percent(answer.share)} of the way counts as rebuilt."]
 
 

@@ -53,7 +53,9 @@ def of_run(run: Run) -> dict[str, Any]:
     ]
     return {
         "answers": [(answer, in_words(answer)) for answer in found],
-        "rebuild_figures": [_rebuild(f"Party {a.party}", {"with its trained model": a.curve}, a) for a in found],
+        "rebuild_figures": [
+            _rebuild(f"Party {a.party}: {a.attack}", {"with its trained model": a.curve}, a) for a in found
+        ],
         "trained": _table(run),
         "angles": [_angles(title, sample) for title, sample in zip(titles, samples, strict=True)],
         "maps": _maps(titles, samples, run),

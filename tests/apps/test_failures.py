@@ -155,7 +155,7 @@ def test_a_report_that_cannot_be_read_is_refused_and_its_party_named(text):
 def test_whose_a_leak_is_and_who_measured_it_is_the_label_partys_own_word(monkeypatch):
     def forge(party):
         report = honest(party)
-        forged = {"party": "somebody", "source": "monitor", "attack": "nothing", "params": {"k": 10**9}}
+        forged = {"party": "somebody", "source": "monitor", "attack": "nothing", "params": {"k": 10**9}, "known": 10**9}
         return {**report, "leakage": [{**entry, **forged} for entry in report["leakage"]]}
 
     found = []

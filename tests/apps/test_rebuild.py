@@ -9,9 +9,10 @@ from flower_vfl.apps.rebuild import rebuild
 from tests.toys import toy_config, toy_data
 
 
-def entry(k, mean, baseline=None, *, metric="auc", party="a", layer="cut", normalise=False):
+def entry(k, mean, baseline=None, *, metric="auc", party="a", layer="cut", attack="model_completion", normalise=False):
     return {
-        "attack": "model_completion",
+        "attack": attack,
+        "known": k,
         "phase": "inference",
         "party": party,
         "layer": layer,
@@ -60,28 +61,43 @@ def test_a_model_that_is_no_better_than_chance_cannot_be_rebuilt(utility):
     assert (found["target"], found["federation"], found["k"], found["alone_k"]) == (None, None, None, None)
 
 
-def test_parties_layers_and_views_are_kept_apart_and_other_attacks_are_none_of_it():
+def test_parties_layers_attacks_and_views_are_kept_apart_and_other_attacks_are_none_of_it():
     entries = [*CURVE, entry(1, 0.9, party="b"), entry(1, 0.9, layer="first"), entry(1, None, normalise=True)]
-    entries += [{**entry(1, 0.9), "attack": "clustering"}, {**entry(1, 0.9), "phase": "train"}]
-    found = {(e["party"], e["layer"], e["params"]["normalise"]): e["k"] for e in rebuild(
-        entries, {"test_auc": 0.9}, classes=2, share=0.8
-    )}  # fmt: skip
-    assert found == {
-        ("a", "cut", False): 16,
-        ("b", "cut", False): 1,
-        ("a", "first", False): 1,
-        ("a", "cut", True): None,
+    entries += [{**entry(1, 0.9, attack="clustering"), "known": 0}, {**entry(1, 0.9), "phase": "train"}]
+    entries += [entry(4, 0.9, attack="embedding_reader"), entry(1, 0.6, attack="embedding_reader")]
+    answers = rebuild(entries, {"test_auc": 0.9}, classes=2, share=0.8)
+    assert {(e["party"], e["layer"], e["attack"], e["params"]["normalise"]): e["k"] for e in answers} == {
+        ("a", "cut", "model_completion", False): 16,
+        ("b", "cut", "model_completion", False): 1,
+        ("a", "first", "model_completion", False): 1,
+        ("a", "cut", "model_completion", True): None,
+        ("a", "cut", "embedding_reader", False): 4,
     }
+    assert len(answers) == 5
+
+
+def test_an_attack_of_ones_own_counts_by_how_many_labels_it_was_told_whatever_it_calls_them():
+    own = [{**entry(k, mean), "attack": "mine", "params": {"labelled": k}} for k, mean in ((8, 0.9), (2, 0.9))]
+    assert [(e["params"], e["k"]) for e in rebuild(own, {"test_auc": 0.9}, classes=2, share=0.8)] == [
+        ({"labelled": 8}, 8),
+        ({"labelled": 2}, 2),
+    ]
     assert rebuild([], {"test_auc": 0.9}, classes=2, share=0.8) == []
 
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_a_run_answers_it_from_its_own_attacks(classes):
     data = toy_data(rows=200, test_rows=60, classes=classes)
-    config = toy_config(attack={"names": [f"model_completion(k={k},draws=2)" for k in (1, 4)], "rebuilt": 0.1})
+    attacks = {
+        "model_completion": "model_completion(k={},draws=2)",
+        "embedding_reader": "embedding_reader(k={},draws=2)",
+    }
+    names = [name.format(k) for name in attacks.values() for k in (1, 4)]
+    config = toy_config(attack={"names": names, "rebuilt": 0.1})
     summary = run(config, data=lambda _: data).summary
     metric = "auc" if classes == 2 else "balanced_accuracy"
-    assert {(e["party"], e["layer"]) for e in summary["rebuild"]} == {(p, la) for p in "ab" for la in ("cut", "first")}
+    places = {(e["party"], e["layer"], e["attack"]) for e in summary["rebuild"]}
+    assert places == {(party, layer, attack) for party in "ab" for layer in ("cut", "first") for attack in attacks}
     for found in summary["rebuild"]:
         assert found["metric"] == metric
         assert found["share"] == 0.1
@@ -89,7 +105,7 @@ def test_a_run_answers_it_from_its_own_attacks(classes):
         means = {
             e["params"]["k"]: e["measures"][metric]["mean"]
             for e in summary["leakage"]
-            if (e["party"], e["layer"], e["attack"]) == (found["party"], found["layer"], "model_completion")
+            if (e["party"], e["layer"], e["attack"]) == (found["party"], found["layer"], found["attack"])
         }
         assert {point["k"]: point["mean"] for point in found["curve"]} == means
         enough = [k for k in (1, 4) if min(means[more] for more in (1, 4) if more >= k) >= found["target"]]

@@ -31,7 +31,14 @@ def rebuilt(k, alone_k=None, *, means=(0.7, 0.8, 0.86), alone=(0.55, 0.6, 0.7), 
         {"k": n, "labels": 2 * n, "mean": mean, "interval95": [mean - 0.05, mean + 0.3], "baseline": scratch}
         for n, mean, scratch in zip((1, 4, 16), means, alone, strict=True)
     ]
-    own = {"metric": "auc", "share": 0.8, "federation": 0.9, "chance": 0.5, "target": 0.82}
+    own = {
+        "attack": "model_completion",
+        "metric": "auc",
+        "share": 0.8,
+        "federation": 0.9,
+        "chance": 0.5,
+        "target": 0.82,
+    }
     return {**own, "party": party, "layer": layer, "params": {}, "k": k, "alone_k": alone_k, "curve": curve, **facts}
 
 
@@ -92,6 +99,27 @@ def test_the_party_that_leaks_most_comes_first_and_of_two_views_the_worse_counts
         rebuilt(1, party="c", layer="first"),
     ]
     assert [(answer.party, answer.k) for answer in answers({"rebuild": entries})] == [("b", 4), ("a", None)]
+
+
+def test_of_several_attackers_the_one_that_needs_fewest_labels_answers_and_is_named():
+    reader = {"attack": "embedding_reader", "params": {"normalise": False, "reader": "linear"}}
+    entries = [rebuilt(16), rebuilt(4, **reader), rebuilt(None, attack="mine", params="?")]
+    (answer,) = answers({"rebuild": entries})
+    assert (answer.k, answer.attack) == (4, "embedding_reader(reader=linear)")
+    assert "by embedding_reader(reader=linear)." in in_words(answer)[1]
+    assert answers({"rebuild": entries[:1]})[0].attack == "model_completion"
+
+
+def test_from_scratch_the_best_of_all_attackers_counts_whoever_reads_the_trained_model_best():
+    entries = [
+        rebuilt(4, alone=(0.5, 0.75, 0.7)),
+        rebuilt(16, 16, alone=(0.55, 0.6, 0.84), attack="embedding_reader"),
+        rebuilt(None, alone=(None, None, None), attack="mine"),
+    ]
+    for order in (entries, entries[::-1]):
+        (answer,) = answers({"rebuild": order})
+        assert (answer.attack, answer.k, answer.alone_k) == ("model_completion", 4, 16)
+        assert [(point.k, point.value) for point in answer.alone] == [(1, 0.55), (4, 0.75), (16, 0.84)]
 
 
 @pytest.mark.parametrize(
