@@ -100,6 +100,5 @@ def _attributed(entry: dict[str, Any], party: str, known: dict[str, AttackMethod
     if attack is None:
         raise ProtocolError(f"party {party!r} reports of the attack {entry['label']!r:.100}, which is none of this run")
     own = {"attack": attack.name, "params": attack.params, "source": "attacker", "party": party}
-    if isinstance(attack, InferenceAttack):
-        own["known"] = attack.leaks
-    return {**{key: value for key, value in entry.items() if key != "known"}, **own}
+    known_labels = {"known": attack.leaks} if isinstance(attack, InferenceAttack) else {}
+    return {**{key: value for key, value in entry.items() if key != "known"}, **own, **known_labels}

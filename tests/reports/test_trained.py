@@ -148,6 +148,22 @@ def test_the_page_of_a_run_answers_and_shows(trained_folder):
     assert text.count("angle between two embeddings") == 2
 
 
+def test_the_table_says_how_many_labels_of_each_class_an_attack_was_told_also_where_its_name_does_not(trained_folder):
+    folder = trained_folder()
+    told = iter([1600, 0])
+
+    def tell(result):
+        for entry in result["leakage"]:
+            if entry.get("phase") == "inference":
+                entry["known"] = next(told)
+
+    assert "model_completion – a cut" in page(render([folder])).text  # a result of before does not say it
+    change(folder, tell)
+    text = page(render([folder])).text
+    assert "model_completion 1,600 a cut" in text
+    assert "clustering 0 a cut" in text
+
+
 def test_where_classes_are_equally_frequent_accuracy_is_shown_once(trained_folder):
     folder = trained_folder()
 
