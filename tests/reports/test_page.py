@@ -234,6 +234,7 @@ def test_a_run_in_time_order_has_its_leak_and_its_utility_by_day(run_folder):
     write_periods(folder, PERIODS)
     found = page(render([folder]))
     assert "Day by day" in found.text
+    assert "Guessing stays in the grey band in 9 of 10 steps" in found.text  # between the 5 % and the 95 % quantile
     for title in ("Leak by day, party a", "Leak by day, party b", "AUC by day", "Loss by day"):
         assert title in found.text
     assert "2014-10-21" in found.text or "2014-10-22" in found.text
