@@ -40,21 +40,21 @@ def ended_as_explained(hosts, name):
     return (code > 0 and REFUSED in log) or (code == 0 and GRACEFUL in log)
 
 
-def config(path="", kind="stream", batch_size=64, **transport):
+def config(path="", kind="stream", batch_size=64, epochs=2, **transport):
     return build_config(
         {
             "seed": SEED,
             "data": {"name": "files", "path": str(path)},
             "model": {"embedding_width": 2, "bottom": [8], "top": [8], "cut": 4},
-            "training": {"epochs": 2, "batch_size": batch_size, "eval_batch_size": 2000},
+            "training": {"epochs": epochs, "batch_size": batch_size, "eval_batch_size": 2000},
             "defenses": [{"name": "marvell"}],
             "transport": {"kind": kind, **transport},
         }
     )
 
 
-def locally(parts, batch_size=64):
-    return run(config(parts / "whole", "inproc", batch_size)).summary
+def locally(parts, **training):
+    return run(config(parts / "whole", "inproc", **training)).summary
 
 
 def feature_parts(parts):
@@ -93,9 +93,12 @@ def test_a_deployment_ends_with_the_weights_of_the_local_run_bit_for_bit(hosts, 
 
 @pytest.mark.slow
 def test_messages_need_no_port_and_end_with_the_same_weights(hosts, parts):
-    done = hosts.run(config(kind="messages", batch_size=800), "messages", timeout=500)
+    two_steps = {"batch_size": 500, "epochs": 1}  # each takes seconds
+    done = hosts.run(config(kind="messages", **two_steps), "messages", timeout=500)
     assert done.returncode == 0, done.stdout + hosts.everything()
-    assert check_equal(hosts, "messages", locally(parts, 800))["environment"]["transport"] == "messages"
+    result = check_equal(hosts, "messages", locally(parts, **two_steps))
+    assert result["environment"]["transport"] == "messages"
+    assert result["cost"]["steps"] == 2
 
 
 def test_processes_of_their_own_end_with_the_same_weights(parts, tmp_path):

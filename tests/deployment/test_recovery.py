@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(590)]
 
 
 def long(path="", kind="stream"):
-    """A run of half a minute or so that keeps its state often."""
+    """A run that keeps its state often, and of which two thirds are still to come when somebody is killed."""
     values = config(path, kind, reconnect_timeout=5.0, rejoin_timeout=240.0).model_dump()
-    values["training"] |= {"epochs": 250}
+    values["training"] |= {"epochs": 100}
     return build_config({**values, "checkpoint": {"every": 100}})
 
 
