@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flower_vfl.parsing import call
-from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, reached, received, told
+from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, on_embeddings, reached, received, told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -274,7 +274,8 @@ def not_tested(run: Run) -> list[str]:
     else:
         gaps.append(f"Any attack at all: none {'measured anything' if silent else 'ran'}.")
     gaps += [f"{label}, which ran and measured nothing: {why}." for label, why in _reasons(silent).items()]
-    if not any(entry.get("layer") == "first" and entry.get("source") == "attacker" for entry in leakage):
+    gradients = [entry for entry in received(run.result) if not on_embeddings(run.result, label_of(entry))]
+    if not any(entry.get("layer") == "first" and entry.get("q95") is not None for entry in gradients):
         gaps.append(
             "A party's first layer. The monitor sees what the label party sends, not what a party computes from it by "
             "going on with back-propagation, and gradients often leak more there."

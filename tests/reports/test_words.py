@@ -27,6 +27,7 @@ def run_with(*leakage, defenses=(), parties=("a",)):
         (0.5, 0.55, "no better"),
         (0.60, 0.55, "slightly better"),
         (0.70, 0.55, "clearly better"),
+        (0.8, 0.55, "well"),
         (0.85, 0.55, "well"),
         (0.95, 0.55, "almost completely"),
         (0.65, 0.64, "slightly better"),
@@ -45,6 +46,7 @@ def test_scores_that_are_nearly_always_wrong_are_a_leak_too():
     assert graded.reached == pytest.approx(0.9)
     assert graded.words == "well"
     assert not words.graded(leak(0.52, 0.55, mean=0.49)).turned
+    assert not words.graded(leak(0.49, 0.55, phase="remembered", values=[0.49], epochs=[1])).turned
 
 
 def test_a_mean_far_below_a_high_quantile_does_not_lower_the_grade():
@@ -70,6 +72,11 @@ def test_oracles_are_graded_apart_from_attacks_that_somebody_could_run():
     assert words.worst_leak(run_with(norm), oracle=True) is None
 
 
+def test_the_worst_leak_is_the_one_that_is_farthest_above_its_own_guessing():
+    few_positives, many = leak(0.74, null=0.72), leak(0.7, null=0.55, layer="first")
+    assert words.worst_leak(run_with(few_positives, many)).entry is many
+
+
 def said_by(*leakage, **facts):
     return " ".join(words.not_tested(run_with(*leakage, **facts)))
 
@@ -78,6 +85,25 @@ def test_a_run_that_was_only_monitored_says_that_the_first_layer_was_not_tested(
     assert "first layer" in said_by(leak(0.6, source="monitor"))
     assert "first layer" in said_by(leak(0.6))
     assert "first layer" not in said_by(leak(0.6), leak(0.6, layer="first"))
+
+
+def test_who_looks_at_embeddings_of_the_first_layer_has_not_tested_its_gradients():
+    first = leak(0.6, layer="first", attack="spectral")
+    assert "first layer" in said_by(leak(0.6), {**first, "phase": "inference"})
+    run = run_with(leak(0.6), first)
+    run.result["attacks"] = [{"label": "spectral", "sees": "embeddings", "needs": [], "hints": 0}]
+    assert "first layer" in " ".join(words.not_tested(run))
+
+
+@pytest.mark.parametrize("measure", ["auc", "macro_auc", "loss", "accuracy", "balanced_accuracy"])
+def test_measures_of_the_validation_part_are_called_as_those_of_the_test_rows(measure):
+    assert words.METRICS[f"validation_{measure}"] == words.METRICS[f"test_{measure}"].replace("Test", "Validation")
+
+
+@pytest.mark.parametrize("measure", ["validation_auc", "validation_macro_auc"])
+def test_a_validation_part_whose_measure_is_unknown_has_chosen_nothing(measure):
+    assert "no epoch was chosen" in words.nothing_chosen({"utility": {"last": {measure: None}}})
+    assert words.nothing_chosen({"utility": {"last": {measure: 0.6}}}) == ""
 
 
 def test_what_never_was_tested_is_always_named():
@@ -94,6 +120,7 @@ def test_behind_persistent_noise_readers_that_keep_the_epochs_apart_are_named():
     assert "keep the epochs apart" in said_by(mean, defenses=persistent)
     assert "keep the epochs apart" not in said_by(mean, epochs, defenses=persistent)
     assert "keep the epochs apart" not in said_by(mean, defenses=fresh)
+    assert "keep the epochs apart" not in said_by(mean, defenses=[{"name": "label_dp", "params": {"flip": 0.1}}])
 
 
 def test_colluding_parties_are_named_where_there_could_be_some():
@@ -140,7 +167,8 @@ def test_numbers(value, text):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 bytes"), (1023, "1,023 bytes"), (1536, "1.5 KiB"), (2**50, "1,024.0 TiB"), ("x", "–")]
+    ("value", "text"),
+    [(0, "0 bytes"), (1023, "1,023 bytes"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (2**50, "1,024.0 TiB"), ("x", "–")],
 )
 def test_sizes(value, text):
     assert words.size(value) == text
@@ -157,7 +185,8 @@ def test_lists(names, text):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.5, "50.0 %"), (0, "0 %"), (0.0004, "below 0.1 %"), (1.0, "100.0 %"), (None, "–")]
+    ("value", "text"),
+    [(0.5, "50.0 %"), (0, "0 %"), (0.004, "0.4 %"), (0.0004, "below 0.1 %"), (1.0, "100.0 %"), (None, "–")],
 )
 def test_shares(value, text):
     assert words.share(value) == text
