@@ -12,6 +12,7 @@ from flower_vfl.attacks import (
     RememberedFitAttack,
     RememberedNetworkAttack,
     RememberedQuadraticAttack,
+    readers,
     remembering,
 )
 from flower_vfl.attacks.readers import fit_gaussian, fit_network, ledoit_wolf, standardising
@@ -168,6 +169,23 @@ def test_standardised_blocks_are_uncorrelated_and_of_variance_one():
     z = standardising(x)(x).reshape(50, 3, 4).permute(1, 0, 2).reshape(3, -1)
     torch.testing.assert_close(z @ z.T / 200, torch.eye(3, dtype=torch.float64))
     assert standardising(x[:, :1].repeat(1, 3, 1))(x).shape == (50, 4)
+
+
+def test_known_rows_that_are_all_equal_are_the_place_from_which_others_are_measured():
+    x = torch.tensor(noise(7, 2, 3))
+    equal = torch.full((4, 2, 3), 1.5, dtype=torch.float64)
+    torch.testing.assert_close(standardising(equal)(x), (x - 1.5).flatten(1))
+
+
+@pytest.mark.parametrize("width", [1, 30])
+def test_the_network_sees_rows_of_mean_squared_length_1_and_starts_at_numbers_of_variance_1(width):
+    x, start = noise(50, width), torch.Generator().manual_seed(0)
+    said = readers.network(torch.tensor(x), torch.arange(50) % 2, 2, hidden=4096, steps=0, generator=start)
+    inner, _, outer, _ = fit_network(
+        *(torch.tensor(x), torch.arange(50) % 2 == 1), hidden=4096, steps=0, generator=torch.Generator().manual_seed(0)
+    )
+    np.testing.assert_allclose(said(torch.tensor(x)), np.tanh(x / np.sqrt(width) @ inner.numpy()) @ outer.numpy())
+    assert [float(inner.std()), float(outer.std()) * 64] == pytest.approx([1.0, 1.0], rel=0.1)
 
 
 def test_what_all_blocks_say_alike_counts_once():

@@ -91,6 +91,32 @@ def test_training_ends_as_soon_as_the_examples_are_right_and_at_the_latest_after
     assert model_completion.train(deep(2, 1), (z * 0,), y, classes=2) == 1000
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_each_epoch_is_a_step_of_adam_on_all_examples(classes, monkeypatch):
+    monkeypatch.setattr(model_completion, "EPOCHS", 5)
+    z, y = clouds(classes, 60, apart=0.5)
+    ours, theirs = (deep(classes, 1 if classes == 2 else classes).double() for _ in range(2))
+    assert model_completion.train(ours, (z,), y, classes=classes) == 5
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=1e-3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        said = theirs(z)
+        target = y.double()[:, None] if classes == 2 else y
+        loss = nn.functional.binary_cross_entropy_with_logits if classes == 2 else nn.functional.cross_entropy
+        loss(said, target).backward()
+        optimizer.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_class_means_are_those_of_the_model_as_it_predicts_and_a_logit_of_0_says_class_0():
+    z, y = clouds(2, dtype=torch.float32)
+    top = make(nn.Dropout, lambda: nn.Linear(2, 2))
+    assert model_completion.start_at_class_means(top, z, y, classes=2)
+    torch.testing.assert_close(top[1].weight.detach(), torch.stack([z[y == c].mean(dim=0) for c in (0, 1)]))
+    assert classes_of(torch.tensor([-1.0, 0.0, 1.0])).tolist() == [0, 0, 1]
+
+
 class Counted(nn.Module):
     """Says how often it was called in each mode."""
 

@@ -102,11 +102,12 @@ def test_a_file_that_names_nobody_is_refused(tmp_path):
         AlignmentFile.read(tmp_path / "f")
 
 
-def test_a_file_whose_checksum_was_taken_out_is_refused(tmp_path):
+@pytest.mark.parametrize("taken", ["checksum", "digest"])
+def test_a_file_whose_checksum_or_digest_was_taken_out_is_refused(tmp_path, taken):
     FILE.write(tmp_path / "f")
     table = pq.read_table(tmp_path / "f")
     known = json.loads(table.schema.metadata[b"flower-vfl alignment"])
-    assert known.pop("checksum")
+    assert known.pop(taken)
     pq.write_table(table.replace_schema_metadata({"flower-vfl alignment": json.dumps(known)}), tmp_path / "f")
     with pytest.raises(DataError, match="not as it was written"):
         AlignmentFile.read(tmp_path / "f")

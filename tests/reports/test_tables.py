@@ -103,7 +103,7 @@ def test_the_headline_of_a_run(run_folder):
     assert "How much it leaks 0.701 0.5 1 leak AUC of the attack norm at party a, cut layer" in text
     assert "Guessing stays below 0.552 as often" in text
     assert "How well it predicts 0.9321 test AUC" in text
-    assert "149,271 people" in text
+    assert "149,271 people, 8.3 % of them positive" in text
     shown = path.read_text()
     assert 'style="width: 40.2%"' in shown  # of the way from 0.5 to 1
     assert 'style="left: 10.4%"' in shown
