@@ -74,8 +74,13 @@ def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *
                 f"the attack {attack.label!r} knows {attack.hints} positives and looks for others; {positives} of the "
                 f"training rows are positive, so that it can know {max(positives - 1, 0)} at most: lower k"
             )
-        if attack.leaks:
-            draw_examples(positive, 0, classes=2, count=attack.leaks)
+        fewest = min(positives, len(positive) - positives)
+        if attack.leaks >= fewest and LEAKED in attack.needs:
+            raise ConfigError(
+                f"the attack {attack.label!r} knows {attack.leaks} rows of each class and reads others; class "
+                f"{labels.positive(0)} has {positives} of the {len(positive)} training rows, so that it can know "
+                f"{max(fewest - 1, 0)} of each at most: lower k"
+            )
         if attack.first_epoch > 1 and not repeats:
             raise ConfigError(
                 f'the attack {attack.label!r} compares epochs, but with training.order "time" each row comes once'

@@ -50,6 +50,27 @@ def keeps_apart(entry: Entry) -> bool:
     return is_remembered(entry) and isinstance(params, dict) and params.get("reads") == "epochs"
 
 
+ADDED_UP = "adds up what came for each person"
+_WAYS = {
+    "last": "looks at what came for each person in one epoch alone",
+    "difference": "compares what came for each person in the last two epochs",
+    "epochs": "sets side by side what came for each person in every epoch",
+}
+
+
+def way_of(entry: Entry) -> str:
+    """Return in words how an attacker reads who remembers.
+
+    Examples
+    --------
+    >>> way_of({"attack": "remembered_fit", "params": {"reads": "last"}}), way_of({"attack": "remembered_norm"})
+    ('looks at what came for each person in one epoch alone', 'adds up what came for each person')
+    """
+    params = entry.get("params")
+    reads = params.get("reads") if isinstance(params, dict) else None
+    return _WAYS.get("difference" if entry.get("attack") == "remembered_difference" else str(reads), ADDED_UP)
+
+
 def received(result: Result) -> list[Entry]:
     """Return the leak AUCs, while training, of what the parties really saw, defended where there is a defense.
 

@@ -20,7 +20,7 @@ from flower_vfl.reports.budget import of_budget
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
-from flower_vfl.reports.leaks import is_remembered, label_of, reached, told
+from flower_vfl.reports.leaks import is_remembered, label_of, reached, told, way_of
 from flower_vfl.reports.periods import period_figures
 from flower_vfl.reports.remembered import of_remembered
 from flower_vfl.reports.run import Run, load_run
@@ -133,6 +133,7 @@ def _page(template: str, **values: Any) -> str:
         "with_params": words.with_params,
         "place": words.place,
         "reached": reached,
+        "way": way_of,
     }
     return environment.get_template(template).render(**values)
 

@@ -11,13 +11,16 @@ from markupsafe import Markup
 
 from flower_vfl.metrics import nearest_rank
 from flower_vfl.reports.figures import remembered_figure
-from flower_vfl.reports.leaks import Entry, Result, is_remembered, label_of, received, worst
+from flower_vfl.reports.leaks import ADDED_UP, Entry, Result, is_remembered, label_of, received, way_of, worst
 
 if TYPE_CHECKING:
     from flower_vfl.reports.figures.training import Curve
     from flower_vfl.reports.run import Run
 
 BOUND = ".auc_bound_remembered"
+
+NOTABLE = 0.02
+"""How much more must be read after the last epoch than after the first to say why."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,25 @@ def of_remembered(run: Run) -> dict[str, Any]:
     return {
         "remembered": found,
         "single_step": step,
+        "each_comes_again": _repeats(run),
+        "averaged_out": found is not None and _averaged_out(run, found),
         "remembered_rows": remembered_in(run.result["leakage"]),
         "unread": [e for e in run.result["leakage"] if is_remembered(e) and e.get("unavailable")],
         "remembered_figures": _figures(run),
         "bounded": any(promised(run, row.entry.get("party")) for row in remembered_in(run.result["leakage"])),
     }
+
+
+def _repeats(run: Run) -> bool:
+    """Return whether each person comes again in every epoch; in time order each comes once."""
+    return "periods" not in run.result
+
+
+def _averaged_out(run: Run, found: Remembered) -> bool:
+    """Return whether sums read more with time of what has noise that is drawn anew."""
+    defenses = (defense.get("params") for defense in run.result["defenses"])
+    fresh = any(isinstance(params, dict) and params.get("rho", 1.0) < 1.0 for params in defenses)
+    return fresh and _repeats(run) and way_of(found.entry) == ADDED_UP and found.last > found.first + NOTABLE
 
 
 def _figures(run: Run) -> list[Markup]:

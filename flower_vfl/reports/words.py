@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -252,6 +253,15 @@ def _persistent(run: Run) -> bool:
     return any(isinstance(params, dict) and params.get("rho") for params in given)
 
 
+def _looked_for(run: Run) -> list[str]:
+    """Return the classes, of more than two, that gradients were searched for; none where it was each of them."""
+    classes, attack = run.result["dataset"].get("classes"), tomllib.loads(run.config).get("attack")
+    named = attack.get("positives") if isinstance(attack, dict) else None
+    if not isinstance(classes, int) or classes == 2 or not isinstance(named, list) or not named:
+        return []
+    return [] if {*named} >= {*range(classes)} else [str(number) for number in sorted({*named})]
+
+
 def _reasons(silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return why attacks measured nothing, by their labels: what went wrong where that is known."""
     found: dict[str, str] = {}
@@ -275,6 +285,12 @@ def not_tested(run: Run) -> list[str]:
         gaps.append(f"Any attack at all: none {'measured anything' if silent else 'ran'}.")
     gaps += [f"{label}, which ran and measured nothing: {why}." for label, why in _reasons(silent).items()]
     gradients = [entry for entry in received(run.result) if not on_embeddings(run.result, label_of(entry))]
+    looked_for = _looked_for(run)
+    if looked_for and any(entry.get("q95") is not None for entry in gradients):
+        gaps.append(
+            f"The other classes. Gradients were searched for examples of class {listed(looked_for)} alone "
+            "(attack.positives); those of others may leak more."
+        )
     if not any(entry.get("layer") == "first" and entry.get("q95") is not None for entry in gradients):
         gaps.append(
             "A party's first layer. The monitor sees what the label party sends, not what a party computes from it by "

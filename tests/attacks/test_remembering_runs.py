@@ -316,7 +316,7 @@ def test_on_the_first_day_no_row_of_a_later_one_is_known(monkeypatch):
     ("name", "words"),
     [
         ("remembered_hint(k=200)", r"knows 200 positives.*lower k"),
-        *((f"remembered_{reader}(k=200)", r"200 labelled examples") for reader in ("fit", "quadratic", "network")),
+        *((f"remembered_{reader}(k=200)", r"200 rows of each.*lower k") for reader in ("fit", "quadratic", "network")),
     ],
 )
 def test_more_known_rows_than_there_are_are_refused(name, words):
@@ -329,6 +329,23 @@ def test_an_attack_that_would_know_every_positive_is_refused():
     check_memory_attacks([RememberedHintAttack(k=2)], audit, repeats=True)
     with pytest.raises(ConfigError, match="2 at most: lower k"):
         check_memory_attacks([RememberedHintAttack(k=3)], audit, repeats=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "positives", "words"),
+    [
+        ([0, 0, 0, 0, 1], [], "class 1 has 1 of the 5 training rows, so that it can know 0 of each at most"),
+        ([0, 1, 1, 1, 1], [], "class 1 has 4 of the 5 training rows, so that it can know 0 of each at most"),
+        ([0, 0, 1, 1, 2], [2], "class 2 has 1 of the 5 training rows, so that it can know 0 of each at most"),
+    ],
+)
+def test_a_reader_that_would_know_every_row_of_one_side_is_refused(labels, positives, words):
+    """Nothing of that side is left to be read; of three classes the right one is named."""
+    audit = AuditLabels.of(np.array(labels), classes=max(labels) + 1, positives=positives)
+    with pytest.raises(ConfigError, match=words):
+        check_memory_attacks([RememberedFitAttack(k=1)], audit, repeats=True)
+    audit = AuditLabels.of(np.array([*labels, *labels]), classes=max(labels) + 1, positives=positives)
+    check_memory_attacks([RememberedFitAttack(k=1)], audit, repeats=True)
 
 
 @pytest.mark.parametrize(("classes", "positives"), [(3, []), (3, [0, 2]), (2, [0, 1])])

@@ -44,7 +44,7 @@ def remembering(run_folder):
 
     def make(entries=None, **facts):
         found = [entry_of(*pair) for pair in FIRST_READ.items()] if entries is None else entries
-        facts = {"defenses": ({"name": "marvell", "params": {"s": 4.0}},), "leak": 0.6, **facts}
+        facts = {"defenses": ({"name": "marvell", "params": {"s": 4.0, "rho": 0.0}},), "leak": 0.6, **facts}
         return remember(run_folder(epochs=3, **facts), found)
 
     return make
@@ -58,7 +58,8 @@ def text_of(folder):
 def test_the_page_sets_what_is_remembered_beside_single_steps(remembering):
     text = text_of(remembering())
     assert "A single step gives away a leak AUC of 0.6" in text
-    assert "Who adds up what came for each of them, and knows nothing, read the labels of all people with 0.640" in text
+    assert "But each person comes again in every epoch. Who adds up what came for each person, and knows" in text
+    assert "and knows nothing, read the labels of all people with 0.640" in text
     assert re.search(
         r"with 0\.840 after epoch 3 \(remembered_direction\)\. Noise that is drawn anew averages out", text
     )
@@ -72,8 +73,42 @@ def test_the_largest_leak_of_a_run_is_the_remembered_one_where_that_is_larger(re
     assert leak.q95 == 0.84
     text = text_of(folder)
     assert "0.840" in text.split("How much it leaks")[1][:40]
-    assert "it adds up what comes for each person over the epochs" in text
+    assert "it adds up what came for each person, and read no more after any epoch" in text
     assert "By the papers’ measure, single steps, it is 0.6" in text
+
+
+@pytest.mark.parametrize(
+    ("attack", "params", "words"),
+    [
+        ("remembered_difference", {"by": "norm"}, "compares what came for each person in the last two epochs"),
+        ("remembered_fit", {"k": 4, "reads": "difference"}, "compares what came for each person in the last two"),
+        ("remembered_quadratic", {"k": 4, "reads": "last"}, "looks at what came for each person in one epoch alone"),
+        ("remembered_network", {"k": 4, "reads": "epochs"}, "sets side by side what came for each person in every"),
+    ],
+)
+def test_a_reader_that_adds_up_nothing_is_not_said_to(remembering, attack, params, words):
+    text = text_of(remembering([entry_of(attack, [0.6, 0.7, 0.84], params=params)]))
+    assert f"Who {words}" in text
+    assert f"it {words}" in text
+    assert "adds up what" not in text
+    assert "Noise that is drawn anew averages out" not in text
+
+
+@pytest.mark.parametrize("params", [{"t": 1.0, "rho": 1.0}, {"alpha": 1.0}])
+def test_where_no_noise_is_drawn_anew_none_averages_out(remembering, params):
+    text = text_of(remembering(defenses=({"name": "other", "params": params},)))
+    assert "Who adds up what came for each person" in text
+    assert "Noise that is drawn anew averages out" not in text
+
+
+def test_in_time_order_nobody_comes_again(remembering):
+    folder = remembering()
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "periods": []}))
+    text = text_of(folder)
+    assert "Who adds up what came for each person" in text
+    assert "comes again" not in text
+    assert "averages out" not in text
 
 
 def test_where_single_steps_leak_more_the_headline_is_theirs(remembering):

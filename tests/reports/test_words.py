@@ -15,9 +15,9 @@ def leak(q95, null=0.55, mean=None, **facts):
     return {**entry, "defended": False, "q95": q95, "q95_null": null, "mean": q95 if mean is None else mean, **facts}
 
 
-def run_with(*leakage, defenses=(), parties=("a",)):
+def run_with(*leakage, defenses=(), parties=("a",), classes=2, config=""):
     result = {"leakage": list(leakage), "defenses": list(defenses), "parties": {"features": list(parties)}}
-    return Run(Path("run"), "", result, SCHEMA.empty_table())
+    return Run(Path("run"), config, {**result, "dataset": {"classes": classes}}, SCHEMA.empty_table())
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,18 @@ def test_colluding_parties_are_named_where_there_could_be_some():
 
 def test_a_run_without_attacks_says_so():
     assert "none ran" in said_by()
+
+
+@pytest.mark.parametrize(
+    ("classes", "positives", "named"),
+    [(3, [2], "class 2 alone"), (4, [3, 1], "class 1 and 3 alone"), (3, [0, 1, 2], ""), (3, [], ""), (2, [0], "")],
+)
+def test_where_not_every_class_was_looked_for_that_is_told(classes, positives, named):
+    facts = {"classes": classes, "config": f"[attack]\npositives = {positives}"}
+    said = said_by(leak(0.6), **facts)
+    assert ("The other classes." in said) is bool(named)
+    assert named in said
+    assert "The other classes." not in said_by(leak(None), **facts)
 
 
 def test_an_attack_that_measured_nothing_has_not_tested_anything():
