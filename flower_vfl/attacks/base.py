@@ -111,6 +111,19 @@ def whole(attack: str, name: str, value: int) -> int:
     return value
 
 
+def truth(attack: str, name: str, value: bool) -> bool:
+    """Return a parameter of an attack that is true or false; texts are neither, "False" would count as true.
+
+    Raises
+    ------
+    ConfigError
+        Where it is anything else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{attack}: {name} is {value!r}; give true or false")
+    return value
+
+
 def one_of(attack: str, name: str, value: Word, allowed: Sequence[Word]) -> Word:
     """Return a parameter of an attack that is one of these words.
 

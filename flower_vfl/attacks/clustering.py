@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from flower_vfl.attacks.base import Reads
+from flower_vfl.attacks.base import Reads, truth
 from flower_vfl.attacks.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.rows import as_rows, normalised, raw_features
 from flower_vfl.errors import ArgumentError
@@ -215,7 +215,7 @@ class ClusteringAttack(InferenceAttack):
     reads: ClassVar[Reads] = "clusters"
 
     def __init__(self, normalise: bool = False) -> None:
-        self.normalise = normalise
+        self.normalise = truth(self.name, "normalise", normalise)
 
     @property
     def params(self) -> dict[str, Any]:

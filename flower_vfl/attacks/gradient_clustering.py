@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from flower_vfl.attacks.base import NOTHING, Attack, Reads, SideInformation
+from flower_vfl.attacks.base import NOTHING, Attack, Reads, SideInformation, truth
 from flower_vfl.attacks.clustering import assign
 from flower_vfl.attacks.rows import as_rows, in_own_units, lengths, wide
 
@@ -85,7 +85,7 @@ class GradientClusteringAttack(Attack):
     reads: ClassVar[Reads] = "clusters"
 
     def __init__(self, directions: bool = True) -> None:
-        self.directions = directions
+        self.directions = truth(self.name, "directions", directions)
 
     @property
     def params(self) -> dict[str, Any]:

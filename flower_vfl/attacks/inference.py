@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from flower_vfl.attacks.base import AttackMethod, Reads, whole
+from flower_vfl.attacks.base import AttackMethod, Reads, truth, whole
 from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class ExamplesAttack(InferenceAttack):
 
     def __init__(self, k: int, draws: int, normalise: bool) -> None:
         self.k, self._draws = whole(self.name, "k", k), whole(self.name, "draws", draws)
-        self.normalise = normalise
+        self.normalise = truth(self.name, "normalise", normalise)
 
     @property
     def params(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from flower_vfl.attacks.base import NOTHING, Attack, Reads, SideInformation
+from flower_vfl.attacks.base import NOTHING, Attack, Reads, SideInformation, truth
 from flower_vfl.attacks.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.rows import as_rows, narrowed, normalised, rarer_side_up, raw_features
 
@@ -132,7 +132,7 @@ class SpectralAttack(Attack, InferenceAttack):
     reads: ClassVar[Reads] = "scores"
 
     def __init__(self, normalise: bool = False) -> None:
-        self.normalise = normalise
+        self.normalise = truth(self.name, "normalise", normalise)
 
     @property
     def params(self) -> dict[str, Any]:

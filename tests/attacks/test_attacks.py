@@ -10,6 +10,7 @@ import torch
 from flower_vfl import attacks
 from flower_vfl.attacks import ATTACKS, Attack, AttackMethod, InferenceAttack, MemoryAttack, make_attack
 from flower_vfl.errors import ConfigError
+from flower_vfl.registry import parameters
 
 FOLDER = Path(attacks.__file__).parent
 
@@ -37,6 +38,15 @@ def test_an_unknown_attack_is_refused_with_the_nearest_name():
 def test_a_parameter_that_an_attack_does_not_have_is_refused():
     with pytest.raises(ConfigError, match="strength"):
         make_attack("norm", strength=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"), [(name, parameter) for name, made in ATTACKS.items() for parameter in parameters(made)]
+)
+def test_a_text_that_means_nothing_to_a_parameter_is_refused(name, parameter):
+    """`directions=False`, as Python writes it, is a text in a configuration, and was taken for true."""
+    with pytest.raises(ConfigError, match=name):
+        make_attack(name, **{parameter: "False"})
 
 
 @pytest.mark.parametrize("base", [Attack, InferenceAttack, MemoryAttack])
