@@ -209,6 +209,22 @@ def test_long_names_stay_inside_the_figure(length):
     assert max(starts) + 5.5 * length < width  # an e of nine points is 5.5 wide
 
 
+@pytest.mark.parametrize(("names", "taller"), [(4, False), (14, True), (40, True)])
+def test_many_names_below_a_figure_leave_its_axes_their_height(names, taller):
+    kept = []
+
+    def paint(axes):
+        kept.append(axes)
+        for number in range(names):
+            axes.plot([1, 2], [number, 0], label=f"remembered_quadratic(k=256,reads={number:02})")
+
+    draw("x", paint, columns=2)
+    axes = kept[0]
+    height = axes.get_window_extent().height
+    assert height > 90
+    assert bool(axes.figure.get_figheight() > 3.2) is taller
+
+
 def test_a_figure_is_laid_out_once(monkeypatch):
     calls = []
     execute = ConstrainedLayoutEngine.execute

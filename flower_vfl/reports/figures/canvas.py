@@ -35,6 +35,9 @@ VARIABLES = {
     **{line: f"var(--c{i})" for i, line in enumerate(LINES, 1)},
     **{colour: f"var(--k{i})" for i, colour in enumerate(CLASSES, 1)},
 }
+LEGEND = 0.35
+"""Share of a figure's height that its legend has at most before the figure grows."""
+
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "flower-vfl",
@@ -118,10 +121,13 @@ def chance_band(axes: Axes, null: float | None) -> None:
 
 
 def _legend(figure: Figure, most: int) -> None:
-    """Put the legend below, in as many columns as its names leave room for."""
+    """Put the legend below, in as many columns as its names leave room for; with many names the figure is taller."""
     for columns in range(most, 0, -1):
         legend = figure.legend(loc="outside lower left", ncols=columns, fontsize=9, handlelength=1.9, columnspacing=1.2)
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+        box = legend.get_window_extent()
+        if columns == 1 or box.width <= figure.bbox.width:
+            more = box.height - LEGEND * figure.bbox.height
+            figure.set_figheight(figure.get_figheight() + max(0.0, more) / figure.dpi)
             return
         legend.remove()
 
