@@ -1,9 +1,10 @@
 """(q) Wide & Deep with a million values, embeddings updated at the rows of a batch, against updates of whole tables.
 
 Generated data with 16 categorical columns a party, values by Zipf's law as in logs of clicks; the papers' network and
-batches of 1,024; `inproc`, two torch threads, attacks off. The other side is the same run with `torch.optim.Adam` on
-dense gradients of the tables. Quality: test AUC after two epochs, three seeds. Target: at least 3 times the steps a
-second, and a mean AUC that differs by at most 0.003.
+batches of 1,024; `inproc`, attacks off, on two cores. The other side is the same run with `torch.optim.Adam` on dense
+gradients of the tables, with one torch thread and with two, and the faster of these is what counts: with rows only, a
+second thread makes a step slower, and one is the default. Quality: test AUC after two epochs, three seeds. Target: at
+least 3 times the steps a second, and a mean AUC that is lower by at most 0.003.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from flower_vfl.nn.tabular import FeatureShape
 from flower_vfl.nn.wide_deep import WideDeep
 from flower_vfl.sections import ModelConfig
 
-FASTER, APART = 3.0, 0.003
+FASTER, LOWER = 3.0, 0.003
 DENSE = "wide-deep, dense"
 
 
@@ -46,7 +47,7 @@ def _dense(network: nn.Module) -> nn.Module:
     return network
 
 
-def settings(quick: bool, network: str, seed: int = 0, epochs: int = 1000) -> Config:
+def settings(quick: bool, network: str, *, seed: int = 0, epochs: int = 1000, threads: int = 1) -> Config:
     """Return a run of the papers' network on a million values."""
     rows = {"rows": 4_096, "vocabulary": 1_000, "test_rows": 512}
     if not quick:
@@ -58,7 +59,7 @@ def settings(quick: bool, network: str, seed: int = 0, epochs: int = 1000) -> Co
             "model": {"network": network, "embedding_width": 4, "bottom": [128] * 2, "cut": 128, "top": [128] * 3},
             "training": {"epochs": epochs, "batch_size": 256 if quick else 1024, "learning_rate": 0.001},
             "attack": {"names": [], "snapshots": []},
-            "threads": 2,
+            "threads": threads,
         }
     )
 
@@ -73,7 +74,7 @@ def aucs(quick: bool, network: str) -> list[float]:
     """Return the test AUC of each seed."""
     logging.disable(logging.WARNING)
     networks.NETWORKS = {**networks.NETWORKS, DENSE: _Dense()}
-    return [float(run(settings(quick, network, seed, epochs=2)).test_auc) for seed in range(1 if quick else 3)]
+    return [float(run(settings(quick, network, seed=seed, epochs=2)).test_auc) for seed in range(1 if quick else 3)]
 
 
 def main() -> None:
@@ -81,22 +82,23 @@ def main() -> None:
     quick = arguments(__doc__).quick
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as cache:
         os.environ["FLOWER_VFL_CACHE"] = cache
-        lanes = [(name, lane, settings(quick, name)) for name in ("wide-deep", DENSE)]
+        sides = (("wide-deep", 1), (DENSE, 1), (DENSE, 2))
+        lanes = [(f"{name}, {threads}", lane, settings(quick, name, threads=threads)) for name, threads in sides]
         size = {"starts": 1, "blocks": 2, "steps": 4} if quick else {"starts": 3, "blocks": 16, "steps": 20}
-        sparse, dense = compare(lanes, **size).times
+        sparse, *dense = compare(lanes, **size).times
         quality: dict[str, Any] = {name: aucs(quick, name) for name in ("wide-deep", DENSE)}
-    ratio = dense.over(sparse)
-    apart = statistics.mean(quality["wide-deep"]) - statistics.mean(quality[DENSE])
+    ratios = [side.over(sparse) for side in dense]
+    higher = statistics.mean(quality["wide-deep"]) - statistics.mean(quality[DENSE])
     report(
         "sparse",
-        target=f">= {FASTER} times the steps a second, AUC within {APART}",
-        met={"speed": ratio.median >= FASTER, "quality": abs(apart) <= APART},
+        target=f">= {FASTER} times the steps a second, AUC lower by at most {LOWER}",
+        met={"speed": min(ratio.median for ratio in ratios) >= FASTER, "quality": higher >= -LOWER},
         quick=quick,
-        ratio=ratio.describe(),
+        ratio={f"threads={threads}": ratio.describe() for threads, ratio in enumerate(ratios, 1)},
         sparse_ms=sparse.milliseconds,
-        dense_ms=dense.milliseconds,
+        dense_ms=[side.milliseconds for side in dense],
         auc=quality,
-        auc_apart=round(apart, 5),
+        auc_higher=round(higher, 5),
     )
 
 
