@@ -57,6 +57,27 @@ def test_with_fresh_noise_the_divergences_of_the_epochs_add_up():
         assert found["sum_kl"] == pytest.approx(count * single, rel=0.2)
 
 
+def test_after_one_batch_the_promise_is_what_its_noise_leaves_and_the_largest_is_kept():
+    """Of classes that scatter differently, so that each has noise of its own."""
+    y = LABELS.long()
+    course, left = Course(LABELS.numpy()), []
+    for scale in (3.0, 1.0):
+        g = gradients(None) * torch.where(LABELS, scale, 0.5)[:, None]
+        classes = estimate(g, y)
+        spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, classes.g)
+        course.add(classes, spectrum, g, y, np.arange(ROWS))
+        left.append(spectrum.sum_kl)
+        assert course.largest == max(left)
+        found = course.end_epoch(0.0)["sum_kl"]
+        if scale == 3.0:
+            assert found == pytest.approx(spectrum.sum_kl, rel=1e-9)
+        left.append(found)
+        assert course.largest == max(left)
+    course.note(spectrum)
+    assert course.largest == max(left)
+    assert left[-1] > left[0]
+
+
 def test_how_much_of_a_rows_own_deviation_comes_again_is_measured():
     own = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     assert epochs(3, own)[0][-1]["kept"] == pytest.approx(1.0, abs=0.05)
@@ -103,6 +124,15 @@ def test_before_anything_was_sent_nothing_is_promised():
 def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatch):
     monkeypatch.setattr(marvell_course, "LARGEST", 4)
     assert [bool(found) for found in epochs(4)[0]] == [True, True, False, False]
+    y, course = LABELS.long(), Course(LABELS.numpy())
+    known = []
+    for _ in range(3):
+        classes = estimate(gradients(None), y)
+        spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, classes.g)
+        course.add(classes, spectrum, gradients(None), y, np.arange(ROWS))
+        course.end_epoch(0.0)
+        known.append(math.isfinite(course.largest))
+    assert known == [True, True, False]
 
 
 def rare(defense, count, width):
@@ -134,7 +164,9 @@ def test_where_few_batches_have_both_classes_it_is_not_known_what_comes_again_an
 
 
 def test_an_epoch_without_both_classes_says_nothing():
-    assert Course(LABELS.numpy()).end_epoch(0.0) == {}
+    course = Course(LABELS.numpy())
+    assert course.end_epoch(0.0) == {}
+    assert course.largest == math.inf
     base = Marvell(strategy())
     base.begin_batch(np.arange(4))
     base.protect(torch.ones(4, 8), torch.zeros(4, dtype=torch.int64))

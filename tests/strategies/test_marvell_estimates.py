@@ -15,6 +15,7 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.strategies import Iso, Observer, VerticalStrategy
 from flower_vfl.strategies.marvell import Marvell, optimal_noise
+from flower_vfl.strategies.marvell_estimates import RunningEstimates, estimate
 from tests.strategies.marvell_batches import D, batch, defense, estimates, within
 from tests.toys import toy_config, toy_data
 
@@ -46,6 +47,9 @@ def test_a_batch_of_one_class_gets_the_noise_of_the_running_estimates(label, lon
     assert log["marvell.noise_power"] == pytest.approx(growth * (lam1 + (D - 1) * lam2), rel=1e-6)
     assert log["marvell.sum_kl_after"] == pytest.approx(spectrum.sum_kl, rel=1e-6)
     assert (log["marvell.fallback"], log["marvell.withheld"], strategy.fallbacks) == (1.0, 0.0, 1)
+    strategy._course().largest = 0.0
+    strategy.protect(g, labels)
+    assert strategy._course().largest == log["marvell.sum_kl_after"]
     assert "of one class" in caplog.text
 
 
@@ -75,6 +79,22 @@ def test_running_estimates_know_no_scale():
     assert powers == pytest.approx([powers[1]] * 3, rel=1e-9)
 
 
+def test_an_earlier_batch_weighs_nine_tenths_of_the_next_one():
+    running, known = (
+        RunningEstimates(),
+        [estimate(*batch(rows=rows, gap=gap)) for rows, gap in ((200, 4.0), (250, 1.0))],
+    )
+    for classes in known:
+        running.add(classes)
+    found = running.recall(torch.ones(3, D, dtype=torch.float64))
+    for name in ("u", "v", "g"):
+        first, second = (getattr(classes, name) / classes.rms**2 for classes in known)
+        assert getattr(found, name) == pytest.approx((0.9 * first + second) / 1.9)
+    away = [math.sqrt(classes.g) / classes.rms * classes.direction for classes in known]
+    expected = 0.9 * away[0] + away[1]
+    torch.testing.assert_close(found.direction, expected / expected.norm())
+
+
 def test_running_estimates_forget():
     rows, labels = one_class(rows=50)
     strategy = defense()
@@ -94,6 +114,7 @@ def test_before_anything_is_known_zeros_are_sent(strength, rows, caplog):
     assert torch.equal(sent, torch.zeros(rows, D))
     assert (log["marvell.fallback"], log["marvell.withheld"], log["marvell.noise_power"]) == (1.0, 1.0, 0.0)
     assert (log["marvell.sum_kl_after"], log["marvell.auc_bound"]) == (0.0, 0.5)
+    assert log["marvell.sum_kl_before"] == math.inf
     assert "zeros are sent" in caplog.text
 
 

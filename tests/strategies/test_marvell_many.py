@@ -298,7 +298,7 @@ def test_of_a_single_row_the_batch_tells_the_place_and_not_the_spread():
     assert remembered.problem.variances[3, 0] > 4 * model.problem.variances[3, 0]
 
 
-@pytest.mark.parametrize("longer", [1.0, 50.0])
+@pytest.mark.parametrize("longer", [1e-3, 1.0, 50.0])
 def test_a_batch_of_one_class_gets_the_noise_of_the_running_estimates(longer):
     strategy = defense()
     g, y = batch(rows=4000)
@@ -306,9 +306,11 @@ def test_a_batch_of_one_class_gets_the_noise_of_the_running_estimates(longer):
     rows = longer * g[y == 3][:50]
     sent, log = strategy.protect(rows, torch.full((50,), 3))
     assert (log["marvell.fallback"], log["marvell.withheld"]) == (1.0, 0.0)
+    assert log["marvell.accuracy_bound"] == 1.0
     assert strategy.fallbacks == 1
+    assert log["marvell.noise_power"] == pytest.approx(float((sent - rows).square().sum(dim=1).mean()), rel=0.5)
     assert (sent != rows).any(dim=1).all()
-    if longer == 1.0:
+    if longer <= 1.0:  # shorter rows get the noise of rows as long as usual
         assert usual["marvell.noise_power"] / 4 < log["marvell.noise_power"] < 4 * usual["marvell.noise_power"]
     else:
         assert log["marvell.noise_power"] > 100 * usual["marvell.noise_power"]
