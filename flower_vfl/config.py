@@ -287,7 +287,7 @@ def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) 
         raise ConfigError(f"there is no {preset} {source!r}; {suggestion(source, presets)}, or a path ending in .toml")
     try:
         return text, tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is no valid TOML: {error}") from None
 
 

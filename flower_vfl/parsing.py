@@ -128,7 +128,7 @@ def scalar(text: str) -> Value:
     """Read a TOML value; text that is none stays text."""
     try:
         value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, str | int | float | bool) else text
 

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.errors import SetupError
-from flower_vfl.files import write_text_atomic
 from flower_vfl.version import package_version
 
 AUTO = "auto"
@@ -42,7 +40,10 @@ _DIAL_SECONDS, _JOIN_SECONDS, _LOOK_SECONDS = 5.0, 20.0, 60.0
 _LONGEST_TEMPORARY = 25
 """Ray's sockets lie up to 82 characters below it, and the path of one may have 107."""
 
-_PREFIX, _NOTE, _SIGN = "fvfl-", ".ray", ".seen-"
+_PREFIX, _SIGN = "fvfl-", ".seen-"
+_REMOVE = 'read _; for _ in $(seq 60); do rm -rf -- "$0" && exit; sleep 1; done'
+"""Once nobody can write to its input any more; Ray's processes end with the one that started them, a little later."""
+
 _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
 
@@ -110,7 +111,7 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
         ending.enter_context(_environment(settings(address)))
         ray = importlib.import_module("ray")
         if not ray.is_initialized():
-            options = {"address": address} if address else _here(ending, folder)
+            options = {"address": address} if address else _here(ending.enter_context(own_files()))
             ending.callback(ray.shutdown)
             with _own_signals():
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
@@ -149,17 +150,8 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _here(ending: contextlib.ExitStack, folder: Path) -> dict[str, Any]:
-    """Return how Ray is started here: without a dashboard, with files that go when it ends.
-
-    Where they lie is noted in the sweep's folder: those that a kill has left go when the sweep goes on.
-    """
-    note = folder / _NOTE
-    _remove_left(note, _short_parent())
-    temporary = make_files()
-    write_text_atomic(note, temporary)
-    ending.callback(note.unlink, missing_ok=True)
-    ending.callback(shutil.rmtree, temporary, ignore_errors=True)
+def _here(temporary: str) -> dict[str, Any]:
+    """Return how Ray is started here: without a dashboard, with its files in a folder of its own."""
     return {
         "address": "local",
         "include_dashboard": False,
@@ -168,24 +160,21 @@ def _here(ending: contextlib.ExitStack, folder: Path) -> dict[str, Any]:
     }
 
 
-def make_files() -> str:
-    """Return a new folder for the files of a Ray of one's own, where the paths of its sockets are short enough."""
-    return tempfile.mkdtemp(prefix=_PREFIX, dir=_short_parent())
+@contextlib.contextmanager
+def own_files() -> Iterator[str]:
+    """Make a folder for the files of a Ray of one's own, which by itself would leave its logs and sockets.
+
+    Its path is short enough for those of Ray's sockets. A shell of its own session waits for the end of the block or of
+    this process, whatever ends it, a kill too.
+    """
+    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=_short_parent())
+    with subprocess.Popen(["/bin/sh", "-c", _REMOVE, folder], stdin=subprocess.PIPE, start_new_session=True):
+        yield folder
 
 
 def _short_parent() -> Path:
     usual = tempfile.gettempdir()
     return Path(usual if len(usual) <= _LONGEST_TEMPORARY else "/tmp")
-
-
-def _remove_left(note: Path, parent: Path) -> None:
-    """Remove the files of a Ray that was killed, and nothing that is none of it, whatever the note says."""
-    try:
-        left = Path(note.read_text(encoding="utf8"))
-    except (OSError, UnicodeDecodeError):
-        return
-    if left.parent == parent and left.name.startswith(_PREFIX) and left.is_dir() and not left.is_symlink():
-        shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -197,6 +186,10 @@ def _own_signals() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit:  # the signal came meanwhile: nothing else in Ray's start raises it
+        signal.signal(signal.SIGTERM, before)
+        signal.raise_signal(signal.SIGTERM)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,15 +28,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flower_vfl.apps.workers import STARTED
 from flower_vfl.errors import SetupError
-from flower_vfl.simulations.cluster import make_files
+from flower_vfl.simulations.cluster import own_files
 from flower_vfl.simulations.flower_engine import BUNDLES_VARIABLE, COMMAND, OWN_RAY
 
 _RESERVE_SECONDS = 30.0
 _START_SECONDS, _START_SECONDS_EACH = 120.0, 15.0
 """Until all processes are up: each imports torch, and they share the processors."""
-
-_REMOVE = 'read _; for _ in $(seq 60); do rm -rf -- "$0" && exit; sleep 1; done'
-"""Once nobody can write to its input any more; Ray's processes end with the one that started them, a little later."""
 
 
 class PartyBackend(raybackend.RayBackend):
@@ -155,13 +151,9 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _own_files() -> Iterator[None]:
-    """Let Ray write into a folder that goes when this process ends: by itself it would leave its logs and sockets.
-
-    A shell of its own session waits for the end of this process, whatever ends it: Flower's simulation leaves at once
-    where its SuperLink has gone.
-    """
-    folder = os.environ["RAY_TMPDIR"] = make_files()
-    with subprocess.Popen(["/bin/sh", "-c", _REMOVE, folder], stdin=subprocess.PIPE, start_new_session=True):
+    """Let Ray write into a folder of its own, which goes with this process: Flower's simulation may leave at once."""
+    with own_files() as folder:
+        os.environ["RAY_TMPDIR"] = folder
         try:
             yield
         finally:

@@ -129,7 +129,7 @@ def has_ended(path: Path) -> bool:
     """Say whether the run in a folder has ended by itself."""
     try:
         status = json.loads((path / RESULT).read_text(encoding="utf8"))["status"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False  # it was killed before it could write one
     return status in ENDED
 

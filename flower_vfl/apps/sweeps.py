@@ -46,7 +46,7 @@ def origin_of(folder: Path) -> Path:
     """Return the folder that paths in a sweep's file begin at, as noted beside its copy; `folder` where nothing is."""
     try:
         return Path(json.loads((folder / RECORD).read_text(encoding="utf8"))["origin"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return folder
 
 
@@ -66,7 +66,7 @@ def read_record(folder: Path) -> list[Entry]:
         entries = [Entry(str(e["run"]), str(e["digest"]), dict(e["values"])) for e in content["trials"]]
     except FileNotFoundError:
         raise InputError(f"{folder} holds no sweep: there is no {RECORD} in it") from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as a sweep's record: {error}") from None
     for entry in entries:
         if Path(entry.run).name != entry.run or entry.run in ("", ".", ".."):

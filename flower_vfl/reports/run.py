@@ -97,7 +97,7 @@ def load_run(folder: Path | str, *, light: bool = False) -> Run:
     text = _read(folder / CONFIG)
     try:
         tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{folder / CONFIG} is not valid TOML: {error}") from error
     result = _result(folder / RESULT)
     if light:
@@ -135,7 +135,7 @@ def _refuse(path: Path, constant: str) -> NoReturn:
 def _result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(_read(path), parse_constant=partial(_refuse, path))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(result, dict) or result.get("schema") != 1:
         raise InputError(f'{path} is no result of schema 1: it must be a JSON object with "schema": 1.')

@@ -92,7 +92,7 @@ class SweepFolder:
         """Return what a trial has left; None for nothing that can be read."""
         try:
             found = json.loads((self.of(trial) / RESULT).read_text(encoding="utf8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 

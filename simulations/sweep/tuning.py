@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from ray import tune
 
 from flower_vfl.config import build_config
 from flower_vfl.errors import FlowerVflError, InputError, TrainingError
+from flower_vfl.protocol.printable import printable
 from flower_vfl.simulations.running import run_observed
 from flower_vfl.simulations.stacked.running import train_stack
 from flower_vfl.simulations.sweep.board import Board
@@ -28,6 +30,8 @@ STORAGE = ".tune"
 _RUN, _FAILED = "run", "failed"
 _REPORT_SECONDS = 1.0
 _LOCKED_SECONDS = 20.0
+_MOST, _MOST_TRACED = 500, 10_000
+"""Characters of an error that are told, and of where it came from."""
 
 Plan = tuple[dict[str, Any], str, str]
 """A trial's configuration, its folder, and the folder that relative paths of data begin at."""
@@ -138,12 +142,17 @@ class _Told(tune.Callback):
 
 
 def _reason(trial: Any) -> str:
-    """Return the last line of what ended a worker."""
+    """Return the last line of what ended a worker, from this machine: the storage gets its copy later, or never."""
     text = ""
-    with suppress(Exception):  # the file of an error may be gone with the worker
-        text = str(trial.get_error())
+    with suppress(OSError):
+        text = Path(trial.error_file).read_text(encoding="utf8", errors="replace") if trial.error_file else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else "the worker ended without a word"
+    return printable(lines[-1], _MOST) if lines else "the worker ended without a word"
+
+
+def _words(error: BaseException) -> str:
+    """Return an error on one line."""
+    return printable(f"{type(error).__name__}: {' '.join(str(error).split())}", _MOST)
 
 
 class _Steps(Observer):
@@ -175,7 +184,7 @@ def _train_stack(params: Mapping[str, str], *, plans: Mapping[str, list[Plan]]) 
         with quiet_log(logging.ERROR):
             lost = train_stack(configs, folders, told=_told)
     except (FlowerVflError, RuntimeError) as error:  # memory of a card, for instance
-        tune.report({_FAILED: f"{type(error).__name__}: {error}"})
+        tune.report({_FAILED: _words(error)})
     else:
         names = ", ".join(folders[run].name for run in lost)
         tune.report({_FAILED: f"{len(lost)} of them diverged: {names}"} if lost else {"finished": True})
@@ -191,6 +200,9 @@ def _train(params: Mapping[str, str], *, plans: Mapping[str, Plan]) -> None:
         with quiet_log(logging.ERROR):
             run_observed(build_config(values), Path(folder), resume=True, observers=observers, patience=_LOCKED_SECONDS)
     except (InputError, TrainingError) as error:  # it would fail again
-        tune.report({_FAILED: f"{type(error).__name__}: {error}"})
+        tune.report({_FAILED: _words(error)})
+    except BaseException as error:  # noqa: BLE001 - Tune takes some for an end that is none, and cannot send others
+        told = "".join(traceback.format_exception(error))[-_MOST_TRACED:]
+        raise RuntimeError(f"{told}\n{_words(error)}") from None
     else:
         tune.report({"finished": True})

@@ -284,7 +284,11 @@ def test_a_missing_file_is_named_and_nothing_is_written(run_folder, name):
 
 
 @pytest.mark.parametrize("name", ["config.toml", "result.json", "steps.parquet"])
-@pytest.mark.parametrize("content", [b"\xff\xfe not text", b"= [", b'{"schema": 2}', b"[1]"])
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe not text", b"= [", b'{"schema": 2}', b"[1]", b"[" * 100_000, b"x = " + b"[" * 100_000, b"9" * 5000],
+    ids=lambda content: content[:10],
+)
 def test_a_corrupt_file_is_named_and_nothing_is_written(run_folder, name, content):
     if (name, content) == ("config.toml", b"[1]"):
         content = b"[1"

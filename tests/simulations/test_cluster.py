@@ -1,7 +1,11 @@
 """Reaching a Ray cluster, and what it has room for."""
 
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -58,22 +62,44 @@ def test_a_trial_that_fits_no_node_is_refused_with_what_there_is():
         Cluster(((2.0, 0.0), (4.0, 0.0))).places(8.0, 0.0)
 
 
-def test_what_a_killed_ray_has_left_is_removed_and_nothing_else(tmp_path):
-    note = tmp_path / "note"
-    left, other, link = tmp_path / "fvfl-left", tmp_path / "other", tmp_path / "fvfl-link"
-    for folder in (left, other):
-        folder.mkdir()
-    link.symlink_to(other)
-    deeper = other / "fvfl-deeper"
-    deeper.mkdir()
-    for path in (other, link, deeper, tmp_path / "fvfl-left" / ".." / "other", left):
-        note.write_text(str(path))
-        cluster._remove_left(note, tmp_path)
-    assert not left.exists()
-    assert other.is_dir()
-    assert link.is_symlink()
-    assert deeper.is_dir()
-    cluster._remove_left(tmp_path / "none", tmp_path)
+HOLDS = """
+import signal, sys
+from flower_vfl.simulations.cluster import own_files
+with own_files() as folder:
+    open(folder + "/log", "w").close()
+    print(folder, flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_rays_files_go_whatever_ends_the_process_that_has_made_them(number):
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True) as process:
+        folder = Path(process.stdout.readline().strip())
+        assert (folder / "log").is_file()
+        process.send_signal(number)
+    deadline = time.monotonic() + 20
+    while folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _start_and_be_ended():
+    with cluster._own_signals():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_comes_while_ray_starts_is_not_taken_for_rays_own_end():
+    """Ray sets a way of its own meanwhile, which ends the process with another code and without a word."""
+    told = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    try:
+        with pytest.raises(SystemExit):
+            _start_and_be_ended()
+        assert told == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("length", [25, 26, 60])
@@ -81,9 +107,7 @@ def test_the_paths_of_rays_sockets_are_short_enough_wherever_temporary_files_go(
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t" * (length - 13)) as usual:
         assert len(usual) == length
         monkeypatch.setattr(tempfile, "tempdir", usual)
-        folder = cluster.make_files()
-        try:
+        with cluster.own_files() as folder:
             assert (Path(folder).parent == Path(usual)) == (length == 25)
             assert len(f"{folder}/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store") <= 107
-        finally:
-            Path(folder).rmdir()
+        assert not Path(folder).exists()

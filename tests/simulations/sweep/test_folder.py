@@ -115,7 +115,9 @@ def test_bad_input_leaves_no_folder_but_results_stay(tmp_path, trials):
         '{"schema": 1, "trials": [{"run": "../x", "digest": "", "values": {}}]}',
         '{"schema": 1, "trials": [{"run": "..", "digest": "", "values": {}}]}',
         '{"schema": 1, "trials": 3}',
+        "[" * 100_000,
     ],
+    ids=lambda record: record[:70],
 )
 def test_a_record_that_is_damaged_or_names_other_folders_is_refused(tmp_path, record):
     (tmp_path / RECORD).write_text(record)

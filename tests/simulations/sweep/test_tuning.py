@@ -1,9 +1,13 @@
-"""What a worker says of a stack."""
+"""What a worker says of its trials, and what is said of a worker that ended."""
+
+import pickle
+from types import SimpleNamespace
 
 import pytest
 
 from flower_vfl.apps.keeping import is_begun
 from flower_vfl.config import Config
+from flower_vfl.errors import TrainingError
 from flower_vfl.simulations.stacked import running
 from flower_vfl.simulations.sweep import tuning
 from tests.toys import toy_config, toy_data
@@ -51,3 +55,51 @@ def test_runs_that_diverge_are_named(tmp_path, monkeypatch, said):
     use(toy_data(), monkeypatch)
     tuning._train_stack({"run": "two"}, plans=plans(tmp_path, training={"optimizer": "sgd", "learning_rate": 1e30}))
     assert said[-1]["failed"] == "2 of them diverged: 0, 1"
+
+
+class Odd(Exception):
+    """It cannot be sent to another process: what it is made of is not what it keeps."""
+
+    def __init__(self, first, second):
+        super().__init__(first)
+
+
+def alone(folder):
+    return {"one": (toy_config().model_dump(), str(folder / "one"), str(folder))}
+
+
+@pytest.mark.parametrize("error", [StopIteration("gone"), SystemExit("gone"), Odd("gone", 2)], ids=repr)
+def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, monkeypatch, said, error):
+    """Tune takes the first two for the end of a trial, and loses the third."""
+
+    def failing(*_, **__):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuning, "run_observed", failing)
+    with pytest.raises(RuntimeError) as ended:
+        tuning._train({"run": "one"}, plans=alone(tmp_path))
+    told = str(pickle.loads(pickle.dumps(ended.value)))
+    assert told.splitlines()[-1] == f"{type(error).__name__}: gone"
+    assert "in failing" in told
+    assert said == []
+
+
+def test_what_fails_for_good_is_told_on_one_line_and_without_what_a_terminal_obeys(tmp_path, monkeypatch, said):
+    def failing(*_, **__):
+        raise TrainingError("first\nsecond\x1b[2J" + "x" * 10_000)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuning, "run_observed", failing)
+    tuning._train({"run": "one"}, plans=alone(tmp_path))
+    (told,) = (message["failed"] for message in said)
+    assert told.startswith(r"TrainingError: first second\x1b[2Jxxx")
+    assert len(told) < 600
+
+
+def test_a_worker_that_ended_is_told_by_the_last_line_of_its_own_file(tmp_path):
+    file = tmp_path / "error.txt"
+    file.write_bytes(b"Traceback\n  somewhere\nOdd: \xff gone\x1b[2J\n\n")
+    assert tuning._reason(SimpleNamespace(error_file=str(file))) == "Odd: \ufffd gone\\x1b[2J"
+    for missing in (None, str(tmp_path / "none")):
+        assert tuning._reason(SimpleNamespace(error_file=missing)) == "the worker ended without a word"
