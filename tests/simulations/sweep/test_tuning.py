@@ -1,6 +1,6 @@
 """What a worker says of its trials, and what is said of a worker that ended."""
 
-import pickle
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -58,7 +58,7 @@ def test_runs_that_diverge_are_named(tmp_path, monkeypatch, said):
 
 
 class Odd(Exception):
-    """It cannot be sent to another process: what it is made of is not what it keeps."""
+    """It cannot be copied, and so not be sent to another process: what it is made of is not what it keeps."""
 
     def __init__(self, first, second):
         super().__init__(first)
@@ -70,7 +70,7 @@ def alone(folder):
 
 @pytest.mark.parametrize("error", [StopIteration("gone"), SystemExit("gone"), Odd("gone", 2)], ids=repr)
 def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, monkeypatch, said, error):
-    """Tune takes the first two for the end of a trial, and loses the third."""
+    """Of the first two Tune tells words of its own, and the third it cannot send."""
 
     def failing(*_, **__):
         raise error
@@ -79,7 +79,7 @@ def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, 
     monkeypatch.setattr(tuning, "run_observed", failing)
     with pytest.raises(RuntimeError) as ended:
         tuning._train({"run": "one"}, plans=alone(tmp_path))
-    told = str(pickle.loads(pickle.dumps(ended.value)))
+    told = str(copy.copy(ended.value))
     assert told.splitlines()[-1] == f"{type(error).__name__}: gone"
     assert "in failing" in told
     assert said == []
