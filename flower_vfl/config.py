@@ -35,6 +35,8 @@ _PRESETS = files("flower_vfl") / "simulations" / "presets"
 SWEEP = "-sweep"
 """How the name of a sweep's preset ends."""
 
+_DEVICES = re.compile(r"cpu|cuda(:\d+)?")
+
 
 class Config(Section):
     """Everything a run needs to know; it reaches every party, so nothing in it is secret."""
@@ -59,7 +61,7 @@ class Config(Section):
     @field_validator("device")
     @classmethod
     def _device(cls, device: str) -> str:
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        if not _DEVICES.fullmatch(device):
             raise ValueError(f"{device!r} is no device: cpu, cuda or cuda:N")
         return device
 

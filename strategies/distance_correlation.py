@@ -133,9 +133,9 @@ def _correlation(rows: Tensor, runs: list[Run], form: Form, *, gradient: bool) -
     count, pairs = len(rows), len(rows) ** 2
     a = _distances(rows, runs, keep=gradient)
     means, mean = a.row_sums / count, a.row_sums.sum() / pairs
-    sizes = torch.tensor([end - begin for begin, end in runs], device=rows.device)
+    sizes = torch.tensor([end - begin for begin, end in runs]).to(rows.device, non_blocking=True)
     shares = sizes.double() / count
-    others = (1.0 - shares).repeat_interleave(sizes)  # means of b, a row each
+    others = (1.0 - shares).repeat_interleave(sizes, output_size=count)  # means of b, a row each
     differ = 1.0 - shares.square().sum()  # and of all pairs
     covariance = mean - a.within / pairs - 2.0 * (means * others).mean() + mean * differ
     variance = a.squares / pairs - 2.0 * means.square().mean() + mean.square()

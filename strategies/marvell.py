@@ -28,7 +28,7 @@ from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, c
 from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
 from flower_vfl.strategies.noise import Noise, draw_stacked
-from flower_vfl.strategies.units import working
+from flower_vfl.strategies.units import beside, working
 
 __all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
 
@@ -86,7 +86,7 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
     value = strength("marvell: s", s)
     classes = estimate(g, y)
     spectrum = _strongest(classes, value * classes.g, value=value)
-    return _draw(g, y, classes, spectrum, Noise(generator)), spectrum.scaled(classes.unit**2)
+    return _draw(g, y, classes.p, classes, spectrum, Noise(generator)), spectrum.scaled(classes.unit**2)
 
 
 def _strongest(classes: Classes, power: float, *, value: float) -> NoiseSpectrum[float]:
@@ -122,7 +122,7 @@ def _along(classes: Classes, spectrum: NoiseSpectrum[float]) -> list[float]:
 
 def _draw_stacked(g: Tensor, y: Tensor, plans: Sequence[_Plan | None]) -> Tensor:
     """Return what `_draw` gives each of R runs, for gradients (R, B, D) and labels (R, B); no noise without a plan."""
-    along = torch.tensor([[0.0, 0.0] if plan is None else plan.along for plan in plans]).to(g)
+    along = beside(torch.tensor([[0.0, 0.0] if plan is None else plan.along for plan in plans]), g)
     nowhere = g.new_zeros(g.shape[2])
     directions = torch.stack([nowhere if plan is None else plan.classes.direction for plan in plans])
     draws = draw_stacked([plan and plan.generator for plan in plans], g, 1)[..., 0]
@@ -136,13 +136,19 @@ def _draw_stacked(g: Tensor, y: Tensor, plans: Sequence[_Plan | None]) -> Tensor
             if plan is not None and len(part):
                 torch.randn(part.shape, generator=plan.generator, out=part)
                 part.mul_(math.sqrt(plan.spectrum.lam2_neg or plan.spectrum.lam2_pos) * plan.classes.unit)
-        rows = (y == torch.tensor(wide, device=y.device)[:, None]).flatten().nonzero()[:, 0]
+        label = torch.tensor(wide).to(y.device, non_blocking=True)
+        rows = _places((y == label[:, None]).flatten(), sum(counts))
         noisy.view(-1, g.shape[2]).index_add_(0, rows, numbers)
     return noisy
 
 
-def _draw(g: Tensor, y: Tensor, classes: Classes, spectrum: NoiseSpectrum[float], noise: Noise) -> Tensor:
-    """Return `g` with noise; `spectrum` is in the units of `classes`."""
+def _places(which: Tensor, count: int) -> Tensor:
+    """Return where (B,) is true, in so many places; a card does not have to be waited for to know how many."""
+    return which.logical_not().argsort(stable=True)[:count]
+
+
+def _draw(g: Tensor, y: Tensor, share: float, classes: Classes, spectrum: NoiseSpectrum[float], noise: Noise) -> Tensor:
+    """Return `g` with noise; this share of its rows is positive, and `spectrum` is in the units of `classes`."""
     work = working(g)
     lam2 = (spectrum.lam2_neg, spectrum.lam2_pos)
     along = _along(classes, spectrum)
@@ -151,7 +157,7 @@ def _draw(g: Tensor, y: Tensor, classes: Classes, spectrum: NoiseSpectrum[float]
     noisy: Tensor = torch.addr(work, lengths, classes.direction)
     for label, variance in enumerate(lam2):
         if variance > 0.0:  # One class at most: drawing for its rows only saves up to half of the time.
-            rows = (y == label).nonzero()[:, 0]
+            rows = _places(y == label, round((share if label else 1.0 - share) * len(y)))
             draw = noise.draw(work, g.shape[1], chosen=rows, stream=1)
             noisy.index_add_(0, rows, draw, alpha=math.sqrt(variance) * classes.unit)
     return noisy.to(g.dtype)
@@ -263,7 +269,7 @@ class Marvell(BoundedNoise[Course]):
             estimates.add(classes)
             self._course().add(classes, spectrum, g, y, self.base.batch)
         share = float((y == 1).double().mean()) if fallback else classes.p
-        noisy = _draw(g, y, classes, spectrum, self.noise(g))
+        noisy = _draw(g, y, share, classes, spectrum, self.noise(g))
         return noisy, _logged(classes, spectrum, share, fallback=fallback)
 
     def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:

@@ -31,7 +31,7 @@ from flower_vfl.strategies.marvell_full_course import LARGEST, FullCourse, Part,
 from flower_vfl.strategies.marvell_full_noise import FullNoise, Pair, estimate, least_noise, optimal_noise
 from flower_vfl.strategies.noise import Noise
 from flower_vfl.strategies.recurring import deviations
-from flower_vfl.strategies.units import working
+from flower_vfl.strategies.units import beside, working
 
 __all__ = ["FullNoise", "MarvellFull", "Pair", "estimate", "least_noise", "optimal_noise", "perturb"]
 
@@ -95,7 +95,8 @@ def _draw(
     g: Tensor, y: Tensor, noise: FullNoise, unit: float, source: Noise, imitating: Tensor | None = None
 ) -> Tensor:
     """Return `g` with noise that is given in this unit of length; what makes the classes alike may be mixtures."""
-    work, directions = working(g), noise.directions.to(working(g))
+    work = working(g)
+    directions, line = beside(noise.directions, work), beside(noise.line, work)
     # The symmetric root of a covariance does not depend on how its eigenvectors are chosen: where the numbers of a row
     # are persistent, its noise is as far as the covariance is.
     if imitating is None:
@@ -103,15 +104,15 @@ def _draw(
     else:
         normals, levels = source.fresh(work, work.shape[1]), noise.alike.expand_as(noise.levels)
     if noise.everywhere > 0.0:
-        stretched = ((1.0 + levels / noise.everywhere).sqrt() - 1.0).to(work)
+        stretched = beside((1.0 + levels / noise.everywhere).sqrt() - 1.0, work)
         inside = (normals @ directions).mul_(stretched[y.long()])
         normals = torch.addmm(normals, inside, directions.T)
     noisy = torch.add(work, normals, alpha=math.sqrt(noise.everywhere) * unit)
     if imitating is not None:
-        lacking = (noise.levels - levels).sqrt().to(work)
+        lacking = beside((noise.levels - levels).sqrt(), work)
         noisy = torch.addmm(noisy, (imitating.to(work) @ directions).mul_(lacking[y.long()]), directions.T, alpha=unit)
     lengths = source.draw(work, 1)[:, 0] * (math.sqrt(noise.along) * unit)
-    return torch.addr(noisy, lengths, noise.line.to(work)).to(g.dtype)
+    return torch.addr(noisy, lengths, line).to(g.dtype)
 
 
 def _checked(spread: float) -> float:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import UnprotectedBatchError
+from flower_vfl.protocol.tensors import brought
 from flower_vfl.strategies.checks import check_shapes, check_two_classes
-from flower_vfl.strategies.units import unit_of, working
+from flower_vfl.strategies.units import beside, unit_of, working
 
 EVERYWHERE = 0.5
 """Of the noise that covers what covariances do not tell, the part that is the same in every direction."""
@@ -46,6 +47,9 @@ class Pair:
         None where it would be the identity.
     covariances
         (2, R, R) of negatives and of positives in that basis, biased (1/N), float64.
+
+    All of it lies in main memory, wherever the gradients are: a processor decomposes matrices this small sooner than a
+    card does.
     """
 
     unit: float
@@ -115,28 +119,30 @@ def estimate(g: Tensor, y: Tensor) -> Pair:
     unit, *counts = torch.cat([unit_of(work)[None].double(), members.sum(dim=1)]).tolist()
     check_two_classes("marvell_full", [unit], counts, len(g))
     work = work / unit
-    sizes = torch.tensor(counts).to(work)
+    sizes = beside(torch.tensor(counts), work)
     means = (members.to(work) @ work) / sizes[:, None]
     apart = work - means[y.long()]
     difference = means[1] - means[0]
     basis = _basis(torch.cat([apart, difference[None]])) if g.shape[1] > len(g) else None
-    inside = apart if basis is None else apart @ basis
-    covariances = torch.stack([_scatter(inside[members[label]], counts[label]) for label in (0, 1)])
+    inside = apart if basis is None else apart @ beside(basis, apart)
+    of_class = torch.split(inside[y.long().argsort(stable=True)], [int(count) for count in counts])
+    covariances = torch.stack([_scatter(rows) for rows in of_class])
     squares = torch.stack([work.square().sum(dim=1).mean().double(), difference.double().square().sum()])
-    square, apart = squares.tolist()
-    return Pair(unit, counts[1] / len(g), square, apart, difference, basis, covariances)
+    squares, difference, covariances = brought([squares, difference, covariances])
+    square, distance = squares.tolist()
+    return Pair(unit, counts[1] / len(g), square, distance, difference, basis, covariances)
 
 
-def _scatter(rows: Tensor, count: float) -> Tensor:
-    return (rows.T @ rows).double() / count
+def _scatter(rows: Tensor) -> Tensor:
+    return (rows.T @ rows).double() / len(rows)
 
 
 def _basis(rows: Tensor) -> Tensor:
     """Return an orthonormal basis (D, R) of what rows (B, D) span, by way of their inner products."""
-    squares, vectors = torch.linalg.eigh((rows @ rows.T).double())
+    squares, vectors = torch.linalg.eigh((rows @ rows.T).double().cpu())
     kept = squares > _NEGLIGIBLE * max(float(squares[-1]), torch.finfo(torch.float64).tiny)
-    columns = rows.T @ (vectors[:, kept] / squares[kept].sqrt()).to(rows)
-    orthonormal: Tensor = torch.linalg.qr(columns)[0]  # what rounding left of the angles
+    columns = rows.T @ beside(vectors[:, kept] / squares[kept].sqrt(), rows)
+    orthonormal: Tensor = torch.linalg.qr(columns.cpu())[0]  # what rounding left of the angles
     return orthonormal
 
 

@@ -119,7 +119,7 @@ class Noise:
             raise ConfigError("persistent noise follows the rows of a batch: call `begin_batch` before `protect`")
         rows = self._rows if chosen is None else self._rows[chosen.cpu().numpy()]
         stream |= self._part << 8
-        kept = keyed_normals(self._key, rows, width, stream=stream, dtype=g.dtype).to(g.device)
+        kept = keyed_normals(self._key, rows, width, stream=stream, dtype=g.dtype).to(g.device, non_blocking=True)
         return kept if self._rho == 1.0 else math.sqrt(self._rho) * kept + math.sqrt(1.0 - self._rho) * fresh
 
     def fresh(self, g: Tensor, width: int, *, count: int | None = None) -> Tensor:

@@ -67,25 +67,23 @@ class Recurrence:
         self._rows = np.zeros(0, dtype=np.int64)
         self._epochs: list[Tensor] = []
         self._now = torch.zeros(0, 0)
-        self._positive = torch.zeros(0, dtype=torch.bool)
 
     def add(self, g: Tensor, y: Tensor, rows: Rows) -> None:
         """Take in a batch: clean gradients (B, D) in units of its own, labels (B,) and rows of the table (B,)."""
         if self._now.shape[1] != g.shape[1]:
             self._rows, self._epochs = sample(self._labels, g.shape[1]), []
             self._now = self._nobody(g.shape[1])
-            self._positive = torch.zeros(len(self._rows), dtype=torch.bool)
         if not len(self._rows):
             return
         places = self._rows.searchsorted(rows).clip(max=len(self._rows) - 1)
         known = np.flatnonzero(self._rows[places] == rows)
-        at, mine = torch.from_numpy(places[known]), torch.from_numpy(known).to(g.device)
-        self._now[at] = deviations(g, y)[mine].float().cpu()
-        self._positive[at] = (y[mine] == 1).cpu()
+        at, mine = (torch.from_numpy(one).to(g.device, non_blocking=True) for one in (places[known], known))
+        self._now = self._now.to(g.device)
+        self._now[at] = deviations(g, y)[mine].float()
 
     def end_epoch(self) -> None:
         """Close the epoch."""
-        self._epochs.append(self._now)
+        self._epochs.append(self._now.cpu())
         self._now = self._nobody(self._now.shape[1])
 
     def correlations(self, epochs: int) -> NDArray[np.float64] | None:
@@ -129,22 +127,22 @@ class Recurrence:
             return None
         deviations = torch.stack(latest)
         came = deviations.isfinite().all(dim=2).all(dim=0)
-        found = [deviations[:, came & (self._positive == bool(label))].double().numpy() for label in (0, 1)]
-        sizes = [int((self._labels[self._rows] == label).sum()) for label in (0, 1)]
-        known = [rows.shape[1] >= min(ENOUGH, -(-size // 2)) for rows, size in zip(found, sizes, strict=True)]
-        return found if all(known) else None
+        members = [torch.from_numpy(self._labels[self._rows] == label) for label in (0, 1)]
+        found = [deviations[:, came & mine].double().numpy() for mine in members]
+        enough = [min(ENOUGH, -(-int(mine.sum()) // 2)) for mine in members]
+        return found if all(rows.shape[1] >= least for rows, least in zip(found, enough, strict=True)) else None
 
     def _nobody(self, width: int) -> Tensor:
         return torch.full((len(self._rows), width), torch.nan)
 
     def state(self) -> dict[str, Any]:
         """Return tensors; the sample itself follows from the labels."""
-        return {"epochs": list(self._epochs), "now": self._now.clone(), "positive": self._positive.clone()}
+        return {"epochs": list(self._epochs), "now": self._now.clone()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._epochs, self._now = list(state["epochs"]), state["now"].clone()
-        self._positive, width = state["positive"].clone(), self._now.shape[1]
+        width = self._now.shape[1]
         self._rows = sample(self._labels, width) if width else self._rows[:0]  # without a width nothing came yet
 
 

@@ -18,6 +18,11 @@ def working(g: Tensor) -> Tensor:
     return g if g.dtype in WORKING else g.float()
 
 
+def beside(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor in the number format and on the device of another; what goes to a card is not waited for."""
+    return tensor.to(like, non_blocking=tensor.device.type == "cpu")
+
+
 def unit_of(g: Tensor) -> Tensor:
     """Return the largest absolute entry of (..., B, D), (...); 1 where all are 0, NaN where one is.
 

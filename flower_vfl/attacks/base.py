@@ -231,13 +231,26 @@ class RowAttack(Attack):
         ArgumentError
             Where it is not told what it needs, or something of another width.
         """
-        from flower_vfl.attacks.rows import as_known, as_rows
+        from flower_vfl.attacks.rows import as_rows
 
-        rows, known = as_rows(transcript.last.gradients[layer]), None
+        rows = as_rows(transcript.last.gradients[layer])
+        return self.rate(rows, self.told(rows, side))
+
+    def told(self, rows: Tensor, side: SideInformation) -> Tensor | None:
+        """Return what it is told of one batch (B, D), (k, D) as `rate` takes it.
+
+        Raises
+        ------
+        ArgumentError
+            Where it is not told what it needs, or something of another width.
+        """
+        from flower_vfl.attacks.rows import as_known
+
+        known = None
         for name in self.needs:
             told = side.tensor(name)
             known = as_known(told.reshape(1, -1) if name == REFERENCE else told, rows, name.capitalize())
-        return self.rate(rows, known)
+        return known
 
     @abstractmethod
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:

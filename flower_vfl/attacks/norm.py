@@ -58,7 +58,8 @@ def _norms(rows: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)  # four times as fast as by way of float64
     shortest, longest = _SAFE[norms.dtype]
     ends = torch.aminmax(norms) if norms.numel() else (torch.ones(()), torch.ones(()))
-    if not (ends[0].item() > shortest and ends[1].item() < longest):
+    low, high = torch.stack(ends).tolist()
+    if not (low > shortest and high < longest):
         odd = ~((norms > shortest) & (norms < longest))
         x, unit = in_own_units(rows[odd])
         norms[odd] = torch.linalg.vector_norm(x, dim=-1) * unit

@@ -25,7 +25,7 @@ class Auto(Network):
     """A perceptron for tables, convolutions for images, of any widths; what lies on which side of the cut is set."""
 
     reads: ClassVar[frozenset[str]] = frozenset(
-        {"embedding_width", "bottom", "channels", "pools", "top_channels", "top", "dropout"}
+        {"embedding_width", "embedding_device", "bottom", "channels", "pools", "top_channels", "top", "dropout"}
     )
 
     def bottom(self, spec: FeatureShape, model: ModelConfig) -> nn.Module:

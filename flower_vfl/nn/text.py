@@ -75,7 +75,7 @@ class TextBottom(nn.Module):
 class TextCnn(Network):
     """The network of Zheng et al. for DBpedia, cut behind the maxima over time."""
 
-    reads: ClassVar[frozenset[str]] = frozenset({"embedding_width"})
+    reads: ClassVar[frozenset[str]] = frozenset({"embedding_width", "embedding_device"})
 
     def bottom(self, spec: FeatureShape, model: ModelConfig) -> nn.Module:
         """Make the word vectors and the convolutions."""

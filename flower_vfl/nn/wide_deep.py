@@ -76,7 +76,7 @@ class WideDeep(Network):
     Protection in Two-party Split Learning*, ICLR 2022, section 4.
     """
 
-    reads: ClassVar[frozenset[str]] = frozenset({"embedding_width", "bottom", "top", "dropout"})
+    reads: ClassVar[frozenset[str]] = frozenset({"embedding_width", "embedding_device", "bottom", "top", "dropout"})
 
     def bottom(self, spec: FeatureShape, model: ModelConfig) -> nn.Module:
         """Make the deep part up to the cut."""

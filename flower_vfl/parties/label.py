@@ -299,19 +299,12 @@ class LabelParty(LabelModel):
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         more = checked_log(more, "loss")
-        value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(f"training diverged: the loss of step {step} is {value}; {remedy(more)}")
         self.optimizers.zero_grad()
         wanted = step in self._snapshots and bool(received) and logits.dim() == 1
         slopes = _slopes(logits, received) if wanted else None
         torch.autograd.backward(loss)
         joint = self._joint(received, labels)
-        if not is_finite(joint):
-            raise TrainingError(
-                f"training diverged: the cut gradients of step {step} are not finite at a loss of {value:.6g}; "
-                f"{remedy(more)}"
-            )
+        value = _finite(step, loss, joint, more)
         inside = None if slopes is None else Inside(labels, logits.detach(), slopes, joint.clone())
         clean = _split(joint.clone(), received) if self._keep_clean else {}
         protected, protection = self._protect(joint, labels)
@@ -355,7 +348,8 @@ class LabelParty(LabelModel):
         torch.autograd.backward(other.join(received, other._own(self._inputs(0), train=True)).sum())
 
     def _batch_labels(self, rows: Rows) -> Tensor:
-        return torch.from_numpy(self._labels.take(rows).astype(np.int64, copy=False)).to(self._placement.device)
+        labels = torch.from_numpy(self._labels.take(rows).astype(np.int64, copy=False))
+        return labels.to(self._placement.device, non_blocking=True)
 
     def _embed(self, received: Mapping[str, Tensor]) -> tuple[list[Tensor], Log]:
         log: Log = {}
@@ -421,6 +415,25 @@ class LabelParty(LabelModel):
 def adds_to_logits(own: nn.Module) -> bool:
     """Say whether a model of the label party's own columns gives logits rather than an embedding."""
     return bool(getattr(own, "adds_to_logits", False))
+
+
+def _finite(step: int, loss: Tensor, joint: Tensor, log: Log) -> float:
+    """Return the loss, once it and the cut gradients are seen to be finite; a card is read once for both.
+
+    Raises
+    ------
+    TrainingError
+        Where they are not.
+    """
+    value, total = torch.stack([loss.detach().double(), joint.sum().double()]).tolist()
+    if not math.isfinite(value):
+        raise TrainingError(f"training diverged: the loss of step {step} is {value}; {remedy(log)}")
+    if not (math.isfinite(total) or is_finite(joint)):
+        raise TrainingError(
+            f"training diverged: the cut gradients of step {step} are not finite at a loss of {value:.6g}; "
+            f"{remedy(log)}"
+        )
+    return float(value)
 
 
 def _logits(found: Tensor) -> Tensor:

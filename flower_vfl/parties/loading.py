@@ -51,9 +51,9 @@ class Loader:
         self._schedule, self._placement = schedule, placement
         self._gather = Windows(source, schedule).batch if in_windows(source) else _directly(source, schedule)
         ahead = placement.on_card if ahead is None else ahead
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: torch.Stream | None = None
         if ahead and placement.on_card:
-            self._stream = torch.cuda.Stream(placement.device)  # type: ignore[no-untyped-call]
+            self._stream = torch.get_device_module(placement.device).Stream(placement.device)
         self._ahead: _Ahead[_Loaded] | None = _Ahead() if ahead else None
 
     def batch(self, step: int) -> list[Tensor]:
@@ -72,7 +72,7 @@ class Loader:
         gathered = self._gather(step)
         if self._stream is None:
             return _Loaded(self._placement.bring_all(gathered))
-        with torch.cuda.stream(self._stream):
+        with torch.get_device_module(self._placement.device).stream(self._stream):
             pinned = (tensor.pin_memory() if self._placement.travels(tensor) else tensor for tensor in gathered)
             return _Loaded(self._placement.bring_all(pinned), self._stream.record_event())
 
@@ -142,13 +142,13 @@ class _Loaded:
     """A batch, and when its copy on a stream of its own is finished."""
 
     tensors: list[Tensor]
-    copied: torch.cuda.Event | None = None
+    copied: torch.Event | None = None
 
     def ready(self) -> list[Tensor]:
         """Return the batch for use on the card's current stream; the processor does not wait for the copy."""
         for tensor in self.tensors:
-            if self.copied is not None and tensor.is_cuda:
-                used = torch.cuda.current_stream(tensor.device)
+            if self.copied is not None and tensor.device.type != "cpu":
+                used = torch.get_device_module(tensor.device).current_stream(tensor.device)
                 used.wait_event(self.copied)
                 tensor.record_stream(used)
         return self.tensors

@@ -22,7 +22,8 @@ from flower_vfl.files import boot
 from flower_vfl.metrics import LeakSummary, auc_interval, separation
 from flower_vfl.parties.memory import RowMemory
 from flower_vfl.parties.recording import Recorder
-from flower_vfl.parties.scoring import AuditLabels, draw_examples, draw_positives, naming, said_of
+from flower_vfl.parties.saying import said_of
+from flower_vfl.parties.scoring import AuditLabels, draw_examples, draw_positives, naming
 from flower_vfl.parties.showing import ask
 from flower_vfl.parties.summaries import restore_summary, summary_state
 from flower_vfl.protocol.schedule import Rows, Schedule

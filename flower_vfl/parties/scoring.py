@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,9 @@ from flower_vfl.attacks.clustering import matched_accuracy
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import ArgumentError, separation
-from flower_vfl.metrics.arrays import as_numpy
 from flower_vfl.metrics.summary import nearest_rank
 from flower_vfl.parties.recording import Recorder
-from flower_vfl.parties.showing import ask
+from flower_vfl.parties.saying import HELD, Waiting, answer
 from flower_vfl.parties.summaries import Measured, StepLeaks
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.protocol.transcript import Transcript
@@ -184,20 +182,6 @@ def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_s
             )
 
 
-def said_of(attack: AttackMethod, said: Any, rows: int) -> NDArray[Any]:
-    """Return what an attack says of so many rows, (N,).
-
-    Raises
-    ------
-    ArgumentError
-        When it is not one number a row.
-    """
-    found = as_numpy(said)
-    if found.shape != (rows,):
-        raise ArgumentError(f"the attack {attack.label!r} says {found.shape} of {rows} rows: ({rows},) is needed")
-    return found
-
-
 @contextmanager
 def naming(attack: AttackMethod) -> Iterator[None]:
     """Let an error about what an attack says begin with the attack."""
@@ -248,17 +232,6 @@ class Oracle:
             return {}
         row = int(positives[0])
         return {party: Reference(row, {"cut": g[row].flatten().clone()}) for party, g in clean.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """What the attacks made of one step: (B,) scores and who supplied side information, by attack and layer."""
-
-    step: int
-    epoch: int
-    labels: NDArray[Any]
-    positive: int
-    scores: list[tuple[NDArray[Any], NDArray[np.int64]] | None]
 
 
 class Scorer:
@@ -316,7 +289,7 @@ class Scorer:
         ]
         self._epoch: tuple[int, list[list[float]]] = (-1, [])
         self._hinted = any(HINTS in attack.needs for attack in attacks)
-        self._together, self._waiting = together, list[_Scored]()
+        self._together, self._waiting = together, list[Waiting]()
         self.latest = math.nan
         """The largest leak of the last step that was compared; it lags by what waits."""
 
@@ -337,31 +310,29 @@ class Scorer:
         hinted = draw_positives(labels == positive, trace.step, HINTS) if self._hinted else nothing.left_out
         shown = [trace.embedding, *trace.gradients.values(), *trace.outputs.values()]
         shown += [] if reference is None else reference.gradients.values()
-        scores: list[tuple[NDArray[Any], NDArray[np.int64]] | None] = []
+        step = Waiting(trace.step, trace.epoch, labels, positive)
         for leaks in self._leaks:
             side = self._tell(leaks, transcript, reference, hinted) if leaks.attack.needs else nothing
-            if side is None:
-                scores.append(None)
-            else:
-                said = ask(leaks.attack, partial(leaks.attack.score, transcript, leaks.layer, side), shown)
-                scores.append((said_of(leaks.attack, said, len(labels)), side.left_out))
-        self._waiting.append(_Scored(trace.step, trace.epoch, labels, positive, scores))
-        if len(self._waiting) >= self._together:
+            step.hear((leaks.attack, leaks.layer), transcript, side, shown)
+        self._waiting.append(step)
+        if len(self._waiting) >= self._together or sum(one.held for one in self._waiting) > HELD:
             self.settle()
 
     def settle(self) -> None:
-        """Compare the scores that wait with the true labels and write down what comes out."""
+        """Compare what attacks say of the steps that wait with the true labels, and write down what comes out."""
         waiting, self._waiting = self._waiting, []
-        for scored in waiting:
-            self._compare(scored)
+        answer([(leaks.attack, leaks.layer) for leaks in self._leaks], waiting)
+        for step in waiting:
+            self._compare(step)
 
-    def _compare(self, scored: _Scored) -> None:
+    def _compare(self, scored: Waiting) -> None:
         if scored.epoch != self._epoch[0]:
             self._epoch = (scored.epoch, [[] for _ in self._leaks])
         labels = scored.labels == scored.positive
         positives = int(np.count_nonzero(labels))
         values = []
-        for leaks, found, seen in zip(self._leaks, scored.scores, self._epoch[1], strict=True):
+        for place, (leaks, seen) in enumerate(zip(self._leaks, self._epoch[1], strict=True)):
+            found = scored.found(place)
             if leaks.attack.reads == "clusters":
                 with naming(leaks.attack):
                     self._compare_groups(leaks, scored, found)
@@ -377,7 +348,7 @@ class Scorer:
         self.latest = max(values, default=math.nan)
 
     def _compare_groups(
-        self, leaks: StepLeaks, scored: _Scored, found: tuple[NDArray[Any], NDArray[np.int64]] | None
+        self, leaks: StepLeaks, scored: Waiting, found: tuple[NDArray[Any], NDArray[np.int64]] | None
     ) -> None:
         """Measure groups without names, and the same groups given to the rows in random order."""
         value = null = math.nan
@@ -390,7 +361,7 @@ class Scorer:
         leaks.add(0, value, len(scored.labels) - int(counts.max()), int(counts.max()), null=null)
         self._record(leaks, scored, accuracy=value, accuracy_null=null)
 
-    def _record(self, leaks: StepLeaks, scored: _Scored, **values: float) -> None:
+    def _record(self, leaks: StepLeaks, scored: Waiting, **values: float) -> None:
         for name, value in values.items():
             self._recorder.add(
                 step=scored.step,
@@ -411,7 +382,8 @@ class Scorer:
         left_out: list[int] = []
         if HINTS in attack.needs and len(hinted) >= attack.hints:
             known = hinted[: attack.hints]
-            tensors[HINTS] = transcript.last.gradients[layer][torch.from_numpy(known)]
+            gradients = transcript.last.gradients[layer]
+            tensors[HINTS] = gradients[torch.from_numpy(known).to(gradients.device, non_blocking=True)]
             left_out += known.tolist()
         if REFERENCE in attack.needs and reference is not None and layer in reference.gradients:
             tensors[REFERENCE] = reference.gradients[layer]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -28,6 +29,18 @@ def is_finite(tensor: Tensor) -> bool:
     """Say whether all values of a floating point tensor are finite; the sum tells it 30 times faster than a mask."""
     # The sum of finite numbers may overflow, so a non-finite sum is only a reason to look closely.
     return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
+
+
+def brought(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of one device in main memory, by one copy: a card is waited for once.
+
+    They travel as float64, which holds every float32 and every whole number up to 2^53.
+    """
+    if not tensors:
+        return []
+    flat = torch.cat([tensor.detach().flatten().double() for tensor in tensors]).cpu()
+    pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [piece.view(tensor.shape).to(tensor.dtype) for piece, tensor in zip(pieces, tensors, strict=True)]
 
 
 def to_array(tensor: Tensor) -> Array:

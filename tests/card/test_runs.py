@@ -1,0 +1,211 @@
+"""A run on a card ends as it does in main memory, and waits for the card only where it must."""
+
+import math
+
+import pytest
+
+from flower_vfl.apps.local import run
+from flower_vfl.config import build_config
+from flower_vfl.sections import ModelConfig
+from tests.card.device import card, counting
+from tests.faults.common import Interrupt
+from tests.toys import mixed_data, text_data, toy_config, toy_data
+
+ON_GRADIENTS = [
+    *("norm", "cosine", "inner_product", "direction_count", "residual"),
+    *("hint(k=3)", "hint(k=2,measure=distance)", "hint(k=1,measure=cosine)"),
+]
+ON_STEPS = [*ON_GRADIENTS, "spectral"]
+TRAINED = ["spectral", "clustering", "model_completion(k=2,draws=1)", "embedding_reader(k=8,draws=1)"]
+REMEMBERING = [
+    *("remembered_norm", "remembered_direction", "remembered_hint", "remembered_difference"),
+    *("remembered_fit(k=32)", "remembered_quadratic(k=32)", "remembered_network(k=32)"),
+]
+
+
+def paper(network, **more):
+    model = ModelConfig().model_dump() | {"network": network} | more
+    return {"model": model, "training": {"batch_size": 24, "eval_batch_size": 32}}
+
+
+def images(*shape, classes=2):
+    return lambda: toy_data(72, 32, 1, shape, classes=classes)
+
+
+RUNS = {
+    "none": (mixed_data, {}, "", ON_STEPS),
+    "iso": (mixed_data, {"model": {"dropout": 0.2}}, "iso(t=1.0)", ON_STEPS),
+    "max_norm": (mixed_data, {"training": {"embedding_decay": 0.01}}, "max_norm", ON_STEPS),
+    "marvell": (mixed_data, {"transport": {"in_flight": 3}}, "marvell(s=1.0)", ON_STEPS),
+    "marvell, a target": (mixed_data, {"training": {"clip_norm": 0.01}}, "marvell(sum_kl=1.0)", ON_GRADIENTS),
+    "marvell, persistent": (mixed_data, {"transport": {"in_flight": 0}}, "marvell(s=4.0,rho=0.5)", ON_GRADIENTS),
+    "marvell, several parties": (
+        lambda: toy_data(parties=3),
+        {"parties": {"colluding": ["a+b"]}},
+        "marvell(s=1.0,scope=per-party)",
+        ON_GRADIENTS,
+    ),
+    "marvell, many classes": (
+        lambda: toy_data(classes=4),
+        {},
+        "marvell(s=4.0)",
+        ["norm", "cosine", "gradient_clustering"],
+    ),
+    "marvell_full": (mixed_data, {"attack": {"every": 2, "snapshots": [3]}}, "marvell_full(s=1.0)", ON_STEPS),
+    "marvell_full, imitating": (mixed_data, {}, "marvell_full(s=4.0,imitate=true)", ["norm"]),
+    "marvell_full, several parties": (
+        lambda: toy_data(parties=3),
+        {"parties": {"colluding": ["a+b"]}},
+        "marvell_full(s=1.0,scope=per-party)",
+        ["norm"],
+    ),
+    "potential energy": (mixed_data, {}, "potential_energy", TRAINED),
+    "distance correlation": (
+        lambda: toy_data(classes=3),
+        {},
+        "distance_correlation(alpha=1.0,form=squared)",
+        TRAINED[1:],
+    ),
+    "label noise": (mixed_data, {"training": {"optimizer": "sgd"}}, "marvell(s=1.0),label_dp", ["norm"]),
+    "remembering": (mixed_data, {"training": {"epochs": 3}}, "marvell(s=4.0)", REMEMBERING),
+    "wide and deep": (
+        mixed_data,
+        {"model": {"network": "wide-deep"}, "training": {"class_weights": "balanced"}},
+        "marvell(s=1.0)",
+        ON_GRADIENTS,
+    ),
+    "tables in main memory": (mixed_data, {"model": {"embedding_device": "cpu"}}, "marvell(s=1.0)", ON_STEPS),
+    "wide tables in main memory": (
+        mixed_data,
+        {
+            "model": {"network": "wide-deep", "embedding_device": "cpu"},
+            "training": {"clip_norm": 0.01, "embedding_decay": 0.01},
+        },
+        "iso(t=1.0)",
+        ON_GRADIENTS,
+    ),
+    "texts": (text_data, paper("textcnn", cut=12), "", ["clustering"]),
+    "texts, words in main memory": (text_data, paper("textcnn", cut=12, embedding_device="cpu"), "", ["clustering"]),
+    "isic": (images(3, 84, 84), paper("isic"), "marvell(s=1.0)", ON_GRADIENTS),
+    "isic, full": (images(3, 84, 84), paper("isic"), "marvell_full(s=1.0)", ["norm"]),
+    "fashion": (images(1, 28, 28), paper("fashion"), "", ON_GRADIENTS),
+    "cifar10": (images(3, 32, 32), paper("resnet20"), "marvell(s=1.0)", ON_GRADIENTS),
+    "mnist": (images(1, 28, 28, classes=4), paper("mnist"), "potential_energy", ["clustering"]),
+}
+
+
+def config_of(sections, defenses, attacks):
+    sections = {name: dict(section) for name, section in sections.items()}
+    sections["attack"] = {"names": attacks, **sections.get("attack", {})}
+    return build_config(toy_config(**sections).model_dump(), {"defenses": defenses})
+
+
+def numbers(summary):
+    """Return the numbers of a result by where they stand, and what is no number as it is."""
+    found, waiting = {}, [((key,), summary[key]) for key in ("utility", "leakage")]
+    while waiting:
+        at, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [((*at, key), one) for key, one in value.items()]
+        elif isinstance(value, list):
+            waiting += [((*at, place), one) for place, one in enumerate(value)]
+        else:
+            found[at] = value
+    return found
+
+
+def differences(there, here):
+    """Return what two results do not have alike."""
+    there, here = numbers(there), numbers(here)
+    assert there.keys() == here.keys()
+    alike = {at for at, value in here.items() if there[at] == value or isinstance(value, float)}
+    alike -= {at for at in alike if there[at] != here[at] and not math.isclose(there[at], here[at], rel_tol=1e-6)}
+    return {at: (there[at], here[at]) for at in here.keys() - alike}
+
+
+def on_card(config, data, **more):
+    with card() as device:
+        return run(config.model_copy(update={"device": device}), data=lambda _: data, **more)
+
+
+QUICK = {"none", "marvell", "marvell_full", "wide and deep", "tables in main memory", "fashion"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in RUNS])
+def test_a_run_ends_with_the_same_weights_and_leaks_as_much(name):
+    make, *rest = RUNS[name]
+    config, data = config_of(*rest), make()
+    here, there = run(config, data=lambda _: data).summary, on_card(config, data).summary
+    assert there["weights"] == here["weights"]
+    assert not differences(there, here)
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path):
+    config, data = config_of({"checkpoint": {"every": 4}}, "marvell(s=1.0)", ON_STEPS), mixed_data()
+    whole = on_card(config, data).summary
+    with pytest.raises(KeyboardInterrupt):
+        on_card(config, data, out=tmp_path / "run", observers=(Interrupt(10),))
+    again = on_card(config, data, out=tmp_path / "run", resume=True).summary
+    assert again["weights"] == whole["weights"]
+    assert not differences(again, whole)
+
+
+CHECKED = {"tensors.is_finite": 3, "label._finite": 1}
+"""What nobody may go on without: embeddings, loss and gradients, what is sent, what was received."""
+FOLLOWED = {"tensors.is_finite": 4, "attacker.Attacker._follow_alone": 1}
+"""The clean gradient that an oracle tells is one thing more that comes, and its way must be that of its batch."""
+
+
+@pytest.mark.parametrize(
+    ("defenses", "attacks", "expected"),
+    [
+        ("", [], CHECKED),
+        ("", ["norm", "direction_count", "residual", "hint(k=3)"], CHECKED),
+        ("", ON_GRADIENTS, CHECKED | {"tensors.is_finite": 4, "attacker._holds": 1}),
+        ("iso(t=1.0)", ON_GRADIENTS, CHECKED | FOLLOWED | {"iso._perturb": 1}),
+        ("max_norm", ON_GRADIENTS, CHECKED | FOLLOWED | {"max_norm._perturb": 1}),
+        ("marvell(s=1.0)", ON_GRADIENTS, CHECKED | FOLLOWED | {"marvell_estimates.estimate": 1}),
+        (
+            "marvell_full(s=1.0)",
+            ON_GRADIENTS,
+            CHECKED | FOLLOWED | {"marvell_full_noise.estimate": 1, "tensors.brought": 1},
+        ),
+        ("label_dp", ON_GRADIENTS, CHECKED | {"tensors.is_finite": 4, "attacker._holds": 1}),
+        (
+            "potential_energy",
+            [],
+            CHECKED | {"pairs.sort_by_class": 1, "regulariser.Regulariser.loss": 1},
+        ),
+    ],
+)
+def test_a_step_waits_only_for_what_it_must_know(defenses, attacks, expected):
+    data, waits = mixed_data(400, 40), []
+    for epochs in (1, 2):
+        config = config_of({"training": {"epochs": epochs, "batch_size": 20, "validation": 0.0}}, defenses, attacks)
+        with counting() as counted:
+            on_card(config, data)
+        waits.append(counted)
+    steps = 400 // 20
+    in_a_step = {name: (count - waits[0][name]) / steps for name, count in waits[1].items()}
+    assert {name: round(each) for name, each in in_a_step.items() if each >= 0.75} == expected
+
+
+def test_one_wait_brings_what_attacks_say_of_sixteen_steps():
+    data, counts = mixed_data(400, 40), {}
+    for attacks in ([], ["norm", "direction_count", "hint(k=3)", "hint(k=2,measure=distance)", "residual"]):
+        training = {"epochs": 1, "batch_size": 20, "validation": 0.0}
+        config = config_of({"training": training, "attack": {"monitor": False}}, "", attacks)
+        with counting() as waits:
+            on_card(config, data)
+        counts[len(attacks)] = waits["tensors.brought"]
+    assert counts == {0: 0, 5: 2}  # 20 steps: once after sixteen, once at the end
+
+
+def test_memory_of_the_card_that_waits_for_attacks_is_bounded(monkeypatch):
+    data = mixed_data()
+    config = config_of({"training": {"epochs": 1}, "attack": {"monitor": False}}, "", ["norm"])
+    steps = on_card(config, data).summary["cost"]["steps"]
+    monkeypatch.setattr("flower_vfl.parties.scoring.HELD", 1)
+    with counting() as waits:
+        on_card(config, data)
+    assert waits["tensors.brought"] == steps
