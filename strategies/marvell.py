@@ -18,12 +18,13 @@ from torch import Tensor
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.metrics import accuracy_bound, auc_bound, one_against_rest_bound
 from flower_vfl.parties.label import Log
+from flower_vfl.protocol.tensors import brought
 from flower_vfl.strategies import marvell_many, marvell_strength
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.bounded import BoundedNoise
 from flower_vfl.strategies.checks import strength
 from flower_vfl.strategies.marvell_classes import ClassNoise
-from flower_vfl.strategies.marvell_course import Course, most_epochs
+from flower_vfl.strategies.marvell_course import Course, most_epochs, take_in_stacked
 from flower_vfl.strategies.marvell_estimates import Classes, RunningEstimates, classes_of, estimate, statistics
 from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
@@ -123,8 +124,8 @@ def _along(classes: Classes, spectrum: NoiseSpectrum[float]) -> list[float]:
 def _draw_stacked(g: Tensor, y: Tensor, plans: Sequence[_Plan | None]) -> Tensor:
     """Return what `_draw` gives each of R runs, for gradients (R, B, D) and labels (R, B); no noise without a plan."""
     along = beside(torch.tensor([[0.0, 0.0] if plan is None else plan.along for plan in plans]), g)
-    nowhere = g.new_zeros(g.shape[2])
-    directions = torch.stack([nowhere if plan is None else plan.classes.direction for plan in plans])
+    nowhere = torch.zeros(g.shape[2], dtype=g.dtype)
+    directions = beside(torch.stack([nowhere if plan is None else plan.classes.direction for plan in plans]), g)
     draws = draw_stacked([plan and plan.generator for plan in plans], g, 1)[..., 0]
     lengths = draws * torch.where(y == 1, along[:, 1:], along[:, :1])
     noisy = torch.baddbmm(g, lengths[..., None], directions[:, None])
@@ -132,10 +133,13 @@ def _draw_stacked(g: Tensor, y: Tensor, plans: Sequence[_Plan | None]) -> Tensor
     counts = [0 if plan is None or label < 0 else plan.rows[label] for plan, label in zip(plans, wide, strict=True)]
     if any(counts):
         numbers = g.new_empty((sum(counts), g.shape[2]))
+        sizes = []
         for plan, part in zip(plans, torch.split(numbers, counts), strict=True):
             if plan is not None and len(part):
                 torch.randn(part.shape, generator=plan.generator, out=part)
-                part.mul_(math.sqrt(plan.spectrum.lam2_neg or plan.spectrum.lam2_pos) * plan.classes.unit)
+                size = math.sqrt(plan.spectrum.lam2_neg or plan.spectrum.lam2_pos) * plan.classes.unit
+                sizes.append(torch.full((len(part), 1), size, dtype=torch.float64))
+        numbers *= beside(torch.cat(sizes), numbers)
         label = torch.tensor(wide).to(y.device, non_blocking=True)
         rows = _places((y == label[:, None]).flatten(), sum(counts))
         noisy.view(-1, g.shape[2]).index_add_(0, rows, numbers)
@@ -154,7 +158,7 @@ def _draw(g: Tensor, y: Tensor, share: float, classes: Classes, spectrum: NoiseS
     along = _along(classes, spectrum)
     negative, positive = (torch.full((), value, dtype=work.dtype, device=work.device) for value in along)
     lengths = noise.draw(work, 1)[:, 0] * torch.where(y == 1, positive, negative)
-    noisy: Tensor = torch.addr(work, lengths, classes.direction)
+    noisy: Tensor = torch.addr(work, lengths, beside(classes.direction, work))
     for label, variance in enumerate(lam2):
         if variance > 0.0:  # One class at most: drawing for its rows only saves up to half of the time.
             rows = _places(y == label, round((share if label else 1.0 - share) * len(y)))
@@ -226,7 +230,8 @@ class Marvell(BoundedNoise[Course]):
     def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
         if defenses[0].base.labels.classes > 2:
             return super()._perturb_stacked(defenses, g, y)
-        numbers, differences = statistics(g, y)
+        numbers, differences = brought(statistics(g, y))
+        noted: dict[int, tuple[Course, Classes]] = {}
         plans: list[_Plan | None] = [None] * len(defenses)
         logs: list[Log | None] = [None] * len(defenses)
         for run, (defense, values) in enumerate(zip(defenses, numbers.tolist(), strict=True)):
@@ -236,9 +241,11 @@ class Marvell(BoundedNoise[Course]):
                 running = defense._running()
                 if isinstance(running, RunningEstimates):
                     running.add(classes)
-                defense._course().add(classes, spectrum, g[run], y[run], defense.base.batch)
+                if defense._course().count(classes, spectrum, defense.base.batch):
+                    noted[run] = (defense._course(), classes)
                 plans[run] = _Plan(classes, spectrum, defense.generator(g.device), (int(values[2]), int(values[3])))
                 logs[run] = _logged(classes, spectrum, classes.p)
+        take_in_stacked(noted, g, y, [defense.base.batch for defense in defenses])
         return _draw_stacked(g, y, plans), logs
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from flower_vfl.metrics import Release, together
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.marvell_estimates import Classes
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum
-from flower_vfl.strategies.recurring import Recurrence
-from flower_vfl.strategies.units import working
+from flower_vfl.strategies.recurring import Recurrence, deviations, take_in
+from flower_vfl.strategies.units import beside, working
 
 _NUMBERS = ("distance", "u", "v", "along_neg", "along_pos", "across_neg", "across_pos")
 
@@ -60,18 +60,21 @@ class Course:
 
     def add(self, classes: Classes, spectrum: NoiseSpectrum[float], g: Tensor, y: Tensor, rows: Rows | None) -> None:
         """Take in a batch: its model and noise in units of `classes`, its clean gradients, labels and rows."""
+        if self.count(classes, spectrum, rows):
+            take_in_stacked({0: (self, classes)}, g[None], y[None], [rows])
+
+    def count(self, classes: Classes, spectrum: NoiseSpectrum[float], rows: Rows | None) -> bool:
+        """Take in what is known of a batch without its gradients; say whether these are still to be looked at."""
         self.note(spectrum)
         if classes.rms <= 0.0:
-            return
+            return False
         square = classes.rms**2
         noise = (spectrum.lam1_neg, spectrum.lam1_pos, spectrum.lam2_neg, spectrum.lam2_pos)
         self._sums += np.array([classes.g, classes.u, classes.v, *noise]) / square
         pointing = classes.direction.double() * math.sqrt(classes.g / square)
-        before = self._direction.to(pointing.device)
-        self._direction = pointing + before if before.shape == pointing.shape else pointing
+        self._direction = pointing + self._direction if self._direction.shape == pointing.shape else pointing
         self._batches += 1
-        if rows is not None and self._repeats and len(self._releases) < most_epochs(g.shape[1]):
-            self._recurrence.add(working(g) / (classes.unit * classes.rms), y, rows)
+        return rows is not None and self._repeats and len(self._releases) < most_epochs(classes.d)
 
     def note(self, spectrum: NoiseSpectrum[float]) -> None:
         """Take in what the noise of a batch leaves, also of one that could not be estimated from."""
@@ -87,7 +90,7 @@ class Course:
             self.largest = math.inf
             return {}
         numbers = dict(zip(_NUMBERS, (self._sums / self._batches).tolist(), strict=True))
-        direction = self._direction.cpu().numpy()
+        direction = self._direction.numpy()
         length, first = float(np.linalg.norm(direction)), np.eye(1, len(direction))[0]
         release = Release(
             direction / length if length > 0.0 else first,
@@ -139,3 +142,28 @@ class Course:
         self._sums, self._direction = state["sums"].numpy().copy(), state["direction"].clone()
         self._recurrence.restore(state["recurrence"])
         self.largest = state["largest"]
+
+
+def take_in_stacked(
+    counted: Mapping[int, tuple[Course, Classes]], g: Tensor, y: Tensor, rows: Sequence[Rows | None]
+) -> None:
+    """Let courses look at the gradients of the batches that they have counted.
+
+    Parameters
+    ----------
+    counted : Mapping[int, tuple[Course, Classes]]
+        Of some of R runs, by their number: the course, and the model of the batch.
+    g, y : Tensor
+        (R, B, D) clean gradients and (R, B) labels.
+    rows : Sequence of Rows
+        (B,) of each run's table.
+    """
+    if not counted:
+        return
+    if len(counted) < len(g):
+        runs = torch.tensor(list(counted)).to(g.device, non_blocking=True)
+        g, y = g[runs], y[runs]
+    lengths = beside(torch.tensor([classes.unit * classes.rms for _, classes in counted.values()]), g)
+    away = deviations(working(g) / lengths[:, None, None], y)
+    of_run = [row for run in counted if (row := rows[run]) is not None]
+    take_in([course._recurrence for course, _ in counted.values()], away, of_run)

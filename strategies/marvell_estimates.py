@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import UnprotectedBatchError
+from flower_vfl.protocol.tensors import brought
 from flower_vfl.strategies.checks import check_shapes, check_two_classes
 from flower_vfl.strategies.units import unit_of, working
 
@@ -40,7 +41,8 @@ class Classes:
     rms : float
         Root of the mean squared length of a row, in units.
     direction : Tensor
-        (D,) unit vector along the difference of means, from negatives to positives.
+        (D,) unit vector along the difference of means, from negatives to positives. It lies in main memory, wherever
+        the gradients are: what is learned from it over many batches costs a card more than a processor.
     """
 
     unit: float
@@ -68,7 +70,7 @@ def estimate(g: Tensor, y: Tensor) -> Classes:
         When a label is neither 0 nor 1, or shapes do not fit.
     """
     check_shapes("marvell", g, y)
-    numbers, difference = statistics(working(g), y)
+    numbers, difference = brought(statistics(working(g), y))
     return classes_of(numbers.tolist(), difference, len(g))
 
 
@@ -95,7 +97,7 @@ def statistics(work: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def classes_of(numbers: Sequence[float], difference: Tensor, rows: int) -> Classes:
-    """Return the model that the `statistics` of one batch of so many rows mean.
+    """Return the model that the `statistics` of one batch of so many rows mean, once they are in main memory.
 
     Raises
     ------
@@ -158,8 +160,8 @@ class RunningEstimates:
         unit = unit_of(work)
         mean_square = (work / unit).square().sum(dim=1).mean()
         known = self._weight > 0.0 and self._fits(work[0])
-        length = torch.linalg.vector_norm(self._direction) if known else mean_square
-        scale, square, length = torch.stack([unit, mean_square, length.to(unit)]).tolist()
+        length = float(torch.linalg.vector_norm(self._direction)) if known else 0.0
+        scale, square = torch.stack([unit, mean_square]).tolist()
         if not math.isfinite(scale):
             raise UnprotectedBatchError("marvell: a gradient is not finite, so its noise cannot be computed")
         if not known or length <= 0.0:
@@ -170,7 +172,7 @@ class RunningEstimates:
         return Classes(longest, u, v, distance, p, 1.0, direction)
 
     def _fits(self, row: Tensor) -> bool:
-        return self._direction.shape == row.shape and self._direction.device == row.device
+        return self._direction.shape == row.shape
 
     def state(self) -> dict[str, Any]:
         """Return plain values and one tensor."""

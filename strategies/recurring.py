@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,10 +42,10 @@ def sample(labels: NDArray[Any], width: int) -> Rows:
 
 
 def deviations(g: Tensor, y: Tensor) -> Tensor:
-    """Return how gradients (B, D) of examples with labels 0 or 1 (B,) deviate from the mean of their class, (B, D)."""
-    members = torch.stack([y == 0, y == 1]).to(g.dtype)
-    means = (members @ g) / members.sum(dim=1, keepdim=True).clamp(min=1.0)
-    return g - means[y.long()]
+    """Return how gradients (..., B, D) with labels 0 or 1 (..., B) deviate from the mean of their class and batch."""
+    members = torch.stack([y == 0, y == 1], dim=-2).to(g.dtype)
+    means = (members @ g) / members.sum(dim=-1, keepdim=True).clamp(min=1.0)
+    return g - means.take_along_dim(y.long()[..., None], dim=-2)
 
 
 class Recurrence:
@@ -67,24 +67,28 @@ class Recurrence:
         self._rows = np.zeros(0, dtype=np.int64)
         self._epochs: list[Tensor] = []
         self._now = torch.zeros(0, 0)
+        self._shared: Tensor | None = None  # that of runs that train together, of which `_now` is the rows from `_low`
+        self._low = 0
 
     def add(self, g: Tensor, y: Tensor, rows: Rows) -> None:
         """Take in a batch: clean gradients (B, D) in units of its own, labels (B,) and rows of the table (B,)."""
-        if self._now.shape[1] != g.shape[1]:
-            self._rows, self._epochs = sample(self._labels, g.shape[1]), []
-            self._now = self._nobody(g.shape[1])
+        take_in([self], deviations(g, y)[None], [rows])
+
+    def _find(self, rows: Rows, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where rows (B,) of which gradients (B, width) came are in the sample, and which of them are."""
+        if self._now.shape[1] != width:
+            self._rows, self._epochs = sample(self._labels, width), []
+            self._begin(width)
         if not len(self._rows):
-            return
+            return self._rows, self._rows
         places = self._rows.searchsorted(rows).clip(max=len(self._rows) - 1)
         known = np.flatnonzero(self._rows[places] == rows)
-        at, mine = (torch.from_numpy(one).to(g.device, non_blocking=True) for one in (places[known], known))
-        self._now = self._now.to(g.device)
-        self._now[at] = deviations(g, y)[mine].float()
+        return places[known], known
 
     def end_epoch(self) -> None:
         """Close the epoch."""
         self._epochs.append(self._now.cpu())
-        self._now = self._nobody(self._now.shape[1])
+        self._begin(self._now.shape[1])
 
     def correlations(self, epochs: int) -> NDArray[np.float64] | None:
         """Return k of negatives and of positives over the latest epochs, (2, T, T).
@@ -132,8 +136,8 @@ class Recurrence:
         enough = [min(ENOUGH, -(-int(mine.sum()) // 2)) for mine in members]
         return found if all(rows.shape[1] >= least for rows, least in zip(found, enough, strict=True)) else None
 
-    def _nobody(self, width: int) -> Tensor:
-        return torch.full((len(self._rows), width), torch.nan)
+    def _begin(self, width: int) -> None:
+        self._now, self._shared = torch.full((len(self._rows), width), torch.nan), None
 
     def state(self) -> dict[str, Any]:
         """Return tensors; the sample itself follows from the labels."""
@@ -141,9 +145,41 @@ class Recurrence:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._epochs, self._now = list(state["epochs"]), state["now"].clone()
+        self._epochs, self._now, self._shared = list(state["epochs"]), state["now"].clone(), None
         width = self._now.shape[1]
         self._rows = sample(self._labels, width) if width else self._rows[:0]  # without a width nothing came yet
+
+
+def take_in(recurrences: Sequence[Recurrence], away: Tensor, rows: Sequence[Rows]) -> None:
+    """Take in a batch of each of R runs that train together: a card has as much to do for all of them as for one.
+
+    Parameters
+    ----------
+    recurrences : Sequence of Recurrence
+        Of the runs.
+    away : Tensor
+        (R, B, D) deviations, in units of each batch.
+    rows : Sequence of Rows
+        (B,) of each run's table.
+    """
+    batch, width = away.shape[1:]
+    found = [recurrence._find(own, width) for recurrence, own in zip(recurrences, rows, strict=True)]
+    now = _together(recurrences, away.device)
+    at = np.concatenate([one._low + places for one, (places, _) in zip(recurrences, found, strict=True)])
+    mine = np.concatenate([number * batch + known for number, (_, known) in enumerate(found)])
+    there, here = (torch.from_numpy(one).to(away.device, non_blocking=True) for one in (at, mine))
+    now[there] = away.flatten(0, 1)[here].float()
+
+
+def _together(recurrences: Sequence[Recurrence], device: torch.device) -> Tensor:
+    """Return one tensor that has what came in this epoch for all of these, each a view of its rows."""
+    shared = recurrences[0]._shared
+    if shared is None or shared.device != device or any(one._shared is not shared for one in recurrences):
+        shared, low = torch.cat([one._now.to(device) for one in recurrences]), 0
+        for one in recurrences:
+            one._shared, one._low, low = shared, low, low + len(one._now)
+            one._now = shared[one._low : low]
+    return shared
 
 
 def _inverse_root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

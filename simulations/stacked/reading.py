@@ -156,19 +156,22 @@ class Readers:
         ConfigError
             When an attack writes into what it is shown.
         """
-        found, known = [], []
+        said, measured, known = [], [], []
+        asked = [(attack, *_measured(attack, batch)) for attack in self.attacks]
         for view in self.views:
             rows = _joined([gradients[party, view.layer, view.shows].flatten(2) for party in view.parties])
             told = None
             if self.refers:
                 told = _joined([references[party, view.layer] for party in view.parties])[:, None]
-            for attack in self.attacks:
-                side, left_out, possible = _tell(attack, batch, rows, told)
-                kept = torch.ones_like(batch.positive).scatter(1, left_out, False)
+            for attack, kept, possible in asked:
+                side = _told(attack, batch, rows, told)
                 scores = ask(attack, partial(attack.rate, rows, side), [rows] if side is None else [rows, side])
-                found.append(torch.stack(separations(scores, batch.positive, kept)))
+                said.append(scores.double())
+                measured.append(kept)
                 known.append(possible)
-        self._waiting.append((step, epoch, torch.stack(found), known))
+        if said:  # one after the other they would be ten times as many operations
+            found = separations(torch.stack(said), batch.positive, torch.stack(measured))
+            self._waiting.append((step, epoch, torch.stack(found, dim=1), known))
 
     def settle(self, records: Records) -> None:
         """Record what waits; the device is read once."""
@@ -192,13 +195,18 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
 
-def _tell(
-    attack: RowAttack, batch: Batch, rows: Tensor, reference: Tensor | None
-) -> tuple[Tensor | None, Tensor, NDArray[np.bool_]]:
-    """Return what an attack is told (R, k, D), the rows (R, k) that supplied it, and for which runs there is that."""
+def _measured(attack: RowAttack, batch: Batch) -> tuple[Tensor, NDArray[np.bool_]]:
+    """Return which rows (R, B) an attack is measured on, and for which runs it is told what it needs."""
+    kept = torch.ones_like(batch.positive)
     if HINTS in attack.needs:
-        chosen = batch.hints[:, : attack.hints]
-        return batch.at(chosen, rows), chosen, batch.hinted >= attack.hints
+        return kept.scatter(1, batch.hints[:, : attack.hints], False), batch.hinted >= attack.hints
     if REFERENCE in attack.needs:
-        return reference, batch.reference[:, None], batch.referred
-    return None, batch.hints[:, :0], np.ones_like(batch.referred)
+        return kept.scatter(1, batch.reference[:, None], False), batch.referred
+    return kept, np.ones_like(batch.referred)
+
+
+def _told(attack: RowAttack, batch: Batch, rows: Tensor, reference: Tensor | None) -> Tensor | None:
+    """Return what an attack is told of gradients (R, B, D), (R, k, D)."""
+    if HINTS in attack.needs:
+        return batch.at(batch.hints[:, : attack.hints], rows)
+    return reference if REFERENCE in attack.needs else None
