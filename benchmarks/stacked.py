@@ -24,7 +24,7 @@ from harness import _spawn as spawn  # isort: skip
 
 import torch
 
-from flower_vfl.apps.build import open_data, torch_threads
+from flower_vfl.apps.build import computing, open_data
 from flower_vfl.apps.local import run
 from flower_vfl.config import Config, build_config, load_config
 from flower_vfl.simulations.stacked.member import Member
@@ -48,7 +48,7 @@ def runs_of(preset: str, device: str, epochs: int, strengths: int, seeds: int) -
 def together(configs: list[Config]) -> float:
     """Train runs as one stack and return the seconds of the training."""
     data = open_data(configs[0])
-    with torch_threads(configs[0].threads):
+    with computing(configs[0]):
         training = StackedTraining([Member(config, data) for config in configs], data)
         training.train()
     if training.diverged.any():

@@ -44,6 +44,10 @@ class Config(Section):
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of a simulation's secrets")
     schedule_seed: int = Field(default=-1, ge=-1, lt=2**63, description="seed of the order of batches; -1: `seed`")
     device: str = Field(default="cpu", description="torch device of models")
+    precision: Literal["float32", "tf32", "bfloat16"] = Field(
+        default="float32",
+        description="of a network's products: whole single precision, TF32 on a card, or bfloat16; all else is exact",
+    )
     threads: int = Field(
         default=1, ge=0, le=1024, description="torch threads of each party; 0: leave torch's own choice"
     )
@@ -86,6 +90,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
+        if self.precision == "tf32" and self.device == "cpu":
+            raise ValueError(
+                "precision is 'tf32', which only cards have, and device is 'cpu': set device to 'cuda', or precision "
+                "to 'float32' or 'bfloat16'"
+            )
         if self.training.order == "time":
             _check_time_order(self.training)
         if self.training.validation == 0.0 and self.training.patience > 0:

@@ -156,6 +156,7 @@ BAD = [
     ("seed", -1, "greater than or equal to 0"),
     ("seed", 2**63, "less than 9223372036854775808"),
     ("device", "tpu", "cpu, cuda or cuda:N"),
+    ("precision", "float16", "'float32', 'tf32' or 'bfloat16'"),
     ("threads", 1.5, "integer"),
     ("sinks", ["comet"], "'tensorboard', 'wandb' or 'mlflow'"),
     ("data.name", "", "at least 1 character"),
@@ -239,6 +240,7 @@ def test_all_bad_values_are_named_at_once():
         ({"parties.features": "a,label"}, "a feature party cannot be called 'label'"),
         ({"parties.features": "a,ids"}, "'ids' is no party name: .* and neither 'ids' nor 'labels'"),
         ({"defenses": [{"t": 1.0}]}, "each defense needs a name"),
+        ({"precision": "tf32"}, "which only cards have, and device is 'cpu': set device to 'cuda'"),
     ],
 )
 def test_an_impossible_combination_is_refused_with_the_cure(overrides, message):

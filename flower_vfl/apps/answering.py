@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message
 
-from flower_vfl.apps.build import BottomFactory, DataFactory, check_device, open_data, torch_threads
+from flower_vfl.apps.build import BottomFactory, DataFactory, check_device, computing, open_data
 from flower_vfl.apps.client import _attend, _forgotten, _greeting, _offer_of, _reply, _state_folder
 from flower_vfl.apps.discretion import outward_of
 from flower_vfl.apps.model import check_data, check_factories, check_features, load_card, load_model, model_path
@@ -154,7 +154,7 @@ class Answering:
         if asked.quota is not None:  # at the beginning: half an answer would be of no use
             asked.quota.check(_whole_number(offer, "asked"))
         machine, config = self._build(asked, context)
-        with torch_threads(config.threads):
+        with computing(config):
             if offer["kind"] == "messages":
                 return self._open(message, context, asked, machine, config)
             try:
@@ -181,7 +181,7 @@ class Answering:
             raise _forgotten()
         session = str(offer["session"])
         machine, config = self._live.get((session, asked.party)) or self._build(asked, context)
-        with torch_threads(config.threads):
+        with computing(config):
             content = answer(message.content, session, str(offer["wire-dtype"]), machine)
         if machine.finished:
             self._live.pop((session, asked.party), None)

@@ -107,6 +107,26 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def computing(config: Config) -> Iterator[None]:
+    """Compute with a configuration's threads and precision; what was set before is set again at the end.
+
+    In "float32" a card computes convolutions in whole single precision too, which PyTorch by itself does not let it.
+    """
+    import torch
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    tf32 = config.precision == "tf32"
+    with torch_threads(config.threads):
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
+
+
 def check_device(config: Config) -> None:
     """Refuse a device that this host does not have."""
     if not config.device.startswith("cuda"):

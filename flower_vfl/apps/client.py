@@ -20,11 +20,11 @@ from flower_vfl.apps.build import (
     DataFactory,
     TopFactory,
     check_device,
+    computing,
     default_bottom,
     default_top,
     open_data,
     party_names,
-    torch_threads,
 )
 from flower_vfl.apps.discretion import Outward, discreet, outward_of
 from flower_vfl.apps.feature_party import build_feature_party
@@ -159,7 +159,7 @@ class _Client:
         if not party:
             return _reply(message, SPARE, "this run has fewer feature parties than nodes")
         session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
-        with torch_threads(config.threads), session.hold():
+        with computing(config), session.hold():
             machine, journal = self._build(session, config, dataset)
             if offer["kind"] == "messages":
                 return self._open(message, context, session, machine, journal)
@@ -183,7 +183,7 @@ class _Client:
         dataset = self._data(config)
         party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
         session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
-        with torch_threads(config.threads), session.hold(), ExitStack() as failing:
+        with computing(config), session.hold(), ExitStack() as failing:
             live = self._live.pop((session.id, party), None)
             if live is not None and live[0] == count:
                 _, machine, journal = live

@@ -21,10 +21,10 @@ from flower_vfl.apps.build import (
     DataFactory,
     TopFactory,
     check_device,
+    computing,
     default_bottom,
     default_top,
     open_data,
-    torch_threads,
 )
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.folder import CONFIG, ENDED, RESULT
@@ -202,7 +202,7 @@ def score(
     if simulation and not isinstance(grid, LocalGrid):
         wait_for_workers(len(card.features), at_once=config.transport.kind == "stream")
     _log.info("%d rows are scored with %s", len(chosen), ", ".join(card.features))
-    with torch_threads(config.threads), writing(request.out, card.classes) as writer:
+    with computing(config), writing(request.out, card.classes) as writer:
         done = 0
         with closing(run_prediction(strategy, grid, ask, run.model.load_into, offer)) as predicted:
             for positions, logits in predicted:

@@ -11,7 +11,7 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import nn
 
-from flower_vfl.apps.build import torch_threads
+from flower_vfl.apps.build import computing
 from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.journal import Journal
 from flower_vfl.apps.keeping import LABEL, Keeping
@@ -40,7 +40,7 @@ def train_and_write(
     if keeping is not None:
         base.ledger, base.resume = keeping.store(base.config, dataset, own, labels=True), keeping.begun
         base.memory = keeping.memory(base.config)
-    with torch_threads(base.config.threads):
+    with computing(base.config):
         card = make_card(
             LABEL,
             "",

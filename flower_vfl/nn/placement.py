@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flower_vfl.config import Config
 
 EmbeddingDevice = Literal["same", "cpu"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -29,6 +30,9 @@ class Placement:
         Where its embedding tables are, and with them the numbers of categories and words that are looked up: on the
         same device, or in main memory, from where only the rows of a batch travel. That is for vocabularies that do
         not fit on a card beside their optimizer's state.
+    precision : {"float32", "tf32", "bfloat16"}
+        What the network multiplies in. With "bfloat16" so do its own passes alone: weights, what it gives, losses,
+        defenses and attacks stay in single precision. TF32 is set for the whole process, by who runs it.
 
     Examples
     --------
@@ -38,11 +42,12 @@ class Placement:
 
     device: str = "cpu"
     embeddings: EmbeddingDevice = "same"
+    precision: Precision = "float32"
 
     @classmethod
     def of(cls, config: Config) -> Placement:
         """Return what a configuration says of a party's networks."""
-        return cls(config.device, config.model.embedding_device)
+        return cls(config.device, config.model.embedding_device, config.precision)
 
     @property
     def on_card(self) -> bool:
@@ -72,6 +77,18 @@ class Placement:
                 setattr(part, name, self.bring(buffer))
         return model
 
+    @property
+    def rounding(self) -> float:
+        """How far two passes of one row may lie apart, relative to its entries, when other rows are in its batch."""
+        return {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 1e-1}[self.precision]
+
+    def forward(self, network: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """Return what a network gives for its inputs, computed in the precision of this placement."""
+        if self.precision != "bfloat16":
+            return network(*inputs)
+        with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16):
+            return widened(network(*inputs))
+
     def travels(self, tensor: Tensor) -> bool:
         """Say whether a tensor goes to the device: integers are looked up where the embedding tables are."""
         return self.on_card and (tensor.is_floating_point() or not self.mixed)
@@ -83,6 +100,11 @@ class Placement:
     def bring_all(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Return several."""
         return [self.bring(tensor) for tensor in tensors]
+
+
+def widened(found: Tensor) -> Tensor:
+    """Return what a layer gave in bfloat16 in single precision; what is no such tensor as it is."""
+    return found.float() if isinstance(found, Tensor) and found.dtype == torch.bfloat16 else found
 
 
 IN_MEMORY = Placement()

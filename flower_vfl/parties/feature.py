@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -186,7 +187,8 @@ class FeatureParty:
         set_mode(self.bottom, train=True)
         inputs = self._loader.batch(step)
         with torch.set_grad_enabled(exact):
-            output = self.bottom(*(inputs if exact else map(torch.clone, inputs)))  # a model may change what it takes
+            given = inputs if exact else map(torch.clone, inputs)  # a model may change what it takes
+            output = self._placement.forward(self.bottom, *given)
         self._pending.append(_Pending(step, rows, inputs, output if exact else None, state))
         self._next_step += 1
         return Frame(Kind.EMBEDDING, step, tensors={"embedding": output.detach()})
@@ -213,7 +215,7 @@ class FeatureParty:
             self._dropout.set_state(pending.dropout)
         copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
         set_mode(self.bottom, train=True)
-        output: Tensor = functional_call(self.bottom, copies, tuple(pending.inputs))
+        output = self._placement.forward(partial(functional_call, self.bottom, copies), tuple(pending.inputs))
         if self._dropout is not None and now is not None:
             self._dropout.set_state(now)
         return output
@@ -282,8 +284,8 @@ class FeatureParty:
         set_mode(model, train=True)
         inputs = self._loader.batch(self._next_step)
         with torch.no_grad():
-            embedding: Tensor = model(*map(torch.clone, inputs))
-        torch.autograd.backward(model(*inputs), gradient)
+            embedding = self._placement.forward(model, *map(torch.clone, inputs))
+        torch.autograd.backward(self._placement.forward(model, *inputs), gradient)
         fields = {"seconds": time.perf_counter() - started}
         return Frame(Kind.REHEARSED, fields=fields, tensors={"embedding": embedding})
 
@@ -337,8 +339,7 @@ class FeatureParty:
 def embed(bottom: nn.Module, source: FeatureSource, rows: Rows, placement: Placement) -> Tensor:
     """Return the embedding (B, ...) of rows as the trained bottom model gives it."""
     set_mode(bottom, train=False)
-    output: Tensor = bottom(*gather(source, rows, placement))
-    return output
+    return placement.forward(bottom, *gather(source, rows, placement))
 
 
 def embedding_shape(output: Any, owner: str) -> tuple[int, ...]:

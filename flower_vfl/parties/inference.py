@@ -23,7 +23,7 @@ from flower_vfl.errors import ConfigError, FlowerVflError
 from flower_vfl.metrics import LeakSummary, mean_interval
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import new_model
-from flower_vfl.nn.placement import Placement
+from flower_vfl.nn.placement import Placement, widened
 from flower_vfl.parties.measures import ACCURACY, AUC, chance, measured, sample_interval
 from flower_vfl.parties.recording import NoRecorder, Recorder
 from flower_vfl.parties.scoring import draw_examples
@@ -367,8 +367,9 @@ class TrainedModel:
         try:
             for low in range(0, len(rows), BATCH):
                 copies = {name: buffer.clone() for name, buffer in self._bottom.named_buffers()}
-                functional_call(self._bottom, copies, self._gather(source, rows[low : low + BATCH]))
-                pieces.append(seen[-1])
+                again = partial(functional_call, self._bottom, copies)
+                self._placement.forward(again, self._gather(source, rows[low : low + BATCH]))
+                pieces.append(widened(seen[-1]))
                 seen.clear()
         finally:
             self._bottom.train(training)

@@ -170,7 +170,7 @@ class LabelModel:
         if self.bottom is None or not inputs:
             return []
         set_mode(self.bottom, train=train)
-        return [self.bottom(*inputs)]
+        return [self._placement.forward(self.bottom, *inputs)]
 
     def join(self, parts: list[Tensor], own: list[Tensor]) -> Tensor:
         """Return the network's logits; a single column (B, 1) counts as (B,).
@@ -188,13 +188,16 @@ class LabelModel:
             When the own part gives logits of another shape than the top model.
         """
         if self.bottom is None or not adds_to_logits(self.bottom):
-            return _logits(self.top(fuse([*parts, *own], self._fusion)))
-        deep, wide = _logits(self.top(fuse(parts, self._fusion))), [_logits(part) for part in own]
+            return self._logits([*parts, *own])
+        deep, wide = self._logits(parts), [_logits(part) for part in own]
         if any(part.shape != deep.shape for part in wide):
             raise ConfigError(
                 f"the label party's own model adds to the logits {tuple(deep.shape)}, but gives {tuple(wide[0].shape)}"
             )
         return sum(wide, deep)
+
+    def _logits(self, parts: list[Tensor]) -> Tensor:
+        return _logits(self._placement.forward(self.top, fuse(parts, self._fusion)))
 
     @property
     def module(self) -> nn.ModuleDict:

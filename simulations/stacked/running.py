@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_vfl.apps.build import check_device, open_data, torch_threads
+from flower_vfl.apps.build import check_device, computing, open_data
 from flower_vfl.apps.folder import RunFolder
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
@@ -52,7 +52,7 @@ def train_stack(
     first = configs[0]
     check_device(first)
     dataset = data(first)
-    with ExitStack() as open_folders, torch_threads(first.threads):
+    with ExitStack() as open_folders, computing(first):
         for config, folder in zip(configs, folders, strict=True):
             open_folders.enter_context(RunFolder(folder, config, resume=True))
         members = [Member(config, dataset) for config in configs]

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from flower_vfl import machine
-from flower_vfl.apps.build import torch_threads
+from flower_vfl.apps.build import computing
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import FlowerVflError
@@ -164,7 +164,7 @@ def measure_stack(trials: Sequence[Trial], data: Callable[[Config], VerticalData
     first = trials[0].config
     part = part_of(data(first), first)
     reset_peak()
-    with torch_threads(first.threads):
+    with computing(first):
         training = StackedTraining([Member(trial.config, part) for trial in trials], part)
         seconds = training.rehearse(STEPS)
     memory = peak() if first.device == "cpu" else torch.cuda.max_memory_allocated()

@@ -72,6 +72,7 @@ def _obstacles(config: Config) -> Iterator[str]:
         "transport.kind": config.transport.kind != "inproc",
         "transport.in_flight": config.transport.in_flight != 1,
         "model.embedding_device = 'cpu'": config.model.embedding_device == "cpu" and config.device != "cpu",
+        "precision": config.precision == "bfloat16",
         "sinks": bool(config.sinks),
     }
     yield from (f"{key} is set, which each run does for itself" for key, is_set in wrong.items() if is_set)

@@ -74,9 +74,14 @@ def train_joined(config, data, parties, own=""):
     optimizers += [torch.optim.SparseAdam(sparse, lr=config.training.learning_rate)] if sparse else []
     labels = torch.from_numpy(data.target.train)
     network.train()
+
+    def passed(part, *inputs):
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
+            return part(*inputs).float()
+
     for step in range(schedule.steps):
         rows = schedule.train_batch(step)
-        z = [bottoms[party](*tables[party].train.gather(rows)) for party in deep]
+        z = [passed(bottoms[party], *tables[party].train.gather(rows)) for party in deep]
         if config.transport.wire_dtype != "exact":
             z = [Wire.apply(embedding, config.transport.wire_dtype) for embedding in z]
         if config.model.fusion == "concat":
@@ -84,9 +89,9 @@ def train_joined(config, data, parties, own=""):
         else:
             fused = sum(z[1:], start=z[0])
             fused = fused / len(z) if config.model.fusion == "mean" and len(z) > 1 else fused
-        logits = top(fused)
+        logits = passed(top, fused)
         for party in set(bottoms) - set(deep):
-            logits = logits + bottoms[party](*tables[party].train.gather(rows))
+            logits = logits + passed(bottoms[party], *tables[party].train.gather(rows))
         if data.target.classes == 2:
             loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows].float())
         else:
@@ -233,6 +238,28 @@ def test_half_precision_on_the_wire_rounds_at_the_cut_and_nowhere_else(wire_dtyp
     exact = run(toy_config(transport={"kind": "stream"}), data=lambda _: data).summary
     assert found["stream"]["cost"]["bytes_up"] < exact["cost"]["bytes_up"]
     assert all(entry["q95"] > 0.5 for entry in found["stream"]["leakage"])
+
+
+@pytest.mark.parametrize(
+    ("make", "sections"),
+    [
+        (lambda: toy_data(rows=300), {}),
+        (lambda: toy_data(rows=200, parties=1, shape=(1, 8, 8)), {"model": {"channels": [4], "top_channels": [4]}}),
+        (mixed_data, {"model": {"dropout": 0.2}}),
+    ],
+    ids=["vectors", "feature maps", "tables"],
+)
+def test_passes_in_bfloat16_are_those_of_the_joined_network_on_every_transport(make, sections):
+    data, found = make(), []
+    for kind in ("inproc", "stream"):
+        config = toy_config(precision="bfloat16", transport={"kind": kind}, **sections)
+        found.append(run(config, data=lambda _: data).summary)
+    own = "b" if make is mixed_data else ""
+    expected = train_joined(config, data, [party for party in data.parties if party != own], own)
+    assert found[0]["weights"] == found[1]["weights"] == expected
+    whole = run(toy_config(**sections), data=lambda _: data).summary
+    assert whole["weights"] != expected
+    assert found[0]["cost"]["bytes_up"] == whole["cost"]["bytes_up"]  # what crosses the cut is in single precision
 
 
 def test_another_seed_gives_other_weights():

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.apps.build import default_bottom
+from flower_vfl.apps.build import computing, default_bottom
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import load_model, model_path
@@ -351,6 +351,20 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
         steps = set(read_steps(folder)["step"].to_pylist())
         assert {0, 1, 2, 3, 4, 5} <= steps
         assert result["leakage"]
+
+
+def precision():
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(("wanted", "set_there"), [("float32", ("highest", False)), ("tf32", ("high", True))])
+def test_a_run_computes_in_its_precision_and_leaves_that_of_the_process_as_it_was(wanted, set_there):
+    before, config = precision(), toy_config().model_copy(update={"precision": wanted})
+    with computing(config):
+        assert precision() == set_there
+    with pytest.raises(KeyboardInterrupt), computing(config):
+        raise KeyboardInterrupt
+    assert precision() == before
 
 
 def test_the_number_of_torch_threads_is_left_as_it_was():

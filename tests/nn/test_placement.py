@@ -25,6 +25,7 @@ def test_a_configuration_says_where():
     assert Placement.of(build_config({})) == IN_MEMORY
     config = build_config({"device": "cuda:1", "model": {"embedding_device": "cpu"}})
     assert Placement.of(config) == Placement("cuda:1", "cpu")
+    assert Placement.of(build_config({"precision": "bfloat16"})) == Placement(precision="bfloat16")
 
 
 def test_everything_is_moved_where_no_table_stays():
@@ -65,6 +66,32 @@ def test_weights_that_two_parts_share_are_shared_where_they_go():
 
 def test_names_of_weights_do_not_depend_on_where_they_are():
     assert list(NOWHERE.place(TabularBottom(SPEC)).state_dict()) == list(TabularBottom(SPEC).state_dict())
+
+
+def test_in_bfloat16_a_network_multiplies_rounded_numbers_and_gives_and_learns_whole_ones():
+    torch.manual_seed(0)
+    network, x = nn.Linear(6, 3), torch.randn(5, 6)
+    whole, rounded = Placement().forward(network, x), Placement(precision="bfloat16").forward(network, x)
+    weight, bias = network.weight.bfloat16(), network.bias.bfloat16()
+    assert rounded.dtype == torch.float32
+    assert torch.equal(rounded, nn.functional.linear(x.bfloat16(), weight, bias).float())
+    assert not torch.equal(rounded, whole)
+    assert torch.allclose(rounded, whole, atol=0.05)
+    rounded.sum().backward()
+    assert network.weight.grad.dtype == torch.float32
+    assert torch.allclose(network.weight.grad, x.sum(dim=0).expand(3, 6), atol=0.05)
+
+
+def test_what_is_no_tensor_in_bfloat16_comes_as_the_network_gave_it():
+    placement = Placement(precision="bfloat16")
+    assert placement.forward(lambda: "no tensor") == "no tensor"
+    assert placement.forward(lambda x: x, torch.ones(2, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_other_precisions_are_those_of_the_process(precision):
+    network, x = nn.Linear(6, 3), torch.randn(5, 6)
+    assert torch.equal(Placement(precision=precision).forward(network, x), network(x))
 
 
 @CARD
