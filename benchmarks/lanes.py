@@ -15,7 +15,15 @@ from slow_link import ADDRESS, free_port, slow_link
 from torch import Tensor, nn
 
 from flower_vfl.apps import run
-from flower_vfl.apps.build import default_bottom, default_top, open_data, party_names
+from flower_vfl.apps.build import (
+    DataFactory,
+    computing,
+    default_bottom,
+    default_own,
+    default_top,
+    open_data,
+    party_names,
+)
 from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.local_grid import LocalGrid
@@ -24,6 +32,9 @@ from flower_vfl.apps.server import make_server_app
 from flower_vfl.config import Config, build_config, load_config, to_run_config
 from flower_vfl.nn import bind_dropout, fuse, seeded_initialisation
 from flower_vfl.nn.fusion import fused_shape
+from flower_vfl.nn.placement import Placement
+from flower_vfl.parties.label import adds_to_logits
+from flower_vfl.parties.loading import Loader
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Observer
 from flower_vfl.strategies.configured import schedule_of
@@ -64,11 +75,11 @@ class Ticks(Observer):
         self._gate.interrupt()
 
 
-def split(gate: Gate, config: Config, journal: bool = False) -> None:
+def split(gate: Gate, config: Config, journal: bool = False, data: DataFactory = open_data) -> None:
     """Train by `flower_vfl.run`, with a results folder and its journals where wanted."""
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as folder:
-        run(config, out=f"{folder}/run" if journal else None, observers=(Ticks(gate),))
+        run(config, out=f"{folder}/run" if journal else None, data=data, observers=(Ticks(gate),))
 
 
 class _ProcessGrid(LocalGrid):
@@ -125,30 +136,50 @@ def _train(config: Config, gate: Gate, cost: dict[str, Any]) -> None:
     make_server_app(config=config, observers=(Ticks(gate),), on_result=note)(grid, context)
 
 
-def joined(gate: Gate, config: Config) -> None:
-    """Train the same network on the same batches in one plain PyTorch loop, as a user with all the data would."""
-    torch.set_num_threads(1)
-    data = open_data(config)
+def joined(gate: Gate, config: Config, opened: DataFactory = open_data) -> None:
+    """Train the same network on the same batches in one plain PyTorch loop, as a user with all the data would.
+
+    On a card its batches are loaded ahead as those of a split run are: what is compared is the step.
+    """
+    with computing(config):
+        _joined(gate, config, opened)
+
+
+def _joined(gate: Gate, config: Config, opened: DataFactory) -> None:
+    data, placement = opened(config), Placement.of(config)
     parties = list(party_names(config, data))
-    own = data.label_party if config.parties.label_features and data.label_party not in parties else ""
+    holder = data.label_party
+    own = holder if config.parties.label_features and holder in data.parties and holder not in parties else ""
     bottoms, tables = {}, {}
     for party in [*parties, *([own] if own else [])]:
         secret = Secret.for_simulation(config.seed, "label" if party == own else party)
         tables[party] = data.party(party)
         with seeded_initialisation(secret.seed(*(("weights", "bottom") if party == own else ("weights",)))):
-            bottoms[party] = default_bottom(tables[party].spec, config)
-        bind_dropout(bottoms[party], secret.generator("dropout"))
+            spec = tables[party].spec
+            bottoms[party] = default_own(spec, 2, config) if party == own else default_bottom(spec, config)
+        bind_dropout(bottoms[party], secret.generator("dropout", device=config.device))
     schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
-    shapes = [bottom.cut_shape for bottom in bottoms.values()]
+    adding = [party for party, bottom in bottoms.items() if adds_to_logits(bottom)]
+    few = schedule.train_batch(0)[:2]
+    with torch.no_grad():
+        shapes = [
+            tuple(bottom.eval()(*tables[party].train.gather(few)).shape[1:])
+            for party, bottom in bottoms.items()
+            if party not in adding
+        ]
     with seeded_initialisation(Secret.for_simulation(config.seed, "label").seed("weights", "top")):
         top = default_top(fused_shape(shapes, config.model.fusion), 2, config)
-    network = nn.ModuleList([*bottoms.values(), top]).train()
+    network = placement.place(nn.ModuleList([*bottoms.values(), top])).train()
     optimizers = plain_optimizers(network, config.training.learning_rate)
     labels = torch.from_numpy(data.labels().train)
+    loaders = {party: Loader(table.train, schedule, placement) for party, table in tables.items()}
     for step in range(schedule.steps):
-        rows = schedule.train_batch(step)
-        z = fuse([bottom(*tables[party].train.gather(rows)) for party, bottom in bottoms.items()], config.model.fusion)
-        loss: Tensor = nn.functional.binary_cross_entropy_with_logits(top(z), labels[rows].float())
+        truth = labels[schedule.train_batch(step)].float().to(config.device, non_blocking=True)
+        outputs = {party: placement.forward(bottom, *loaders[party].batch(step)) for party, bottom in bottoms.items()}
+        parts = [z for party, z in outputs.items() if party not in adding]
+        logits = placement.forward(top, fuse(parts, config.model.fusion))
+        logits = sum((outputs[party] for party in adding), logits)
+        loss: Tensor = nn.functional.binary_cross_entropy_with_logits(logits, truth)
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
@@ -160,7 +191,8 @@ def joined(gate: Gate, config: Config) -> None:
 
 def plain_optimizers(network: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     """Return Adam for dense weights and SparseAdam for embeddings."""
-    sparse = [part.weight for part in network.modules() if isinstance(part, nn.Embedding)]
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    sparse = [part.weight for part in network.modules() if isinstance(part, tables) and part.sparse]
     known = {id(weight) for weight in sparse}
     dense = [weight for weight in network.parameters() if id(weight) not in known]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(dense, lr=rate)]

@@ -61,7 +61,7 @@ def test_memory_that_the_system_does_not_say_is_never_taken_for_none(harness, mo
             pytest.param(name, marks=pytest.mark.release)
             for name in ("watching.py", "table_size.py", "vocabulary.py", "utility.py", "sweep.py", "stacked.py")
         ),
-        *(pytest.param(name, marks=pytest.mark.release) for name in ("real_size.py", "loading.py")),
+        *(pytest.param(name, marks=pytest.mark.release) for name in ("real_size.py", "loading.py", "card.py")),
     ],
 )
 def test_a_benchmark_prints_what_it_measured_beside_its_target(name):

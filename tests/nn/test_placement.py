@@ -10,9 +10,9 @@ from flower_vfl.config import build_config
 from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.nn import Optimizers, TabularBottom, Wide
 from flower_vfl.nn.placement import IN_MEMORY, Placement
+from tests.card import needs_card
 
 SPEC = FeatureSpec(2, (5, 7))
-CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 NOWHERE = Placement("meta", "cpu")
 """A device that every machine has, on which nothing is computed."""
 
@@ -94,7 +94,7 @@ def test_other_precisions_are_those_of_the_process(precision):
     assert torch.equal(Placement(precision=precision).forward(network, x), network(x))
 
 
-@CARD
+@needs_card
 @pytest.mark.parametrize("make", [TabularBottom, Wide])
 def test_training_with_tables_in_main_memory_equals_training_on_the_card(make):
     torch.manual_seed(0)

@@ -14,10 +14,10 @@ from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties import loading
 from flower_vfl.parties.loading import Loader, Windows, in_windows
 from flower_vfl.protocol.schedule import Schedule
+from tests.card import needs_card
 
 ROWS = 40
 SCHEDULE = Schedule(3, ROWS, 1, 16, 16, 2, 0.0)
-CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 class Watched(ArraySource):
@@ -144,7 +144,7 @@ def test_a_loader_is_gone_with_its_party_and_its_files_with_it(tmp_path):
         gc.enable()
 
 
-@CARD
+@needs_card
 @pytest.mark.parametrize("embeddings", ["same", "cpu"])
 def test_a_card_gets_the_rows_of_the_schedule_and_ids_go_where_the_tables_are(embeddings):
     loader = Loader(Watched(), SCHEDULE, Placement("cuda", embeddings))

@@ -16,6 +16,7 @@ from scipy.optimize import minimize
 from flower_vfl.errors import InputError
 from flower_vfl.strategies import marvell_scalar, marvell_tensor
 from flower_vfl.strategies.marvell import NoiseSpectrum, least_power, optimal_noise
+from tests.card import needs_card
 from tests.strategies.marvell_reference import divergence, divergence_of, reference
 
 WIDTHS = (1, 2, 3, 10, 128, 1600, 10**6)
@@ -338,7 +339,7 @@ def test_floats_give_floats_and_tensors_give_tensors_of_the_broadcast_shape():
     assert optimal_noise(torch.zeros(0), 2.0, 4, 0.5, 0.5, 1.0).sum_kl.shape == (0,)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@needs_card
 def test_the_gpu_gives_the_same():
     columns = torch.tensor(grid(), dtype=torch.float64).T
     there = optimal_noise(*columns.to("cuda"))

@@ -20,6 +20,7 @@ from flower_vfl.simulations.stacked.member import Member
 from flower_vfl.simulations.stacked.running import train_stack
 from flower_vfl.simulations.sweep.grouping import obstacle
 from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
+from tests.card import needs_card
 from tests.toys import mixed_data, toy_config, toy_data
 
 ATTACKS = ["norm", "cosine", "inner_product", "direction_count", "hint(k=3)", "hint(k=2,measure=distance)"]
@@ -227,7 +228,7 @@ def test_more_than_two_classes_are_refused(tmp_path):
         train_stack(runs, [tmp_path / "a", tmp_path / "b"], data=lambda _: data)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@needs_card
 def test_on_a_card_a_stack_gives_what_its_runs_give_there(tmp_path):
     data = mixed_data()
     runs = [config.model_copy(update={"device": "cuda"}) for config in configs({}, DEFENSES, [0, 1, 0, 0, 1, 0])]

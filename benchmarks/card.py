@@ -1,0 +1,94 @@
+"""(x) A step on a card with Marvell and all attacks on gradients, against the whole network's step without either.
+
+The ISIC network with batches of 128 photographs' size, and Wide & Deep with batches of 1,024 and a million values, as
+the papers have them, on generated data. The other side is a plain PyTorch loop over the joined network, in the same
+precision, with batches loaded ahead as well. Target on a card: at most 1.15 times. Where there is none, processors take
+its place, which says nothing of a card.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+import torch
+from harness import compare, parser, report
+from lanes import joined, split
+
+from flower_vfl.apps.build import open_data
+from flower_vfl.config import Config, build_config, load_config
+from flower_vfl.data.dataset import Labels
+from flower_vfl.data.memory import MemoryData, array_table
+
+TARGET = 1.15
+ATTACKS = ["norm", "cosine", "inner_product", "direction_count", "residual", "hint(k=5)"]
+
+
+def photographs(config: Config) -> MemoryData:
+    """Return as many images as four batches of the paper have, of one party, for the label party without columns."""
+    rows = 4 * config.training.batch_size
+    x = np.random.default_rng(0).random((rows + 64, 3, 84, 84), dtype=np.float32)
+    y = (np.arange(rows + 64) % 10 == 0).astype(np.int64)
+    tables = {"a": array_table("a", x[:rows], x[rows:])}
+    return MemoryData("photographs", tables, "label", Labels(y[:rows], y[rows:], 2))
+
+
+def settings(preset: str, quick: bool, device: str, precision: str) -> Config:
+    """Return the papers' network for many epochs, bare."""
+    config = load_config(preset, {"device": device, "precision": precision}).model_dump()
+    config["training"] |= {"epochs": 10_000, "weight_decay": 0.0, "embedding_decay": 0.0, "validation": 0.0}
+    config["attack"] |= {"names": [], "snapshots": [], "embeddings": 0}
+    if preset == "criteo":
+        size = (2_048, 1_000) if quick else (150_000, 1_000_000)
+        options = {"rows": size[0], "vocabulary": size[1], "test_rows": 512}
+        config["data"] = {"name": "synthetic", "path": "", "options": options}
+    if quick:
+        config["training"]["batch_size"] = 32
+    return build_config(config)
+
+
+def ratio(preset: str, quick: bool, device: str, precision: str) -> dict[str, Any]:
+    """Measure a network."""
+    bare = settings(preset, quick, device, precision)
+    attack = bare.attack.model_copy(update={"names": ATTACKS})
+    watched = bare.model_copy(update={"attack": attack, "defenses": [{"name": "marvell", "s": 4.0}]})
+    data = photographs if preset == "isic" else open_data
+    lanes = [
+        ("watched", split, watched, False, data),
+        ("bare", split, bare, False, data),
+        ("whole", joined, bare, data),
+    ]
+    size = {"starts": 1, "blocks": 2, "steps": 2} if quick else {"starts": 3, "blocks": 16, "steps": 48}
+    with_all, without, whole = compare(lanes, **size).times
+    return {
+        "ratio": with_all.over(whole).describe(),
+        "without_either": without.over(whole).describe(),
+        "milliseconds": [side.milliseconds for side in (with_all, without, whole)],
+    }
+
+
+def main() -> None:
+    """Measure and report."""
+    options = parser(__doc__)
+    options.add_argument("--precision", default="float32", choices=["float32", "tf32", "bfloat16"])
+    given = options.parse_args()
+    card = torch.cuda.is_available()
+    with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as cache:
+        os.environ["FLOWER_VFL_CACHE"] = cache
+        device = "cuda" if card else "cpu"
+        found = {preset: ratio(preset, given.quick, device, given.precision) for preset in ("isic", "criteo")}
+    report(
+        "card",
+        target=f"on a card <= {TARGET} times the whole network's step",
+        met={preset: card and one["ratio"]["median"] <= TARGET for preset, one in found.items()},
+        quick=given.quick,
+        card=torch.cuda.get_device_name() if card else "none: not measured, these are processors",
+        precision=given.precision,
+        **found,
+    )
+
+
+if __name__ == "__main__":
+    main()
