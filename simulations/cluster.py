@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.errors import SetupError
+from flower_vfl.simulations.endings import passing_folder
 from flower_vfl.version import package_version
 
 AUTO = "auto"
@@ -40,9 +41,7 @@ _DIAL_SECONDS, _JOIN_SECONDS, _LOOK_SECONDS = 5.0, 20.0, 60.0
 _LONGEST_TEMPORARY = 25
 """Ray's sockets lie up to 82 characters below it, and the path of one may have 107."""
 
-_PREFIX, _SIGN = "fvfl-", ".seen-"
-_REMOVE = 'read _; for _ in $(seq 60); do rm -rf -- "$0" && exit; sleep 1; done'
-"""Once nobody can write to its input any more; Ray's processes end with the one that started them, a little later."""
+_SIGN = ".seen-"
 
 _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
@@ -164,12 +163,10 @@ def _here(temporary: str) -> dict[str, Any]:
 def own_files() -> Iterator[str]:
     """Make a folder for the files of a Ray of one's own, which by itself would leave its logs and sockets.
 
-    Its path is short enough for those of Ray's sockets. A shell of its own session waits for the end of the block or of
-    this process, whatever ends it, a kill too.
+    Its path is short enough for those of Ray's sockets, and it goes with this process, whatever ends it, a kill too.
     """
-    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=_short_parent())
-    with subprocess.Popen(["/bin/sh", "-c", _REMOVE, folder], stdin=subprocess.PIPE, start_new_session=True):
-        yield folder
+    with passing_folder(_short_parent()) as folder:
+        yield str(folder)
 
 
 def _short_parent() -> Path:

@@ -10,7 +10,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -33,6 +32,7 @@ from flower_vfl.errors import ConfigError, SessionError, SetupError
 from flower_vfl.parsing import Value
 from flower_vfl.reports import renew
 from flower_vfl.simulations.cluster import Cluster, check_reachable, ray_cluster, settings
+from flower_vfl.simulations.endings import ending_with_this, passing_folder
 from flower_vfl.simulations.resources import Resources, read_resources
 from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIABLE
 from flower_vfl.version import package_version
@@ -246,8 +246,8 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
     FlowerVflError
         What ended the ServerApp, if it said so.
     """
-    with tempfile.TemporaryDirectory(prefix="flower-vfl-") as temporary:
-        home, app = Path(temporary) / "home", Path(temporary) / "app"
+    with passing_folder() as temporary:
+        home, app = temporary / "home", temporary / "app"
         write_app(app, run_config)
         size = {"num-supernodes": len(given), **({} if address else {"init-args-num-cpus": _processors(given)})}
         environment = {
@@ -255,9 +255,9 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
             **settings(address),
             "RAY_ADDRESS": address or OWN_RAY,  # without it Ray would join a cluster that happens to run here
             BUNDLES_VARIABLE: json.dumps([party.bundle for party in given]),
-            "PATH": f"{_write_command(Path(temporary) / 'bin')}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "PATH": f"{_write_command(temporary / 'bin')}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "FLWR_HOME": str(home),
-            ERROR_FILE_VARIABLE: str(Path(temporary) / "error"),
+            ERROR_FILE_VARIABLE: str(temporary / "error"),
             STARTER_VARIABLE: str(os.getpid()),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -267,9 +267,19 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
         with super_link(home, environment):
             federation = " ".join(f"{key}={value}" for key, value in size.items())
             command = [tool("flwr"), "run", str(app), _NAME, "--stream", "--federation-config", federation]
-            finished = subprocess.run(command, env=environment, check=False)
-        _raise_again(Path(temporary) / "error")
-    return finished.returncode
+            code = _wait_for(command, environment)
+        _raise_again(temporary / "error")
+    return code
+
+
+def _wait_for(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command, which ends with this process, and return its exit code; the SuperLink waits for who asks it."""
+    with subprocess.Popen(command, env=environment) as process, ending_with_this(process):
+        try:
+            return process.wait()
+        except BaseException:
+            process.kill()
+            raise
 
 
 def _write_command(folder: Path) -> Path:
@@ -359,7 +369,10 @@ def write_app(folder: Path, run_config: Mapping[str, Value]) -> None:
 
 @contextlib.contextmanager
 def super_link(home: Path, environment: dict[str, str]) -> Iterator[str]:
-    """Start a SuperLink for simulations on free ports, write its address into `home`, and end it afterwards."""
+    """Start a SuperLink for simulations on free ports, write its address into `home`, and end it afterwards.
+
+    It ends with this process, too, whatever ends that: by itself it would wait for the next run for ever.
+    """
     home.mkdir(parents=True, exist_ok=True)
     port, control = free_port(), free_port()
     address = f"127.0.0.1:{port}"
@@ -373,8 +386,9 @@ def super_link(home: Path, environment: dict[str, str]) -> Iterator[str]:
     log = (home / "superlink.log").open("wb")
     with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
         try:
-            _wait_until_up(address, process, home)
-            yield address
+            with ending_with_this(process):
+                _wait_until_up(address, process, home)
+                yield address
         finally:
             process.terminate()
             try:

@@ -6,11 +6,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -147,8 +149,6 @@ def test_a_simulation_that_breaks_off_without_a_word_is_a_failure_also_where_an_
 
 
 def test_the_written_app_holds_the_whole_configuration(tmp_path):
-    import tomllib
-
     from flower_vfl.config import from_run_config
 
     config = build_config({**TWO, "seed": 7, "defenses": [{"name": "iso", "t": 2.0}]})
@@ -158,8 +158,6 @@ def test_the_written_app_holds_the_whole_configuration(tmp_path):
 
 
 def test_the_app_of_a_deployment_runs_over_streams_and_names_no_data(tmp_path):
-    import tomllib
-
     from flower_vfl.config import from_run_config
     from flower_vfl.errors import ConfigError, OutputExistsError
 
@@ -192,7 +190,8 @@ def test_the_engine_option_of_the_command_line_runs_it_and_leaves_no_files_of_ra
     assert not list(temporary.iterdir())
 
 
-def test_a_run_that_is_terminated_ends_with_flowers_processes_and_keeps_what_was_measured(tmp_path, temporary):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_a_signal_ends_ends_with_flowers_processes_and_keeps_what_was_measured(number, tmp_path, temporary):
     """Flower's simulation outlives its SuperLink: it used to go on for hours in a folder that nobody else could use."""
     out, preset = tmp_path / "run", tmp_path / "long.toml"
     long = {**TWO, "training": {"epochs": 5000, "batch_size": 64}, "checkpoint": {"every": 50}}
@@ -201,13 +200,24 @@ def test_a_run_that_is_terminated_ends_with_flowers_processes_and_keeps_what_was
     with subprocess.Popen(words) as process:
         try:
             wait_until(lambda: list((out / "checkpoints" / "label").glob("step-*[1-9]*.safetensors")), 200)
+            (settings,) = temporary.glob("*/home/config.toml")
+            link = tomllib.loads(settings.read_text())["superlink"]["flower-vfl-run"]["address"]
+            assert answers(link)
         finally:
-            process.terminate()
-        assert process.wait(60) == 143
+            process.send_signal(number)
+        assert process.wait(60) == {signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}[number]
     wait_until((out / "result.json").is_file, 30)
     assert json.loads((out / "result.json").read_text())["status"] == "interrupted"
     wait_until(lambda: not in_use(out), 30)
+    wait_until(lambda: not answers(link), 30)
     wait_until(lambda: not list(temporary.iterdir()), 30)
+
+
+def answers(address):
+    """Say whether something listens at an address of this machine."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
 
 
 def in_use(folder):
