@@ -28,11 +28,14 @@ class Entry:
         Of everything in its configuration that changes what is computed.
     values
         The keys that vary, with this trial's values.
+    attempts
+        How often it was begun.
     """
 
     run: str
     digest: str
     values: Mapping[str, Any]
+    attempts: int = 0
 
 
 def write_record(folder: Path, entries: Sequence[Entry], origin: Path | None = None) -> None:
@@ -63,7 +66,10 @@ def read_record(folder: Path) -> list[Entry]:
         content = json.loads(path.read_text(encoding="utf8"))
         if content["schema"] != _SCHEMA:
             raise ValueError(f"schema {content['schema']!r}, known is {_SCHEMA}")
-        entries = [Entry(str(e["run"]), str(e["digest"]), dict(e["values"])) for e in content["trials"]]
+        entries = [
+            Entry(str(trial["run"]), str(trial["digest"]), dict(trial["values"]), int(trial.get("attempts", 0)))
+            for trial in content["trials"]
+        ]
     except FileNotFoundError:
         raise InputError(f"{folder} holds no sweep: there is no {RECORD} in it") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

@@ -74,7 +74,6 @@ class Board:
     underway: dict[str, _Underway] = field(default_factory=dict)
     ended: dict[str, _Ended] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    attempts: dict[str, int] = field(default_factory=dict)
     _live: Live | None = None
     _due: float = 0.0
 
@@ -98,9 +97,6 @@ class Board:
     def started(self, run: str) -> None:
         """A trial begins, for the first time or again."""
         self.underway[run] = _Underway(self.clock())
-        if run in self.stacks:
-            return
-        self.attempts[run] = self.attempts.get(run, 0) + 1
 
     def stepped(self, run: str, step: int, steps: int, loss: float, leak: float) -> None:
         """A trial has done so many of so many steps."""

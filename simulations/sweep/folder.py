@@ -34,6 +34,13 @@ class SweepFolder:
     resume : bool
         Whether a sweep that was begun here goes on; where none was, it begins.
 
+    Attributes
+    ----------
+    waiting : list[Trial]
+        Trials that have not ended by themselves.
+    attempts : dict[str, int]
+        How often each trial was begun, in this start and in earlier ones.
+
     Raises
     ------
     OutputExistsError
@@ -57,6 +64,8 @@ class SweepFolder:
         else:
             check_free(self.path)
         self.trials = _renamed(trials, known)
+        self.attempts = {entry.run: entry.attempts for entry in known.values()}
+        self._origin = origin
         with writing_to(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
@@ -64,7 +73,7 @@ class SweepFolder:
         try:
             self.waiting = [trial for trial in self.trials if check_folder(self.of(trial), trial.config, resume=True)]
             write_text_atomic(self.path / DEFINITION, text)
-            write_record(self.path, [Entry(trial.run, trial.digest, trial.values) for trial in self.trials], origin)
+            self._record()
         except BaseException:
             self._lock.release()
             raise
@@ -74,6 +83,15 @@ class SweepFolder:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def begun(self, run: str) -> None:
+        """Note that a trial begins, for the first time or again; a sweep that goes on after a kill counts on."""
+        self.attempts[run] = self.attempts.get(run, 0) + 1
+        self._record()
+
+    def _record(self) -> None:
+        entries = [Entry(t.run, t.digest, t.values, self.attempts.get(t.run, 0)) for t in self.trials]
+        write_record(self.path, entries, self._origin)
 
     def discard(self) -> None:
         """Remove a folder in which no trial was begun: bad input leaves nothing behind."""

@@ -30,22 +30,20 @@ _LEAKS = (
 )
 
 
-def write_results(
-    folder: SweepFolder, failures: Mapping[str, str] | None = None, attempts: Mapping[str, int] | None = None
-) -> list[dict[str, Any]]:
+def write_results(folder: SweepFolder, failures: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Write `trials.parquet` and `summary.json`, and return the latter: the result of each run that has left one.
 
     Parameters
     ----------
     folder : SweepFolder
         The sweep's folder.
-    failures, attempts : Mapping, optional
-        Of this start: why a trial failed, and how often one was begun.
+    failures : Mapping, optional
+        Why a trial failed in this start.
     """
-    failures, attempts = failures or {}, attempts or {}
+    failures = failures or {}
     results = [(trial, folder.result(trial)) for trial in folder.trials]
     rows = [
-        {**row(trial, result, failures.get(trial.run, "")), "attempts": attempts.get(trial.run)}
+        {**row(trial, result, failures.get(trial.run, "")), "attempts": folder.attempts.get(trial.run, 0)}
         for trial, result in results
     ]
     with replacing(folder.path / TABLE) as temporary:

@@ -148,7 +148,7 @@ def _finish(folder: SweepFolder, board: Board) -> list[dict[str, Any]]:
     """Write what there is: the table, the summary, and the report of the runs that have left a result, and of each."""
     if not folder.path.is_dir():
         return []
-    summaries = write_results(folder, board.failures, board.attempts)
+    summaries = write_results(folder, board.failures)
     for run in runs_of(folder.path):
         renew(run)  # a kill between its result and its report leaves it without
     if runs_of(folder.path):

@@ -96,7 +96,7 @@ def _tune(
         run_config=tune.RunConfig(
             name="trials",
             storage_path=str(storage),
-            callbacks=[_Told(board)],
+            callbacks=[_Told(folder, board)],
             failure_config=tune.FailureConfig(max_failures=retries),
             verbose=0,
         ),
@@ -110,8 +110,8 @@ def _tune(
 class _Told(tune.Callback):
     """Passes on what Tune says of trials."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, folder: SweepFolder, board: Board) -> None:
+        self._folder, self._board = folder, board
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune keeps a copy of what it is given, to restore a sweep: this package has its own way."""
@@ -121,7 +121,10 @@ class _Told(tune.Callback):
         self._board.refresh()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._board.started(trial.config[_RUN])
+        run = trial.config[_RUN]
+        if run not in self._board.stacks:
+            self._folder.begun(run)
+        self._board.started(run)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any

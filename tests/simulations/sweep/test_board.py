@@ -41,7 +41,6 @@ def test_where_no_terminal_is_each_end_is_a_line(board):
     assert lines[0] == "2/6 finished: a (utility 0.9000, worst leak 0.8000) · about 20.0 s left"
     assert lines[1].startswith("2/6 failed, is tried again: c: killed")
     assert lines[2].startswith("3/6 failed: c: ValueError: no")
-    assert board.attempts == {"a": 1, "c": 2}
 
 
 def test_a_trial_that_said_it_failed_is_no_finished_one_when_its_worker_ends(board):
@@ -106,7 +105,7 @@ def test_a_stack_is_no_trial_and_one_that_fails_leaves_its_trials_to_themselves(
         board.failed("2 together: b …", "RuntimeError: out of memory")
         board.completed("2 together: b …")
     assert board.done == 1
-    assert board.failures == board.attempts == board.ended == {}
+    assert board.failures == board.ended == {}
     assert (
         text(board) == "1/6 trained one by one what a stack could not: 2 together: b …: RuntimeError: out of memory\n"
     )

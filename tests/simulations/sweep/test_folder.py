@@ -22,11 +22,12 @@ def trials(tmp_path):
     return reading
 
 
-def finish(folder, trial, status="finished", config=None):
+def finish(folder, trial, status="finished", config=None, **more):
     place = folder.of(trial)
     place.mkdir()
     (place / "config.toml").write_text(to_toml(config or trial.config))
-    (place / "result.json").write_text(json.dumps({"schema": 1, "status": status}))
+    sections = {"dataset": {}, "defenses": [], "utility": {}, "leakage": [], "cost": {}}
+    (place / "result.json").write_text(json.dumps({"schema": 1, "status": status, **sections, **more}))
 
 
 def test_finished_trials_are_not_done_again_failed_and_unfinished_ones_are(tmp_path, trials):
@@ -39,6 +40,18 @@ def test_finished_trials_are_not_done_again_failed_and_unfinished_ones_are(tmp_p
     with SweepFolder(tmp_path / "out", "text", sweep, resume=True) as folder:
         assert [trial.run for trial in folder.waiting] == [sweep[1].run, sweep[3].run]
     assert (tmp_path / "out" / "sweep.toml").read_text() == "text"
+
+
+def test_how_often_trials_were_begun_is_counted_on_when_a_sweep_goes_on_after_a_kill(tmp_path, trials):
+    with SweepFolder(tmp_path / "out", "", trials([0, 1])) as folder:
+        for run in ("seed0", "seed1", "seed1"):
+            folder.begun(run)
+    with SweepFolder(tmp_path / "out", "", trials([0, 1, 2]), resume=True) as folder:
+        assert folder.attempts == {"seed0": 1, "seed1": 2}
+        for run in ("seed1", "seed2"):
+            folder.begun(run)
+    found = {entry.run: entry.attempts for entry in read_record(tmp_path / "out")}
+    assert found == {"seed0": 1, "seed1": 3, "seed2": 1}
 
 
 def test_a_result_of_another_configuration_is_refused(tmp_path, trials):

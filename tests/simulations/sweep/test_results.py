@@ -15,6 +15,7 @@ RESULT = {
     "schema": 1,
     "status": "finished",
     "error": "",
+    "dataset": {},
     "defenses": [{"name": "max_norm", "params": {}}],
     "utility": {"last": {"test_auc": 0.9, "epoch": 3}, "best": {"test_auc": 0.95, "epoch": 2}},
     "leakage": [
@@ -43,7 +44,9 @@ def folder(tmp_path):
 
 def test_the_table_has_a_row_a_trial_with_all_that_was_measured(folder):
     failed = folder.trials[2].run
-    write_results(folder, {failed: "ValueError: no"}, {failed: 2, folder.trials[0].run: 1})
+    for run in (failed, folder.trials[0].run, failed):
+        folder.begun(run)
+    write_results(folder, {failed: "ValueError: no"})
     table = pq.read_table(folder.path / "trials.parquet")
     rows = {row["run"]: row for row in table.to_pylist()}
     first = rows[folder.trials[0].run]
@@ -64,7 +67,8 @@ def test_the_table_has_a_row_a_trial_with_all_that_was_measured(folder):
     assert first["leak/train/attacker/a/cut/norm/auc/q95"] == 0.6
     assert first["leak/clean/train/attacker/a/cut/norm/auc/q95"] == 0.99
     assert (rows[failed]["status"], rows[failed]["error"], rows[failed]["attempts"]) == ("failed", "ValueError: no", 2)
-    assert rows[folder.trials[1].run]["status"] == "not run"
+    other = rows[folder.trials[1].run]
+    assert (other["status"], other["attempts"]) == ("not run", 0)
     assert "model.bottom" not in table.column_names
 
 

@@ -147,6 +147,9 @@ def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_f
     assert done.returncode == 0, done.stderr
     assert len(json.loads((out / "summary.json").read_text())) == 6
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    attempts = {row["run"]: row["attempts"] for row in pq.read_table(out / "trials.parquet").to_pylist()}
+    assert {attempts[path.parent.name] for path in finished} == {1}
+    assert min(attempts.values()) == 1
     assert len(list(out.glob("*/report.html"))) == 6
 
 
