@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from operator import attrgetter
@@ -12,9 +11,10 @@ from typing import Any, Self
 
 from flower_vfl.apps.keeping import differences
 from flower_vfl.apps.periods import write_periods
+from flower_vfl.apps.written import checked_result
 from flower_vfl.config import Config, load_config, to_toml
 from flower_vfl.data.periods import Periods
-from flower_vfl.errors import ConfigError, OutputExistsError
+from flower_vfl.errors import ConfigError, InputError, OutputExistsError
 from flower_vfl.files import LEFTOVERS, FolderLock, remove_leftovers, write_json_atomic, write_text_atomic, writing_to
 from flower_vfl.strategies.outcome import LIMITS
 from flower_vfl.tracking import merge_steps
@@ -126,18 +126,22 @@ def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
 
 
 def has_ended(path: Path) -> bool:
-    """Say whether the run in a folder has ended by itself."""
+    """Say whether the run in a folder has ended by itself; one without a whole result can go on, as after a kill."""
     try:
-        status = json.loads((path / RESULT).read_text(encoding="utf8"))["status"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return False  # it was killed before it could write one
-    return status in ENDED
+        return read_result(path).get("status") in ENDED
+    except InputError:
+        return False
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """Read the `result.json` of a run that has been written."""
-    summary: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf8"))
-    return summary
+    """Read the `result.json` in a run's folder.
+
+    Raises
+    ------
+    InputError
+        When there is none, or it is not whole: see `checked_result`.
+    """
+    return checked_result(folder / RESULT)
 
 
 def check_same(path: Path, config: Config) -> None:

@@ -158,6 +158,7 @@ def of_sweep(folder: Path) -> dict[str, Any]:
     if not runs:
         raise InputError(f"no run of the sweep in {folder} has left a result yet")
     settings = settings_in(entries, {name: run for name, run in runs.items() if run.ended})
+    seconds = [run.result["cost"].get("seconds") for run in runs.values()]
     problems: dict[tuple[tuple[str, Any], ...], list[SweepSetting]] = {}
     for setting in settings:
         problems.setdefault(setting.problem, []).append(setting)
@@ -168,7 +169,7 @@ def of_sweep(folder: Path) -> dict[str, Any]:
         "keys": list(dict.fromkeys(key for entry in entries for key in entry.values)),
         "settings": settings,
         "repeated": max((len(setting.runs) for setting in settings), default=0),
-        "seconds": sum(float(run.result["cost"].get("seconds") or 0.0) for run in runs.values()),
+        "seconds": sum(value for value in seconds if isinstance(value, int | float)),
         "broken": {name: run for name, run in runs.items() if not run.ended},
         "missing": [entry.run for entry in entries if entry.run not in runs],
         "gaps": _gaps(settings),
@@ -265,7 +266,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
     found_in = [run for setting in settings for run in setting.runs]
     figures = []
     for attack, layer in places:
-        nulls = [e["q95_null"] for s in settings for r in s.runs if (e := worst(r.result, layer, attack=attack))]
+        nulls = [e.get("q95_null") for s in settings for r in s.runs if (e := worst(r.result, layer, attack=attack))]
         null = max((float(value) for value in nulls if value is not None), default=None)
         for utility, label in UTILITIES.items():
             lines: dict[str, list[tuple[tuple[float, ...], Point]]] = {}

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from flower_vfl.apps.folder import RESULT, check_folder, check_free
+from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
 from flower_vfl.apps.sweeps import DEFINITION, Entry, is_sweep, read_record, write_record
-from flower_vfl.errors import ConfigError, OutputExistsError
+from flower_vfl.errors import ConfigError, InputError, OutputExistsError
 from flower_vfl.files import FolderLock, remove_leftovers, write_text_atomic, writing_to
 from flower_vfl.simulations.sweep.trials import Trial
 
 _SHOWN = 5
+
+_log = logging.getLogger(__name__)
 
 
 class SweepFolder:
@@ -72,6 +74,8 @@ class SweepFolder:
         remove_leftovers(self.path)
         try:
             self.waiting = [trial for trial in self.trials if check_folder(self.of(trial), trial.config, resume=True)]
+            for trial in self.waiting:
+                _discard_damaged(self.of(trial))
             write_text_atomic(self.path / DEFINITION, text)
             self._record()
         except BaseException:
@@ -109,10 +113,20 @@ class SweepFolder:
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """Return what a trial has left; None for nothing that can be read."""
         try:
-            found = json.loads((self.of(trial) / RESULT).read_text(encoding="utf8"))
-        except (OSError, ValueError, RecursionError):
+            return read_result(self.of(trial))
+        except InputError:
             return None
-        return found if isinstance(found, dict) else None
+
+
+def _discard_damaged(place: Path) -> None:
+    """Remove a result that cannot be read: it is no trial's, and what a sweep shows is made of all that are there."""
+    if not (place / RESULT).is_file():
+        return
+    try:
+        read_result(place)
+    except InputError as error:
+        _log.warning("%s It is removed, and the trial done again.", error)
+        (place / RESULT).unlink()
 
 
 def _check_same(path: Path, known: Mapping[str, Entry], trials: Sequence[Trial]) -> None:

@@ -11,6 +11,7 @@ from flower_vfl.apps.sweeps import Entry, write_record
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import render, render_sweep
+from flower_vfl.reports.run import load_run
 from flower_vfl.reports.sweep import estimate, of_sweep
 
 from .conftest import write_run
@@ -182,6 +183,16 @@ def test_of_many_settings_that_lack_something_some_are_named(tmp_path):
     write_record(tmp_path, [Entry(f"run{n}", str(n), {"attack.every": n}) for n in range(12)])
     where = dict(of_sweep(tmp_path)["gaps"])["Any attack at all: none ran."]
     assert where == [*(f"attack.every = {n} · none" for n in range(1, 9)), "3 more"]
+
+
+def test_a_leak_without_what_chance_reaches_and_a_cost_without_a_number_have_a_page(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), seed=seed, steps=20)
+    change(tmp_path / "1", lambda result: [entry.pop("q95_null") for entry in result["leakage"]])
+    change(tmp_path / "1", lambda result: result["cost"].update(seconds="long"))
+    write_record(tmp_path, [Entry(str(seed), str(seed), {"seed": seed}) for seed in (0, 1)])
+    assert of_sweep(tmp_path)["seconds"] == load_run(tmp_path / "0").result["cost"]["seconds"]
+    assert "<svg" in render_sweep(tmp_path).read_text()
 
 
 def test_without_a_record_or_a_result_there_is_no_page(tmp_path):

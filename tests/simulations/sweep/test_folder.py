@@ -42,6 +42,33 @@ def test_finished_trials_are_not_done_again_failed_and_unfinished_ones_are(tmp_p
     assert (tmp_path / "out" / "sweep.toml").read_text() == "text"
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({key: None} for key in ("dataset", "defenses", "utility", "leakage", "cost")),
+        {"schema": 2},
+        {"utility": {"last": 0.9}},
+        {"leakage": [{"q95": "0.9"}]},
+        {"leakage": [{"party": ["a", "b"]}]},
+        {"cost": {"seconds": float("nan")}},
+    ],
+    ids=str,
+)
+def test_a_trial_whose_result_is_damaged_is_done_again_and_that_is_said_before_the_first_starts(
+    tmp_path, trials, damage, caplog
+):
+    sweep = trials([0, 1])
+    with SweepFolder(tmp_path / "out", "", sweep) as folder:
+        finish(folder, sweep[0], **damage)
+        finish(folder, sweep[1])
+        assert folder.result(sweep[0]) is None
+    with SweepFolder(tmp_path / "out", "", sweep, resume=True) as folder:
+        assert folder.waiting == sweep[:1]
+        assert not (folder.of(sweep[0]) / "result.json").exists()
+    assert f"{sweep[0].run}/result.json" in caplog.text
+    assert "It is removed, and the trial done again." in caplog.text
+
+
 def test_how_often_trials_were_begun_is_counted_on_when_a_sweep_goes_on_after_a_kill(tmp_path, trials):
     with SweepFolder(tmp_path / "out", "", trials([0, 1])) as folder:
         for run in ("seed0", "seed1", "seed1"):

@@ -1,0 +1,89 @@
+"""`result.json` as it is read: whole and of this schema, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeGuard
+
+from flower_vfl.errors import InputError
+
+SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
+OPTIONAL = {
+    **dict.fromkeys(("weights", "environment", "alone", "parties", "model", "budget"), dict),
+    **dict.fromkeys(("attacks", "rebuild"), list),
+}
+
+
+def checked_result(path: Path) -> dict[str, Any]:
+    """Read a run's `result.json`, and look whether all is there that reports and tables are made of.
+
+    Raises
+    ------
+    InputError
+        Naming the file, and what is wrong with it.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf8"), parse_constant=partial(_refuse, path))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(result, dict) or result.get("schema") != 1:
+        raise InputError(f'{path} is no result of schema 1: it must be a JSON object with "schema": 1.')
+    for key, kind in (SECTIONS | OPTIONAL).items():
+        if not isinstance(result.get(key, None if key in SECTIONS else kind()), kind):
+            raise InputError(f"{path}: {key!r} is {result.get(key)!r}, a {kind.__name__} is needed.")
+    for which in ("last", "best"):
+        if not isinstance(result["utility"].get(which), dict | None):
+            raise InputError(f"{path}: {which!r} of 'utility' is {result['utility'][which]!r}, a dict is needed.")
+    for key in ("defenses", "leakage", "attacks", "rebuild"):
+        if not all(isinstance(entry, dict) for entry in result.get(key, [])):
+            raise InputError(f"{path}: every entry of {key!r} must be an object.")
+    for attack in result.get("attacks", []):
+        if not (isinstance(attack.get("needs"), list) and isinstance(attack.get("hints"), int)):
+            raise InputError(f"{path}: every entry of 'attacks' must have a list 'needs' and a number 'hints'.")
+    _check_leaks(path, result["leakage"])
+    _check_budget(path, result.get("budget", {}))
+    return result
+
+
+def _refuse(path: Path, constant: str) -> NoReturn:
+    raise InputError(f"{path} holds {constant}, which is no number of JSON: null stands for what is not known.")
+
+
+def _check_budget(path: Path, budget: Mapping[str, Any]) -> None:
+    for key, entry in budget.items():
+        given = entry if isinstance(entry, dict) else {}
+        reached = given.get("reached")
+        values = [value for value in reached if value is not None] if isinstance(reached, list) else None
+        if (
+            key not in ("leak", "bound")
+            or not _numbers([given.get("limit")], float | int)
+            or not _numbers(values, float | int)
+        ):
+            raise InputError(
+                f"{path}: the budget has a limit, and what was reached after each epoch, of the leak and of the bound; "
+                f"it has {key!r}: {entry!r}."
+            )
+
+
+def _check_leaks(path: Path, leakage: Sequence[Mapping[str, Any]]) -> None:
+    for entry in (entry for entry in leakage if entry.get("phase") == "remembered"):
+        epochs, values = entry.get("epochs"), entry.get("values")
+        if not (_numbers(epochs, int) and _numbers(values, float | int) and len(epochs) == len(values)):
+            raise InputError(
+                f"{path}: a remembered leak has a value for each of its epochs; it has {epochs}, {values}."
+            )
+    for entry in leakage:
+        if not isinstance(entry.get("party", ""), str):
+            raise InputError(f"{path}: 'party' of a leak is {entry['party']!r}, a text is needed.")
+        for number in ("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"):
+            if not isinstance(entry.get(number), float | int | None):
+                raise InputError(f"{path}: {number!r} of a leak is {entry[number]!r}, a number or null is needed.")
+
+
+def _numbers(value: Any, kind: Any) -> TypeGuard[list[float]]:
+    return isinstance(value, list) and all(isinstance(n, kind) and not isinstance(n, bool) for n in value)
