@@ -37,6 +37,7 @@ from flower_vfl.config import Config, from_run_config
 from flower_vfl.errors import ConfigError
 from flower_vfl.lazy import nothing_collected
 from flower_vfl.parsing import Value
+from flower_vfl.protocol.printable import words_of
 from flower_vfl.rng import FILE, NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, Secret
 from flower_vfl.strategies.configured import OptimizerFactory, schedule_of
 from flower_vfl.strategies.grids import is_simulation
@@ -118,7 +119,7 @@ def make_server_app(
                 train(grid, settings, given, goes_on=resume or context.run_config.get("resume") is True)
         except Exception as error:
             if on_error is not None:
-                on_error(f"{type(error).__name__}: {error}")
+                on_error(words_of(error))
             raise
 
     def train(grid: Grid, settings: Config, given: Path | None, *, goes_on: bool) -> None:

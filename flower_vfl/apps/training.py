@@ -19,6 +19,7 @@ from flower_vfl.apps.model import ModelCard, class_names, make_card, model_path,
 from flower_vfl.apps.result import ResultCallback, RunResult, describe_data, summarise
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import InputError, StorageError
+from flower_vfl.protocol.printable import words_of
 from flower_vfl.strategies.base import HookedStrategy
 
 _log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ def _leave(
 ) -> RunResult:
     """Write what a run leaves: the weights before anything is made of what was measured or told, `result.json` last."""
     base = strategy.base
-    outcome, words = base.outcome, "" if failure is None else f"{type(failure).__name__}: {failure}"
+    outcome, words = base.outcome, "" if failure is None else words_of(failure)
     journal.close()
     if folder is not None and isinstance(failure, InputError) and outcome.steps == 0:
         folder.discard()

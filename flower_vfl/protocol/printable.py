@@ -1,6 +1,31 @@
-"""Words of another party as they can stand in a log or on a terminal."""
+"""Words of another party, or of somebody's own method, as they can stand in a log, on a terminal or in a result."""
 
 from __future__ import annotations
+
+
+def words_of(error: BaseException, most: int = 10_000) -> str:
+    """Return what an error is and says, of a long text its beginning and its end: it may quote a whole tensor.
+
+    Examples
+    --------
+    >>> words_of(ValueError("no"))
+    'ValueError: no'
+    """
+    return shortened(f"{type(error).__name__}: {error}", most)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text, of one that is longer than so many characters as many from its beginning and its end.
+
+    Examples
+    --------
+    >>> shortened("beginning, middle, end", 12)
+    'beginn [10 characters left out] e, end'
+    """
+    if len(text) <= most:
+        return text
+    begin = (most + 1) // 2
+    return f"{text[:begin]} [{len(text) - most:,} characters left out] {text[len(text) - (most - begin) :]}"
 
 
 def printable(words: object, most: int = 2000) -> str:

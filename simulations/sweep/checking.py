@@ -15,12 +15,13 @@ from flower_vfl.apps.local import run
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError, FlowerVflError
+from flower_vfl.protocol.printable import shortened, words_of
 from flower_vfl.simulations.sweep.definition import Running
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
 from flower_vfl.tracking import require_sinks
 
-_SHOWN = 8
+_SHOWN, _MOST = 8, 2000
 _NUMBERS = ("epochs", "learning_rate", "weight_decay", "embedding_decay", "schedule", "clip_norm")
 
 Told = Callable[[int, int], None]
@@ -71,9 +72,9 @@ def check_trials(trials: Sequence[Trial], running: Running, told: Told = lambda 
             try:
                 rehearse(trial.config, data)
             except FlowerVflError as error:
-                problems.append(f"{trial.run}: {error}")
+                problems.append(f"{trial.run}: {shortened(str(error), _MOST)}")
             except Exception as error:  # noqa: BLE001 - a method of somebody else's may raise anything
-                problems.append(f"{trial.run}: {type(error).__name__}: {error}")
+                problems.append(f"{trial.run}: {words_of(error, _MOST)}")
     told(len(settings), len(settings))
     if problems:
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""

@@ -22,7 +22,7 @@ from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyEr
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import batch_limit
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.strategies import VerticalStrategy
+from flower_vfl.strategies import Observer, VerticalStrategy
 from flower_vfl.strategies.reported import read_report
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
@@ -81,6 +81,23 @@ def test_a_party_that_dies_ends_the_run_in_seconds_with_its_name_and_reason_and_
     table = read_steps(tmp_path / "run")
     assert sorted(set(table["step"].to_pylist())) == [0, 1, 2]
     assert {"train_loss", "monitor_auc"} <= set(table["metric"].to_pylist())
+
+
+class Quoting(Observer):
+    """Fails as a method of somebody's own does that quotes all that it was given."""
+
+    def on_step(self, step, epoch, loss, leak):
+        raise RuntimeError("given " + "0.25, " * 500_000 + "which is wrong")
+
+
+def test_of_an_error_as_long_as_a_tensor_the_result_has_beginning_and_end(tmp_path):
+    with pytest.raises(RuntimeError):
+        run(toy_config(), data=lambda _: toy_data(), out=tmp_path / "run", observers=(Quoting(),))
+    error = json.loads((tmp_path / "run" / "result.json").read_text())["error"]
+    assert error.startswith("RuntimeError: given 0.25, ")
+    assert error.endswith("0.25, which is wrong")
+    assert re.search(r" \[2,99\d,\d{3} characters left out\] ", error)
+    assert len(error) < 10_100
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.simulations.sweep import checking
 from flower_vfl.simulations.sweep.checking import check_devices, check_trials
 from flower_vfl.simulations.sweep.definition import Running, load_definition
@@ -78,3 +78,14 @@ def test_a_number_of_epochs_that_a_limit_of_the_bound_does_not_allow_is_found(tr
     text = '[grid]\ntraining.epochs = [1, 21]\nattack.max_bound = [0.9]\nmodel.cut = [32]\ndefenses = ["marvell"]'
     with pytest.raises(ConfigError, match=r"1 settings cannot run: .*for 20 epochs of gradients this wide, and 21 are"):
         check_trials(trials(text), Running())
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, TrainingError])
+def test_of_a_reason_as_long_as_a_tensor_a_sweep_tells_beginning_and_end(trials, monkeypatch, kind):
+    def failing(config, data):
+        raise kind("shape" + "9" * 3_000_000 + "end")
+
+    monkeypatch.setattr(checking, "rehearse", failing)
+    with pytest.raises(ConfigError, match=r"shape9+ \[2,99.,... characters left out\] 9+end") as failure:
+        check_trials(trials('[grid]\ndefenses = ["none", "max_norm"]'), Running())
+    assert len(str(failure.value)) < 5_000
