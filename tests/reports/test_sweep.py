@@ -218,3 +218,37 @@ def test_what_a_run_says_is_text_on_the_page_and_in_its_tables(tmp_path):
     assert "<script>" not in page
     assert "<b>&" not in page
     assert json.dumps("model.network = <script>$") not in page
+
+
+ATTACKS = ("norm", "cosine", "inner_product", "residual", "remembered_norm", "remembered_direction")
+
+
+@pytest.fixture(scope="module")
+def hundred(tmp_path_factory):
+    """No defense, and three at eight strengths, four seeds each; six attacks at two layers of two parties."""
+    out = tmp_path_factory.mktemp("hundred")
+    families = (("iso", "t"), ("marvell", "s"), ("label_dp", "flip"))
+    strengths = [(name, key, 2.0**power) for name, key in families for power in range(-4, 4)]
+    settings = [("none", [], 0.98)]
+    settings += [
+        (f"{name}({key}={value:g})", [{"name": name, "params": {key: value}}], 0.95 - 0.01 * number)
+        for number, (name, key, value) in enumerate(strengths)
+    ]
+    attacks = tuple((name, 0.02 * number) for number, name in enumerate(ATTACKS))
+    entries = []
+    for title, defenses, leak in settings:
+        for seed in range(4):
+            run = f"seed{seed}-{title}"
+            utility = 0.9 + 0.03 * leak + 0.001 * seed
+            write_run(out / run, defenses=defenses, leak=leak, utility=utility, seed=seed, steps=4, attacks=attacks)
+            entries.append(Entry(run, run, {"seed": seed, "defenses": title}))
+    write_record(out, entries)
+    return out
+
+
+def test_the_page_of_a_hundred_runs_is_a_few_megabytes_at_most(hundred):
+    path = render_sweep(hundred)
+    text = path.read_text()
+    assert text.count("<svg") >= 24
+    assert sum(f'/report.html">{run.name}</a>' in text for run in hundred.iterdir() if run.is_dir()) == 100
+    assert path.stat().st_size < 5e6
