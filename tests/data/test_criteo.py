@@ -215,6 +215,7 @@ BAD = [
     (put(39, "68fd1e6x"), "C26 is not 8 hexadecimal digits, or nothing"),
     (put(39, "\xe4\xf6\xfc"), "C26 is not 8 hexadecimal digits, or nothing"),
     (lambda row: row.clear(), "label is not 0 or 1"),
+    (lambda row: row.append("\xe9"), "41 fields, 40 are needed"),
 ]
 
 

@@ -21,6 +21,8 @@ from flower_vfl.registry import suggestion
 SHOWN = 5
 """So many bad lines are named."""
 
+_ASCII = bytes(range(128)) + b"?" * 128
+
 
 @dataclass(frozen=True)
 class Format:
@@ -126,8 +128,10 @@ def _read(data: bytes, made: Format, types: dict[str, pa.DataType]) -> tuple[pa.
         short[row.number] = f"{row.actual_columns} fields, {row.expected_columns} are needed"
         return "skip"
 
+    # Arrow hands a line on as UTF-8, or not at all; no field of a good one holds anything but ASCII.
+    plain = data if data.isascii() else data.translate(_ASCII)
     table = pa_csv.read_csv(
-        pa.BufferReader(data),
+        pa.BufferReader(plain),
         # One piece and one thread: only then has a line that is skipped a number.
         read_options=pa_csv.ReadOptions(use_threads=False, column_names=made.names, block_size=len(data) + 1),
         parse_options=pa_csv.ParseOptions(
