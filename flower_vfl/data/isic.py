@@ -19,6 +19,7 @@ from flower_vfl.data.encoding import require_columns
 from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.idx import MAX_ITEMS
 from flower_vfl.data.images import DRAW_SEED, ImageFiles, ImageOptions, ImageRecipe, Rows
+from flower_vfl.data.raw import opened, read_csv
 from flower_vfl.data.small import SplitOptions
 from flower_vfl.data.tree import image_files, open_tree, read_images
 from flower_vfl.errors import DataError
@@ -26,7 +27,7 @@ from flower_vfl.errors import DataError
 CLASSES = ("benign", "malignant")
 SHAPE = (3, 84, 84)
 
-_TABLE = "train.csv"
+_TABLE, _PACKED = "train.csv", "train.csv.gz"
 _COLUMNS = ("image_name", "patient_id", "target")
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -66,21 +67,28 @@ class Isic(ImageRecipe):
     def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
         """Return the table, or the archive or all images of the tree."""
         root = self._named(source)
-        return [root / _TABLE] if (root / _TABLE).is_file() else image_files(root, _ENDINGS)
+        table = _table(root)
+        return [table] if table else image_files(root, _ENDINGS)
 
     def files(self, source: Path | None, options: IsicOptions) -> Mapping[Part, ImageFiles]:
         """Find the images, and leave out benign ones until as many are left as wanted."""
         root = self._named(source)
-        found = _by_table(root / _TABLE, options) if (root / _TABLE).is_file() else _by_tree(root)
+        table = _table(root)
+        found = _by_table(table, options) if table else _by_tree(root)
         return _with_fewer(found, options.benign)
 
     def _named(self, source: Path | None) -> Path:
         """Return where the user says that the raw data is."""
         if source is None:
             raise DataError(f"isic is not here: {self.advice()}")
-        if source.is_dir() and not (source / _TABLE).is_file() and not all((source / part).is_dir() for part in PARTS):
+        if source.is_dir() and not _table(source) and not all((source / part).is_dir() for part in PARTS):
             raise DataError(f"{source} must hold {_FORMS}")
         return source
+
+
+def _table(root: Path) -> Path | None:
+    """Return the published table of a folder, if it has one."""
+    return next((root / name for name in (_TABLE, _PACKED) if (root / name).is_file()), None)
 
 
 def _by_tree(source: Path) -> dict[Part, ImageFiles]:
@@ -109,12 +117,10 @@ def _by_table(path: Path, options: IsicOptions) -> dict[Part, ImageFiles]:
 
 def _read_table(path: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
     """Return names of images, patients, and labels (N,)."""
-    try:
-        table = pa_csv.read_csv(
-            path, convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(_COLUMNS, pa.string()))
-        )
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path} is no table of ISIC 2020: {error}") from None
+    with opened(path) as file:
+        content = file.read()
+    convert = pa_csv.ConvertOptions(column_types=dict.fromkeys(_COLUMNS, pa.string()))
+    table = read_csv(path, content, "table of ISIC 2020", convert)
     require_columns(table, list(_COLUMNS), str(path))
     if not 0 < table.num_rows <= MAX_ITEMS:
         raise DataError(f"{path} has {table.num_rows} rows; 1 to {MAX_ITEMS} are possible")

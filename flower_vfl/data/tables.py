@@ -18,6 +18,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from flower_vfl.data.encoding import require_columns
+from flower_vfl.data.raw import check_encoding, opened
 from flower_vfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def read_table(path: Path, only: str = "") -> pa.Table:
         table = _read_parquet(path, names) if _is_parquet(path) else _read_csv(path, names)
         table.validate(full=True)  # texts that are no UTF-8, for instance
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
+        _check_encoding(path)
         # Arrow's words end with the row that it stumbled over: data, which messages do not repeat.
         words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
         place = re.search("Row #([0-9]+)", words)
@@ -70,8 +72,12 @@ def read_header(path: Path) -> pa.Table:
                 names = next(filter(None, records), [])
             header = pa.schema([(name.strip(), pa.string()) for name in names]).empty_table()
         else:
-            raise DataError(f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet or .pq")
+            raise DataError(
+                f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet, .pq or .npz (numpy.savez of IDs and "
+                "features); images lie in a folder"
+            )
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
+        _check_encoding(path)
         raise DataError(f"{path} cannot be read: {error}") from None
     except csv.Error as error:
         raise _stray_quote(path, 0, error) from None
@@ -93,6 +99,12 @@ def _is_parquet(path: Path) -> bool:
 
 def _delimiter(path: Path) -> str:
     return "\t" if _kind(path) == ".tsv" else ","
+
+
+def _check_encoding(path: Path) -> None:
+    if not _is_parquet(path):
+        with opened(path) as file:
+            check_encoding(path, file)
 
 
 def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:

@@ -20,7 +20,7 @@ from pydantic import Field
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.labels import EncodedLabels
-from flower_vfl.data.raw import opened
+from flower_vfl.data.raw import check_encoding, opened
 from flower_vfl.data.recipe import Options, Progress, Recipe
 from flower_vfl.data.text import RESERVED, TextEncoding, count_words
 from flower_vfl.data.vectors import GLOVE, INSTALL, packaged_glove, read_vectors, vector_files
@@ -154,10 +154,12 @@ def reading(path: Path) -> Iterator[IO[str]]:
         When it cannot be read, is no valid gzip file, or holds bytes that are no UTF-8.
     """
     try:
-        with opened(path) as file, io.TextIOWrapper(file, encoding="utf8", newline="") as text:
+        with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
             yield text
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+    except UnicodeDecodeError:
+        with opened(path) as file:
+            check_encoding(path, file)
+        raise
 
 
 def lines(file: IO[str], path: Path) -> Iterator[str]:

@@ -224,7 +224,7 @@ def decoded(content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool =
                 colours = colours.resize((size[1], size[0]), Image.Resampling.BICUBIC)
             pixels: NDArray[Any] = np.asarray(colours)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is no {kind} file that can be read: {error}") from None
+        raise DataError(f"{path} is no {kind} file that can be read: {_reason(error)}") from None
     return pixels.transpose(2, 0, 1)
 
 
@@ -235,6 +235,13 @@ def _eight_bits(image: Image) -> Image:
     from PIL.Image import fromarray
 
     return fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))
+
+
+def _reason(error: Exception) -> str:
+    """Return what Pillow says of a file; of one that it knows nothing of it names an object of ours."""
+    from PIL import UnidentifiedImageError
+
+    return "its content is not that of one" if isinstance(error, UnidentifiedImageError) else str(error)
 
 
 def read_images(
@@ -265,4 +272,4 @@ def image_size(path: Path) -> tuple[int, int]:
         with Image.open(io.BytesIO(_content(path, _LARGEST_PHOTO)), formats=[kind]) as image:
             return image.height, image.width
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is no {kind} file that can be read: {error}") from None
+        raise DataError(f"{path} is no {kind} file that can be read: {_reason(error)}") from None

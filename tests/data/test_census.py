@@ -1,3 +1,5 @@
+import gzip
+import hashlib
 import random
 
 import numpy as np
@@ -86,9 +88,27 @@ def test_encoders_do_not_see_test_rows(tmp_path):
     assert ids[0, datasets[1].party("a").columns.index("education") - 1] == 0
 
 
-def test_the_names_of_the_original_archive_are_accepted(tmp_path):
+@pytest.mark.parametrize("zipped", [False, True])
+def test_the_names_of_the_original_archive_are_accepted(tmp_path, zipped):
     folder = write(tmp_path / "uci", names=("census-income.data", "census-income.test"))
+    if zipped:
+        for path in list(folder.iterdir()):
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
     assert load("census-income", path=folder).alignment.rows == 40
+
+
+def test_published_files_are_known_by_what_they_hold_however_they_are_packed(tmp_path, monkeypatch):
+    folder = write(tmp_path / "uci", names=("census-income.data", "census-income.test"))
+    digests = {
+        part: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for part, name in (("train", "census-income.data"), ("test", "census-income.test"))
+    }
+    monkeypatch.setattr(census, "DIGESTS", digests)
+    path = folder / "census-income.data"
+    (folder / "census-income.data.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert load("census-income", path=folder).source == "published files, SHA-256 checked"
 
 
 def test_files_that_are_not_the_published_ones_are_noted(raw, caplog):
@@ -103,7 +123,7 @@ def test_files_that_are_not_the_published_ones_are_noted(raw, caplog):
         ({"weeks_worked": " many"}, r"column 'weeks_worked', row 41 holds 'many'"),
         ({"capital_gains": " ?"}, r"column 'capital_gains', row 41 is missing"),
         ({"age": "nan"}, r"column 'age', row 41 is missing"),
-        ({"education": " a, b"}, "no Census-Income file of 42 fields"),
+        ({"education": " a, b"}, "no Census-Income file of 42 fields a line: line 41 has 43 fields, 42 are needed$"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_name_and_line_and_leaves_nothing(tmp_path, fields, text):

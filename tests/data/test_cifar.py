@@ -144,6 +144,8 @@ def test_binary_files_that_are_damaged_are_refused(tmp_path, content, text):
 def test_a_missing_batch_and_a_missing_path_are_named(tmp_path):
     folder = binary(tmp_path / "raw")
     (folder / "data_batch_4.bin").unlink()
+    with pytest.raises(DataError, match=r"1\.bin is a file; name the folder that holds data_batch_1 .*, unpacked if"):
+        load("cifar10", path=folder / "data_batch_1.bin")
     with pytest.raises(DataError, match="must hold data_batch_1 to data_batch_5 and test_batch"):
         load("cifar10", path=folder)
     with pytest.raises(DataError, match=r"cifar10 is not here: download CIFAR-10"):

@@ -161,11 +161,28 @@ def test_a_record_that_is_none_is_named_by_its_line(raw, line, text):
         load("dbpedia", path=raw, options=PLAIN)
 
 
-@pytest.mark.parametrize("content", [b'1,"T"," \xff"\n', gzip.compress(dbpedia_text(50).encode())[:-20]])
-def test_bytes_that_are_no_text_and_a_cut_archive_are_refused(raw, content):
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            dbpedia_text(500).encode() + b'1,"T"," \xff"\n',
+            ": line 1001 is no text in UTF-8; convert the file to UTF-8$",
+        ),
+        (dbpedia_text(5).encode("utf-16"), " is text in UTF-16; convert it to UTF-8$"),
+        (gzip.compress(dbpedia_text(50).encode())[:-20], " cannot be read"),
+    ],
+)
+def test_bytes_that_are_no_text_and_a_cut_archive_are_refused(raw, content, text):
     (raw / "train.csv").write_bytes(content)
-    with pytest.raises(DataError, match=r"train\.csv cannot be read"):
+    with pytest.raises(DataError, match=rf"train\.csv{text}"):
         load("dbpedia", path=raw, options=PLAIN)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_class(raw):
+    plain = load("dbpedia", path=raw, options=PLAIN)
+    path = raw / "train.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert said(load("dbpedia", path=raw, options=PLAIN)) == said(plain)
 
 
 def test_what_is_missing_is_named(raw, tmp_path, monkeypatch):

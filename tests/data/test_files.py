@@ -316,11 +316,15 @@ def test_wrong_options_are_refused_with_the_nearest_right_one(two, tmp_path, opt
         ("a.csv", b"id;x\n1;2\n", r"separated by semicolons; commas, or tabs in a file that is called \.tsv,"),
         ("a.txt", b"id\tx\n1\t2\n", "separated by tabs; commas"),
         ("a.tsv", b"id,x\n1,2\n", "separated by commas; tabs are needed"),
-        ("a.csv", b"id,x\n1,\xff\xfe\n", "cannot be read"),
+        ("a.csv", b"id,x\n1,2\n2,\xff\xfe\n", r"a\.csv: line 3 is no text in UTF-8; convert the file to UTF-8$"),
+        ("a.csv", b"id,x\n" + b"1,2\n" * 300_000 + b"2,\xe9\n", "line 300002 is no text in UTF-8"),
+        ("a.csv", b"id,\xfcx\n1,2\n", "line 1 is no text in UTF-8"),
+        ("a.csv", "id,x\n1,2\n".encode("utf-16"), "is text in UTF-16; convert it to UTF-8$"),
         ("a.csv", b"id\n1\n2\n3\n4\n5\n6\n7\n8\n9\n", "no column is left for party 'a'"),
         ("a.csv.gz", b"id,x\n1,2\n", "cannot be read"),
         ("a.parquet", b"PAR1nonsense", "cannot be read"),
         ("a.xlsx", b"", "files end in"),
+        ("a.npy", b"", r"files end in .* or \.npz \(numpy\.savez of IDs and features\); images lie in a folder$"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, name, content, text):

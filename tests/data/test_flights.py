@@ -1,6 +1,7 @@
 """nycflights13 from generated files: who has which columns, the join with the weather, the order, the parts."""
 
 import csv
+import gzip
 import importlib.util
 import random
 import zipfile
@@ -192,11 +193,13 @@ def test_flights_that_never_arrived_are_left_out(raw):
     assert dataset.rows("train") + dataset.rows("test") == 59
 
 
-def test_zipped_files_give_the_same(raw):
+def test_zipped_and_gzipped_files_give_the_same(raw):
     plain = load("flights", path=raw)
     with zipfile.ZipFile(raw / "flights.csv.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(raw / "flights.csv", "flights.csv")
     (raw / "flights.csv").unlink()
+    (raw / "weather.csv.gz").write_bytes(gzip.compress((raw / "weather.csv").read_bytes()))
+    (raw / "weather.csv").unlink()
     assert load("flights", path=raw).alignment == plain.alignment
 
 
@@ -204,8 +207,8 @@ def test_zipped_files_give_the_same(raw):
     ("change", "text"),
     [
         ({"month": 13}, "a month outside of 1 to 12"),
-        ({"arr_delay": "soon"}, "column 'arr_delay'"),
-        ({"sched_dep_time": "NA"}, "column 'sched_dep_time'"),
+        ({"arr_delay": "soon"}, "column 'arr_delay', row 6 holds 'soon'"),
+        ({"sched_dep_time": "NA"}, "column 'sched_dep_time', row 6 is missing"),
     ],
 )
 def test_values_that_are_wrong_are_refused(raw, change, text):
@@ -217,6 +220,11 @@ def test_values_that_are_wrong_are_refused(raw, change, text):
 
 
 def test_files_that_are_missing_or_others_are_refused(raw):
+    (raw / "weather.csv").write_text("a,b\n\n1,2\n3\n")
+    with pytest.raises(DataError, match=r"weather\.csv is no CSV .*: line 4 has 1 fields, 2 are needed$"):
+        load("flights", path=raw)
+    with pytest.raises(DataError, match=r"weather\.csv is a file; name the folder that holds flights\.csv, unpacked"):
+        load("flights", path=raw / "weather.csv")
     (raw / "weather.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"weather\.csv has no column 'origin'"):
         load("flights", path=raw)

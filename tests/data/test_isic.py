@@ -1,5 +1,6 @@
 """ISIC 2020 from generated files in its two forms: parts by patients, few benign images, and what is damaged."""
 
+import gzip
 import io
 import tarfile
 
@@ -121,7 +122,7 @@ def test_a_tree_of_scaled_images_keeps_its_parts(tmp_path, archive):
         (["../../etc/x,a,,,,,benign,0"], r"line 2 has the image name '../../etc/x'"),
         ([line(0, "", 1)], "line 2 has no patient_id"),
         ([line(0, "a", 2)], "line 2 has the target '2'"),
-        ([line(0, "a", 1), "ISIC_1,b"], "is no table of ISIC 2020"),
+        ([line(0, "a", 1), "ISIC_1,b"], "is no table of ISIC 2020: line 3 has 2 fields, 8 are needed$"),
         ([], "has 0 rows"),
         ([line(row, "one", row % 2) for row in range(10)], "its test part has 0 images"),
     ],
@@ -131,12 +132,25 @@ def test_a_table_that_is_wrong_is_refused_with_its_line(tmp_path, lines, text):
         load("isic", path=table(tmp_path, lines, rows=2), options={"benign": 0})
 
 
+def test_a_table_in_utf16_is_refused_and_a_gzipped_one_is_read(tmp_path):
+    raw = table(tmp_path)
+    path = raw / "train.csv"
+    content = path.read_text()
+    path.write_bytes(content.encode("utf-16"))
+    with pytest.raises(DataError, match=r"train\.csv is text in UTF-16; convert it to UTF-8$"):
+        load("isic", path=raw, options={"benign": 0})
+    path.unlink()
+    (raw / "train.csv.gz").write_bytes(gzip.compress(content.encode()))
+    assert load("isic", path=raw, options={"benign": 0}).rows("train") > 0
+
+
 def test_a_photograph_that_is_missing_or_broken_is_named(tmp_path):
     raw = table(tmp_path)
     broken, content = raw / "jpeg" / "train" / "ISIC_7.jpg", image(0, kind="JPEG")
-    for damaged in (b"", content[:200], image(0)):  # the last one is a PNG file by another name
+    other = "its content is not that of one$"
+    for damaged, why in ((b"", other), (content[:200], ""), (image(0), other)):  # the last one is a PNG file
         broken.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"ISIC_7\.jpg is no JPEG file that can be read"):
+        with pytest.raises(DataError, match=rf"ISIC_7\.jpg is no JPEG file that can be read: {why}"):
             load("isic", path=raw, options={"benign": 0})
     broken.unlink()
     with pytest.raises(DataError, match=r"ISIC_7\.jpg cannot be read: No such file"):

@@ -173,7 +173,11 @@ def test_five_thousand_digits_come_from_a_package_that_is_not_imported(tmp_path,
 
 @pytest.mark.parametrize(
     ("changes", "text"),
-    [({"column784": 10}, "label 299 is 10"), ({"column5": 256}, "cannot be read"), ({"column5": -1}, "cannot be read")],
+    [
+        ({"column784": 10}, "label 299 is 10"),
+        ({"column5": 256}, r"\.gz is no table .*: line \d+: "),
+        ({"column5": -1}, r"line \d+: "),
+    ],
 )
 def test_digits_out_of_range_are_refused(tmp_path, changes, text):
     some_digits(tmp_path / "raw", **changes)
@@ -242,6 +246,8 @@ def test_files_that_are_damaged_or_do_not_fit_are_refused(tmp_path, files, text)
 
 def test_a_missing_file_and_a_missing_package_are_named(raw, tmp_path, monkeypatch):
     (raw / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(DataError, match=r"ubyte\.gz is a file; name the folder that holds train-images-idx3-ubyte"):
+        load("mnist", path=raw / "train-labels-idx1-ubyte.gz")
     with pytest.raises(DataError, match="holds no t10k-labels-idx1-ubyte"):
         load("fashion-mnist", path=raw)
     monkeypatch.setattr(mnist, "PACKAGED", tmp_path / "absent")

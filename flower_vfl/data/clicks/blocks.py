@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from flower_vfl.data.raw import check_text
 from flower_vfl.errors import DataError
 
 BLOCK_BYTES = 32 * 2**20
@@ -17,16 +18,6 @@ BLOCK_BYTES = 32 * 2**20
 
 _PIECE_BYTES = 2**16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_NO_TEXT = {
-    b"\xff\xfe": "text in UTF-16; convert it to UTF-8",
-    b"\xfe\xff": "text in UTF-16; convert it to UTF-8",
-    b"PK\x03\x04": "a ZIP archive; unpack it",
-    b"PAR1": "a Parquet file; the published text is needed",
-    b"\xfd7zXZ": "compressed with xz; unpack it, or use gzip",
-    b"BZh": "compressed with bzip2; unpack it, or use gzip",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it, or use gzip",
-    b"7z\xbc\xaf": "a 7z archive; unpack it",
-}
 
 
 @dataclass(frozen=True)
@@ -129,13 +120,7 @@ class BlockReader:
         return b"".join(pieces)
 
     def _check_beginning(self, data: bytes) -> bytes:
-        for mark, what in _NO_TEXT.items():
-            if data.startswith(mark):
-                raise DataError(f"{self.path} is {what}")
-        if data[257:262] == b"ustar":
-            raise DataError(f"{self.path} is a tar archive; unpack it")
-        if b"\0" in data[:4096]:
-            raise DataError(f"{self.path} is no text: it begins with bytes that no text has, such as NUL")
+        check_text(self.path, data)
         return data.removeprefix(_BYTE_ORDER_MARK)
 
 
