@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from flower_vfl.data.dataset import FeatureSpec
+from flower_vfl.data.encoding import Place
 from flower_vfl.data.images import Rows
 from flower_vfl.data.layout import UNREADABLE
 from flower_vfl.data.tree import IMAGE_ENDINGS, image_size, read_images
@@ -76,7 +78,7 @@ def open_arrays(path: Path, *, id_name: str, label: str, size: Sequence[int]) ->
     DataError
         When it is something else, or damaged.
     """
-    return _open_images(path, id_name, label, tuple(size)) if path.is_dir() else _open_npz(path)
+    return _open_images(path, id_name, label, tuple(size)) if path.is_dir() else _open_npz(path, id_name)
 
 
 def image_paths(folder: Path) -> list[Path]:
@@ -86,7 +88,7 @@ def image_paths(folder: Path) -> list[Path]:
     )
 
 
-def _open_npz(path: Path) -> StoredArrays:
+def _open_npz(path: Path, id_name: str) -> StoredArrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
@@ -98,6 +100,11 @@ def _open_npz(path: Path) -> StoredArrays:
             f"{path} must hold one array of several dimensions, the features, it holds {len(features)}: "
             f"{', '.join(features) or 'only ' + ', '.join(found)}"
         )
+    if id_name not in found:
+        raise DataError(
+            f"{path} has no array {id_name!r}, the ID of each row; it holds {', '.join(found)}. Add one "
+            "(numpy.savez), or name another in the option id"
+        )
     values = found.pop(features[0])
     if not (values.dtype == np.uint8 or values.dtype.kind in "fiu"):
         raise DataError(f"{path}: the features {features[0]!r} are of type {values.dtype}; make them numbers")
@@ -107,12 +114,15 @@ def _open_npz(path: Path) -> StoredArrays:
     if wrong:
         raise DataError(f"{path}: {wrong[0]!r} has the shape {found[wrong[0]].shape}, the features have {values.shape}")
     pixels = values.dtype == np.uint8
+    if not pixels:
+        with np.errstate(over="ignore"):  # what is too large is told with its row
+            values = values.astype(np.float32)
     columns = {name: _column(path, name, array) for name, array in found.items()}
     return StoredArrays(
         _numbered(columns, len(values)),
         tuple(map(int, values.shape[1:])),
         pixels,
-        partial(_pieces, values if pixels else values.astype(np.float32)),
+        partial(_pieces, values, Place(str(path), features[0])),
     )
 
 
@@ -123,10 +133,17 @@ def _column(path: Path, name: str, array: NDArray[np.generic]) -> pa.Array:
         raise DataError(f"{path}: {name!r} is of type {array.dtype}; make it numbers or texts") from None
 
 
-def _pieces(values: NDArray[np.generic], rows: Rows) -> Iterator[tuple[Rows, NDArray[np.generic]]]:
+def _pieces(values: NDArray[Any], place: Place, rows: Rows) -> Iterator[tuple[Rows, NDArray[Any]]]:
     for low in range(0, len(rows), _PIECE):
         places = np.arange(low, min(low + _PIECE, len(rows)))
-        yield places, values[rows[places]]
+        piece = values[rows[places]]
+        wrong = ~np.isfinite(piece).reshape(len(piece), -1).all(axis=1)
+        if wrong.any():
+            raise DataError(
+                f"{place.file}: row {rows[places[wrong.argmax()]] + 1} of the features {place.column!r} holds a number "
+                "that is not finite in float32; correct it, or leave the row out"
+            )
+        yield places, piece
 
 
 def _open_images(folder: Path, id_name: str, label: str, size: tuple[int, ...]) -> StoredArrays:

@@ -165,7 +165,8 @@ def test_ids_of_arrays_and_images_can_be_aligned(tmp_path):
         ({"x": values(), "y": values()}, "one array of several dimensions, the features, it holds 2: x, y"),
         ({"x": np.arange(ROWS)}, "it holds 0: only id, x"),
         ({"x": np.array([["a"]] * ROWS)}, "of type <U1; make them numbers"),
-        ({"x": np.full((ROWS, 2), np.nan)}, "finite"),
+        ({"x": np.where(np.arange(ROWS) == 6, np.nan, 1.0).reshape(ROWS, 1)}, r"/a\.npz: row 7 .* 'x' .* not finite"),
+        ({"x": np.full((ROWS, 2), 1e39)}, r"/a\.npz: row \d+ .* 'x' .* not finite in float32; correct it"),
         ({"x": values()[:, :0]}, "nothing is there"),
     ],
 )
@@ -180,6 +181,12 @@ def test_array_files_that_are_wrong_are_refused(tmp_path, arrays, text):
 def test_a_column_of_another_length_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", id=IDS[:-1], x=values())
     with pytest.raises(DataError, match=r"'id' has the shape \(39,\)"):
+        load("files", options={"files": {"a": str(tmp_path / "a.npz")}, "label": ""})
+
+
+def test_an_array_file_without_ids_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", person=IDS, x=values())
+    with pytest.raises(DataError, match=r"no array 'id', the ID of each row; it holds person, x\. Add one \(numpy"):
         load("files", options={"files": {"a": str(tmp_path / "a.npz")}, "label": ""})
 
 
