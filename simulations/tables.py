@@ -117,7 +117,7 @@ def print_data_sets() -> None:
     """Print the data sets and whether they are usable here."""
     table = Table(title="Data sets")
     for column in ("name", "rows", "usable here", "what it is", "licence"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "name", overflow="fold")
     for entry in available():
         rows = f"{entry.rows:,}" if entry.rows else "any"
         table.add_row(

@@ -15,6 +15,7 @@ import pytest
 
 from flower_vfl.attacks import ATTACKS
 from flower_vfl.cli import main
+from flower_vfl.data.catalog import RECIPES
 from flower_vfl.simulations import running
 from flower_vfl.simulations.sweep import sweeping
 from flower_vfl.strategies import DEFENSES
@@ -353,6 +354,17 @@ def test_data_list_names_the_data_sets():
     assert done.returncode == 0
     for name in ("census-income", "files", "breast-cancer"):
         assert name in done.stdout
+
+
+def test_data_list_cuts_nothing_off_that_is_to_be_typed_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setattr("tests.commands.COLUMNS", "80")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    shown = flower_vfl("data", "list").stdout
+    assert "…" not in shown
+    for name in RECIPES:
+        assert f"│ {name} " in shown
+    advice = "".join(line.split("│")[3].strip() for line in shown.splitlines() if line.count("│") == 6)
+    assert "pipinstall'flower-vfl[flights]'" in advice.replace(" ", "")
 
 
 def test_methods_lists_attacks_and_defenses_with_what_they_need_and_take():
