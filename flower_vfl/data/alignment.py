@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flower_vfl.data import layout
-from flower_vfl.data.dataset import check_parties
+from flower_vfl.data.party_names import check_parties
 from flower_vfl.errors import DataError
 from flower_vfl.files import replacing, writing_to
 

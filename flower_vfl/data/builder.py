@@ -13,9 +13,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flower_vfl.data import layout
-from flower_vfl.data.dataset import PARTS, Alignment, FeatureSpec, Part, check_parties, check_party_name
+from flower_vfl.data.dataset import PARTS, Alignment, FeatureSpec, Part
 from flower_vfl.data.encoding import PartyEncoding
 from flower_vfl.data.labels import EncodedLabels
+from flower_vfl.data.party_names import check_parties, check_party_name
 from flower_vfl.data.periods import Periods
 from flower_vfl.data.text import TextEncoding
 from flower_vfl.errors import DataError

@@ -17,7 +17,7 @@ A prepared folder looks like this, and a party's host needs only the manifest an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from flower_vfl.data import layout
 from flower_vfl.data.encoding import PartyEncoding
+from flower_vfl.data.party_names import check_parties
 from flower_vfl.data.periods import Periods, periods_from_json
 from flower_vfl.data.source import ArraySource, FeatureSource, PixelSource
 from flower_vfl.errors import DataError
-from flower_vfl.parsing import feature_party_name, party_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -450,35 +450,6 @@ class Dataset:
                 f"label party {self.label_party!r}"
             )
         return folder
-
-
-def check_party_name(name: object) -> str:
-    """Return `name` if it can be a party's (and its folder's) name.
-
-    Raises
-    ------
-    DataError
-        When it cannot.
-    """
-    try:
-        return party_name(name)
-    except ValueError as error:
-        raise DataError(str(error)) from None
-
-
-def check_parties(names: Iterable[object], label_party: object) -> tuple[str, ...]:
-    """Return `names` if parties with features can be called so, where the label party is called `label_party`.
-
-    Raises
-    ------
-    DataError
-        When one cannot.
-    """
-    check_party_name(label_party)
-    try:
-        return tuple(party_name(name) if name == label_party else feature_party_name(name) for name in names)
-    except ValueError as error:
-        raise DataError(str(error)) from None
 
 
 def read_spec(folder: Path) -> FeatureSpec:

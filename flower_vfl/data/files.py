@@ -19,10 +19,11 @@ from pydantic import Field, field_validator, model_validator
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.arrays import ROW, StoredArrays, holds_arrays, image_paths, open_arrays
 from flower_vfl.data.builder import Builder
-from flower_vfl.data.dataset import PARTS, Part, check_parties, check_party_name
+from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.encoding import Missing, PartyEncoding, Place, fit_party, numbers, parse_numbers, require_columns
 from flower_vfl.data.ids import Join, in_test_set, join_ids, read_ids, select_ids
 from flower_vfl.data.labels import encode_labels, require_labels
+from flower_vfl.data.party_names import check_parties, check_party_name
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
 from flower_vfl.data.tables import read_header, read_table
 from flower_vfl.errors import ConfigError, DataError

@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.data.dataset import Alignment, FeatureSpec, Labels, PartyTable, check_parties
+from flower_vfl.data.dataset import Alignment, FeatureSpec, Labels, PartyTable
+from flower_vfl.data.party_names import check_parties
 from flower_vfl.data.periods import Periods
 from flower_vfl.data.source import ArraySource
 from flower_vfl.errors import DataError
