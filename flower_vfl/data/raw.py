@@ -30,6 +30,9 @@ _NO_TEXT = {
 }
 _BEGINNING = 4096
 
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+"""What separates the fields of tables, in words."""
+
 
 def require_folder(path: Path, content: str) -> None:
     """Refuse a path that is no folder; `content` says what the folder would hold.
@@ -137,10 +140,14 @@ def read_csv(
     try:
         # One thread: only then is it known in which row an error is.
         reading = pa_csv.ReadOptions(use_threads=False, column_names=list(names) or None)
-        return pa_csv.read_csv(pa.BufferReader(content), read_options=reading, convert_options=convert)
+        table = pa_csv.read_csv(pa.BufferReader(content), read_options=reading, convert_options=convert)
     except pa.ArrowInvalid as error:
         check_encoding(path, io.BytesIO(content))
         raise DataError(f"{path} is no {kind}: {_reason(str(error), content)}") from None
+    found = next((words for sign, words in SEPARATORS.items() if sign in table.column_names[0]), None)
+    if table.num_columns == 1 and found:
+        raise DataError(f"{path}: fields are separated by {found}; commas are needed")
+    return table
 
 
 def _reason(words: str, content: bytes) -> str:

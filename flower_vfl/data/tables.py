@@ -18,7 +18,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from flower_vfl.data.encoding import require_columns
-from flower_vfl.data.raw import check_encoding, opened
+from flower_vfl.data.raw import SEPARATORS, check_encoding, opened
 from flower_vfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _BLOCK = 2**20
 _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 
 def read_table(path: Path, only: str = "") -> pa.Table:
@@ -181,10 +180,10 @@ def _read_csv(path: Path, wanted: list[str]) -> pa.Table:
 def _refuse_delimiter(name: str, path: Path) -> None:
     """Refuse a file whose only column is the whole header, because something else separates its fields."""
     own = _delimiter(path)
-    found = next((other for other in _DELIMITERS if other != own and other in name), None)
+    found = next((other for other in SEPARATORS if other != own and other in name), None)
     if found:
-        needed = "commas, or tabs in a file that is called .tsv," if own == "," else _DELIMITERS[own]
-        raise DataError(f"{path}: fields are separated by {_DELIMITERS[found]}; {needed} are needed")
+        needed = "commas, or tabs in a file that is called .tsv," if own == "," else SEPARATORS[own]
+        raise DataError(f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed")
 
 
 def _refuse_duplicates(names: Iterable[str], path: Path) -> None:

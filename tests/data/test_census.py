@@ -89,8 +89,9 @@ def test_encoders_do_not_see_test_rows(tmp_path):
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_the_names_of_the_original_archive_are_accepted(tmp_path, zipped):
-    folder = write(tmp_path / "uci", names=("census-income.data", "census-income.test"))
+@pytest.mark.parametrize("named", [0, 1])
+def test_the_names_of_the_package_and_of_the_original_archive_are_accepted(tmp_path, named, zipped):
+    folder = write(tmp_path / "raw", names=[census.FILES[part][named] for part in ("train", "test")])
     if zipped:
         for path in list(folder.iterdir()):
             path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))

@@ -132,12 +132,15 @@ def test_a_table_that_is_wrong_is_refused_with_its_line(tmp_path, lines, text):
         load("isic", path=table(tmp_path, lines, rows=2), options={"benign": 0})
 
 
-def test_a_table_in_utf16_is_refused_and_a_gzipped_one_is_read(tmp_path):
+def test_a_table_in_utf16_or_with_semicolons_is_refused_and_a_gzipped_one_is_read(tmp_path):
     raw = table(tmp_path)
     path = raw / "train.csv"
     content = path.read_text()
     path.write_bytes(content.encode("utf-16"))
     with pytest.raises(DataError, match=r"train\.csv is text in UTF-16; convert it to UTF-8$"):
+        load("isic", path=raw, options={"benign": 0})
+    path.write_text(content.replace(",", ";"))
+    with pytest.raises(DataError, match=r"train\.csv: fields are separated by semicolons; commas are needed$"):
         load("isic", path=raw, options={"benign": 0})
     path.unlink()
     (raw / "train.csv.gz").write_bytes(gzip.compress(content.encode()))
