@@ -157,7 +157,8 @@ def _open_images(folder: Path, id_name: str, label: str, size: tuple[int, ...]) 
     if nested == {True}:
         columns[label or "label"] = pa.array([path.parent.name for path in paths], pa.string())
     needed = size or image_size(paths[0])
-    read = partial(read_images, paths, needed, shrink=bool(size))
+    advice = "; scale all to one size with the option image_size"
+    read = partial(read_images, paths, needed, shrink=bool(size), advice=advice)
     return StoredArrays(_numbered(columns, len(paths)), (3, *needed), True, read)
 
 

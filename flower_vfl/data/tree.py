@@ -190,7 +190,9 @@ def open_tree(path: Path, classes: Sequence[str], size: tuple[int, ...], endings
     return (_Folder if path.is_dir() else _Archive)(path, classes, size, endings)
 
 
-def decoded(content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool = False) -> NDArray[np.uint8]:
+def decoded(
+    content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool = False, advice: str = ""
+) -> NDArray[np.uint8]:
     """Return the pixels (3, height, width) of an image file, 0 to 255; greys of 16 bits are scaled to that.
 
     Parameters
@@ -203,6 +205,8 @@ def decoded(content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool =
         Height and width.
     shrink : bool
         Whether an image of another size is scaled to that one, whatever its proportions; else it is refused.
+    advice : str
+        What to do about one that is refused.
 
     Raises
     ------
@@ -216,7 +220,7 @@ def decoded(content: bytes, path: Path, size: tuple[int, ...], *, shrink: bool =
         with Image.open(io.BytesIO(content), formats=[kind]) as image:
             if image.size != size[::-1] and not shrink:
                 given, needed = (" x ".join(map(str, sizes)) for sizes in (image.size, size[::-1]))
-                raise DataError(f"{path} has {given} pixels, needed are {needed}")
+                raise DataError(f"{path} has {given} pixels, needed are {needed}{advice}")
             if shrink:
                 image.draft("RGB", (2 * size[1], 2 * size[0]))  # a JPEG file is unpacked no larger than is needed
             colours = _eight_bits(image).convert("RGB")
@@ -245,13 +249,14 @@ def _reason(error: Exception) -> str:
 
 
 def read_images(
-    paths: Sequence[Path], size: tuple[int, ...], rows: Rows, *, shrink: bool = False
+    paths: Sequence[Path], size: tuple[int, ...], rows: Rows, *, shrink: bool = False, advice: str = ""
 ) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
     """Yield places among the rows (n,) of a list of image files and the pixels there, (m, 3, height, width)."""
     for low in range(0, len(rows), _PIECE):
         places = np.arange(low, min(low + _PIECE, len(rows)))
         chosen = [paths[row] for row in rows[places]]
-        yield places, np.stack([decoded(_content(path, _LARGEST_PHOTO), path, size, shrink=shrink) for path in chosen])
+        pixels = [decoded(_content(path, _LARGEST_PHOTO), path, size, shrink=shrink, advice=advice) for path in chosen]
+        yield places, np.stack(pixels)
 
 
 def _content(path: Path, most: int) -> bytes:

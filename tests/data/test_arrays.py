@@ -131,7 +131,9 @@ def test_images_of_several_sizes_are_scaled_where_a_size_is_given(tmp_path, size
     assert dataset.party("a").spec.shape == (3, 6, 5)
     for name, row in gathered(dataset).items():
         assert np.abs(row * 255 - 6 * int(name[1:])).max() <= 1.5
-    with pytest.raises(DataError, match=r"p00\d\.\w+ has 1\d x \d+ pixels, needed are 10 x 30"):
+    with pytest.raises(
+        DataError, match=r"p00\d\.\w+ has 1\d x \d+ pixels, needed are 10 x 30; scale all .* option image_size$"
+    ):
         load("files", options=options)
     with pytest.raises(ConfigError, match="a height and a width"):
         load("files", options=options | {"image_size": [6]})
