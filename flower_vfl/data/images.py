@@ -139,6 +139,10 @@ class ImageRecipe(Recipe):
             When a file is missing, damaged or does not fit the others.
         """
 
+    def origin(self, source: Path | None, options: ImageOptions) -> str:
+        """Return what the manifest says of the files that were read."""
+        return f"{self.format} of {source or self.inputs(source, options)[0].parent}"
+
     def write(self, builder: Builder, source: Path | None, options: ImageOptions, progress: Progress) -> None:
         """Choose rows by their labels, then read and write the images of these."""
         files = self.files(source, options)
@@ -161,7 +165,7 @@ class ImageRecipe(Recipe):
             name=self.name,
             label_party="label",
             licence=self.licence,
-            source=f"{self.format} of {source or self.inputs(source, options)[0].parent}",
+            source=self.origin(source, options),
             options=options.model_dump(),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,8 @@ from flower_vfl.data.packages import packaged_folder
 from flower_vfl.data.raw import opened, read_csv, require_folder
 from flower_vfl.data.small import SplitOptions
 from flower_vfl.errors import DataError
+
+_log = logging.getLogger(__name__)
 
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 DIGITS = tuple("0123456789")
@@ -56,6 +60,8 @@ class IdxRecipe(ImageRecipe):
     shape: ClassVar[tuple[int, int, int]] = (1, *_IMAGE)
     format: ClassVar[str] = "idx files"
     rows: ClassVar[int | None] = 60_000
+    digests: ClassVar[list[str]]
+    """SHA-256 of what the published files hold, unpacked, in the order of `inputs`."""
 
     def packaged(self) -> Path | None:
         """Return the folder where a package has put the files."""
@@ -76,6 +82,14 @@ class IdxRecipe(ImageRecipe):
         paths, classes = self.inputs(source, options), len(options.names)
         return {"train": _part(paths[0], paths[1], classes), "test": _part(paths[2], paths[3], classes)}
 
+    def origin(self, source: Path | None, options: ImageOptions) -> str:
+        """Say whether the files are the published ones: those of MNIST and of its relatives have the same names."""
+        paths, told = self.inputs(source, options), super().origin(source, options)
+        if [_digest(path) for path in paths] == self.digests:
+            return f"{told}, the published ones by their SHA-256"
+        _log.warning("the files in %s are not the published %s (SHA-256 differ)", paths[0].parent, self.name)
+        return f"{told}, NOT the published ones: their SHA-256 differ"
+
 
 class Mnist(IdxRecipe):
     """70,000 handwritten digits."""
@@ -84,6 +98,12 @@ class Mnist(IdxRecipe):
     description: ClassVar[str] = "70,000 handwritten digits of 28 x 28, ten classes or some of them"
     licence: ClassVar[str] = _MNIST_LICENCE
     options: ClassVar[type[ImageOptions]] = DigitOptions
+    digests: ClassVar[list[str]] = [
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ]
 
     def advice(self) -> str:
         """Return where the files can be had."""
@@ -97,6 +117,12 @@ class FashionMnist(IdxRecipe):
     description: ClassVar[str] = "70,000 images of clothes, ten classes or one against the rest, possibly thinned"
     licence: ClassVar[str] = "MIT (Zalando SE)"
     options: ClassVar[type[ImageOptions]] = ClothesOptions
+    digests: ClassVar[list[str]] = [
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ]
 
     def packaged(self) -> Path | None:
         """Return the folder of the Debian package."""
@@ -153,6 +179,15 @@ def _find(folder: Path, prefix: str, kind: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise DataError(f"{folder} holds no {names[0]}, neither gzipped nor plain, nor with a dot before idx")
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of what a file holds, unpacked: whoever packs it again changes its own."""
+    digest = hashlib.sha256()
+    with opened(path) as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _part(images: Path, labels: Path, classes: int) -> ImageFiles:

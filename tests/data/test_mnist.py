@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 
 import numpy as np
 import pytest
@@ -53,6 +54,22 @@ def test_ten_classes_keep_the_published_split(raw):
 def test_files_are_found_under_every_name_that_is_in_use(tmp_path, mark, ending):
     dataset = load("fashion-mnist", path=write(tmp_path / "raw", mark=mark, ending=ending))
     assert dataset.rows("train") == 400
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_files_of_another_set_of_the_same_names_are_noted(tmp_path, monkeypatch, caplog, ending):
+    raw = write(tmp_path / "raw", ending=ending)
+    contents = [idx_bytes(of(prefix)) for prefix in ROWS for of in (images_of, labels_of)]
+    monkeypatch.setattr(mnist.FashionMnist, "digests", [hashlib.sha256(content).hexdigest() for content in contents])
+    assert "the published ones by their SHA-256" in load("fashion-mnist", path=raw).source
+    assert not caplog.records
+    assert "NOT the published ones" in load("mnist", path=raw).source
+    assert f"{raw} are not the published mnist (SHA-256 differ)" in caplog.text
+
+
+@pytest.mark.skipif(not mnist.PACKAGED.is_dir(), reason="needs the Debian package dataset-fashion-mnist")
+def test_the_package_has_the_published_files():
+    assert "the published ones by their SHA-256" in load("fashion-mnist").source
 
 
 def test_pixels_lie_on_disk_as_bytes_and_are_gathered_from_zero_to_one(raw):
