@@ -30,6 +30,8 @@ data_app = typer.Typer(help="Data sets: which there are, and preparing your own.
 app.add_typer(data_app, name="data")
 
 _INTERRUPTED = 130
+_MEASURING = frozenset({"demo", "run", "sweep"})
+"""Commands that keep what they have measured when they are interrupted."""
 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one configuration value; repeatable.")
@@ -460,7 +462,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise
     if code == _INTERRUPTED:  # typer, too, makes this number of a KeyboardInterrupt
         words, code = ("terminated", 128 + signals[0]) if signals else ("interrupted", code)
-        _fail(f"{words}; what was measured is kept", code)
+        measures = _MEASURING & set((sys.argv[1:] if arguments is None else list(arguments))[:1])
+        _fail(f"{words}; what was measured is kept" if measures else words, code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -336,6 +336,19 @@ def test_a_sweep_that_is_interrupted_goes_on_with_all_its_options(tmp_path, monk
     assert way_on(done.stderr) == f"sweep toy-gap-sweep --out {tmp_path / 'out'} --resume {shlex.join(options)}"
 
 
+@pytest.mark.parametrize(("command", "kept"), [("run", True), ("data", False)])
+def test_only_what_measures_says_that_what_was_measured_is_kept(tmp_path, monkeypatch, command, kept):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "run_here", interrupt)
+    monkeypatch.setattr("flower_vfl.data.catalog.prepare", interrupt)
+    arguments = ["run", "census"] if command == "run" else ["data", "prepare", "flights"]
+    done = flower_vfl(*arguments, "--out", tmp_path / "out")
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == f"flower-vfl: interrupted{'; what was measured is kept' if kept else ''}"
+
+
 def test_doctor_finds_this_machine_usable():
     done = flower_vfl("doctor")
     assert done.returncode == 0, done.stdout
