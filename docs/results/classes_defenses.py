@@ -76,7 +76,8 @@ class Rest(OfPower):
             two = marvell_estimates.estimate(g, (y == c).long())
             part = power * (model.unit / two.unit) ** 2 / len(y.unique())
             noisy = noisy + (
-                _draw(g, (y == c).long(), two, optimal_noise(two.u, two.v, two.d, two.g, two.p, part), numbers) - g
+                _draw(g, (y == c).long(), two.p, two, optimal_noise(two.u, two.v, two.d, two.g, two.p, part), numbers)
+                - g
             )
         return noisy
 

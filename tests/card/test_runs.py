@@ -164,7 +164,7 @@ FOLLOWED = {"tensors.is_finite": 4, "attacker.Attacker._follow_alone": 1}
         ("", ON_GRADIENTS, CHECKED | {"tensors.is_finite": 4, "attacker._holds": 1}),
         ("iso(t=1.0)", ON_GRADIENTS, CHECKED | FOLLOWED | {"iso._perturb": 1}),
         ("max_norm", ON_GRADIENTS, CHECKED | FOLLOWED | {"max_norm._perturb": 1}),
-        ("marvell(s=1.0)", ON_GRADIENTS, CHECKED | FOLLOWED | {"marvell_estimates.estimate": 1}),
+        ("marvell(s=1.0)", ON_GRADIENTS, CHECKED | FOLLOWED | {"tensors.brought": 1}),
         (
             "marvell_full(s=1.0)",
             ON_GRADIENTS,

@@ -65,6 +65,7 @@ def test_a_trial_that_fits_no_node_is_refused_with_what_there_is():
 HOLDS = """
 import signal, sys
 from flower_vfl.simulations.cluster import own_files
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
 with own_files() as folder:
     open(folder + "/log", "w").close()
     print(folder, flush=True)
