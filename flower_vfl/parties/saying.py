@@ -112,15 +112,20 @@ def answer(targets: Sequence[Target], waiting: Sequence[Waiting]) -> None:
         Where an attack does not say one number of each row.
     """
     stacks: dict[Any, Tensor] = {}
+    asked: list[tuple[int, Unasked]] = []
+    together: list[Any] = []
     for place, (attack, layer) in enumerate(targets):
         if isinstance(attack, RowAttack):
-            for alike in _unasked(waiting, place, layer):
-                _ask_together(attack, layer, place, alike, stacks)
-    _bring(waiting)
+            for steps in _unasked(waiting, place, layer):
+                asked.append((place, steps))
+                together.append(_ask_together(attack, layer, steps, stacks))
+    for (place, steps), said in zip(asked, _brought(together), strict=True):
+        for (step, _), scores in zip(steps, said, strict=True):
+            step.said[place] = scores
+    alone = [(step, place) for step in waiting for place, said in enumerate(step.said) if said is not None]
+    for (step, place), said in zip(alone, _brought([step.said[place] for step, place in alone]), strict=True):
+        step.said[place] = said_of(targets[place][0], said, len(step.labels))
     for step in waiting:
-        for place, (attack, _) in enumerate(targets):
-            if step.said[place] is not None:
-                step.said[place] = said_of(attack, step.said[place], len(step.labels))
         step.gradients = {}
 
 
@@ -148,8 +153,8 @@ def _unasked(waiting: Sequence[Waiting], place: int, layer: str) -> list[Unasked
     return list(groups.values())
 
 
-def _ask_together(attack: RowAttack, layer: str, place: int, steps: Unasked, stacks: dict[Any, Tensor]) -> None:
-    """Ask an attack of steps whose gradients have one shape; `stacks` keeps what other attacks look at, too."""
+def _ask_together(attack: RowAttack, layer: str, steps: Unasked, stacks: dict[Any, Tensor]) -> Tensor:
+    """Return what an attack says of steps whose gradients have one shape; `stacks` keeps what others look at, too."""
     key = layer, tuple(step.step for step, _ in steps)
     if key not in stacks:
         stacks[key] = torch.stack([as_rows(step.gradients[layer]) for step, _ in steps])
@@ -158,13 +163,15 @@ def _ask_together(attack: RowAttack, layer: str, place: int, steps: Unasked, sta
     known = [one for one in told if one is not None]
     shown += [torch.stack(known)] if known else []
     said = ask(attack, partial(attack.rate, shown[0], shown[1] if known else None), shown)
-    for (step, _), scores in zip(steps, said, strict=True):
-        step.said[place] = scores
+    if not isinstance(said, Tensor) or said.shape != shown[0].shape[:2]:
+        given = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
+        wanted = tuple(shown[0].shape[:2])
+        raise ArgumentError(f"the attack {attack.label!r} says {given} of several batches: {wanted} is needed")
+    return said
 
 
-def _bring(waiting: Sequence[Waiting]) -> None:
-    """Bring what was said on a card to main memory."""
-    said = [(step.said, place) for step in waiting for place in range(len(step.said))]
-    there = [(of, place) for of, place in said if isinstance(of[place], Tensor) and of[place].device.type != "cpu"]
-    for (of, place), scores in zip(there, brought([of[place] for of, place in there]), strict=True):
-        of[place] = scores
+def _brought(said: Sequence[Any]) -> list[Any]:
+    """Return what was said with all that is on a card in main memory."""
+    there = [isinstance(one, Tensor) and one.device.type != "cpu" for one in said]
+    found = iter(brought([one for one, is_there in zip(said, there, strict=True) if is_there]))
+    return [next(found) if is_there else one for one, is_there in zip(said, there, strict=True)]
