@@ -16,7 +16,7 @@ import pytest
 from flower_vfl.attacks import ATTACKS
 from flower_vfl.cli import main
 from flower_vfl.data.catalog import RECIPES
-from flower_vfl.simulations import running
+from flower_vfl.simulations import running, tables
 from flower_vfl.simulations.sweep import sweeping
 from flower_vfl.strategies import DEFENSES
 from tests.commands import flower_vfl, flower_vfl_process
@@ -342,7 +342,7 @@ def test_only_what_measures_says_that_what_was_measured_is_kept(tmp_path, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(running, "run_here", interrupt)
-    monkeypatch.setattr("flower_vfl.data.catalog.prepare", interrupt)
+    monkeypatch.setattr(tables, "prepare", interrupt)
     arguments = ["run", "census"] if command == "run" else ["data", "prepare", "flights"]
     done = flower_vfl(*arguments, "--out", tmp_path / "out")
     assert done.returncode == 130

@@ -16,7 +16,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,9 +40,6 @@ MIXES = {"copy_", "_to_copy", "index", "index_put_", "_index_put_impl_"}
 
 _ROOM = 2**50
 """Bytes that a tensor says that it has room for, so that it can grow; nothing is stored there."""
-
-_CLONE = Path(__file__).resolve().parents[2]
-_OURS = tuple(str(_CLONE / folder) for folder in ("flower_vfl", "strategies", "simulations"))
 
 
 class Waits(Counter[str]):
@@ -152,9 +148,11 @@ def _note(name: str, args: Any, kwargs: dict[str, Any], *, ours: bool, there: bo
 def _asking() -> str:
     """Return which function of the package asked for what is done."""
     frame = sys._getframe(2)
-    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and not frame.f_globals["__name__"].startswith("flower_vfl."):
         frame = frame.f_back
-    return "elsewhere" if frame is None else f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_qualname}"
+    if frame is None:
+        return "elsewhere"
+    return f"{frame.f_globals['__name__'].rsplit('.', 1)[1]}.{frame.f_code.co_qualname}"
 
 
 @cache
