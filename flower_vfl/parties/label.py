@@ -428,7 +428,7 @@ def _finite(step: int, loss: Tensor, joint: Tensor, log: Log) -> float:
     TrainingError
         Where they are not.
     """
-    value, total = torch.stack([loss.detach().double(), joint.sum().double()]).tolist()
+    value, total = torch.stack([loss.detach().double().reshape(()), joint.sum().double()]).tolist()
     if not math.isfinite(value):
         raise TrainingError(f"training diverged: the loss of step {step} is {value}; {remedy(log)}")
     if not (math.isfinite(total) or is_finite(joint)):

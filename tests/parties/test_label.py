@@ -83,6 +83,15 @@ def test_gradients_are_those_before_any_defense():
     assert not torch.allclose(sent, step.inside.gradients)
 
 
+def test_a_loss_of_ones_own_may_be_a_vector_of_one_number():
+    plain, label = party().train_step(0, embeddings(0)), party()
+    inner = label._hooks.loss
+    label._hooks.loss = lambda *given: (inner(*given)[0].reshape(1), {})
+    step = label.train_step(0, embeddings(0))
+    assert step.loss == plain.loss
+    assert torch.equal(joint(step.gradients), joint(plain.gradients))
+
+
 @pytest.mark.parametrize("share", [0.5, 2.0])
 def test_gradients_are_clipped_together_to_the_limit_and_never_made_longer(share):
     plain = joint(party().train_step(0, embeddings(0)).gradients)
