@@ -157,20 +157,22 @@ class Readers:
             When an attack writes into what it is shown.
         """
         said, measured, known = [], [], []
-        asked = [(attack, *_measured(attack, batch)) for attack in self.attacks]
+        everybody = torch.ones_like(batch.positive)
+        asked = [(attack, *_measured(attack, batch, everybody)) for attack in self.attacks]
         for view in self.views:
             rows = _joined([gradients[party, view.layer, view.shows].flatten(2) for party in view.parties])
             told = None
             if self.refers:
                 told = _joined([references[party, view.layer] for party in view.parties])[:, None]
+            hints = batch.at(batch.hints, rows) if self.most_hints else None
             for attack, kept, possible in asked:
-                side = _told(attack, batch, rows, told)
+                side = _told(attack, told, hints)
                 scores = ask(attack, partial(attack.rate, rows, side), [rows] if side is None else [rows, side])
-                said.append(scores.double())
+                said.append(scores)
                 measured.append(kept)
                 known.append(possible)
         if said:  # one after the other they would be ten times as many operations
-            found = separations(torch.stack(said), batch.positive, torch.stack(measured))
+            found = separations(torch.stack(said), batch.positive, torch.stack(measured))  # in the widest format of all
             self._waiting.append((step, epoch, torch.stack(found, dim=1), known))
 
     def settle(self, records: Records) -> None:
@@ -195,9 +197,8 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
 
-def _measured(attack: RowAttack, batch: Batch) -> tuple[Tensor, NDArray[np.bool_]]:
-    """Return which rows (R, B) an attack is measured on, and for which runs it is told what it needs."""
-    kept = torch.ones_like(batch.positive)
+def _measured(attack: RowAttack, batch: Batch, kept: Tensor) -> tuple[Tensor, NDArray[np.bool_]]:
+    """Return which of all rows (R, B) an attack is measured on, and for which runs it is told what it needs."""
     if HINTS in attack.needs:
         return kept.scatter(1, batch.hints[:, : attack.hints], False), batch.hinted >= attack.hints
     if REFERENCE in attack.needs:
@@ -205,8 +206,8 @@ def _measured(attack: RowAttack, batch: Batch) -> tuple[Tensor, NDArray[np.bool_
     return kept, np.ones_like(batch.referred)
 
 
-def _told(attack: RowAttack, batch: Batch, rows: Tensor, reference: Tensor | None) -> Tensor | None:
-    """Return what an attack is told of gradients (R, B, D), (R, k, D)."""
-    if HINTS in attack.needs:
-        return batch.at(batch.hints[:, : attack.hints], rows)
+def _told(attack: RowAttack, reference: Tensor | None, hints: Tensor | None) -> Tensor | None:
+    """Return what an attack is told of what is known, (R, k, D)."""
+    if HINTS in attack.needs and hints is not None:
+        return hints[:, : attack.hints]
     return reference if REFERENCE in attack.needs else None

@@ -32,7 +32,17 @@ READS = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero", "masked_select
 DECOMPOSES = {"linalg_cholesky_ex", "_linalg_eigh", "_linalg_svd", "_linalg_solve_ex", "linalg_qr"}
 """Operations that CUDA's libraries do while the processor waits."""
 
-NOTHING_TO_DO = {"detach", "empty", "empty_strided", "empty_like", "new_empty", "resize_", "_unsafe_view", "lift_fresh"}
+NOTHING_TO_DO = {
+    "detach",
+    "empty",
+    "empty_strided",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+    "resize_",
+    "_unsafe_view",
+    "lift_fresh",
+}
 """Operations that, beside all views, only say where something is."""
 
 MIXES = {"copy_", "_to_copy", "index", "index_put_", "_index_put_impl_"}
