@@ -416,7 +416,7 @@ def test_real_rows_of_both_layouts_are_the_same():
 
 
 TENTH = """
-import resource, sys
+import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from criteo_like import ROWS, sizes, write
@@ -427,11 +427,13 @@ options = {"min_count": 1, "fit": "all", "scaling": "min-max"}
 dataset = prepare("criteo", source=folder / "train.txt", out=folder / "out", options=options)
 levels = [len(column.values) for column in dataset.encoding("a").categorical]
 wrong = [pair for pair in zip(levels, sizes(0.1)) if pair[0] - pair[1] not in (0, 1)]  # one more: missing
-print(dataset.rows("train") + dataset.rows("test"), len(wrong), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(dataset.rows("train") + dataset.rows("test"), len(wrong))
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.timeout(1800)
 def test_a_tenth_of_the_real_rows_and_values_is_prepared_in_bounded_memory(tmp_path):
     benchmarks = Path(__file__).parents[2] / "benchmarks"
@@ -439,4 +441,4 @@ def test_a_tenth_of_the_real_rows_and_values_is_prepared_in_bounded_memory(tmp_p
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows, wrong, kilobytes = map(int, done.stdout.split()[-3:])
     assert (rows, wrong) == (4_584_061, 0)
-    assert kilobytes < 1_800_000
+    assert kilobytes < 1_000_000  # `ru_maxrss` would have what pytest held: it outlives exec

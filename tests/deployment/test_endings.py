@@ -108,6 +108,10 @@ def test_a_server_app_that_is_terminated_keeps_what_was_measured_and_goes_on_to_
     os.kill(server, signal.SIGTERM)
     running.join()
     assert "Task stopped by user" in done[0].stdout  # and `flwr run` ends with 0
+    deadline = time.monotonic() + 10  # Flower tells the SuperLink first, and lets a process end after that
+    while not (out / "result.json").exists():
+        assert time.monotonic() < deadline, hosts.everything()
+        time.sleep(0.1)
     assert result_of(hosts, "terminated")["status"] == "interrupted"
     assert 0 < result_of(hosts, "terminated")["cost"]["steps"] < 600
     for party in ("shop", "club"):

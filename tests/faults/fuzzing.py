@@ -11,7 +11,6 @@ import gzip
 import json
 import logging
 import random
-import resource
 import shutil
 import struct
 import tempfile
@@ -38,6 +37,7 @@ from flower_vfl.data.dataset import PARTS, open_dataset
 from flower_vfl.errors import InputError
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.reports.run import load_run
+from flower_vfl.simulations.sweep.planning import peak, reset_peak
 from flower_vfl.tracking import read_embeddings, read_snapshots, read_steps
 from flower_vfl.transport.base import expect
 from flower_vfl.transport.wire import Traffic, Wire
@@ -251,7 +251,8 @@ def check(frames: int, files: int, seed: int) -> dict[str, object]:
         ends, disk = Frames(), Files(Path(folder))
         for count in range(frames + files):
             if count == min(1000, frames // 2):
-                memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                reset_peak()
+                memory = peak()
             if count < frames:
                 original = ends.seed(dice)
                 data, name = mutate(original, dice), "frame"
@@ -273,8 +274,8 @@ def check(frames: int, files: int, seed: int) -> dict[str, object]:
             if seconds > SECONDS:
                 broken.append(f"{name} {count}: {seconds:.1f} s")
             slowest = max(slowest, seconds)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
-    return {**found, "taken": taken, "slowest_seconds": round(slowest, 3), "grown_mib": round(grown / 1024, 1)}
+    grown = peak() - memory
+    return {**found, "taken": taken, "slowest_seconds": round(slowest, 3), "grown_mib": round(grown / 2**20, 1)}
 
 
 def main() -> None:
