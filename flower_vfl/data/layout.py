@@ -11,9 +11,8 @@ import math
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -43,8 +42,9 @@ _CHUNK_BYTES = 32 * 2**20
 _IDS = 2**16
 """IDs that are read at once."""
 
-_PARSING = threading.Lock()
-"""numpy parses headers as Python, and of two threads that parse at once CPython 3.11 may end one with a SystemError."""
+_TRIES = 10
+"""numpy parses headers as Python. While another thread parses too, to print a traceback perhaps, CPython 3.11 may end
+either with a SystemError (gh-106905): in the worst of cases one of a hundred."""
 
 _log = logging.getLogger(__name__)
 
@@ -102,8 +102,7 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str, mode: Literal["r"
         When the file is missing, is no array, holds objects, is cut short, or has another shape or dtype.
     """
     try:
-        with _PARSING:
-            array = np.load(path, mmap_mode=mode if np.prod(shape) else None, allow_pickle=False)
+        array = _load(path, mode if np.prod(shape) else None)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
     except UNREADABLE as error:
@@ -113,6 +112,13 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str, mode: Literal["r"
     if array.shape != shape or array.dtype != np.dtype(dtype) or not array.flags.c_contiguous:
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}; needed: {dtype} of shape {shape}, by rows")
     return np.asarray(array)
+
+
+def _load(path: Path, mode: Literal["r", "c"] | None) -> Any:
+    for _ in range(_TRIES - 1):
+        with suppress(SystemError):
+            return np.load(path, mmap_mode=mode, allow_pickle=False)
+    return np.load(path, mmap_mode=mode, allow_pickle=False)
 
 
 def chunks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
