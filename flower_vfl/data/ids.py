@@ -38,7 +38,7 @@ def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
         raise DataError(f"{file}: IDs in column {column!r} are fractions; make them whole numbers or texts")
     if not any(is_kind(kind) for is_kind in _ID_TYPES):
         raise DataError(f"{file}: IDs in column {column!r} are of type {kind}; make them whole numbers or texts")
-    ids = pc.utf8_normalize(texts(table.column(column), Place(file, column)), form="NFC")
+    ids = _composed(texts(table.column(column), Place(file, column)))
     empty = pc.equal(ids, "")
     if pc.any(empty).as_py():
         raise DataError(f"{file}: row {pc.index(empty, True).as_py() + 1} has no ID in column {column!r}")
@@ -48,6 +48,13 @@ def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
         rows = _rows(pc.is_in(ids, value_set=repeated))
         raise DataError(f"{file}: {len(repeated)} IDs of column {column!r} occur more than once, in rows {rows}")
     return ids
+
+
+def _composed(ids: pa.Array) -> pa.Array:
+    """Return texts in Unicode's normal form C, which PyArrow's own function leaves decomposed in releases before 26."""
+    foreign = pc.invert(pc.string_is_ascii(ids))
+    normal = [unicodedata.normalize("NFC", text) for text in ids.filter(foreign).to_pylist()]
+    return pc.replace_with_mask(ids, foreign, pa.array(normal, ids.type))
 
 
 def join_ids(ids: Mapping[str, pa.Array], how: Join) -> list[str]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import integrate
 from scipy.spatial.distance import cdist
 from scipy.stats import nct
 
@@ -122,7 +123,7 @@ def closed_form(separation, width):
     """
     positive, negative = nct(width - 1, separation), nct(width - 1, -separation)
     grid = np.linspace(*positive.ppf([1e-9, 1 - 1e-7]), 20_001)
-    return np.trapezoid(negative.cdf(grid) * positive.pdf(grid), grid)
+    return integrate.trapezoid(negative.cdf(grid) * positive.pdf(grid), grid)
 
 
 @pytest.mark.parametrize(("separation", "width"), [(0.3, 4), (0.7, 8), (1.5, 32)])

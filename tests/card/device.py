@@ -18,11 +18,15 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
+from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from flower_vfl import config
+
+if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+    pytest.skip("this PyTorch has no devices that are made in Python", allow_module_level=True)
 
 NAME = "card"
 
@@ -168,7 +172,7 @@ def _asking() -> str:
 @cache
 def _register() -> torch.library.Library:
     """Make the device known to PyTorch, once a process; its kernels stay as long as what is returned."""
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda func, *args, **kwargs: _compute(func, args, kwargs), "PrivateUse1")
     return library
