@@ -171,6 +171,7 @@ def test_a_record_that_is_none_is_named_by_its_line(raw, line, text):
         (dbpedia_text(5).encode("utf-16"), " is text in UTF-16; convert it to UTF-8$"),
         (gzip.compress(dbpedia_text(50).encode())[:-20], " cannot be read"),
     ],
+    ids=["one line", "UTF-16", "cut"],  # that of the archive would have the time in it
 )
 def test_bytes_that_are_no_text_and_a_cut_archive_are_refused(raw, content, text):
     (raw / "train.csv").write_bytes(content)
