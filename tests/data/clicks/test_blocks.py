@@ -81,6 +81,16 @@ def tar(data):
         (b"x" * 40_000, "line 1 is longer than 20,000 characters"),
         (b"a\nb\n" + b"x" * 40_000, "line 3 is longer than 20,000 characters"),
     ],
+    ids=[
+        "UTF-16",
+        "UTF-16 without a mark",
+        "zip",
+        "Parquet",
+        "tar",
+        "gzipped tar",
+        "long first line",
+        "long third line",
+    ],
 )
 def test_what_is_no_such_text_is_refused(tmp_path, data, words):
     (tmp_path / "x").write_bytes(data)
