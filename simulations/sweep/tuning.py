@@ -17,7 +17,7 @@ from ray import tune
 
 from flower_vfl.config import build_config
 from flower_vfl.errors import FlowerVflError, InputError, TrainingError
-from flower_vfl.protocol.printable import printable
+from flower_vfl.protocol.printable import printable, words_of
 from flower_vfl.simulations.running import run_observed
 from flower_vfl.simulations.stacked.running import train_stack
 from flower_vfl.simulations.sweep.board import Board
@@ -155,7 +155,7 @@ def _reason(trial: Any) -> str:
 
 def _words(error: BaseException) -> str:
     """Return an error on one line."""
-    return printable(f"{type(error).__name__}: {' '.join(str(error).split())}", _MOST)
+    return printable(" ".join(words_of(error).split()), _MOST)
 
 
 class _Steps(Observer):

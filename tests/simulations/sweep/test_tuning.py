@@ -64,6 +64,11 @@ class Odd(Exception):
         super().__init__(first)
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError("absent")
+
+
 def alone(folder):
     return {"one": (toy_config().model_dump(), str(folder / "one"), str(folder))}
 
@@ -83,6 +88,16 @@ def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, 
     assert told.splitlines()[-1] == f"{type(error).__name__}: gone"
     assert "in failing" in told
     assert said == []
+
+
+def test_an_error_whose_text_cannot_be_had_is_told_by_its_name(tmp_path, monkeypatch, said):
+    def failing(*_, **__):
+        raise Mute
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuning, "run_observed", failing)
+    with pytest.raises(RuntimeError, match=r"\nMute: its text cannot be had \(KeyError\)$"):
+        tuning._train({"run": "one"}, plans=alone(tmp_path))
 
 
 def test_what_fails_for_good_is_told_on_one_line_and_without_what_a_terminal_obeys(tmp_path, monkeypatch, said):
