@@ -32,9 +32,13 @@ _ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 """Nothing is sent home, nothing is logged twice, and Ctrl-C is this package's; for the last see docs/decisions/0007."""
+
+_LEVELS = {"ray": logging.ERROR, "ray.tune": logging.ERROR, "ray.tune.tune": logging.CRITICAL}
+"""The last says at the end which of Ray's names for trials failed, or that their state was not kept: nobody's here."""
 
 _STORE_BYTES = 128 * 2**20
 _DIAL_SECONDS, _JOIN_SECONDS, _LOOK_SECONDS = 5.0, 20.0, 60.0
@@ -114,8 +118,8 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
             ending.callback(ray.shutdown)
             with _own_signals():
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-        for name in ("ray", "ray.tune"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        for name, level in _LEVELS.items():
+            logging.getLogger(name).setLevel(level)
         if address:
             _check_nodes(folder)
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}

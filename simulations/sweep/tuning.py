@@ -28,10 +28,13 @@ from flower_vfl.strategies import Observer
 
 STORAGE = ".tune"
 _RUN, _FAILED = "run", "failed"
+_ONE_MORE = "Failure # "
+"""How each begins in Tune's file of a trial's errors."""
+
 _REPORT_SECONDS = 1.0
 _LOCKED_SECONDS = 20.0
-_MOST, _MOST_TRACED = 500, 10_000
-"""Characters of an error that are told, and of where it came from."""
+_MOST_TRACED = 10_000
+"""Characters of where an error came from that are kept."""
 
 Plan = tuple[dict[str, Any], str, str]
 """A trial's configuration, its folder, and the folder that relative paths of data begin at."""
@@ -130,6 +133,7 @@ class _Told(tune.Callback):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         if _FAILED in result:
+            self._folder.failed(trial.config[_RUN], str(result[_FAILED]))
             self._board.failed(trial.config[_RUN], str(result[_FAILED]))
         elif "step" in result:
             self._board.stepped(trial.config[_RUN], result["step"], result["steps"], result["loss"], result["leak"])
@@ -138,24 +142,35 @@ class _Told(tune.Callback):
         self._board.completed(trial.config[_RUN])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._board.retried(trial.config[_RUN], _reason(trial))
+        self._board.retried(trial.config[_RUN], self._reason(trial))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._board.failed(trial.config[_RUN], _reason(trial))
+        self._board.failed(trial.config[_RUN], self._reason(trial))
+
+    def _reason(self, trial: Any) -> str:
+        """Note what ended a worker, and return the last line of it."""
+        text = _last_error(trial)
+        self._folder.failed(trial.config[_RUN], text)
+        return _line(text.splitlines()[-1])
 
 
-def _reason(trial: Any) -> str:
-    """Return the last line of what ended a worker, from this machine: the storage gets its copy later, or never."""
+def _last_error(trial: Any) -> str:
+    """Return what ended a worker last, from this machine: the storage gets its copy later, or never."""
     text = ""
     with suppress(OSError):
         text = Path(trial.error_file).read_text(encoding="utf8", errors="replace") if trial.error_file else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return printable(lines[-1], _MOST) if lines else "the worker ended without a word"
+    return text[max(0, text.rfind(_ONE_MORE)) :].strip() or "the worker ended without a word"
+
+
+def _line(text: str) -> str:
+    """Return a text on one line, and with nothing that a terminal obeys."""
+    line = " ".join(text.split())
+    return printable(line, len(line))
 
 
 def _words(error: BaseException) -> str:
     """Return an error on one line."""
-    return printable(" ".join(words_of(error).split()), _MOST)
+    return _line(words_of(error))
 
 
 class _Steps(Observer):

@@ -97,7 +97,7 @@ class {name}(GradientDefense):
 """
 ACTIONS = {
     "Dies": "if not mark.exists():\n                mark.touch(); os.kill(os.getpid(), signal.SIGKILL)",
-    "Fails": "raise RuntimeError('a bug')",
+    "Fails": "raise RuntimeError('a bug' + '.' * 600)",
 }
 
 
@@ -119,7 +119,13 @@ def test_a_worker_that_dies_is_tried_again_and_what_fails_again_is_reported_besi
     (dies,), (fails,) = ([row for run, row in rows.items() if word in run] for word in ("dies", "fails"))
     assert (dies["status"], dies["attempts"]) == ("finished", 2)
     assert (fails["status"], fails["attempts"]) == ("failed", 2)
-    assert "a bug" in fails["error"]
+    assert fails["error"] == "RuntimeError: a bug" + "." * 600
+    errors = (out / "errors.log").read_text()
+    assert errors.count(f"{fails['run']}:\n") == errors.count("in perturb") == 2
+    assert errors.count(f"{dies['run']}:\n") == 1
+    assert str(out / "errors.log") in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "Trials did not complete" not in done.stderr + done.stdout
     assert rows["none"]["status"] == "finished"
 
 
