@@ -37,8 +37,13 @@ _ENVIRONMENT = {
 }
 """Nothing is sent home, nothing is logged twice, and Ctrl-C is this package's; for the last see docs/decisions/0007."""
 
-_LEVELS = {"ray": logging.ERROR, "ray.tune": logging.ERROR, "ray.tune.tune": logging.CRITICAL}
-"""The last says at the end which of Ray's names for trials failed, or that their state was not kept: nobody's here."""
+_LEVELS = {
+    "ray": logging.ERROR,
+    "ray.tune": logging.ERROR,
+    "ray.tune.tune": logging.CRITICAL,
+    "ray.tune.execution.experiment_state": logging.CRITICAL,
+}
+"""The last two tell by Ray's names which trials failed, and that a state of Tune's was not kept, which nobody reads."""
 
 _STORE_BYTES = 128 * 2**20
 _DIAL_SECONDS, _JOIN_SECONDS, _LOOK_SECONDS = 5.0, 20.0, 60.0

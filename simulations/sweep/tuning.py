@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def _tune(
     folder: SweepFolder, board: Board, trainable: Any, names: list[str], resources: dict[str, float], retries: int
 ) -> None:
     """Call a function for each name, as many at once as there are places."""
-    storage = folder.path / STORAGE
+    storage, told = folder.path / STORAGE, _Told(folder, board)
     shutil.rmtree(storage, ignore_errors=True)
     tuner = tune.Tuner(
         tune.with_resources(trainable, resources),
@@ -99,22 +99,33 @@ def _tune(
         run_config=tune.RunConfig(
             name="trials",
             storage_path=str(storage),
-            callbacks=[_Told(folder, board)],
+            callbacks=[told],
             failure_config=tune.FailureConfig(max_failures=retries),
             verbose=0,
         ),
     )
     try:
         tuner.fit()
+    except tune.TuneError:
+        if told.lost is None:
+            raise
+        raise told.lost from None  # of which Tune has made a text
     finally:
         shutil.rmtree(storage, ignore_errors=True)
 
 
 class _Told(tune.Callback):
-    """Passes on what Tune says of trials."""
+    """Passes on what Tune says of trials.
+
+    Attributes
+    ----------
+    lost
+        Why something could not be noted in the sweep's folder, which ends the sweep: a full disk takes no results.
+    """
 
     def __init__(self, folder: SweepFolder, board: Board) -> None:
         self._folder, self._board = folder, board
+        self.lost: OSError | FlowerVflError | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune keeps a copy of what it is given, to restore a sweep: this package has its own way."""
@@ -126,15 +137,14 @@ class _Told(tune.Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         run = trial.config[_RUN]
         if run not in self._board.stacks:
-            self._folder.begun(run)
+            self._note(self._folder.begun, run)
         self._board.started(run)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         if _FAILED in result:
-            self._folder.failed(trial.config[_RUN], str(result[_FAILED]))
-            self._board.failed(trial.config[_RUN], str(result[_FAILED]))
+            self._failed(trial, str(result[_FAILED]), self._board.failed)
         elif "step" in result:
             self._board.stepped(trial.config[_RUN], result["step"], result["steps"], result["loss"], result["leak"])
 
@@ -142,16 +152,22 @@ class _Told(tune.Callback):
         self._board.completed(trial.config[_RUN])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._board.retried(trial.config[_RUN], self._reason(trial))
+        self._failed(trial, _last_error(trial), self._board.retried)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._board.failed(trial.config[_RUN], self._reason(trial))
+        self._failed(trial, _last_error(trial), self._board.failed)
 
-    def _reason(self, trial: Any) -> str:
-        """Note what ended a worker, and return the last line of it."""
-        text = _last_error(trial)
-        self._folder.failed(trial.config[_RUN], text)
-        return _line(text.splitlines()[-1])
+    def _failed(self, trial: Any, text: str, tell: Callable[[str, str], None]) -> None:
+        """Tell the last line of what ended a try, and note all of it."""
+        tell(trial.config[_RUN], _line(text.splitlines()[-1]))
+        self._note(self._folder.failed, trial.config[_RUN], text)
+
+    def _note(self, write: Callable[..., None], *words: str) -> None:
+        try:
+            write(*words)
+        except (OSError, FlowerVflError) as error:
+            self.lost = error
+            raise
 
 
 def _last_error(trial: Any) -> str:
