@@ -84,7 +84,7 @@ class Config(Section):
     def _defenses(cls, defenses: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for entry in defenses:
             if not isinstance(entry.get("name"), str):
-                raise ValueError(f"each defense needs a name, given {entry}")
+                raise ValueError(f"each defense needs a name: {entry} has none")
         require_plain(defenses)
         return defenses
 

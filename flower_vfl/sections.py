@@ -152,7 +152,7 @@ class ModelConfig(Section):
     @classmethod
     def _widths(cls, widths: list[int]) -> list[int]:
         if any(width < 1 for width in widths):
-            raise ValueError(f"layer widths must be at least 1, given {widths}")
+            raise ValueError("layer widths must be at least 1")
         return widths
 
 
@@ -241,7 +241,7 @@ class AttackConfig(Section):
     @classmethod
     def _steps(cls, steps: list[int]) -> list[int]:
         if any(step < 0 for step in steps):
-            raise ValueError(f"steps are at least 0, given {steps}; [] keeps no snapshot")
+            raise ValueError("steps are at least 0, and [] keeps no snapshot")
         return steps
 
     def without_attacks(self) -> Self:

@@ -32,9 +32,18 @@ _ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 """Nothing is sent home, nothing is logged twice, and Ctrl-C is this package's; for the last see docs/decisions/0007."""
+
+_LEVELS = {
+    "ray": logging.ERROR,
+    "ray.tune": logging.ERROR,
+    "ray.tune.tune": logging.CRITICAL,
+    "ray.tune.execution.experiment_state": logging.CRITICAL,
+}
+"""The last two tell by Ray's names which trials failed, and that a state of Tune's was not kept, which nobody reads."""
 
 _STORE_BYTES = 128 * 2**20
 _DIAL_SECONDS, _JOIN_SECONDS, _LOOK_SECONDS = 5.0, 20.0, 60.0
@@ -114,8 +123,8 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
             ending.callback(ray.shutdown)
             with _own_signals():
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-        for name in ("ray", "ray.tune"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        for name, level in _LEVELS.items():
+            logging.getLogger(name).setLevel(level)
         if address:
             _check_nodes(folder)
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}

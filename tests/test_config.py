@@ -180,6 +180,8 @@ BAD = [
     ("training.validation", 1.0, "less than 1"),
     ("attack.max_leak", 0.5, "greater than 0.5"),
     ("attack.on_leak", "shout", "'stop' or 'warn'"),
+    ("attack.snapshots", [-3], "at least 0"),
+    ("defenses", [{"t": 1.0}], "needs a name"),
     ("transport.kind", "pigeon", "'inproc', 'stream' or 'messages'"),
     ("transport.in_flight", 65, "less than or equal to 64"),
     ("transport.in_flight", -1, "greater than or equal to 0"),
@@ -195,6 +197,7 @@ def test_a_bad_value_names_the_field_what_was_given_and_what_is_allowed(path, va
     assert path in str(caught.value)
     assert allowed in str(caught.value)
     assert repr(value) in str(caught.value) or repr(value[-1]) in str(caught.value)
+    assert str(caught.value).count("given") <= 1
 
 
 @pytest.mark.parametrize(

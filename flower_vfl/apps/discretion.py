@@ -18,6 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flower_vfl.apps.flower_log import log_as_flower_does
 from flower_vfl.apps.node import in_simulation
 from flower_vfl.errors import OutputExistsError, PermissionDeniedError, ProtocolError, SessionError, WithheldError
+from flower_vfl.protocol.printable import words_of
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def outward_of(message: Message, context: Context) -> Outward:
     def outward(error: Exception) -> Exception:
         if isinstance(error, _TOLD):
             return error
-        _log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=error)
+        _log.error("%s: %s", what, words_of(error), exc_info=error)
         kind = OutputExistsError if isinstance(error, OutputExistsError) else WithheldError  # it may come back
         return kind(f"{what}; the log of its host says why")
 

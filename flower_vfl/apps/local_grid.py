@@ -18,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity  # `Message(...)` reads it
 
 from flower_vfl.apps.node import STEPPED
 from flower_vfl.errors import InputError, PartyError
+from flower_vfl.protocol.printable import words_of
 
 _RUN_ID = 1
 _SERVER_NODE = 1
@@ -116,9 +117,7 @@ class LocalGrid(Grid):
             reply = self._client_app(message, self._contexts[message.metadata.dst_node_id])
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its error reply, as in Flower
             self.failures.append(error)
-            reply = Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message
-            )
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, words_of(error)), reply_to=message)
         self._replies[message.metadata.message_id] = reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

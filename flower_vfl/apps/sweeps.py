@@ -13,6 +13,7 @@ from flower_vfl.errors import InputError
 from flower_vfl.files import write_json_atomic
 
 RECORD, DEFINITION, SUMMARY, TABLE = "sweep.json", "sweep.toml", "summary.json", "trials.parquet"
+ERRORS = "errors.log"
 _SCHEMA = 1
 
 

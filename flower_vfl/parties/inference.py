@@ -19,7 +19,7 @@ from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack, Leaked, TrainedView
 from flower_vfl.data.dataset import PartyTable
 from flower_vfl.data.source import FeatureSource
-from flower_vfl.errors import ConfigError, FlowerVflError
+from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import LeakSummary, mean_interval
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import new_model
@@ -27,6 +27,7 @@ from flower_vfl.nn.placement import Placement, widened
 from flower_vfl.parties.measures import ACCURACY, AUC, chance, measured, sample_interval
 from flower_vfl.parties.recording import NoRecorder, Recorder
 from flower_vfl.parties.scoring import draw_examples
+from flower_vfl.protocol.printable import reason_of
 from flower_vfl.protocol.schedule import Rows
 
 _log = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class TrainedScorer:
                 return _Reading()
             return _Reading(measured(attack.reads, said, self._labels, self._classes), said)
         except Exception as error:  # noqa: BLE001 - the training is done, and an attack may be anybody's
-            why = str(error) if isinstance(error, FlowerVflError) else f"{type(error).__name__}: {error}"
+            why = reason_of(error)
             _log.warning("trained model of party %r: %s %s cannot be run: %s", self._party, attack.label, where, why)
             return _Reading(why=why)
 

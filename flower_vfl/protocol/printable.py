@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from flower_vfl.errors import FlowerVflError
+
 
 def words_of(error: BaseException, most: int = 10_000) -> str:
     """Return what an error is and says, of a long text its beginning and its end: it may quote a whole tensor.
@@ -11,7 +13,27 @@ def words_of(error: BaseException, most: int = 10_000) -> str:
     >>> words_of(ValueError("no"))
     'ValueError: no'
     """
-    return shortened(f"{type(error).__name__}: {error}", most)
+    return shortened(f"{type(error).__name__}: {_said(error)}", most)
+
+
+def reason_of(error: BaseException, most: int = 10_000) -> str:
+    """Return what an error says where it is one of this package's, which says enough, and else `words_of` it.
+
+    Examples
+    --------
+    >>> from flower_vfl.errors import ConfigError
+    >>> reason_of(ConfigError("no")), reason_of(ValueError("no"))
+    ('no', 'ValueError: no')
+    """
+    return shortened(_said(error), most) if isinstance(error, FlowerVflError) else words_of(error, most)
+
+
+def _said(error: BaseException) -> str:
+    """Return the text of an error; making it runs code of somebody else's, which may fail in turn."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - whatever it is, the error itself must be told
+        return f"its text cannot be had ({type(failure).__name__})"
 
 
 def shortened(text: str, most: int) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import CheckError, InputError
+from flower_vfl.protocol.printable import words_of
 from flower_vfl.registry import METHOD_NAME, Methods
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -58,7 +59,7 @@ def _watched(check: Check[S], subject: S) -> Iterator[str]:
     try:
         yield from check(subject)
     except Exception as error:  # noqa: BLE001 - whatever a foreign method raises is what its author wants to read
-        yield f"{check.__name__.strip('_').replace('_', ' ')}: it raised {type(error).__name__}: {error}"
+        yield f"{check.__name__.strip('_').replace('_', ' ')}: it raised {words_of(error)}"
 
 
 def name_problems(name: object) -> Iterator[str]:

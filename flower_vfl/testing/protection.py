@@ -10,6 +10,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from flower_vfl.errors import FlowerVflError, InputError
+from flower_vfl.protocol.printable import words_of
 from flower_vfl.strategies.base import Defense
 from flower_vfl.testing.common import DTYPES, devices, scaled
 from flower_vfl.testing.subject import PARTIES, Subject, batch, labels_of, log_problems, send
@@ -101,7 +102,7 @@ def _outcome(
         sent, log = send(defense, g.clone(), y)
     except FlowerVflError as error:
         if usual:
-            yield f"{what}: it is not protected: {type(error).__name__}: {error}"
+            yield f"{what}: it is not protected: {words_of(error)}"
         return
     found = list(sent_problems(sent, g, what))
     yield from found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from flower_vfl.errors import PartyError, ProtocolError, SessionError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.protocol.printable import printable
+from flower_vfl.protocol.printable import printable, words_of
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ class Endpoint(Protocol):
 
 def error_frame(error: Exception) -> Frame:
     """Return the frame by which a feature party says what went wrong."""
-    return Frame(Kind.ERROR, fields={"message": f"{type(error).__name__}: {error}"[:2000]})
+    return Frame(Kind.ERROR, fields={"message": words_of(error)[:2000]})
 
 
 def check_refusal(frame: Frame) -> Frame:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from flower_vfl.errors import PartyError, SessionError
 from flower_vfl.protocol.frame import Frame
+from flower_vfl.protocol.printable import words_of
 from flower_vfl.transport.base import Link, Machine
 
 
@@ -30,7 +31,7 @@ class InprocLink(Link):
             try:
                 answer = self._machine.handle(self._waiting.popleft())
             except Exception as error:
-                raise PartyError(f"party {self.party!r} failed: {type(error).__name__}: {error}") from error
+                raise PartyError(f"party {self.party!r} failed: {words_of(error)}") from error
             if answer is not None:
                 self.bytes_up += answer.nbytes
                 return self._accept(answer)

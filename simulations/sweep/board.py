@@ -16,12 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.apps.folder import ENDED
+from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports.leaks import reached, worst
 from flower_vfl.reports.pareto import front
 from flower_vfl.reports.words import duration, number
 
 _REFRESH_SECONDS = 0.5
 _BEST, _RUNNING = 6, 12
+MOST_TOLD = 500
+"""Characters of a reason that are shown; the table of trials has all of them."""
 
 
 @dataclass
@@ -117,16 +120,16 @@ class Board:
     def retried(self, run: str, reason: str) -> None:
         """A trial failed and is tried again."""
         self.underway.pop(run, None)
-        self._say(f"failed, is tried again: {run}: {reason}", shown=True)
+        self._say(f"failed, is tried again: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
 
     def failed(self, run: str, reason: str) -> None:
         """A trial failed for good, or a stack, whose trials are then run one by one."""
         self.underway.pop(run, None)
         if run in self.stacks:
-            self._say(f"trained one by one what a stack could not: {run}: {reason}", shown=True)
+            self._say(f"trained one by one what a stack could not: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
             return
         self.failures[run] = reason
-        self._say(f"failed: {run}: {reason}", shown=True)
+        self._say(f"failed: {run}: {shortened(reason, MOST_TOLD)}", shown=True)
 
     def _say(self, words: str, *, shown: bool = False) -> None:
         """Write a line where there is no live table; what is `shown` is also written above one."""

@@ -14,8 +14,8 @@ from flower_vfl.apps.keeping import config_digest
 from flower_vfl.apps.local import run
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
-from flower_vfl.errors import ConfigError, FlowerVflError
-from flower_vfl.protocol.printable import shortened, words_of
+from flower_vfl.errors import ConfigError
+from flower_vfl.protocol.printable import reason_of
 from flower_vfl.simulations.sweep.definition import Running
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
@@ -71,10 +71,8 @@ def check_trials(trials: Sequence[Trial], running: Running, told: Told = lambda 
             told(index, len(settings))
             try:
                 rehearse(trial.config, data)
-            except FlowerVflError as error:
-                problems.append(f"{trial.run}: {shortened(str(error), _MOST)}")
             except Exception as error:  # noqa: BLE001 - a method of somebody else's may raise anything
-                problems.append(f"{trial.run}: {words_of(error, _MOST)}")
+                problems.append(f"{trial.run}: {reason_of(error, _MOST)}")
     told(len(settings), len(settings))
     if problems:
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""

@@ -13,8 +13,7 @@ from flower_vfl import machine
 from flower_vfl.apps.build import computing
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
-from flower_vfl.errors import FlowerVflError
-from flower_vfl.protocol.printable import words_of
+from flower_vfl.protocol.printable import reason_of
 from flower_vfl.simulations.stacked.member import Member
 from flower_vfl.simulations.stacked.training import StackedTraining
 from flower_vfl.simulations.sweep.checking import OpenData, Told, quiet_log
@@ -137,8 +136,7 @@ def _decide(group: Group, running: Running, places: int, data: Callable[[Config]
         alone = measure(_some(group.trials, 3)[1].config, data).step
         few, more = (measure_stack(_some(group.trials, count), data) for count in (FEW, min(MORE, wanted)))
     except Exception as error:  # noqa: BLE001 - methods of others are in it; a trial by itself says what is wrong
-        why = f"they could not be measured together: {words_of(error)}"
-        return Choice(group, (), str(error) if isinstance(error, FlowerVflError) else why)
+        return Choice(group, (), f"they could not be measured together: {reason_of(error)}")
     runs = _fitting(few, more, wanted, _limit(config, running, places), data(config), config)
     if runs < FEW:
         return Choice(group, (), "memory is too small for two of them", alone)

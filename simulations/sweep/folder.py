@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
-from flower_vfl.apps.sweeps import DEFINITION, Entry, is_sweep, read_record, write_record
+from flower_vfl.apps.sweeps import DEFINITION, ERRORS, Entry, is_sweep, read_record, write_record
 from flower_vfl.errors import ConfigError, InputError, OutputExistsError
 from flower_vfl.files import FolderLock, remove_leftovers, write_text_atomic, writing_to
+from flower_vfl.protocol.printable import printable
 from flower_vfl.simulations.sweep.trials import Trial
 
 _SHOWN = 5
@@ -92,6 +93,12 @@ class SweepFolder:
         """Note that a trial begins, for the first time or again; a sweep that goes on after a kill counts on."""
         self.attempts[run] = self.attempts.get(run, 0) + 1
         self._record()
+
+    def failed(self, run: str, text: str) -> None:
+        """Note in full what ended a try of a trial or of a stack, wherever it came from: a console shows one line."""
+        lines = [printable(line, len(line)) for line in text.splitlines()]
+        with writing_to(self.path / ERRORS), (self.path / ERRORS).open("a", encoding="utf8") as log:
+            log.write("\n".join([f"{run}:", *lines, "\n"]))
 
     def _record(self) -> None:
         entries = [Entry(t.run, t.digest, t.values, self.attempts.get(t.run, 0)) for t in self.trials]

@@ -12,10 +12,11 @@ from rich.status import Status
 from rich.text import Text
 
 from flower_vfl.apps.keeping import is_begun
-from flower_vfl.apps.sweeps import runs_of
+from flower_vfl.apps.sweeps import ERRORS, runs_of
 from flower_vfl.errors import InputError, TrainingError
+from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports import render_sweep, renew
-from flower_vfl.simulations.sweep.board import Board
+from flower_vfl.simulations.sweep.board import MOST_TOLD, Board
 from flower_vfl.simulations.sweep.checking import check_trials
 from flower_vfl.simulations.sweep.choosing import choose
 from flower_vfl.simulations.sweep.definition import Definition, Running
@@ -76,8 +77,9 @@ def run_sweep(
     if board.failures:
         run, reason = next(iter(board.failures.items()))
         raise TrainingError(
-            f"{len(board.failures)} of {len(trials)} trials failed, {run} for instance: {reason}. The others have left "
-            f"their results in {folder.path}; --resume tries the failed ones again"
+            f"{len(board.failures)} of {len(trials)} trials failed, {run} for instance: "
+            f"{shortened(reason, MOST_TOLD)}. {folder.path / ERRORS} has all of each and where it came from. The "
+            f"others have left their results in {folder.path}; --resume tries the failed ones again"
         )
     return summaries
 

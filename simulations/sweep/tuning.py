@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ray import tune
 
 from flower_vfl.config import build_config
 from flower_vfl.errors import FlowerVflError, InputError, TrainingError
-from flower_vfl.protocol.printable import printable
+from flower_vfl.protocol.printable import printable, words_of
 from flower_vfl.simulations.running import run_observed
 from flower_vfl.simulations.stacked.running import train_stack
 from flower_vfl.simulations.sweep.board import Board
@@ -28,10 +28,13 @@ from flower_vfl.strategies import Observer
 
 STORAGE = ".tune"
 _RUN, _FAILED = "run", "failed"
+_ONE_MORE = "Failure # "
+"""How each begins in Tune's file of a trial's errors."""
+
 _REPORT_SECONDS = 1.0
 _LOCKED_SECONDS = 20.0
-_MOST, _MOST_TRACED = 500, 10_000
-"""Characters of an error that are told, and of where it came from."""
+_MOST_TRACED = 10_000
+"""Characters of where an error came from that are kept."""
 
 Plan = tuple[dict[str, Any], str, str]
 """A trial's configuration, its folder, and the folder that relative paths of data begin at."""
@@ -87,7 +90,7 @@ def _tune(
     folder: SweepFolder, board: Board, trainable: Any, names: list[str], resources: dict[str, float], retries: int
 ) -> None:
     """Call a function for each name, as many at once as there are places."""
-    storage = folder.path / STORAGE
+    storage, told = folder.path / STORAGE, _Told(folder, board)
     shutil.rmtree(storage, ignore_errors=True)
     tuner = tune.Tuner(
         tune.with_resources(trainable, resources),
@@ -96,22 +99,33 @@ def _tune(
         run_config=tune.RunConfig(
             name="trials",
             storage_path=str(storage),
-            callbacks=[_Told(folder, board)],
+            callbacks=[told],
             failure_config=tune.FailureConfig(max_failures=retries),
             verbose=0,
         ),
     )
     try:
         tuner.fit()
+    except tune.TuneError:
+        if told.lost is None:
+            raise
+        raise told.lost from None  # of which Tune has made a text
     finally:
         shutil.rmtree(storage, ignore_errors=True)
 
 
 class _Told(tune.Callback):
-    """Passes on what Tune says of trials."""
+    """Passes on what Tune says of trials.
+
+    Attributes
+    ----------
+    lost
+        Why something could not be noted in the sweep's folder, which ends the sweep: a full disk takes no results.
+    """
 
     def __init__(self, folder: SweepFolder, board: Board) -> None:
         self._folder, self._board = folder, board
+        self.lost: OSError | FlowerVflError | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune keeps a copy of what it is given, to restore a sweep: this package has its own way."""
@@ -123,14 +137,14 @@ class _Told(tune.Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         run = trial.config[_RUN]
         if run not in self._board.stacks:
-            self._folder.begun(run)
+            self._note(self._folder.begun, run)
         self._board.started(run)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         if _FAILED in result:
-            self._board.failed(trial.config[_RUN], str(result[_FAILED]))
+            self._failed(trial, str(result[_FAILED]), self._board.failed)
         elif "step" in result:
             self._board.stepped(trial.config[_RUN], result["step"], result["steps"], result["loss"], result["leak"])
 
@@ -138,24 +152,41 @@ class _Told(tune.Callback):
         self._board.completed(trial.config[_RUN])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._board.retried(trial.config[_RUN], _reason(trial))
+        self._failed(trial, _last_error(trial), self._board.retried)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._board.failed(trial.config[_RUN], _reason(trial))
+        self._failed(trial, _last_error(trial), self._board.failed)
+
+    def _failed(self, trial: Any, text: str, tell: Callable[[str, str], None]) -> None:
+        """Tell the last line of what ended a try, and note all of it."""
+        tell(trial.config[_RUN], _line(text.splitlines()[-1]))
+        self._note(self._folder.failed, trial.config[_RUN], text)
+
+    def _note(self, write: Callable[..., None], *words: str) -> None:
+        try:
+            write(*words)
+        except (OSError, FlowerVflError) as error:
+            self.lost = error
+            raise
 
 
-def _reason(trial: Any) -> str:
-    """Return the last line of what ended a worker, from this machine: the storage gets its copy later, or never."""
+def _last_error(trial: Any) -> str:
+    """Return what ended a worker last, from this machine: the storage gets its copy later, or never."""
     text = ""
     with suppress(OSError):
         text = Path(trial.error_file).read_text(encoding="utf8", errors="replace") if trial.error_file else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return printable(lines[-1], _MOST) if lines else "the worker ended without a word"
+    return text[max(0, text.rfind(_ONE_MORE)) :].strip() or "the worker ended without a word"
+
+
+def _line(text: str) -> str:
+    """Return a text on one line, and with nothing that a terminal obeys."""
+    line = " ".join(text.split())
+    return printable(line, len(line))
 
 
 def _words(error: BaseException) -> str:
     """Return an error on one line."""
-    return printable(f"{type(error).__name__}: {' '.join(str(error).split())}", _MOST)
+    return _line(words_of(error))
 
 
 class _Steps(Observer):

@@ -192,6 +192,53 @@ def test_the_error_about_what_an_attack_says_names_the_attack(said, words, kind,
     assert words in str(caught.value)
 
 
+MUTE = """
+from flower_vfl.attacks import InferenceAttack
+from own_parts import Doubled, First
+
+class Mute(Exception):
+    "Making its text fails, as where a method forgets what its message needs."
+    def __str__(self):
+        return f"the value is {self.value}"
+
+class MuteDefense(Doubled):
+    name = "mute_defense"
+    def perturb(self, g, y):
+        raise Mute
+class MuteAttack(First):
+    name = "mute_attack"
+    def score(self, transcript, layer, side=None):
+        raise Mute
+class MuteReader(InferenceAttack):
+    name, reads = "mute_reader", "scores"
+    def infer(self, view):
+        raise Mute
+"""
+NO_TEXT = "Mute: its text cannot be had (AttributeError)"
+
+
+@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
+@pytest.mark.parametrize("overrides", [{"defenses": "mute:MuteDefense"}, {"attack.names": "mute:MuteAttack"}], ids=str)
+def test_a_run_that_ends_by_an_error_without_a_text_leaves_its_result(overrides, kind, install, tmp_path):
+    install("own-parts", {"own_parts": METHODS})
+    install("mute", {"mute": MUTE})
+    config = build_config(SMALL, {**overrides, "transport.kind": kind, "attack.monitor": "false"})
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - there is no text to match
+        run(config, data=lambda _: toy_data(rows=200), out=tmp_path / "run")
+    assert type(caught.value).__name__ == "Mute" or NO_TEXT in str(caught.value)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert NO_TEXT in result["error"]
+
+
+def test_a_reader_that_fails_without_a_text_costs_a_finished_run_its_own_entry_alone(install, tmp_path):
+    install("own-parts", {"own_parts": METHODS})
+    install("mute", {"mute": MUTE})
+    result = run(build_config(SMALL, {"attack.names": "mute:MuteReader"}), data=lambda _: toy_data(rows=200)).summary
+    assert result["status"] == "finished"
+    assert {entry["unavailable"] for entry in result["leakage"]} == {NO_TEXT}
+
+
 def test_two_classes_of_one_name_in_one_run_are_refused(install):
     install("own-parts", {"own_parts": METHODS})
     install("others", {"other_parts": METHODS})

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -44,6 +47,19 @@ STEPS = 27
 """Of which a checkpoint follows each fourth and the last of each epoch."""
 
 TRANSPORTS = {"inproc": {}, "stream": {"kind": "stream", "in_flight": 3}, "messages": {"kind": "messages"}}
+
+
+@contextmanager
+def small_disk(folder, kibibytes):
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)]
+    mounted = subprocess.run(words, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def setup(transport="inproc"):

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from flower_vfl.errors import FlowerVflError, OutputExistsError, PartyError, Sto
 from flower_vfl.files import FolderLock
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.parties.label import LabelParty
-from tests.faults.common import Interrupt, assert_same
+from tests.faults.common import Interrupt, assert_same, small_disk
 
 SETUP = {
     "data": {"name": "synthetic", "options": {"rows": 160, "test_rows": 60, "parties": 3}},
@@ -100,19 +99,6 @@ def test_a_full_disk_ends_a_run_that_goes_on_to_the_same_result_when_there_is_sp
     make_space()
     run(config(), out=tmp_path / "run", resume=True)
     assert_same(tmp_path / "run", undisturbed)
-
-
-@contextmanager
-def small_disk(folder, kibibytes):
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)]
-    mounted = subprocess.run(words, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_small_disk_that_is_full_again_and_again_loses_nothing(tmp_path, undisturbed):

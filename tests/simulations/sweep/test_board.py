@@ -52,6 +52,18 @@ def test_a_trial_that_said_it_failed_is_no_finished_one_when_its_worker_ends(boa
     assert board.done == 2
 
 
+def test_of_a_long_reason_the_beginning_and_the_end_are_shown_and_all_of_it_is_kept(board):
+    reason = "RuntimeError: " + "x" * 1000 + " the end"
+    with board:
+        board.retried("c", reason)
+        board.failed("c", reason)
+    for line in text(board).splitlines():
+        assert "c: RuntimeError: xxx" in line
+        assert "[522 characters left out]" in line
+        assert "the end" in line
+    assert board.failures == {"c": reason}
+
+
 def test_the_time_left_shares_what_waits_among_the_places(board):
     assert board.seconds_left() is None
     board.started("a")

@@ -42,6 +42,16 @@ def test_finished_trials_are_not_done_again_failed_and_unfinished_ones_are(tmp_p
     assert (tmp_path / "out" / "sweep.toml").read_text() == "text"
 
 
+def test_what_ended_each_try_is_noted_in_full_and_stays_when_the_sweep_goes_on(tmp_path, trials):
+    sweep = trials([0, 1])
+    with SweepFolder(tmp_path / "out", "text", sweep) as folder:
+        folder.failed("seed0", "Traceback\n  somewhere\nOdd: gone\x1b[2J " + "x" * 9000)
+    with SweepFolder(tmp_path / "out", "text", sweep, resume=True) as folder:
+        folder.failed("seed0", "Odd: again")
+    expected = "seed0:\nTraceback\n  somewhere\nOdd: gone\\x1b[2J " + "x" * 9000 + "\n\nseed0:\nOdd: again\n\n"
+    assert (tmp_path / "out" / "errors.log").read_text() == expected
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,6 +21,7 @@ from flower_vfl.simulations.stacked.running import train_stack
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.folder import SweepFolder
 from flower_vfl.simulations.sweep.trials import trials_of
+from tests.faults.common import small_disk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -97,7 +100,7 @@ class {name}(GradientDefense):
 """
 ACTIONS = {
     "Dies": "if not mark.exists():\n                mark.touch(); os.kill(os.getpid(), signal.SIGKILL)",
-    "Fails": "raise RuntimeError('a bug')",
+    "Fails": "raise RuntimeError('a bug' + '.' * 600)",
 }
 
 
@@ -119,7 +122,13 @@ def test_a_worker_that_dies_is_tried_again_and_what_fails_again_is_reported_besi
     (dies,), (fails,) = ([row for run, row in rows.items() if word in run] for word in ("dies", "fails"))
     assert (dies["status"], dies["attempts"]) == ("finished", 2)
     assert (fails["status"], fails["attempts"]) == ("failed", 2)
-    assert "a bug" in fails["error"]
+    assert fails["error"] == "RuntimeError: a bug" + "." * 600
+    errors = (out / "errors.log").read_text()
+    assert errors.count(f"{fails['run']}:\n") == errors.count("in perturb") == 2
+    assert errors.count(f"{dies['run']}:\n") == 1
+    assert str(out / "errors.log") in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "Trials did not complete" not in done.stderr + done.stdout
     assert rows["none"]["status"] == "finished"
 
 
@@ -155,6 +164,42 @@ def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_f
 
 def ended(path: Path) -> bool:
     return json.loads(path.read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("kibibytes", "least", "stacking"), [(100, 0, "on"), (2000, 1, "off")], ids=["from the start", "in the midst"]
+)
+def test_a_full_disk_ends_a_sweep_by_name_and_with_space_it_goes_on_without_repeating_what_has_finished(
+    toy, tmp_path, kibibytes, least, stacking
+):
+    text = TOY.replace("epochs = 2", "epochs = 5").replace('"off"', f'"{stacking}"')
+    toy.write_text(text if least else text.replace("[0, 1]", "[0]"))
+    with small_disk(tmp_path / "disk", kibibytes) as disk:
+        out = disk / "out"
+        process = subprocess.Popen(command(toy, "--out", out, "--workers", "1"), stderr=subprocess.PIPE, text=True)
+        told = ""
+        for line in process.stderr:
+            told += line
+            if least and "finished:" in line:
+                with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+                    while filler.write(bytes(4096)):
+                        pass
+                break
+        told += process.stderr.read()
+        assert process.wait(100) == 1, told
+        assert "Traceback" not in told
+        assert "it goes on with: flower-vfl sweep" in told
+        assert re.search(r"flower-vfl: \S+ could not be written: No space left on device.* make space", told)
+        finished = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json") if ended(path)}
+        assert least <= len(finished) < 4
+        (disk / "filler").unlink(missing_ok=True)
+        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        done = sweep(toy, "--out", out, "--resume")
+        assert done.returncode == 0, done.stderr
+        assert {path: path.stat().st_mtime_ns for path in finished} == finished
+        statuses = pq.read_table(out / "trials.parquet").column("status").to_pylist()
+        assert statuses == ["finished"] * (4 if least else 2)
+        assert len(list(out.glob("*/report.html"))) == len(statuses)
 
 
 @pytest.fixture

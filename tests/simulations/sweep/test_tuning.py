@@ -64,6 +64,11 @@ class Odd(Exception):
         super().__init__(first)
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError("absent")
+
+
 def alone(folder):
     return {"one": (toy_config().model_dump(), str(folder / "one"), str(folder))}
 
@@ -85,6 +90,16 @@ def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, 
     assert said == []
 
 
+def test_an_error_whose_text_cannot_be_had_is_told_by_its_name(tmp_path, monkeypatch, said):
+    def failing(*_, **__):
+        raise Mute
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuning, "run_observed", failing)
+    with pytest.raises(RuntimeError, match=r"\nMute: its text cannot be had \(KeyError\)$"):
+        tuning._train({"run": "one"}, plans=alone(tmp_path))
+
+
 def test_what_fails_for_good_is_told_on_one_line_and_without_what_a_terminal_obeys(tmp_path, monkeypatch, said):
     def failing(*_, **__):
         raise TrainingError("first\nsecond\x1b[2J" + "x" * 10_000)
@@ -94,12 +109,42 @@ def test_what_fails_for_good_is_told_on_one_line_and_without_what_a_terminal_obe
     tuning._train({"run": "one"}, plans=alone(tmp_path))
     (told,) = (message["failed"] for message in said)
     assert told.startswith(r"TrainingError: first second\x1b[2Jxxx")
-    assert len(told) < 600
+    assert "characters left out" in told
+    assert len(told) < 10_100
 
 
-def test_a_worker_that_ended_is_told_by_the_last_line_of_its_own_file(tmp_path):
-    file = tmp_path / "error.txt"
-    file.write_bytes(b"Traceback\n  somewhere\nOdd: \xff gone\x1b[2J\n\n")
-    assert tuning._reason(SimpleNamespace(error_file=str(file))) == "Odd: \ufffd gone\\x1b[2J"
+class Noting:
+    """A sweep's folder and its board, as far as failures are told to them."""
+
+    def __init__(self):
+        self.noted, self.stacks = [], {}
+
+    def failed(self, run, text):
+        self.noted.append((run, text))
+
+    retried = failed
+
+
+FIRST = b"Failure # 1 (occurred at noon)\nTraceback\n  somewhere\nOdd: \xff gone\x1b[2J\n\n"
+SECOND = b"Failure # 2 (occurred at one)\nTraceback\n  elsewhere\nOdd: again\n"
+
+
+def test_a_worker_that_ended_is_told_by_the_last_line_of_its_own_file_and_all_that_is_new_in_it_is_noted(tmp_path):
+    file, folder, board = tmp_path / "error.txt", Noting(), Noting()
+    told = tuning._Told(folder, board)
+    trial = SimpleNamespace(config={"run": "one"}, error_file=str(file))
+    file.write_bytes(FIRST)
+    told.on_trial_recover(1, [], trial)
+    file.write_bytes(FIRST + SECOND)
+    told.on_trial_error(1, [], trial)
     for missing in (None, str(tmp_path / "none")):
-        assert tuning._reason(SimpleNamespace(error_file=missing)) == "the worker ended without a word"
+        trial.error_file = missing
+        told.on_trial_error(1, [], trial)
+    told.on_trial_result(1, [], trial, {"failed": "TrainingError: diverged"})
+    silent = "the worker ended without a word"
+    assert board.noted == [
+        *(("one", r) for r in ("Odd: \ufffd gone\\x1b[2J", "Odd: again", silent, silent, "TrainingError: diverged"))
+    ]
+    assert [text for _, text in folder.noted] == [
+        *(FIRST.decode(errors="replace").strip(), SECOND.decode().strip(), silent, silent, "TrainingError: diverged")
+    ]
