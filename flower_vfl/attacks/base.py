@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -109,6 +109,11 @@ def whole(attack: str, name: str, value: int) -> int:
     if not is_whole(value):
         raise ConfigError(f"{attack}: {name} is {value!r}; give a whole number from 1")
     return value
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Say whether a value is a whole or a floating point number; true is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def truth(attack: str, name: str, value: bool) -> bool:

@@ -48,7 +48,7 @@ class LearnedAttack(MemoryAttack):
 
     def __init__(self, k: int = 16, reads: History = "all") -> None:
         self.k = whole(self.name, "k", k)
-        if reads not in BLOCKS:
+        if not isinstance(reads, str) or reads not in BLOCKS:
             raise ConfigError(f"{self.name}: there is no {reads!r} to read; {suggestion(str(reads), BLOCKS)}")
         self.reads: History = reads
         self.keeps = frozenset(BLOCKS[reads])

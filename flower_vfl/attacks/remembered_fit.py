@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from flower_vfl.attacks.base import is_number
 from flower_vfl.attacks.learned import History, LearnedAttack
 from flower_vfl.attacks.readers import Reader, linear
 from flower_vfl.errors import ConfigError
@@ -31,7 +32,7 @@ class RememberedFitAttack(LearnedAttack):
 
     def __init__(self, k: int = 16, penalty: float = 1.0, reads: History = "all") -> None:
         super().__init__(k, reads)
-        if isinstance(penalty, bool) or not 0 < penalty < float("inf"):
+        if not is_number(penalty) or not 0 < penalty < float("inf"):
             raise ConfigError(f"remembered_fit: penalty is {penalty!r}; give a number above 0")
         self.penalty = penalty
 

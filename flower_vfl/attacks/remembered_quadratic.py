@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from flower_vfl.attacks.base import is_number
 from flower_vfl.attacks.learned import History, LearnedAttack
 from flower_vfl.attacks.readers import Reader, quadratic, standardising
 from flower_vfl.errors import ConfigError
@@ -41,7 +42,7 @@ class RememberedQuadraticAttack(LearnedAttack):
 
     def __init__(self, k: int = 16, shrinkage: float | None = None, reads: History = "all") -> None:
         super().__init__(k, reads)
-        if isinstance(shrinkage, bool) or (shrinkage is not None and not 0 < shrinkage <= 1):
+        if shrinkage is not None and (not is_number(shrinkage) or not 0 < shrinkage <= 1):
             raise ConfigError(
                 f"remembered_quadratic: shrinkage is {shrinkage!r}; give a number above 0 and up to 1, or leave it out "
                 "for the share that is estimated from the known rows"

@@ -269,6 +269,12 @@ class Attacker(FeatureParty):
         audit.fill(offset, piece, classes=frame.integer("classes"))
         return Frame(Kind.AUDITED, frame.step)
 
+    def _keep(self, frame: Frame) -> Frame:
+        answer = super()._keep(frame)
+        if frame.kind is Kind.RESTORE and self._remembered is not None:
+            self._remembered.check()
+        return answer
+
     def settle(self) -> None:
         """Write down what the attacks read so far."""
         if self._audit.complete:

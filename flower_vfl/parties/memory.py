@@ -5,13 +5,15 @@ until all rows have come again. So nothing is added twice, whatever is interrupt
 its checkpoint again, bit for bit, and each writes what it wrote before. No copy goes into a checkpoint.
 
 Each file has the rows in the order of the epoch that wrote it: a batch is one piece of it. In the order of the table
-each row of a batch would be a page of its own that changes, thirty times the bytes of the rows.
+each row of a batch would be a page of its own that changes, thirty times the bytes of the rows. So a checksum of all
+that an epoch has written grows with each batch, and a checkpoint holds it: a file that was damaged is not read.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -23,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_vfl.attacks.remembering import DEPTH, Kept, Memory, Sums, in_batch_units
+from flower_vfl.attacks.remembering import DEPTH, PIECE, Kept, Memory, Sums, in_batch_units
 from flower_vfl.errors import DataError
 from flower_vfl.files import reserve, writing_to
 from flower_vfl.parties.showing import read_only
@@ -51,6 +53,16 @@ class _Layer(NamedTuple):
     """Whether each row is at its own place, and added to there; else all are where they came in their epoch."""
 
 
+class _Written(NamedTuple):
+    """What the files of a layer hold that is still to be read.
+
+    Of each slot how many rows its epoch has written until now, and their CRC-32; none of what is written over next.
+    """
+
+    width: int
+    slots: list[tuple[int, int]]
+
+
 class RowMemory:
     """Adds up the gradients of each row over the epochs, each batch in its own units.
 
@@ -73,6 +85,7 @@ class RowMemory:
         self._half = wanted == {"mean"} and self._times <= HALF_PRECISION
         self._dtype: np.dtype[Any] = np.dtype(np.float16 if self._half else np.float32)
         self._layers: dict[str, _Layer] = {}
+        self._written: dict[str, _Written] = {}
         self._places: dict[int, Places] = {}
         self._next = 0
 
@@ -99,6 +112,47 @@ class RowMemory:
                 where = rows if in_place else self._places_of(epoch - 1).take(rows)
                 x += torch.from_numpy(slots[(before - 1) % len(slots)].take(where, axis=0))
             slots[before % len(slots)][here] = (x.clamp_(-_LARGEST, _LARGEST).half() if self._half else x).numpy()
+            if self._folder is not None:
+                self._note(layer, before, self._schedule.places(step))
+
+    def _note(self, layer: str, before: int, here: slice) -> None:
+        """Take what was just written into the checksum of its file."""
+        written, slots = self._written[layer].slots, self._layers[layer].slots
+        now = before % len(slots)
+        written[now] = here.stop, zlib.crc32(slots[now][here].data, written[now][1])
+        if here.stop == self._schedule.train_rows:
+            written[(before + 1) % len(slots)] = 0, 0
+
+    def state(self) -> dict[str, Any]:
+        """Return by which the files can be known again, as plain values."""
+        return {layer: {"width": width, "slots": list(slots)} for layer, (width, slots) in self._written.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._written = {layer: _Written(kept["width"], [*map(tuple, kept["slots"])]) for layer, kept in state.items()}
+
+    def check(self, layer: str) -> None:
+        """Open the files of a layer, where this process has not, and see that all that was written is there.
+
+        It reads all that is kept: once for a run that goes on from a checkpoint, not for each message.
+
+        Raises
+        ------
+        DataError
+            When a file is not there, or holds something else.
+        """
+        if self._folder is None or layer in self._layers or layer not in self._written:
+            return
+        width, written = self._written[layer]
+        found = self._in_files(layer, width, begins=False)
+        for slot, (sums, (rows, expected)) in enumerate(zip(found.slots, written, strict=True)):
+            if _checksum(sums[:rows]) != expected:
+                raise DataError(
+                    f"{self._path(self._folder, layer, slot)} was damaged or changed: its checksum is not that of "
+                    f"what the party wrote at layer {layer!r}; attacks that remember cannot go on; begin the run anew "
+                    "in another folder"
+                )
+        self._layers[layer] = found
 
     def at(self, layer: str, epoch: int) -> Memory:
         """Return what is remembered of a layer at the end of an epoch (from 1), the one that has just been recorded.
@@ -115,6 +169,7 @@ class RowMemory:
     def forget(self) -> None:
         """Let go of everything, also on the disk."""
         self._layers.clear()
+        self._written.clear()
         self._places.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -148,6 +203,8 @@ class RowMemory:
         """Map files where what is done again finds what was there before."""
         count = min(max(self._read, 2), self._times)
         shape = (self._schedule.train_rows, width)
+        if begins or layer not in self._written:
+            self._written[layer] = _Written(width, [(0, 0)] * count)
         return _Layer(tuple(self._map(layer, slot, shape, begins=begins) for slot in range(count)))
 
     def _map(self, layer: str, slot: int, shape: tuple[int, int], *, begins: bool) -> Sums:
@@ -156,7 +213,7 @@ class RowMemory:
         if self._folder is None:
             with writing_to(Path(tempfile.gettempdir()) / "memory"), tempfile.TemporaryFile() as file:
                 return _reserved(file, size, shape, self._dtype)
-        path = self._folder / f"{quote(layer, safe='')}-{slot}.by-epoch.f{8 * self._dtype.itemsize}"
+        path = self._path(self._folder, layer, slot)
         if begins:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with writing_to(path), path.open("wb+") as file:
@@ -167,6 +224,16 @@ class RowMemory:
                 "remember cannot go on; begin the run anew in another folder"
             )
         return _mapped(path, shape, self._dtype)
+
+    def _path(self, folder: Path, layer: str, slot: int) -> Path:
+        return folder / f"{quote(layer, safe='')}-{slot}.by-epoch.f{8 * self._dtype.itemsize}"
+
+
+def _checksum(sums: Sums) -> int:
+    found, step = 0, max(1, PIECE // sums.shape[1])
+    for low in range(0, len(sums), step):
+        found = zlib.crc32(sums[low : low + step].data, found)
+    return found
 
 
 def _reserved(file: IO[bytes], size: int, shape: tuple[int, int], dtype: np.dtype[Any]) -> Sums:

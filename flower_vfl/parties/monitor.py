@@ -263,6 +263,7 @@ class LeakageMonitor:
             view.scorer.restore(entry["steps"])
             if view.remembered is not None:
                 view.remembered.restore(entry["remembered"])
+                view.remembered.check()
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry a party and attack for `result.json`."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory, MemoryAttack
-from flower_vfl.errors import ConfigError
+from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.files import boot
 from flower_vfl.metrics import LeakSummary, auc_interval, separation
 from flower_vfl.parties.memory import RowMemory
@@ -144,6 +144,7 @@ class MemoryScorer:
         self._memory = RowMemory(schedule, {kept for attack in attacks for kept in attack.keeps}, folder=folder)
         self._layers = list(layers)
         self._unread: dict[str, str] = {}
+        self._boot = boot()
         self._found = [
             _Remembered(
                 attack,
@@ -267,6 +268,7 @@ class MemoryScorer:
         """Return what was measured so far, as plain values; what is remembered is in files already."""
         return {
             "boot": boot(),
+            "memory": self._memory.state(),
             "latest": self.latest,
             "layers": list(self._layers),
             "unread": dict(self._unread),
@@ -277,15 +279,31 @@ class MemoryScorer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned.
-
-        Nobody waited for the disk to write what is remembered: where the machine was started anew since, it may not be
-        there, and nothing is read of it any more.
-        """
+        """Go on from what `state` returned."""
         self.latest, self._layers, self._unread = state["latest"], list(state["layers"]), dict(state["unread"])
-        if state["boot"] != boot():
-            for layer in tuple(self._layers):
-                self._give_up(layer, "this machine was started anew, and what was remembered until then may be lost")
+        self._boot = state["boot"]
+        self._memory.restore(state["memory"])
         for found, entry in zip(self._found, state["found"], strict=True):
             restore_summary(found.summary, entry["summary"])
             found.epochs, found.intervals = list(entry["epochs"]), list(entry["intervals"])
+
+    def check(self) -> None:
+        """See whether all that was remembered until a checkpoint is there as it was written.
+
+        Nobody waited for the disk to write it: where the machine was started anew since, some may be lost, and nothing
+        is read at such a layer any more.
+
+        Raises
+        ------
+        DataError
+            When a file is damaged or gone, and the machine was not started anew.
+        """
+        for layer in tuple(self._layers):
+            try:
+                self._memory.check(layer)
+            except DataError:
+                if self._boot == boot():
+                    raise
+                self._give_up(
+                    layer, "this machine was started anew, and what was remembered until then is not all there"
+                )

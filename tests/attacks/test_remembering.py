@@ -18,6 +18,7 @@ from flower_vfl.attacks import (
     RememberedFitAttack,
     RememberedHintAttack,
     RememberedNormAttack,
+    make_attack,
     remembering,
 )
 from flower_vfl.attacks.readers import ridge
@@ -231,3 +232,17 @@ def test_without_known_rows_of_the_classes_that_it_needs_an_attack_refuses(attac
 def test_impossible_parameters_are_refused(make):
     with pytest.raises(ConfigError):
         make()
+
+
+@pytest.mark.parametrize("value", ["1.0", [1], {"a": 1}, True])
+@pytest.mark.parametrize(
+    ("attack", "parameter", "words"),
+    [
+        ("remembered_fit", "penalty", "remembered_fit: penalty is .*; give a number above 0"),
+        ("remembered_quadratic", "shrinkage", "remembered_quadratic: shrinkage is .*; give a number above 0 and up"),
+        ("remembered_network", "reads", "remembered_network: there is no .* to read"),
+    ],
+)
+def test_a_parameter_of_another_type_is_refused_in_the_words_of_the_attack(attack, parameter, words, value):
+    with pytest.raises(ConfigError, match=words):
+        make_attack(attack, **{parameter: value})

@@ -239,12 +239,31 @@ def test_a_run_whose_memory_was_removed_does_not_go_on(tmp_path):
         run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), resume=True)
 
 
-def test_after_a_restart_of_the_machine_nothing_more_is_read_and_that_is_told(tmp_path, monkeypatch):
-    """Its disk may not have what was remembered; training goes on all the same."""
-    config = config_of("remembered_norm", checkpoint={"every": 2})
-    alone = run(config, data=lambda _: toy_data(rows=300))
+def interrupted(tmp_path, step, every):
+    """Return a configuration, and a run of it that ended after so many steps."""
+    config = config_of("remembered_norm", checkpoint={"every": every})
     with pytest.raises(KeyboardInterrupt):
-        run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), observers=(Interrupt(8),))
+        run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), observers=(Interrupt(step),))
+    return config
+
+
+def lose(tmp_path):
+    """Let the disk have zeros where something was written last, in all files."""
+    files = list(tmp_path.rglob("*.by-epoch.*"))
+    assert files
+    for file in files:
+        content = bytearray(file.read_bytes())
+        content[: len(content) // 4] = bytes(len(content) // 4)
+        file.write_bytes(content)
+
+
+def test_after_a_restart_of_the_machine_on_whose_disk_not_all_is_nothing_more_is_read_and_that_is_told(
+    tmp_path, monkeypatch
+):
+    """Training goes on all the same."""
+    config = interrupted(tmp_path, 8, every=2)
+    alone = run(config, data=lambda _: toy_data(rows=300))
+    lose(tmp_path)
     monkeypatch.setattr(remembering, "boot", lambda: "another")
     resumed = run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), resume=True)
     assert resumed.summary["weights"] == alone.summary["weights"]
@@ -252,6 +271,31 @@ def test_after_a_restart_of_the_machine_nothing_more_is_read_and_that_is_told(tm
     for key, entry in entries_of(resumed).items():
         assert entry["values"] == before[key]["values"][:1]
         assert "started anew" in entry["unavailable"]
+
+
+@pytest.mark.parametrize(("step", "every", "lost"), [(8, 2, False), (3, 2, False), (5, 0, False), (3, 0, True)])
+def test_after_a_restart_of_the_machine_a_run_remembers_all_that_its_disk_still_has(
+    tmp_path, monkeypatch, step, every, lost
+):
+    """Before its first checkpoint but that of the beginning there is nothing to lose."""
+    config = interrupted(tmp_path, step, every)
+    if lost:
+        lose(tmp_path)
+    monkeypatch.setattr(remembering, "boot", lambda: "another")
+    resumed = run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), resume=True)
+    assert entries_of(resumed) == entries_of(run(config, data=lambda _: toy_data(rows=300)))
+
+
+@pytest.mark.parametrize("place", ["a/**/cut-*", "b/**/first-*", "label/**/monitor-a+b/cut-*", "label/**/cut-0*"])
+def test_a_memory_that_was_damaged_is_refused_by_name(tmp_path, place):
+    config = interrupted(tmp_path, 8, every=2)
+    kept = [file for file in (tmp_path / "run" / "checkpoints").glob(place) if file.is_file()]
+    for file in kept[:2]:
+        with file.open("r+b") as opened:
+            opened.seek(11)
+            opened.write(b"#")
+    with pytest.raises(Exception, match=r"\.by-epoch\.f16 was damaged or changed: its checksum is not that of"):
+        run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), resume=True)
 
 
 def by_day(rows=300):
