@@ -157,17 +157,20 @@ CIFAR = Study(
 NIGHT = {"mnist": MNIST, "width": WIDTH, "census": CENSUS, "fashion": FASHION, "cifar": CIFAR}
 
 
-def _in_full(study: Study, preset: str) -> Study:
-    """Return a study with all strengths and all leaked labels of the paper, and five seeds."""
-    return replace(study, preset=preset, settings=_AS_PRINTED, attacks=MNIST.attacks, seeds=5)
+def _in_full(study: Study, preset: str, **more: Any) -> Study:
+    """Return a study at the paper's size: five seeds, and no run that stops early, as only its undefended ones do."""
+    return replace(study, preset=preset, seeds=5, changes={**study.changes, "training": {"patience": 0}}, **more)
 
+
+_ALL: Mapping[str, Any] = {"settings": _AS_PRINTED, "attacks": MNIST.attacks}
+"""All strengths and all leaked labels of the paper."""
 
 PAPER = {
-    "mnist": replace(MNIST, preset="mnist", seeds=5),
-    "width": replace(WIDTH, preset="mnist", seeds=5),
+    "mnist": _in_full(MNIST, "mnist"),
+    "width": _in_full(WIDTH, "mnist"),
     "census": replace(CENSUS, seeds=5),
-    "fashion": _in_full(FASHION, "fashion"),
-    "cifar": _in_full(CIFAR, "cifar10"),
+    "fashion": _in_full(FASHION, "fashion", **_ALL),
+    "cifar": _in_full(CIFAR, "cifar10", **_ALL),
 }
 
 SIZES: dict[str, dict[str, Study]] = {"night": NIGHT, "paper": PAPER}

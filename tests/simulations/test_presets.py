@@ -7,16 +7,18 @@ import pytest
 from flower_vfl.config import load_config, preset_names
 from flower_vfl.data.catalog import RECIPES
 from flower_vfl.data.recipe import build_options
+from flower_vfl.simulations.sweep.definition import load_definition
+from flower_vfl.simulations.sweep.trials import trials_of
 
 PAPERS = {
-    "criteo": {"network": "wide-deep", "batch": 1024, "epochs": 5, "rate": 1e-4, "cut": 128},
-    "avazu": {"network": "wide-deep", "batch": 32768, "epochs": 5, "rate": 1e-4, "cut": 128},
-    "avazu-days": {"network": "wide-deep", "batch": 1024, "epochs": 1, "rate": 1e-4, "cut": 128},
-    "isic": {"network": "isic", "batch": 128, "epochs": 1000, "rate": 1e-5, "cut": 0},
-    "mnist": {"network": "mnist", "batch": 128, "epochs": 100, "rate": 1e-3, "cut": 0},
-    "fashion": {"network": "fashion", "batch": 128, "epochs": 100, "rate": 1e-3, "cut": 0},
-    "cifar10": {"network": "resnet20", "batch": 128, "epochs": 100, "rate": 1e-3, "cut": 0},
-    "dbpedia": {"network": "textcnn", "batch": 256, "epochs": 100, "rate": 1e-3, "cut": 0},
+    "criteo": {"network": "wide-deep", "batch": 1024, "epochs": 5, "rate": 1e-4, "cut": 128, "patience": 0},
+    "avazu": {"network": "wide-deep", "batch": 32768, "epochs": 5, "rate": 1e-4, "cut": 128, "patience": 0},
+    "avazu-days": {"network": "wide-deep", "batch": 1024, "epochs": 1, "rate": 1e-4, "cut": 128, "patience": 0},
+    "isic": {"network": "isic", "batch": 128, "epochs": 1000, "rate": 1e-5, "cut": 0, "patience": 0},
+    "mnist": {"network": "mnist", "batch": 128, "epochs": 100, "rate": 1e-3, "cut": 0, "patience": 20},
+    "fashion": {"network": "fashion", "batch": 128, "epochs": 100, "rate": 1e-3, "cut": 0, "patience": 20},
+    "cifar10": {"network": "resnet20", "batch": 128, "epochs": 100, "rate": 1e-3, "cut": 0, "patience": 20},
+    "dbpedia": {"network": "textcnn", "batch": 256, "epochs": 100, "rate": 1e-3, "cut": 0, "patience": 20},
 }
 STAND_INS = {"criteo": "census-income", "avazu": "flights", "avazu-days": "flights", "isic": "fashion-mnist"}
 
@@ -37,9 +39,24 @@ def test_a_preset_can_be_read_names_data_that_there_is_and_says_what_it_is(prese
 def test_each_set_up_of_the_papers_has_its_preset_with_the_papers_numbers(preset):
     config, paper = load_config(preset), PAPERS[preset]
     found = {"network": config.model.network, "batch": config.training.batch_size, "epochs": config.training.epochs}
-    found |= {"rate": config.training.learning_rate, "cut": config.model.cut}
+    found |= {"rate": config.training.learning_rate, "cut": config.model.cut, "patience": config.training.patience}
     assert found == paper
     assert config.training.optimizer == "adam"
+
+
+@pytest.mark.parametrize("preset", PAPERS)
+def test_what_the_papers_add_to_the_loss_is_a_decay_of_twice_as_much(preset):
+    training = load_config(preset).training
+    assert training.embedding_decay == (0.02 if preset in ("criteo", "avazu", "avazu-days") else 0.0)
+    assert training.weight_decay == (0.004 if preset == "isic" else 0.0)
+
+
+@pytest.mark.parametrize("preset", ["mnist", "fashion", "cifar10", "dbpedia"])
+def test_sweeps_of_defended_embeddings_train_as_the_paper_does_with_a_defense(preset):
+    trials = trials_of(load_definition(f"{preset}-embeddings-sweep"))
+    assert {(trial.config.training.epochs, trial.config.training.patience) for trial in trials} == {(100, 0)}
+    strengths = {(entry["name"], entry.get("normalise")) for trial in trials for entry in trial.config.defenses}
+    assert strengths == {("potential_energy", None), ("distance_correlation", True), ("label_dp", None)}
 
 
 @pytest.mark.parametrize("preset", PAPERS)
