@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from zlib_ng import zlib_ng
 
 from flower_vfl.attacks.remembering import DEPTH, PIECE, Kept, Memory, Sums, in_batch_units
 from flower_vfl.errors import DataError
@@ -119,7 +119,7 @@ class RowMemory:
         """Take what was just written into the checksum of its file."""
         written, slots = self._written[layer].slots, self._layers[layer].slots
         now = before % len(slots)
-        written[now] = here.stop, zlib.crc32(slots[now][here].data, written[now][1])
+        written[now] = here.stop, zlib_ng.crc32(slots[now][here].data, written[now][1])
         if here.stop == self._schedule.train_rows:
             written[(before + 1) % len(slots)] = 0, 0
 
@@ -232,7 +232,7 @@ class RowMemory:
 def _checksum(sums: Sums) -> int:
     found, step = 0, max(1, PIECE // sums.shape[1])
     for low in range(0, len(sums), step):
-        found = zlib.crc32(sums[low : low + step].data, found)
+        found = zlib_ng.crc32(sums[low : low + step].data, found)
     return found
 
 
