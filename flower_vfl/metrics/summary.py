@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def nearest_rank(values: ArrayLike, q: float = 0.95) -> float:
     """Return the smallest of the values that at least the share ``q`` of them does not exceed.
 
-    Always one of the values, never an interpolation; NaN where there are none.
+    Always one of the values, never an interpolation; of fewer than 20 the 95 % quantile is the largest. NaN where there
+    are none.
 
     Examples
     --------

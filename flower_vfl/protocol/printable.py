@@ -10,10 +10,10 @@ def words_of(error: BaseException, most: int = 10_000) -> str:
 
     Examples
     --------
-    >>> words_of(ValueError("no"))
-    'ValueError: no'
+    >>> words_of(ValueError("no")), words_of(StopIteration())
+    ('ValueError: no', 'StopIteration')
     """
-    return shortened(f"{type(error).__name__}: {_said(error)}", most)
+    return shortened(": ".join(filter(None, (type(error).__name__, _said(error)))), most)
 
 
 def reason_of(error: BaseException, most: int = 10_000) -> str:

@@ -189,6 +189,12 @@ def _words(error: BaseException) -> str:
     return _line(words_of(error))
 
 
+def _whole(error: BaseException) -> RuntimeError:
+    """Return an error that Tune can send, and takes for no end: where another came from, and in the last line what."""
+    told = "".join(traceback.format_exception(error))[-_MOST_TRACED:]
+    return RuntimeError(f"{told}\n{_words(error)}")
+
+
 class _Steps(Observer):
     """Reports how far a trial is, once a second."""
 
@@ -219,6 +225,8 @@ def _train_stack(params: Mapping[str, str], *, plans: Mapping[str, list[Plan]]) 
             lost = train_stack(configs, folders, told=_told)
     except (FlowerVflError, RuntimeError) as error:  # memory of a card, for instance
         tune.report({_FAILED: _words(error)})
+    except BaseException as error:  # noqa: BLE001 - see `_whole`
+        raise _whole(error) from None
     else:
         names = ", ".join(folders[run].name for run in lost)
         tune.report({_FAILED: f"{len(lost)} of them diverged: {names}"} if lost else {"finished": True})
@@ -235,8 +243,7 @@ def _train(params: Mapping[str, str], *, plans: Mapping[str, Plan]) -> None:
             run_observed(build_config(values), Path(folder), resume=True, observers=observers, patience=_LOCKED_SECONDS)
     except (InputError, TrainingError) as error:  # it would fail again
         tune.report({_FAILED: _words(error)})
-    except BaseException as error:  # noqa: BLE001 - Tune takes some for an end that is none, and cannot send others
-        told = "".join(traceback.format_exception(error))[-_MOST_TRACED:]
-        raise RuntimeError(f"{told}\n{_words(error)}") from None
+    except BaseException as error:  # noqa: BLE001 - see `_whole`
+        raise _whole(error) from None
     else:
         tune.report({"finished": True})

@@ -74,7 +74,8 @@ def alone(folder):
 
 
 @pytest.mark.parametrize("error", [StopIteration("gone"), SystemExit("gone"), Odd("gone", 2)], ids=repr)
-def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, monkeypatch, said, error):
+@pytest.mark.parametrize("stacked", [False, True], ids=["alone", "in a stack"])
+def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, monkeypatch, said, error, stacked):
     """Of the first two Tune tells words of its own, and the third it cannot send."""
 
     def failing(*_, **__):
@@ -82,8 +83,10 @@ def test_what_a_users_method_raises_reaches_the_driver_whatever_it_is(tmp_path, 
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning, "run_observed", failing)
+    monkeypatch.setattr(tuning, "train_stack", failing)
+    train, given = (tuning._train_stack, plans(tmp_path)) if stacked else (tuning._train, alone(tmp_path))
     with pytest.raises(RuntimeError) as ended:
-        tuning._train({"run": "one"}, plans=alone(tmp_path))
+        train({"run": next(iter(given))}, plans=given)
     told = str(copy.copy(ended.value))
     assert told.splitlines()[-1] == f"{type(error).__name__}: gone"
     assert "in failing" in told
