@@ -1,8 +1,9 @@
 """A stand-in for a card: a device on which all is computed in main memory, and every wait for it is counted.
 
 What a real card refuses is refused: an operation on tensors of two devices, and numpy's view of a tensor that lies
-there. What makes the processor wait for a real card is counted, with the function of the package that asked for it. Of
-times and of the memory of a card it says nothing.
+there. So is a copy to main memory that is not waited for: on a real card it would be read before it has come. What
+makes the processor wait for a real card is counted, with the function of the package that asked for it. Of times and
+of the memory of a card it says nothing.
 
 It is PyTorch's own extension point for devices (`PrivateUse1`), implemented in Python: dispatcher, autograd, optimizers
 and `torch.func` treat it as they treat "cuda". Once a process has it, it stays; tensors come there within `card` only.
@@ -149,7 +150,10 @@ def _note(name: str, args: Any, kwargs: dict[str, Any], *, ours: bool, there: bo
     waits = ours and name in READS | DECOMPOSES
     if name in ("copy_", "_to_copy"):
         crossing = isinstance(args[0], OnCard) != isinstance(args[1], OnCard) if name == "copy_" else ours != there
-        waits = crossing and not (there and (kwargs.get("non_blocking") or args[2:] == (True,)))
+        goes_on = kwargs.get("non_blocking") or args[2:] == (True,)
+        if crossing and goes_on and not there:
+            raise RuntimeError(f"{name}: what comes from {NAME}:0 to cpu must be waited for")
+        waits = crossing and not goes_on
     elif name in ("index", "index_put_", "_index_put_impl_"):
         waits = any(one.dtype == torch.bool or not isinstance(one, OnCard) for one in args[1] if one is not None)
     elif name == "repeat_interleave":

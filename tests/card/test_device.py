@@ -49,6 +49,15 @@ def test_numpy_does_not_see_what_lies_there(view):
         view(torch.ones(2).to(device))
 
 
+def test_what_comes_from_there_must_be_waited_for():
+    with card() as device:
+        there = torch.ones(2).to(device)
+        with pytest.raises(RuntimeError, match="must be waited for"):
+            there.to("cpu", non_blocking=True)
+        with pytest.raises(RuntimeError, match="must be waited for"):
+            torch.zeros(2).copy_(there, non_blocking=True)
+
+
 WAITS = {
     "a number is read": lambda x: x.sum().item(),
     "it decides": lambda x: bool((x > 0).all()),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.attacks import make_attacks
-from flower_vfl.attacks.base import HINTS, REFERENCE, RowAttack, SideInformation
+from flower_vfl.attacks import make_attack, make_attacks
+from flower_vfl.attacks.base import HINTS, NOTHING, REFERENCE, Attack, RowAttack, SideInformation
 from flower_vfl.errors import ArgumentError
 from flower_vfl.parties.saying import Waiting, answer
 from flower_vfl.protocol.transcript import StepTrace, Transcript
@@ -38,6 +38,7 @@ def steps(device, attacks, layers=("cut", "first")):
 def test_what_is_said_on_a_card_is_what_is_said_in_main_memory():
     attacks = make_attacks([{"name": name} for name in NAMES])
     targets, here = steps("cpu", attacks)
+    assert all(step.held == 0 for step in here)  # each was asked in its step
     answer(targets, here)
     with card() as device:
         targets, there = steps(device, attacks)
@@ -45,6 +46,7 @@ def test_what_is_said_on_a_card_is_what_is_said_in_main_memory():
         with counting() as waits:
             answer(targets, there)
     assert waits["tensors.brought"] == 2  # what was asked together, and what was said in its step
+    assert "arrays.as_numpy" not in waits
     for mine, theirs in zip(there, here, strict=True):
         assert mine.held == theirs.held == 0
         for place, (attack, _) in enumerate(targets):
@@ -65,8 +67,69 @@ class Wrong(RowAttack):
         return rows.sum(dim=(-2, -1))
 
 
-def test_an_attack_that_does_not_say_one_number_a_row_is_refused_by_name():
+class Words(RowAttack):
+    """Says something that is no tensor."""
+
+    name = "words"
+
+    def rate(self, rows, known):
+        return ["positive"] * len(rows)
+
+
+class Alone(Attack):
+    """Is asked in its step, and answers in main memory, as numpy has it."""
+
+    name = "alone"
+
+    def score(self, transcript, layer, side=NOTHING):
+        return transcript.last.gradients[layer].cpu().numpy()[:, 0]
+
+
+class Looking(RowAttack):
+    """Keeps what it is shown."""
+
+    def __init__(self, name):
+        self.name, self.shown = name, []
+
+    def rate(self, rows, known):
+        self.shown.append(rows)
+        return rows[..., 0]
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (Wrong(), r"'wrong' says \(3,\) of several batches: \(3, 12\) is needed"),
+        (Words(), r"'words' says list of several batches: \(3, 12\) is needed"),
+    ],
+)
+def test_an_attack_that_does_not_say_one_number_a_row_is_refused_by_name(attack, words):
     with card() as device:
-        targets, waiting = steps(device, [Wrong()])
-        with pytest.raises(ArgumentError, match=r"'wrong' says \(3,\) of several batches: \(3, 12\) is needed"):
+        targets, waiting = steps(device, [attack])
+        with pytest.raises(ArgumentError, match=words):
             answer(targets, waiting)
+
+
+def test_in_main_memory_it_is_refused_by_name_too():
+    targets, waiting = steps("cpu", [make_attack("norm"), Wrong()])
+    with pytest.raises(ArgumentError, match=r"the attack 'wrong' says \(\) of 12 rows: \(12,\) is needed"):
+        answer(targets, waiting)
+
+
+def test_what_an_attack_says_in_its_step_may_be_in_main_memory_already():
+    targets, here = steps("cpu", [Alone()])
+    with card() as device:
+        targets, there = steps(device, [Alone()])
+        for waiting in (here, there):
+            answer(targets, waiting)
+    for mine, theirs in zip(there, here, strict=True):
+        assert mine.found(1)[0].tolist() == theirs.found(1)[0].tolist()
+
+
+def test_all_attacks_on_a_layer_look_at_one_stack_of_its_gradients():
+    attacks = [Looking("one"), Looking("another")]
+    with card() as device:
+        answer(*steps(device, attacks))
+    one, another = (attack.shown for attack in attacks)
+    assert [rows.shape for rows in one] == [(3, 12, 5), (1, 7, 5)] * 2
+    assert all(mine is theirs for mine, theirs in zip(one, another, strict=True))

@@ -194,6 +194,9 @@ def test_with_covariances_parties_together_have_those_of_all_their_gradients(wid
     assert log[f"marvell_full.sum_kl_after.{who}"] != pytest.approx(sum(alone), rel=0.01)  # deviations are one number
     powers = [log[f"marvell_full.noise_power.{party}"] for party in widths]
     assert log[f"marvell_full.noise_power.{who}"] == pytest.approx(sum(powers))
+    alike = [log[f"marvell_full.likeness.{party}"] for party in widths]
+    assert max(alike) - min(alike) > 0.01
+    assert log[f"marvell_full.likeness.{who}"] == pytest.approx(np.average(alike, weights=powers))
 
 
 def test_the_best_reader_of_parties_together_stays_below_what_they_are_promised():

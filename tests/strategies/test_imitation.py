@@ -17,7 +17,8 @@ from flower_vfl.rng import Secret
 from flower_vfl.strategies import MarvellFull, VerticalStrategy
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.imitation import MIXED, ROWS, WIDEST, Imitation
-from flower_vfl.strategies.noise import keyed_words
+from flower_vfl.strategies.marvell_full import _draw, estimate, optimal_noise
+from flower_vfl.strategies.noise import Noise, keyed_words
 from flower_vfl.testing.subject import same, strategy
 from tests.toys import toy_config, toy_data
 
@@ -255,6 +256,27 @@ def test_one_step_costs_the_power_that_was_asked_for_and_leaves_the_divergence_t
         measured = float((noisy - gradients[0]).square().sum(dim=1).mean())
         assert measured == pytest.approx(log["marvell_full.noise_power"], rel=0.1)
     assert logs[0] == logs[1]
+
+
+def test_mixtures_add_what_one_class_lacks_and_nothing_that_both_get():
+    """Against whole matrices: numbers that stand for normal ones are stretched by the root of what a class lacks."""
+    labels, unit = half(400), 0.3
+    wide = torch.linspace(0.1, 1.0, 6, dtype=torch.float64)
+    g = torch.where(labels[:, None] == 1, 0.5 + wide * normals(400, 6), wide.flip(0) * normals(400, 6, seed=1))
+    pair = estimate(g, labels)
+    noise = optimal_noise(pair, 4.0 * pair.g)
+    numbers = normals(400, 6, seed=3)
+    with_numbers, without = (
+        _draw(g, labels, noise, unit, Noise(generator(7)), imitating=one) for one in (numbers, 0.0 * numbers)
+    )
+    directions = noise.directions.double().numpy()
+    lacks = (noise.levels - noise.levels.amin(dim=0)).numpy()
+    assert (lacks.max(axis=1) > 0.0).all()
+    for label in (0, 1):
+        of_class = (labels == label).numpy()
+        root = directions @ np.diag(np.sqrt(lacks[label])) @ directions.T
+        expected = unit * numbers.numpy()[of_class] @ root
+        assert (with_numbers - without).numpy()[of_class] == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("scope", ["joint", "per-party"])

@@ -1,6 +1,7 @@
 """What Marvell promises about all releases of a row together."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.metrics import auc_bound, leak_auc
+from flower_vfl.metrics import auc_bound, leak_auc, together
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Marvell, MarvellFull, VerticalStrategy, marvell_course
 from flower_vfl.strategies.marvell_course import Course
@@ -32,6 +33,15 @@ def gradients(own, seed=0):
     return means + (own if own is not None else fresh)
 
 
+def taken(course, g, rows):
+    """Let a course see a batch; return its model and its noise."""
+    y = LABELS[rows].long()
+    classes = estimate(g, y)
+    spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 4.0 * classes.g)
+    course.add(classes, spectrum, g, y, rows)
+    return classes, spectrum
+
+
 def epochs(count, own=None, rho=0.0, step=128):
     """Let a course see epochs, batch by batch; return what it says after each, and what each batch's noise leaves."""
     course, said, left = Course(LABELS.numpy()), [], []
@@ -40,11 +50,7 @@ def epochs(count, own=None, rho=0.0, step=128):
         order = np.random.default_rng(epoch).permutation(ROWS)
         for low in range(0, ROWS, step):
             rows = order[low : low + step]
-            mine, y = g[rows], LABELS[rows].long()
-            classes = estimate(mine, y)
-            spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 4.0 * classes.g)
-            course.add(classes, spectrum, mine, y, rows)
-            left.append(spectrum.sum_kl)
+            left.append(taken(course, g[rows], rows)[1].sum_kl)
         said.append(course.end_epoch(rho))
     return said, np.array(left)
 
@@ -55,6 +61,93 @@ def test_with_fresh_noise_the_divergences_of_the_epochs_add_up():
     for count, found in enumerate(said, start=1):
         assert found["kept"] == pytest.approx(0.0, abs=0.1)
         assert found["sum_kl"] == pytest.approx(count * single, rel=0.2)
+
+
+def test_a_release_is_the_mean_of_its_batches_each_in_units_of_its_own_rows():
+    """Of any scale, and whatever the line is on which the class means of a batch differ."""
+    course, found = Course(LABELS.numpy()), []
+    taken(course, gradients(None, seed=9), np.arange(ROWS))
+    course.end_epoch(0.0)
+    for number, scale in enumerate((1.0, 1e-5, 300.0)):
+        rows = np.arange(ROWS)[number::3]
+        g = scale * gradients(None, seed=number)[rows].roll(number, dims=1)
+        classes, spectrum = taken(course, g, rows)
+        square, positive = float(g.square().sum(dim=1).mean()), LABELS[rows]
+        apart = (g[positive].mean(dim=0) - g[~positive].mean(dim=0)).numpy() / math.sqrt(square)
+        levels = [getattr(spectrum, f"lam{n}_{c}") for n in (1, 2) for c in ("neg", "pos")]
+        found.append((apart, np.array([classes.u, classes.v, *levels]) * classes.unit**2 / square))
+    course.end_epoch(0.0)
+    release, means = course._releases[1], np.mean([numbers for _, numbers in found], axis=0)
+    pointing = np.sum([apart for apart, _ in found], axis=0)
+    assert release.direction == pytest.approx(pointing / np.linalg.norm(pointing), abs=1e-9)
+    assert release.distance == pytest.approx(math.sqrt(np.mean([np.square(apart).sum() for apart, _ in found])))
+    assert (*release.spread, *release.along, *release.across) == pytest.approx(means.tolist())
+
+
+def test_batches_of_another_width_and_batches_of_zeros_teach_nothing_of_a_release():
+    course, other = Course(LABELS.numpy()), Course(LABELS.numpy())
+    rows = np.arange(ROWS)
+    for one in (course, other):
+        classes, spectrum = taken(one, gradients(None), rows)
+    nothing = replace(classes, g=0.0, u=0.0, v=0.0, rms=0.0)
+    assert not course.count(nothing, spectrum, rows)
+    assert course.end_epoch(0.0) == other.end_epoch(0.0)
+    wider = torch.cat([gradients(None, seed=1)] * 2, dim=1)
+    taken(course, gradients(None), rows)
+    for one in (course, Course(LABELS.numpy())):
+        taken(one, wider, rows)
+        assert one.end_epoch(0.0)["kept"] == 0.0
+        assert len(one._releases[-1].direction) == 2 * WIDTH
+
+
+def test_class_means_that_coincide_have_some_direction():
+    course = Course(LABELS.numpy())
+    classes = replace(estimate(gradients(None), LABELS.long()), g=0.0)
+    spectrum = optimal_noise(classes.u, classes.v, classes.d, 1.0, classes.p, 1.0)
+    course.add(classes, spectrum, gradients(None), LABELS.long(), np.arange(ROWS))
+    assert math.isfinite(course.end_epoch(0.0)["sum_kl"])
+    assert course._releases[0].distance == 0.0
+
+
+def test_what_comes_again_of_each_class_counts_for_that_class():
+    """Negatives have the same deviations in each epoch, wide ones; positives have new and narrow ones."""
+    course, rows = Course(LABELS.numpy()), np.arange(ROWS)
+    own = 2.0 * torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    for seed in range(2):
+        fresh = 0.5 * (gradients(None, seed=seed) - gradients(torch.zeros(ROWS, WIDTH)))
+        taken(course, gradients(torch.where(LABELS[:, None], fresh, own)), rows)
+        said = course.end_epoch(0.0)
+    assert said["kept"] == pytest.approx(0.5, abs=0.05)
+    shares = np.stack([np.ones((2, 2)), np.eye(2)])
+    found, swapped = (together(course._releases, rho=0.0, kept=kept).sum_kl() for kept in (shares, shares[::-1]))
+    assert said["sum_kl"] == pytest.approx(found, rel=0.02)
+    assert said["sum_kl"] != pytest.approx(swapped, rel=0.2)
+
+
+def test_a_row_that_comes_once_has_the_release_of_its_own_epoch_alone():
+    course = Course(LABELS.numpy(), repeats=False)
+    for seed in range(3):
+        _, spectrum = taken(course, gradients(None, seed=seed), np.arange(ROWS))
+        said = course.end_epoch(1.0)
+        assert said == {"sum_kl": pytest.approx(spectrum.sum_kl), "kept": 0.0}
+    assert not course._recurrence.state()["now"].numel()  # what comes again is not even looked for
+
+
+def test_of_batches_whose_rows_are_not_known_nobody_knows_what_comes_again():
+    course = Course(LABELS.numpy())
+    classes, spectrum = taken(course, gradients(None), np.arange(ROWS))
+    assert course.end_epoch(0.0)
+    course.add(classes, spectrum, gradients(None), LABELS.long(), None)
+    said = course.end_epoch(0.0)
+    assert said == {}
+    assert course.largest == math.inf
+
+
+def test_before_its_first_batch_a_course_knows_of_no_divergence():
+    course = Course(LABELS.numpy())
+    assert course.largest == 0.0
+    course.note(replace(optimal_noise(1.0, 1.0, 6, 1.0, 0.3, 1.0), sum_kl=0.01))
+    assert course.largest == 0.01
 
 
 def test_after_one_batch_the_promise_is_what_its_noise_leaves_and_the_largest_is_kept():

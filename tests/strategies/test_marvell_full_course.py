@@ -191,6 +191,45 @@ def test_each_batch_of_an_epoch_is_as_likely_in_a_chain_as_any_other():
     assert np.abs(seen - count * share).max() < 5 * math.sqrt(count * share * (1 - share))
 
 
+@pytest.mark.parametrize("count", [8, 3])
+def test_a_chain_puts_any_batch_of_an_epoch_behind_any_batch_of_the_one_before(count):
+    """Each chain's number of repeated places within five standard errors of that of chance: one in each epoch."""
+    g, y = batches(2, rows=6)
+    pair = estimate(g, y)
+    noise, course, epochs = optimal_noise(pair, 1.0), FullCourse(LABELS), 200
+    for _ in range(epochs):
+        for batch in range(count):
+            course.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
+        course.end_epoch(0.0)
+    scale = release(pair, [Part(noise)]).noise[0, 0, 0]
+    places = np.array([[round(one.noise[0, 0, 0] / scale) for one in chain] for chain in course._chains])
+    shares = [np.bincount(epoch, minlength=count + 1)[1:] for epoch in places.T]
+    assert all(sorted(share) == sorted(len(range(first, CHAINS, count)) for first in range(count)) for share in shares)
+    again = np.array(shares[0]) @ np.array(shares[0]) / CHAINS**2
+    found = (places[:, 1:] == places[:, :-1]).sum(axis=1)
+    assert np.abs(found - (epochs - 1) * again).max() < 5 * math.sqrt((epochs - 1) * again * (1 - again))
+
+
+def test_the_largest_divergence_is_that_of_a_step_or_of_all_epochs_together():
+    """It is never forgotten, and known again after an interruption."""
+    course, again = FullCourse(LABELS), FullCourse(LABELS)
+    assert course.largest == 0.0
+    seen = []
+    for number in range(2):
+        for step, (g, y, rows) in enumerate(epoch(number, 0.9)):
+            pair = estimate(g, y)
+            noise = optimal_noise(pair, 4.0 * pair.g)
+            left = 2.0 * noise.sum_kl if step == 3 else noise.sum_kl
+            course.add(pair, [Part(noise)], left, g, y, rows)
+            seen.append(left)
+            assert course.largest == max(seen)
+        seen.append(course.end_epoch(0.0)["sum_kl"])
+        assert course.largest == max(seen)
+    assert np.argmax(seen) == len(seen) - 1
+    again.restore(course.state())
+    assert again.largest == course.largest
+
+
 @pytest.mark.parametrize("at", [3, 11])
 def test_a_defense_goes_on_as_if_it_had_not_been_interrupted(at):
     straight, other = (MarvellFull(strategy(), s=4.0, rho=0.5) for _ in range(2))

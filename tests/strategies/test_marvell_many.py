@@ -218,7 +218,8 @@ def test_all_four_strengths_are_kept(strength):
 def test_a_class_that_the_batch_does_not_have_is_remembered():
     g, y = batch(rows=2000)
     strategy = defense()
-    strategy.protect(g, y)
+    for _ in range(3):
+        strategy.protect(g, y)
     fewer, labels = batch(rows=400, seed=9)
     kept = labels != 2
     model = estimate(fewer[kept], labels[kept], strategy._estimates[""])
@@ -230,6 +231,39 @@ def test_a_class_that_the_batch_does_not_have_is_remembered():
     assert spread == pytest.approx(expected, rel=0.2)
     # Nothing is known of it at first: the others are hidden from each other.
     assert estimate(fewer[kept], labels[kept], ManyEstimates(C)).known.tolist() == [0, 1, 3]
+
+
+@pytest.mark.parametrize("present", [[0, 1, 3], [3]])
+def test_the_power_that_is_logged_is_that_of_the_rows_the_batch_has(present):
+    """Noise is made for a class that the batch does not have, too; what it would cost is nobody's."""
+    strategy = defense(s=2.0)
+    strategy.protect(*batch(rows=2000))
+    g, y = batch(rows=4000, seed=9)
+    g, y = g[torch.isin(y, torch.tensor(present))], y[torch.isin(y, torch.tensor(present))]
+    memory = strategy._estimates[""]
+    model = estimate(g, y, memory) if len(present) > 1 else memory.recall(g, y)
+    noise = model.noise("s", 2.0)
+    assert model.known.tolist() == [0, 1, 2, 3]
+    of_class = model.problem.sizes @ noise.levels * model.unit**2
+    sent, log = strategy.protect(g, y)
+    assert log["marvell.noise_power"] == pytest.approx(of_class[y.numpy()].mean(), rel=1e-9)
+    assert float((sent - g).square().sum(dim=1).mean()) == pytest.approx(of_class[y.numpy()].mean(), rel=0.1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_who_recalls_classes_gives_them_the_spread_they_had_alike_in_all_directions(scale):
+    g, y = batch(rows=2000)
+    memory = ManyEstimates(C)
+    assert memory.recall(g, y) is None
+    memory.add(estimate(scale * g, y, memory), y)
+    model = memory.recall(scale * g, y)
+    for c in range(C):
+        of_class = scale * g[y == c].numpy()
+        assert model.means[c] * model.unit == pytest.approx(of_class.mean(axis=0), rel=1e-6, abs=1e-9 * scale)
+        expected = np.full(4, of_class.var(axis=0).mean())
+        assert model.problem.variances[:, c] * model.unit**2 == pytest.approx(expected, rel=1e-6)
+    apart = model.problem.distances.sum(axis=0) * model.unit**2
+    assert apart.sum() / (C * (C - 1)) == pytest.approx(pairs_apart(scale * g, y), rel=1e-6)
 
 
 @pytest.mark.parametrize("strength", [4.0, 100.0])
@@ -283,6 +317,26 @@ def test_a_class_that_does_not_come_any_more_is_remembered_as_it_was_and_then_fo
     y = torch.arange(120) % 3
     memory.add(estimate(g, y, memory), y)
     assert memory.of_width(D).known.all()
+
+
+def test_a_class_is_forgotten_too_where_each_batch_is_estimated_with_what_is_remembered_of_it():
+    memory = ManyEstimates(C)
+    g, y = batch(rows=100)
+    memory.add(estimate(g, y, memory), y)
+    kept = y != 2
+    for _ in range(300):
+        memory.add(estimate(g[kept], y[kept], memory), y[kept])
+    assert memory.of_width(D).known.tolist() == [True, True, False, True]
+
+
+def test_a_batch_of_zeros_teaches_nothing():
+    memory = ManyEstimates(C)
+    g, y = batch(rows=100)
+    memory.add(estimate(g, y, memory), y)
+    before = memory.of_width(D)
+    memory.add(estimate(0.0 * g, y, memory), y)
+    for found, expected in zip(memory.of_width(D), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_of_a_single_row_the_batch_tells_the_place_and_not_the_spread():
