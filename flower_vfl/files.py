@@ -164,8 +164,9 @@ class FolderLock:
     NAME = ".lock"
 
     def __init__(self, folder: Path) -> None:
-        with writing_to(folder / self.NAME):
-            self._file: IO[str] = (folder / self.NAME).open("a+", encoding="utf-8")
+        self._path = folder / self.NAME
+        with writing_to(self._path):
+            self._file: IO[str] = self._path.open("a+", encoding="utf-8")
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -184,6 +185,13 @@ class FolderLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    def in_place(self) -> bool:
+        """Say whether the file that is locked is the folder's: who worked there before may have removed both."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         """Let others work in the folder."""

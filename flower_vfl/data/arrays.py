@@ -18,6 +18,7 @@ from flower_vfl.data.dataset import FeatureSpec
 from flower_vfl.data.encoding import Place
 from flower_vfl.data.images import Rows
 from flower_vfl.data.layout import UNREADABLE
+from flower_vfl.data.raw import listed
 from flower_vfl.data.tree import IMAGE_ENDINGS, image_size, read_images
 from flower_vfl.errors import DataError
 
@@ -82,10 +83,17 @@ def open_arrays(path: Path, *, id_name: str, label: str, size: Sequence[int]) ->
 
 
 def image_paths(folder: Path) -> list[Path]:
-    """Return all images of a folder and of the folders in it, by name."""
-    return sorted(
-        path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_ENDINGS
-    )
+    """Return all images of a folder and of the folders in it, by name.
+
+    Raises
+    ------
+    DataError
+        When one of the folders may not be read.
+    """
+    found = listed(folder)
+    inside = [entry for inner in found if inner.is_dir() for entry in listed(Path(inner))]
+    paths = (Path(entry) for entry in (*found, *inside))
+    return sorted(path for path in paths if path.suffix.lower() in IMAGE_ENDINGS)
 
 
 def _open_npz(path: Path, id_name: str) -> StoredArrays:

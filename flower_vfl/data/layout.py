@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -344,28 +343,29 @@ def each_id(path: Path) -> Iterator[str]:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `out` that becomes `out` when all went well, and vanishes otherwise.
+    """Give a temporary folder that becomes `out` when all went well, and vanishes otherwise.
+
+    It lies in `.<name of out>.partial` beside `out`. What a kill leaves there is removed by the next one to work there.
 
     Raises
     ------
     DataError
         When nothing can be put in the place of `out`, said before any work.
     OutputExistsError
-        When `out` exists, before or after.
+        When `out` exists, before or after, or when another process is at the same work.
     StorageError
         When the folder that is complete could not become `out`.
     """
-    place = _free_place(out)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    except OSError as error:
-        raise DataError(f"{out} cannot be written: {error.strerror}") from None
-    try:
-        yield temporary
-        _become(temporary, place)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _workplace(out) as (place, target):
+        try:
+            data = place / "data"
+            shutil.rmtree(data, ignore_errors=True)
+            with writing_to(data):
+                data.mkdir(mode=0o700)
+            yield data
+            _become(data, target)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager
@@ -391,37 +391,59 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
     StorageError
         When the folder that is complete could not become `out`.
     """
+    with _workplace(out) as (place, target):
+        data, notes, planned = place / "data", place / "notes", place / "plan"
+        try:
+            found = planned.read_text(encoding="utf8") if planned.is_file() else ""
+            if found == plan:
+                _log.info("going on with the work in %s", place)
+                for half in place.rglob(".*.tmp"):  # What was being written when the work was killed.
+                    half.unlink()
+            else:
+                for folder in (data, notes):
+                    shutil.rmtree(folder, ignore_errors=True)
+                write_text_atomic(planned, plan)
+            for folder in (data, notes):
+                folder.mkdir(exist_ok=True)
+            yield data, notes
+            _become(data, target)
+            shutil.rmtree(place, ignore_errors=True)
+        except (ConfigError, DataError):
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        except BaseException:
+            _log.warning("what was done so far is kept in %s; the same command goes on from there", place)
+            raise
+
+
+@contextmanager
+def _workplace(out: Path) -> Iterator[tuple[Path, Path]]:
+    """Give `.<name of out>.partial`, where this process alone works from now on, and the place of `out`."""
     target = _free_place(out)
     place = target.with_name(f".{target.name}.partial")
+    lock = None
+    while lock is None:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"{out} cannot be written: {error.strerror}") from None
+        lock = _locked(place)
+    with lock:
+        yield place, target
+
+
+def _locked(place: Path) -> FolderLock | None:
+    """Lock a folder; return None where whoever worked in it has just removed it."""
     try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{out} cannot be written: {error.strerror}") from None
-    lock = FolderLock(place)
-    data, notes, planned = place / "data", place / "notes", place / "plan"
-    try:
-        found = planned.read_text(encoding="utf8") if planned.is_file() else ""
-        if found == plan:
-            _log.info("going on with the work in %s", place)
-            for half in place.rglob(".*.tmp"):  # What was being written when the work was killed.
-                half.unlink()
-        else:
-            for folder in (data, notes):
-                shutil.rmtree(folder, ignore_errors=True)
-            write_text_atomic(planned, plan)
-        for folder in (data, notes):
-            folder.mkdir(exist_ok=True)
-        yield data, notes
-        _become(data, target)
-        shutil.rmtree(place)
-    except (ConfigError, DataError):
-        shutil.rmtree(place, ignore_errors=True)
-        raise
-    except BaseException:
-        _log.warning("what was done so far is kept in %s; the same command goes on from there", place)
-        raise
-    finally:
-        lock.release()
+        lock = FolderLock(place)
+    except DataError:
+        if place.exists():
+            raise
+        return None
+    if lock.in_place():
+        return lock
+    lock.release()
+    return None
 
 
 def _free_place(out: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,21 @@ def find_file(folder: Path, names: Sequence[str], kind: str = "") -> Path:
         if (folder / name).is_file():
             return folder / name
     raise DataError(f"{folder} holds neither {' nor '.join(names)}" + (f": no {kind}" if kind else ""))
+
+
+def listed(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what lies in a folder.
+
+    Raises
+    ------
+    DataError
+        When it may not be read: a glob finds nothing there, without a word.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}") from None
 
 
 @contextmanager

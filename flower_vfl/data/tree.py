@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.idx import MAX_ITEMS
 from flower_vfl.data.images import Rows
+from flower_vfl.data.raw import listed
 from flower_vfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -173,10 +174,23 @@ def _unpacked(path: Path) -> IO[bytes]:
 
 
 def image_files(path: Path, endings: tuple[str, ...]) -> list[Path]:
-    """Return the files that are read: an archive itself, or all images of a folder."""
+    """Return the files that are read: an archive itself, or all images of a folder.
+
+    Raises
+    ------
+    DataError
+        When a folder may not be read.
+    """
     if not path.is_dir():
         return [path]
-    return sorted(file for part in PARTS for file in (path / part).rglob("*") if file.name.endswith(endings))
+    found, folders = list[Path](), [path / part for part in PARTS if (path / part).is_dir()]
+    while folders:
+        for entry in listed(folders.pop()):
+            if entry.name.endswith(endings):
+                found.append(Path(entry))
+            elif entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry))
+    return sorted(found)
 
 
 def open_tree(path: Path, classes: Sequence[str], size: tuple[int, ...], endings: tuple[str, ...]) -> ImageTree:

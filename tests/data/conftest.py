@@ -1,3 +1,7 @@
+import errno
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -15,3 +19,19 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
     monkeypatch.delenv(DATASETS_VARIABLE, raising=False)
     return folder
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """Let nobody list a folder, as far as this process goes: to root the system shows all of them."""
+    scandir = os.scandir
+
+    def close(folder):
+        def refused(path):
+            if Path(path) == folder:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", refused)
+
+    return close

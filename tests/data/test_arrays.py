@@ -235,3 +235,11 @@ def test_training_and_test_rows_of_different_shapes_are_refused(tmp_path):
     options = {"files": {"a": str(tmp_path / "train.npz")}, "test_files": {"a": str(tmp_path / "test.npz")}}
     with pytest.raises(DataError, match="hold rows of different shapes"):
         load("files", options=options)
+
+
+@pytest.mark.parametrize("place", ["photos", "photos/0"])
+def test_a_folder_of_images_that_may_not_be_read_is_told_as_one(tmp_path, closed, place):
+    names = {"files.a": pictures(tmp_path / "photos", inside=lambda number: str(number % 2))}
+    closed(tmp_path / place)
+    with pytest.raises(DataError, match=rf"{place} cannot be read: Permission denied"):
+        load("files", options=names)

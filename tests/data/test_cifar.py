@@ -202,6 +202,14 @@ def test_jpeg_copies_have_one_order_in_a_folder_and_in_an_archive(tmp_path, how)
     assert greys(dataset, "test") == [10 * c + 155 for c in range(10)]
 
 
+@pytest.mark.parametrize("place", ["train", "test/ship"])
+def test_a_folder_of_jpeg_files_that_may_not_be_read_is_told_as_one(tmp_path, closed, place):
+    raw = as_folder(tmp_path / "raw", tree())
+    closed(raw / place)
+    with pytest.raises(DataError, match=f"raw/{place} cannot be read: Permission denied"):
+        load("cifar10-jpeg", path=raw)
+
+
 def test_jpeg_files_that_are_not_chosen_are_not_decoded(tmp_path, monkeypatch):
     monkeypatch.setattr(trees, "_PIECE", 2)
     raw = as_archive(tmp_path / "raw.tar", tree({"train/frog/0001.jpg": b"broken"}.items()))

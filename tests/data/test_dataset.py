@@ -6,6 +6,8 @@ import os
 import pickle
 import resource
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from flower_vfl.data import layout
 from flower_vfl.data.builder import ids_digest
 from flower_vfl.data.catalog import prepare
 from flower_vfl.data.dataset import FeatureSpec, open_dataset
-from flower_vfl.errors import DataError, OutputExistsError, StorageError
+from flower_vfl.errors import DataError, FolderInUseError, OutputExistsError, StorageError
+from flower_vfl.files import FolderLock
 
 
 @pytest.fixture
@@ -318,6 +321,52 @@ def test_a_folder_appears_complete_or_not_at_all(tmp_path):
         (folder / "whole").write_text("x")
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     assert (out / "whole").read_text() == "x"
+
+
+def test_what_a_killed_preparation_left_is_removed_by_the_next_one(tmp_path):
+    out = tmp_path / "out"
+    words = (
+        "import os, signal, sys; from pathlib import Path; from flower_vfl.data import layout\n"
+        "with layout.new_folder(Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'half').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", words, str(out)], check=False).returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
+    with layout.new_folder(out) as folder:
+        assert list(folder.iterdir()) == []
+        (folder / "whole").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in out.iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize("kind", ["new", "lasting"])
+def test_what_another_process_is_still_preparing_is_left_alone(tmp_path, kind):
+    out = tmp_path / "out"
+    with layout.new_folder(out) as folder:
+        (folder / "mine").touch()
+        with pytest.raises(FolderInUseError, match=r"\.out\.partial is in use by process"):
+            (layout.new_folder if kind == "new" else lasting)(out).__enter__()
+        assert (folder / "mine").is_file()
+    assert [path.name for path in out.iterdir()] == ["mine"]
+
+
+def test_a_preparation_begins_anew_where_the_one_before_removes_its_folder_at_that_moment(tmp_path, monkeypatch):
+    out, place, left = tmp_path / "out", tmp_path / ".out.partial", []
+
+    class Late(FolderLock):
+        def __init__(self, folder):
+            if not left:  # before the file could be opened
+                left.append(shutil.rmtree(folder))
+            super().__init__(folder)
+            if len(left) == 1:  # between opening and locking
+                left.append(shutil.rmtree(folder))
+
+    monkeypatch.setattr(layout, "FolderLock", Late)
+    with layout.new_folder(out) as folder:
+        assert folder.parent == place
+        (folder / "whole").touch()
+    assert len(left) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_folder_of_another_user_alone_is_refused(folder, monkeypatch):
