@@ -1,4 +1,4 @@
-"""What ends with this process, whatever ends that, a kill too: a shell of a session of its own waits for it."""
+"""What happens when this process ends, whatever ends it, a kill too: a shell of a session of its own waits for it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _REMOVE = 'read _; for _ in $(seq 60); do rm -rf -- "$0" && exit; sleep 1; done'
 
 _END = 'read _ || kill "$0"'
 
+_SAY = 'read _ || printf "%s\\n" "$0" >&2'
+
 
 @contextlib.contextmanager
 def passing_folder(parent: Path | None = None) -> Iterator[Path]:
@@ -27,6 +29,13 @@ def passing_folder(parent: Path | None = None) -> Iterator[Path]:
 def ending_with_this(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Have a process terminated where this one ends within the block; how it ends else is the block's business."""
     with _waiting(_END, str(process.pid)):
+        yield
+
+
+@contextlib.contextmanager
+def last_words(words: str) -> Iterator[None]:
+    """Have words said on standard error where this process ends within the block and cannot say any itself."""
+    with _waiting(_SAY, words):
         yield
 
 

@@ -16,6 +16,7 @@ from flower_vfl.apps.sweeps import ERRORS, runs_of
 from flower_vfl.errors import InputError, TrainingError
 from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports import render_sweep, renew
+from flower_vfl.simulations.endings import last_words
 from flower_vfl.simulations.sweep.board import MOST_TOLD, Board
 from flower_vfl.simulations.sweep.checking import check_trials
 from flower_vfl.simulations.sweep.choosing import choose
@@ -25,6 +26,8 @@ from flower_vfl.simulations.sweep.planning import check_cards, shapes_of
 from flower_vfl.simulations.sweep.results import write_results
 from flower_vfl.simulations.sweep.trials import Trial, trials_of
 from flower_vfl.terminal import console
+
+_SILENT = "flower-vfl: a kill has ended the sweep, or Ray, as it does when one of its own processes was killed"
 
 
 def run_sweep(
@@ -97,6 +100,9 @@ def _carry_out(folder: SweepFolder, running: Running, board: Board, *, address: 
     check_memory(folder.waiting, running, workers)
     cpus = processors(folder.waiting, running)
     with ExitStack() as ending:
+        ending.enter_context(
+            last_words(f"flower-vfl: {_SILENT}; what has finished is in {folder.path}, --resume goes on")
+        )
         with Status(f"joining {address}" if address else "starting Ray", console=board.console):
             cluster = ending.enter_context(ray_cluster(address, folder.path))
             from flower_vfl.simulations.sweep.tuning import run_stacks, run_trials  # Ray is imported by now

@@ -162,6 +162,53 @@ def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_f
     assert len(list(out.glob("*/report.html"))) == 6
 
 
+def descendants(process: int) -> dict[int, str]:
+    """Return the processes that one has started, and these in turn, each with the name that it goes by."""
+    parents, names = {}, {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            names[int(place.name)] = (place / "cmdline").read_bytes().split(b"\0")[0].decode()
+    found = [process]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return {one: names[one] for one in found[1:]}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+@pytest.mark.parametrize(("victim", "stacking"), [("raylet", "off"), ("driver", "on")])
+def test_a_kill_of_rays_process_or_of_the_driver_loses_and_repeats_nothing_and_leaves_no_trial_running(
+    toy, tmp_path, victim, stacking
+):
+    out, epochs = tmp_path / "out", {"off": 10, "on": 80}[stacking]
+    text = TOY.replace("epochs = 2", f"epochs = {epochs}").replace("[0, 1]", "[0]").replace('"off"', f'"{stacking}"')
+    toy.write_text(text)
+    process = subprocess.Popen(command(toy, "--out", out, "--workers", "1"), stderr=subprocess.PIPE, text=True)
+    if stacking == "off":
+        while "finished:" not in process.stderr.readline():
+            assert process.poll() is None
+    else:
+        while not list(out.glob("*/checkpoints")):  # the stack is under way
+            assert process.poll() is None
+            time.sleep(0.05)
+    below = descendants(process.pid)
+    raylet = next(one for one, name in below.items() if name.endswith("/raylet"))
+    os.kill(process.pid if victim == "driver" else raylet, signal.SIGKILL)
+    told = process.stderr.read()
+    assert process.wait(60) == {"driver": -signal.SIGKILL, "raylet": 1}[victim]
+    assert f"what has finished is in {out}, --resume goes on" in told
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json") if ended(path)}
+    assert len(finished) == (stacking == "off")
+    done = sweep(toy, "--out", out, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    table = pq.read_table(out / "trials.parquet")
+    assert table.column("status").to_pylist() == ["finished"] * 2
+    assert table.column("attempts").to_pylist()[0] == 1
+    left = {name for one, name in below.items() if Path(f"/proc/{one}").exists()}
+    assert left <= {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}  # which look for the others each minute
+
+
 def ended(path: Path) -> bool:
     return json.loads(path.read_text())["status"] == "finished"
 
