@@ -370,6 +370,18 @@ def test_a_batch_of_one_class_gets_the_noise_of_the_running_estimates(longer):
         assert log["marvell.noise_power"] > 100 * usual["marvell.noise_power"]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3], [2, 2, 2, 2]])
+def test_zeros_are_sent_in_place_of_gradients_that_are_not_finite_whatever_is_known_of_their_classes(value, labels):
+    strategy = defense()
+    strategy.protect(*batch(rows=200))
+    g = torch.ones(4, D, dtype=torch.float64)
+    g[1, 2] = value
+    sent, log = strategy.protect(g, torch.tensor(labels))
+    assert not sent.any()
+    assert log["marvell.withheld"] == 1.0
+
+
 def test_zeros_are_sent_where_nothing_is_known_of_a_class():
     strategy = defense()
     rows, labels = torch.ones(4, D), torch.full((4,), 1)

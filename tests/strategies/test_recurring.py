@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.strategies.recurring import ENOUGH, FEWEST, Recurrence, sample
+from flower_vfl.strategies.recurring import ENOUGH, FEWEST, Recurrence, sample, take_in
 
 ROWS, WIDTH, BATCH = 2048, 8, 128
 LABELS = (np.arange(ROWS) % 8 == 3).astype(np.int64)
@@ -174,3 +174,50 @@ def test_it_goes_on_as_if_it_had_not_been_interrupted():
     for recurrence in (straight, other):
         recurrence.end_epoch()
     assert (straight.correlations(3) == other.correlations(3)).all()
+
+
+def away_from_means(g, labels):
+    """How rows deviate from the mean of their class, by numpy."""
+    found = g.copy()
+    for label in (0, 1):
+        found[labels == label] -= g[labels == label].mean(axis=0)
+    return found
+
+
+def test_of_a_large_table_each_row_of_the_sample_is_kept_in_its_place_and_no_other():
+    labels, width, size = (np.arange(6000) % 3 == 1).astype(np.int64), 64, 500
+    rows, rng = sample(labels, width), np.random.default_rng(0)
+    assert len(rows) == 1000
+    assert rows[-1] < len(labels) - 1
+    recurrence, expected = Recurrence(labels), np.full((len(labels), width), np.nan)
+    for batch in rng.permutation(len(labels))[: 8 * size].reshape(8, size):
+        g = rng.standard_normal((size, width))
+        expected[batch] = away_from_means(g, labels[batch])
+        recurrence.add(torch.tensor(g), torch.tensor(labels[batch]), batch)
+    np.testing.assert_allclose(recurrence.state()["now"], expected[rows], atol=1e-6)
+
+
+def test_runs_that_train_together_in_changing_company_keep_what_each_keeps_alone():
+    rng, tables = np.random.default_rng(0), [(np.arange(40 + 8 * run) % 4 == 0).astype(np.int64) for run in range(3)]
+    together, alone = ([Recurrence(labels) for labels in tables] for _ in range(2))
+    companies = [(0, 1, 2), (0, 1), (1, 2), (0, 1), (2, 0), (1,), (0, 2, 1)]
+    for company in companies * 2:
+        batches = [rng.choice(len(tables[run]), 10, replace=False) for run in company]
+        away = torch.from_numpy(rng.standard_normal((len(company), 10, 3)))
+        take_in([together[run] for run in company], away, batches)
+        for run, deviations, batch in zip(company, away, batches, strict=True):
+            take_in([alone[run]], deviations[None], [batch])
+        for mine, theirs in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(mine.state()["now"], theirs.state()["now"])
+
+
+def test_a_state_is_not_written_into_by_who_goes_on():
+    recurrence, again = Recurrence(LABELS), Recurrence(LABELS)
+    (first, second, *_) = epoch(np.zeros((ROWS, WIDTH)), 1)
+    recurrence.add(*first)
+    state = recurrence.state()
+    kept = state["now"].clone()
+    again.restore(state)
+    for one in (recurrence, again):
+        one.add(*second)
+    assert torch.equal(state["now"].nan_to_num(), kept.nan_to_num())
