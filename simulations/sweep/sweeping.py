@@ -27,7 +27,7 @@ from flower_vfl.simulations.sweep.results import write_results
 from flower_vfl.simulations.sweep.trials import Trial, trials_of
 from flower_vfl.terminal import console
 
-_SILENT = "flower-vfl: a kill has ended the sweep, or Ray, as it does when one of its own processes was killed"
+_SILENT = "a kill has ended the sweep, or Ray, as it does when one of its own processes was killed"
 
 
 def run_sweep(
