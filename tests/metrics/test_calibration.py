@@ -79,6 +79,7 @@ def test_a_calibrated_model_has_a_small_error_and_a_shifted_one_has_the_shift():
         ([0.5], [2], 15, "from 0 to 1"),
         ([[0.2, 0.3, 0.5]], [3], 15, "from 0 to 2"),
         ([0.5], [0], 0, "bins"),
+        ([[[0.5], [0.5]]], [0], 15, r"\(1, 2, 1\) and labels"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(probs, labels, bins, said):

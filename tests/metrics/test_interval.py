@@ -34,6 +34,8 @@ def test_no_example_has_no_interval_and_what_is_no_share_is_refused():
     for share in (1.2, -0.1, math.nan):
         with pytest.raises(InputError, match="between 0 and 1"):
             share_interval(share, 10)
+    with pytest.raises(InputError, match="and a count"):
+        share_interval(0.5, -1)
 
 
 def test_the_interval_of_a_mean_of_shares_is_wilsons_for_one_share_and_none_without_examples():
@@ -79,3 +81,12 @@ def test_the_interval_of_an_auc_covers_the_truth_about_95_times_in_100():
 
 def test_too_few_of_a_class_have_no_interval():
     assert auc_interval([1.0, 2.0, 3.0], [0, 0, 1]) is None
+    assert auc_interval([1.0, 2.0, 3.0], [0, 1, 1]) is None
+    scores, y = np.array([1.0, 4.0, 2.0, 3.0, 5.0]), np.array([0, 0, 1, 1, 1])
+    for kept in (slice(4), slice(5)):
+        assert auc_interval(scores[kept], y[kept]) == pytest.approx(by_pairs(scores[kept], y[kept]), abs=1e-12)
+
+
+def test_scores_that_are_nan_have_no_place_in_an_order():
+    with pytest.raises(InputError, match="1 of 4 scores are NaN"):
+        auc_interval([1.0, math.nan, 2.0, 3.0], [0, 0, 1, 1])

@@ -151,3 +151,8 @@ def test_detection_error_is_at_most_one_half_and_never_beats_the_auc(example):
     error = detection_error(scores, labels)
     assert 0 <= error <= 0.5
     assert leak_auc(scores, labels) <= 1 - 2 * error**2 + 1e-12  # a curve with TPR - FPR <= 1 - 2e everywhere
+
+
+@pytest.mark.parametrize("labels", [[0, 0], [1, 1], []])
+def test_without_both_classes_nothing_is_told_apart(labels):
+    assert all(map(math.isnan, separation([0.3, 0.7][: len(labels)], labels)))

@@ -68,3 +68,5 @@ def test_classes_without_an_example_do_not_count_and_without_any_there_is_no_bal
     assert math.isnan(balanced_accuracy([], []))
     with pytest.raises(InputError, match="two vectors of one length"):
         balanced_accuracy([0, 1], [0])
+    with pytest.raises(InputError, match="two vectors of one length"):
+        balanced_accuracy([[0, 1]], [[0, 1]])

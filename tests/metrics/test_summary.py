@@ -59,6 +59,15 @@ def test_the_null_is_that_of_the_very_batches():
     assert leak.result()["q95_null"] == null_quantile([(90, 10), (95, 5)])
 
 
+def test_what_is_no_auc_has_the_null_of_its_steps_where_one_is_known_and_is_not_turned_around():
+    leak = LeakSummary(attack="clustering", party="a", metric="accuracy")
+    for value, null in ((0.6, 0.5), (0.7, 0.4), (0.9, math.nan)):
+        leak.add(value, 90, 10, null=null)
+    entry = leak.result()
+    assert (entry["q95"], entry["q95_null"], entry["q95_turned"]) == (0.9, 0.5, None)
+    assert filled([0.6], metric="accuracy").result()["q95_null"] is None
+
+
 def test_steps_of_one_class_are_counted_and_do_not_touch_the_values():
     leak = filled([0.7, 0.9])
     leak.add(math.nan, 100, 0)

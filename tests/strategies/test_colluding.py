@@ -10,7 +10,7 @@ from flower_vfl.apps import run
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import Release, auc_bound, leak_auc, together
 from flower_vfl.rng import Secret
-from flower_vfl.strategies import Iso, Marvell, MarvellFull, VerticalStrategy
+from flower_vfl.strategies import Iso, Marvell, MarvellFull, VerticalStrategy, marvell_full
 from flower_vfl.strategies.marvell import perturb
 from flower_vfl.strategies.marvell_full import estimate, optimal_noise
 from flower_vfl.tracking import read_steps
@@ -197,6 +197,21 @@ def test_with_covariances_parties_together_have_those_of_all_their_gradients(wid
     alike = [log[f"marvell_full.likeness.{party}"] for party in widths]
     assert max(alike) - min(alike) > 0.01
     assert log[f"marvell_full.likeness.{who}"] == pytest.approx(np.average(alike, weights=powers))
+
+
+def test_without_noise_nothing_is_promised_of_parties_together_and_no_share_of_it_is_for_likeness():
+    widths = {"a": 3, "b": 3}
+    log = defense(MarvellFull, widths, s=0.0).protect(*tied(widths))[1]
+    found = [log[f"marvell_full.{name}.a+b"] for name in ("noise_power", "likeness", "sum_kl_after", "auc_bound")]
+    assert found == [0.0, 0.0, math.inf, 1.0]
+
+
+@pytest.mark.parametrize(("largest", "told"), [(6, True), (5, False)])
+def test_of_parties_whose_gradients_are_too_wide_together_nothing_is_said(monkeypatch, largest, told):
+    widths = {"a": 3, "b": 3}
+    monkeypatch.setattr(marvell_full, "LARGEST", largest)
+    log = defense(MarvellFull, widths, s=S).protect(*tied(widths))[1]
+    assert ("marvell_full.sum_kl_after.a+b" in log) == told
 
 
 def test_the_best_reader_of_parties_together_stays_below_what_they_are_promised():

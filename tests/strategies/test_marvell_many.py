@@ -266,6 +266,19 @@ def test_who_recalls_classes_gives_them_the_spread_they_had_alike_in_all_directi
     assert apart.sum() / (C * (C - 1)) == pytest.approx(pairs_apart(scale * g, y), rel=1e-6)
 
 
+@pytest.mark.parametrize("longer", [0.1, 5.0])
+def test_who_recalls_classes_takes_rows_to_be_as_long_as_usual_or_as_long_as_these_are(longer):
+    g, y = batch(rows=400)
+    memory, usual = ManyEstimates(C), float(g.square().sum(dim=1).mean().sqrt())
+    for _ in range(3):
+        memory.add(estimate(g, y, memory), y)
+    model = memory.recall(longer * g, y)
+    assert model.unit == pytest.approx(max(longer, 1.0) * usual)
+    assert model.means * model.unit == pytest.approx(
+        max(longer, 1.0) * estimate(g, y, ManyEstimates(C)).means * float(g.abs().max())
+    )
+
+
 @pytest.mark.parametrize("strength", [4.0, 100.0])
 def test_bounds_are_of_the_classes_as_frequent_as_the_batch_has_them(strength):
     """Small batches of ten classes, one of them frequent: whoever always names that one stays below the bound."""

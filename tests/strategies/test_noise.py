@@ -2,6 +2,7 @@
 
 import json
 import math
+import struct
 from dataclasses import replace
 from typing import ClassVar
 from unicodedata import normalize
@@ -9,6 +10,7 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -51,6 +53,20 @@ def test_keyed_numbers_are_normal_and_neighbours_are_independent():
         (flat[:, 0], keyed_normals(KEY[::-1], np.arange(20_000), 8, dtype=torch.float64)[:, 0].numpy()),
     ):
         assert stats.pearsonr(one, other).pvalue > ALARM
+
+
+@pytest.mark.parametrize(("row", "stream"), [(7, 0), (2**64 - 1, 0), (7, 65_535)])
+def test_keyed_numbers_are_those_of_a_cipher_and_of_box_and_muller(row, stream):
+    """Block by block and number by number, as the formulas have it: a training that goes on needs the same."""
+    expected = []
+    for block in range(3):
+        plain = struct.pack("<QQ", row, stream << 48 | block)
+        words = struct.unpack("<4I", Cipher(algorithms.AES(KEY), modes.ECB()).encryptor().update(plain))
+        for one, other in (words[:2], words[2:]):
+            radius, angle = math.sqrt(-2 * math.log((one + 0.5) / 2**32)), 2 * math.pi * (other + 0.5) / 2**32
+            expected += [radius * math.cos(angle), radius * math.sin(angle)]
+    found = keyed_normals(KEY, np.array([row], dtype=np.uint64), 11, stream=stream, dtype=torch.float64)
+    assert found[0].tolist() == pytest.approx(expected[:11], rel=1e-9, abs=1e-9)
 
 
 @given(
@@ -255,6 +271,12 @@ def test_without_the_rows_persistent_noise_is_refused():
     defense.base.batch = None
     with pytest.raises(ConfigError, match="begin_batch"):
         defense.protect(batch(8), labels_of(64))
+    defense.begin_batch(np.arange(63))
+    with pytest.raises(ConfigError, match="begin_batch"):
+        defense.protect(batch(8), labels_of(64))
+    longer = Noise(torch.Generator(), rho=0.5, key=KEY, rows=np.arange(65))
+    with pytest.raises(ConfigError, match="begin_batch"):
+        longer.draw(torch.zeros(64, 2), 2)
 
 
 @pytest.mark.parametrize("rho", [-0.1, 1.1, math.nan, math.inf, True, "much"])
