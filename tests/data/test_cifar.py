@@ -141,6 +141,12 @@ def test_binary_files_that_are_damaged_are_refused(tmp_path, content, text):
         load("cifar10", path=binary(tmp_path / "raw", data_batch_3=content))
 
 
+def test_a_file_that_is_larger_than_any_batch_is_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "_LARGEST", ROWS * 3073 - 1)
+    with pytest.raises(DataError, match=r"data_batch_1\.bin has more than 92189 bytes, 30730000 are published"):
+        load("cifar10", path=binary(tmp_path / "raw"))
+
+
 def test_a_missing_batch_and_a_missing_path_are_named(tmp_path):
     folder = binary(tmp_path / "raw")
     (folder / "data_batch_4.bin").unlink()

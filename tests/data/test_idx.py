@@ -72,7 +72,7 @@ def test_a_gzip_bomb_is_not_unpacked_beyond_what_its_header_promises(tmp_path, m
             return content
 
     bomb = write(tmp_path / "bomb", idx_bytes(IMAGES) + bytes(50_000_000), zipped=True)
-    monkeypatch.setattr(gzip, "open", Counting)
+    monkeypatch.setattr(gzip, "GzipFile", Counting)
     with pytest.raises(DataError, match="holds more"):
         read_idx(bomb, (4, 5))
     assert sum(read) == 2 * 16 + 60 + 1  # the header twice
