@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from flower_vfl.data.archives import BROKEN, find_members, holds_mark, is_archive, on_disk, opened_member
+from flower_vfl.data.archives import BROKEN, find_members, holds_mark, is_archive, opened_raw
 from flower_vfl.errors import DataError
 
 GZIP = b"\x1f\x8b"
@@ -104,8 +104,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         When it cannot be opened; or read, inside the `with` block.
     """
     try:
-        with path.open("rb") if path == on_disk(path) else opened_member(path) as raw:
-            zipped = cast("io.BufferedReader", raw).peek(len(GZIP)).startswith(GZIP)
+        with opened_raw(path) as raw:
+            zipped = raw.peek(len(GZIP)).startswith(GZIP)
             yield cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw
     except BROKEN as error:
         raise DataError(f"{path} cannot be read: {error}") from None
