@@ -81,7 +81,7 @@ def plain_files(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]
                         yield archive, member
                 end = archive.offset
             stream.drain()
-    except (*BROKEN, ValueError) as error:
+    except (*BROKEN, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     # tarfile takes a header that is cut off or damaged for the end.
     if not stream.content <= end < stream.length:

@@ -224,6 +224,13 @@ def test_a_list_of_holes_without_end_is_not_read_to_its_end(tmp_path):
         next(archives.plain_files(path), None)
 
 
+def test_headers_that_follow_one_another_without_a_file_are_refused(tmp_path):
+    path = tmp_path / "bomb.tar"
+    path.write_bytes(header(tarfile.GNUTYPE_LONGNAME, 0) * 1900)
+    with pytest.raises(DataError, match=r"bomb\.tar cannot be read"):
+        next(archives.plain_files(path), None)
+
+
 def test_files_of_an_archive_are_not_all_remembered(tmp_path):
     path = tmp_path / "many.tar"
     with tarfile.open(path, "w") as archive:
