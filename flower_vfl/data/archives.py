@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, cast
 
 from flower_vfl.errors import DataError
 
@@ -56,6 +56,12 @@ def on_disk(path: Path) -> Path:
     return next((above for above in path.parents if above.is_file()), path)
 
 
+def size_of(path: Path) -> int:
+    """Return how many bytes a file has, or one inside an archive."""
+    archive = on_disk(path)
+    return path.stat().st_size if path == archive else _listed(archive)[path.relative_to(archive).as_posix()]
+
+
 def plain_files(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """Go once through an archive; nothing but its plain files is looked at, no link, device or file with holes.
 
@@ -75,7 +81,7 @@ def plain_files(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]
                         yield archive, member
                 end = archive.offset
             stream.drain()
-    except (*BROKEN, ValueError) as error:
+    except (*BROKEN, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     # tarfile takes a header that is cut off or damaged for the end.
     if not stream.content <= end < stream.length:
@@ -90,9 +96,8 @@ def find_members(path: Path, names: Sequence[str]) -> dict[str, Path]:
     DataError
         When the archive cannot be read, or when one of the names is there twice.
     """
-    facts = path.stat()
     found: dict[str, Path] = {}
-    for inside in _listing(path, facts.st_size, facts.st_mtime_ns):
+    for inside in _listed(path):
         name = inside.rpartition("/")[2]
         if name in names:
             if name in found:
@@ -102,8 +107,12 @@ def find_members(path: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 @contextmanager
-def opened_member(path: Path) -> Iterator[BinaryIO]:
-    """Open a file inside an archive, to be read from its beginning to its end; errors are those of `BROKEN`."""
+def opened_raw(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file, or one inside an archive, to be read once to its end; errors are those of `BROKEN`."""
+    if path == on_disk(path):
+        with path.open("rb") as file:
+            yield file
+        return
     archive = on_disk(path)
     inside = path.relative_to(archive).as_posix()
     for tar, member in plain_files(archive):
@@ -113,16 +122,24 @@ def opened_member(path: Path) -> Iterator[BinaryIO]:
     raise DataError(f"{archive} does not hold {inside} any more")
 
 
+def _listed(path: Path) -> dict[str, int]:
+    facts = path.stat()
+    return _listing(path, facts.st_size, facts.st_mtime_ns)
+
+
 @lru_cache(maxsize=4)
-def _listing(path: Path, size: int, changed: int) -> tuple[str, ...]:
-    """Return the names of the files in an archive; those that no system's file could have are passed over."""
-    names = []
+def _listing(path: Path, size: int, changed: int) -> dict[str, int]:
+    """Return names and sizes of the files in an archive; names that no system's file could have are passed over."""
+    sizes: dict[str, int] = {}
     for _, member in plain_files(path):
-        if name := _clean(member.name):
-            names.append(name)
-        if len(names) > _MOST_FILES:
+        name = _clean(member.name)
+        if name in sizes:
+            raise DataError(f"{path} holds {name} twice")
+        if name:
+            sizes[name] = member.size
+        if len(sizes) > _MOST_FILES:
             raise DataError(f"{path} holds more than {_MOST_FILES} files")
-    return tuple(names)
+    return sizes
 
 
 def _clean(name: str) -> str:
@@ -136,7 +153,7 @@ class _Forward(io.RawIOBase):
     """Reads a file of an archive that is gone through once: it has no way back, and says so."""
 
     def __init__(self, file: IO[bytes] | None) -> None:
-        self._file = file
+        self._file, self._done = file, 0
 
     def readable(self) -> bool:
         return True
@@ -144,7 +161,11 @@ class _Forward(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         piece = self._file.read(len(buffer)) if self._file else b""
         buffer[: len(piece)] = piece
+        self._done += len(piece)
         return len(piece)
+
+    def tell(self) -> int:
+        return self._done
 
 
 class _Stream:

@@ -98,10 +98,16 @@ def image_paths(folder: Path) -> list[Path]:
 
 def _open_npz(path: Path, id_name: str) -> StoredArrays:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise DataError(f"{path} is one array without IDs; write both into one file with numpy.savez")
+        with loaded as file:
             found = {name: file[name] for name in file.files}
     except (*UNREADABLE, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise DataError(f"{path} is no .npz file of plain arrays: {error}") from None
+    strange = [name for name, array in found.items() if not isinstance(array, np.ndarray)]
+    if strange:
+        raise DataError(f"{path} holds {strange[0]!r}, which is no array; write the file with numpy.savez")
     features = [name for name, array in found.items() if array.ndim > 1]
     if len(features) != 1:
         raise DataError(
@@ -161,7 +167,12 @@ def _open_images(folder: Path, id_name: str, label: str, size: tuple[int, ...]) 
     nested = {path.parent != folder for path in paths}
     if len(nested) > 1:
         raise DataError(f"{folder} holds images beside folders of images; folders are labels, so that all are in one")
-    columns = {id_name: pa.array([path.stem for path in paths], pa.string())}
+    named: dict[str, Path] = {}
+    for path in paths:
+        if named.setdefault(path.stem, path) != path:
+            one, other = named[path.stem].relative_to(folder), path.relative_to(folder)
+            raise DataError(f"{folder}: images of one ID occur more than once, {one} and {other}; rename or remove one")
+    columns = {id_name: pa.array(list(named), pa.string())}
     if nested == {True}:
         columns[label or "label"] = pa.array([path.parent.name for path in paths], pa.string())
     needed = size or image_size(paths[0])

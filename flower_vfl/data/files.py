@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -72,6 +73,9 @@ class FilesOptions(Options):
     def _consistent(self) -> FilesOptions:
         if not self.files and not self.labels_file:
             raise ValueError("name a file for at least one party: --set files.a=a.csv, in TOML files = {a = 'a.csv'}")
+        for one, other in combinations(("numeric", "categorical", "ignore"), 2):
+            if both := sorted(set(getattr(self, one)) & set(getattr(self, other))):
+                raise ValueError(f"column {both[0]!r} is in {one} and in {other}; leave it out of one")
         if self.has_test_files and set(self.test_files) != set(self.files):
             raise ValueError(f"test_files must name the parties of files, {', '.join(sorted(self.files)) or 'none'}")
         if self.has_test_files and bool(self.test_labels_file) != bool(self.labels_file):

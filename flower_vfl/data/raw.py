@@ -15,10 +15,10 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from flower_vfl.data.archives import BROKEN, find_members, holds_mark, is_archive, on_disk, opened_member
+from flower_vfl.data.archives import BROKEN, find_members, holds_mark, is_archive, opened_raw
 from flower_vfl.errors import DataError
 
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
 _NO_TEXT = {
     b"\xff\xfe": "text in UTF-16; convert it to UTF-8",
     b"\xfe\xff": "text in UTF-16; convert it to UTF-8",
@@ -80,7 +80,7 @@ def find_files(folder: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def listed(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what lies in a folder.
+    """Return what lies in a folder, but for what is hidden: notes of file managers, `._p1.png` beside `p1.png`.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def listed(folder: Path) -> list[os.DirEntry[str]]:
     """
     try:
         with os.scandir(folder) as entries:
-            return list(entries)
+            return [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}") from None
 
@@ -104,8 +104,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         When it cannot be opened; or read, inside the `with` block.
     """
     try:
-        with path.open("rb") if path == on_disk(path) else opened_member(path) as raw:
-            zipped = cast("io.BufferedReader", raw).peek(len(_GZIP)).startswith(_GZIP)
+        with opened_raw(path) as raw:
+            zipped = raw.peek(len(GZIP)).startswith(GZIP)
             yield cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw
     except BROKEN as error:
         raise DataError(f"{path} cannot be read: {error}") from None

@@ -18,7 +18,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from flower_vfl.data.encoding import require_columns
-from flower_vfl.data.raw import SEPARATORS, check_encoding, opened
+from flower_vfl.data.raw import GZIP, SEPARATORS, check_encoding, opened
 from flower_vfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -101,9 +101,13 @@ def _delimiter(path: Path) -> str:
 
 
 def _check_encoding(path: Path) -> None:
-    if not _is_parquet(path):
-        with opened(path) as file:
-            check_encoding(path, file)
+    if _is_parquet(path):
+        return
+    with opened(path) as file:
+        check_encoding(path, file)
+    with path.open("rb") as file:
+        if path.suffix != ".gz" and file.read(len(GZIP)) == GZIP:
+            raise DataError(f"{path} is gzipped: let its name end in {path.suffix}.gz")
 
 
 def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:

@@ -53,7 +53,7 @@ class ImageTree(ABC):
         self._names: dict[Part, list[tuple[int, str]]] = {"train": [], "test": []}
         for name in self.names():
             match = _NAME.fullmatch(name)
-            if not name.endswith(endings):
+            if not name.endswith(endings) or "/." in name:
                 continue  # somebody's notes, a thumbnail list of a file manager
             if match is None or match[2] not in classes:
                 raise DataError(

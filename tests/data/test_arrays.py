@@ -1,6 +1,7 @@
 """Arrays and folders of images as a party's own data: rows in the shared order, and what is damaged."""
 
 import io
+import zipfile
 
 import numpy as np
 import pytest
@@ -225,8 +226,37 @@ def test_an_image_that_is_there_as_jpg_and_as_png_is_refused(tmp_path):
     folder = tmp_path / "photos"
     pictures(folder)
     (folder / "p001.png").write_bytes(picture(1))
-    with pytest.raises(DataError, match="occur more than once"):
+    with pytest.raises(DataError, match=r"occur more than once, p001\.JPG and p001\.png; rename or remove one"):
         load("files", options={"files": {"a": str(folder)}, "labels_file": labels(tmp_path / "labels.csv")})
+
+
+def test_images_of_one_name_in_two_classes_are_refused(tmp_path):
+    pictures(tmp_path / "photos", inside=lambda number: str(number % 2))
+    (tmp_path / "photos/0/p001.png").write_bytes(picture(1))
+    with pytest.raises(DataError, match=r"photos: images of one ID occur more than once, 0/p001\.png and 1/p001\.JPG"):
+        load("files", options={"files.a": str(tmp_path / "photos")})
+
+
+def test_what_is_hidden_beside_images_is_passed_over(tmp_path):
+    folder = tmp_path / "photos"
+    pictures(folder)
+    (folder / "._p001.png").write_bytes(b"notes of a file manager")
+    (folder / ".thumbnails").mkdir()
+    (folder / ".thumbnails" / "p001.png").write_bytes(picture(1))
+    options = {"files": {"a": str(folder)}, "labels_file": labels(tmp_path / "labels.csv")}
+    assert len(gathered(load("files", options=options))) == ROWS
+
+
+def test_what_is_no_file_of_arrays_with_ids_is_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    with path.open("wb") as file:
+        np.save(file, values())
+    with pytest.raises(DataError, match=r"a\.npz is one array without IDs; write both .* with numpy\.savez"):
+        load("files", options={"files.a": str(path)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "no array")
+    with pytest.raises(DataError, match=r"a\.npz holds 'notes\.txt', which is no array"):
+        load("files", options={"files.a": str(path)})
 
 
 def test_training_and_test_rows_of_different_shapes_are_refused(tmp_path):

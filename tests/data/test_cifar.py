@@ -244,8 +244,10 @@ def test_a_tree_with_something_else_in_it_is_refused(tmp_path, how, files, text)
 
 
 def test_other_files_beside_the_images_are_passed_over(tmp_path):
-    raw = as_folder(tmp_path / "raw", tree({"train/cat/.DS_Store": b"", "README": b"lossy"}.items()))
-    assert load("cifar10-jpeg", path=raw).rows("train") == 30
+    others = {"train/cat/.DS_Store": b"", "train/cat/._0000.jpg": b"", "test/.cache/a.jpg": b"", "README": b"lossy"}
+    for make in (as_folder, as_archive):
+        raw = make(tmp_path / make.__name__, tree(others.items()))
+        assert (load("cifar10-jpeg", path=raw).rows("train"), load("cifar10-jpeg", path=raw).rows("test")) == (30, 10)
 
 
 def test_a_part_without_images_and_an_image_twice_are_refused(tmp_path):

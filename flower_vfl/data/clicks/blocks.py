@@ -1,4 +1,4 @@
-"""A large text, plain or gzipped, as blocks of whole lines."""
+"""A large text, plain, gzipped or in a tar archive, as blocks of whole lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from flower_vfl.data.raw import check_text
+from flower_vfl.data.archives import BROKEN, opened_raw, size_of
+from flower_vfl.data.raw import GZIP, check_text
 from flower_vfl.errors import DataError
 
 BLOCK_BYTES = 32 * 2**20
@@ -75,10 +76,9 @@ class BlockReader:
             When the file cannot be read, is no text, is cut short while packed, or a line is longer than a block.
         """
         try:
-            with self.path.open("rb") as raw:
-                length = max(1, self.path.stat().st_size)
-                packed = raw.read(2) == b"\x1f\x8b"
-                raw.seek(0)
+            with opened_raw(self.path) as raw:
+                length = max(1, size_of(self.path))
+                packed = raw.peek(len(GZIP)).startswith(GZIP)
                 file: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
                 rest, number = b"", 0
                 while found := self._next(file, rest):
@@ -90,8 +90,8 @@ class BlockReader:
             raise DataError(
                 f"{self.path} is no whole gzip file: {error}; it broke after line {self._ends:,}. Fetch it again"
             ) from None
-        except OSError as error:
-            raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from None
+        except BROKEN as error:
+            raise DataError(f"{self.path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
     def _next(self, file: IO[bytes], rest: bytes) -> tuple[bytes, bytes] | None:
         """Return whole lines and what is left behind them; None at the end."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from flower_vfl.data.archives import is_archive
 from flower_vfl.data.builder import Builder
 from flower_vfl.data.clicks.blocks import BlockReader
 from flower_vfl.data.clicks.encode import Encoder
@@ -16,6 +17,7 @@ from flower_vfl.data.clicks.fit import Fitter, Fitting
 from flower_vfl.data.clicks.parse import Format
 from flower_vfl.data.clicks.survey import Split, read_source, survey
 from flower_vfl.data.clicks.work import Work
+from flower_vfl.data.raw import find_files
 from flower_vfl.data.recipe import Options, Progress, Recipe
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.registry import suggestion
@@ -71,15 +73,16 @@ class ClickRecipe(Recipe):
         return f"{self.origin}, and name it as --from"
 
     def inputs(self, source: Path | None, options: ClickOptions) -> list[Path]:
-        """Return the file: the one that is named, or the first of those that the folder has."""
+        """Return the file: the one that is named, or the first of those that the folder or tar archive has."""
         if source is None:
             raise DataError(f"{self.name} needs its file: {self.advice()}")
-        if source.is_file():
+        packed = is_archive(source)
+        if source.is_file() and not packed:
             return [source]
-        found = [source / name for name in self.files if (source / name).is_file()]
+        found = find_files(source, [PurePath(name).name for name in self.files] if packed else self.files)
         if not found:
             raise DataError(f"{source} holds none of {', '.join(self.files)}; name the file itself, or {self.origin}")
-        return found[:1]
+        return [next(iter(found.values()))]
 
     def write(self, builder: Builder, source: Path | None, options: ClickOptions, progress: Progress) -> None:
         """Read, survey, fit, encode."""
