@@ -43,7 +43,7 @@ _IDS = 2**16
 
 _TRIES = 10
 """numpy parses headers as Python. While another thread parses too, to print a traceback perhaps, CPython 3.11 may end
-either with a SystemError (gh-106905): in the worst of cases one of a hundred."""
+either with a SystemError (gh-106905), now and then."""
 
 _log = logging.getLogger(__name__)
 
