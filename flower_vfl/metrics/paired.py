@@ -65,7 +65,7 @@ def auc_difference(scores: Array, baseline: Array, labels: Array) -> AucDifferen
     --------
     >>> found = auc_difference([1, 2, 3, 4, 5, 6], [1, 4, 2, 3, 6, 5], [0, 0, 0, 1, 1, 1])
     >>> round(found.value, 3), [round(end, 3) for end in found.interval95], round(found.p_value, 3)
-    (0.111, [-0.197, 0.419], 0.240)
+    (0.111, [-0.197, 0.419], 0.24)
     """
     mine, positive = binary(scores, labels)
     other, _ = binary(baseline, labels)
