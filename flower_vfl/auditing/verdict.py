@@ -249,6 +249,7 @@ def _practical(finding: Finding) -> dict[str, Any]:
     return {
         "label": label_of(finding.entry),
         "layer": finding.entry.get("layer"),
+        "phase": phase_of(finding.entry),
         "reached": finding.value,
         "null": part.get("q95_null"),
         "p_value": finding.p_value,
