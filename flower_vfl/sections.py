@@ -185,7 +185,7 @@ class TrainingConfig(Section):
     patience: int = Field(
         default=0,
         ge=0,
-        description="stop after so many epochs without a better validation, and keep the best model; 0: off",
+        description="stop after so many epochs without a better validation, keep the best model; 0: off",
     )
 
 

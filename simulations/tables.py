@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from flower_vfl.apps.written import kept_utility
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack
 from flower_vfl.config import build_config
 from flower_vfl.data.catalog import available, prepare
@@ -52,12 +53,13 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     for column in ("test\nAUC", "test\nloss", *leaks.values(), *kept, "chance", *asked):
         table.add_column(column, justify="right", no_wrap=True)
     for summary, answer, memory in zip(summaries, rebuilt, remembered, strict=True):
-        last = summary["utility"]["last"]
+        last = kept_utility(summary)
+        auc = last.get("test_auc")
         found = [worst(summary, layer, oracle=oracle, remembered=False) or {} for layer, oracle in leaks]
         table.add_row(
             defenses(summary),
-            number(last["test_auc"], 4) if last["test_auc"] is not None else f"acc. {number(last['test_accuracy'], 4)}",
-            number(last["test_loss"], 4),
+            f"acc. {number(last.get('test_accuracy'), 4)}" if auc is None else number(auc, 4),
+            number(last.get("test_loss"), 4),
             *(number(reached(entry) if entry else None) for entry in found),
             *(number(max(memory.leaks) if memory else None) for _ in kept),
             number(next((entry["q95_null"] for entry in found if entry), None)),

@@ -30,6 +30,7 @@ from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.grids import is_simulation, replaces_nodes
 from flower_vfl.strategies.kept_model import KeptModel
 from flower_vfl.strategies.pace import agree, tell
+from flower_vfl.strategies.probe import cut_of
 from flower_vfl.strategies.rejoining import Rejoining
 from flower_vfl.strategies.reported import read_report
 from flower_vfl.strategies.training import Training
@@ -64,6 +65,7 @@ def run_training(
         base.session = sessions.session
         links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment, audited=audited))
         base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
+        base.cut = cut_of(links)
         if bounded:
             strategy.check_bound(schedule.epochs)
         label = base.label_party = build_label_party(strategy, prepared, schedule, links, initial_arrays)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
+from flower_vfl.apps.written import kept_utility
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.figures import leak_comparison_figure, setting_figure, trade_off_figure
@@ -59,11 +60,11 @@ def of_several(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _row(index: int, run: Run, places: Sequence[tuple[str, str]]) -> dict[str, Any]:
     utility, cost = run.result["utility"], run.result["cost"]
-    last, best = (value if isinstance(value := utility.get(which), dict) else {} for which in ("last", "best"))
+    best = value if isinstance(value := utility.get("best"), dict) else {}
     return {
         "index": index,
         "run": run,
-        "last": last,
+        "last": kept_utility(run.result),
         "best": {} if words.nothing_chosen(run.result) else best,
         "leak": words.worst_leak(run),
         "oracle": words.worst_leak(run, oracle=True),

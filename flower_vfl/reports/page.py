@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.sweeps import is_sweep
+from flower_vfl.apps.written import kept_utility
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
 from flower_vfl.metrics import observations
@@ -159,7 +160,7 @@ def _of_one(run: Run) -> dict[str, Any]:
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run.result),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
-        "last": last,
+        "last": kept_utility(result),
         "nothing_chosen": nothing_chosen,
         "alone": {party: _dict(value).get(alone_by, value) for party, value in result.get("alone", {}).items()},
         "alone_by": alone_by,

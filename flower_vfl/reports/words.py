@@ -54,14 +54,23 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def kept_model(result: Mapping[str, Any]) -> str:
-    """Say which model a run kept that a limit ended; empty for every other run."""
+    """Return which model a run kept where it is not the last one; empty for every other run."""
     model, limit = result.get("model"), LIMITS.get(str(result.get("status")))
-    if limit is None or not isinstance(model, dict):
+    if not isinstance(model, dict):
         return ""
+    if limit is None:
+        if not model.get("chosen_by") or model.get("step") == result["cost"].get("steps"):
+            return ""
+        measure = METRICS.get(model["chosen_by"], "").replace("Validation", "validation")
+        return (
+            f"The model that all parties kept is the one with the best {measure}: of "
+            f"step {number(model['step'])}, the end of epoch {number(model.get('epoch'))}."
+        )
     if model.get("step") is None:
         return f"{limit}, and there is no checkpoint from before: no party kept a model."
     return (
-        f"{limit}. The model that all parties kept is the last one from before: of "
+        f"{limit}. The model that all parties kept is the {'best' if model.get('chosen_by') else 'last'} one from "
+        f"before: of "
         f"step {number(model['step'])}, the end of epoch {number(model.get('epoch'))}. The leaks that are shown are of "
         "everything that was sent, also afterwards."
     )
