@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.written import kept_utility
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack
 from flower_vfl.config import build_config
@@ -71,7 +72,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of runs, what rebuilds the model and what each party reaches alone."""
     from flower_vfl.reports.rebuilt import answers
-    from flower_vfl.reports.words import METRICS, alone_by, kept_model, nothing_chosen, number
+    from flower_vfl.reports.words import METRICS, alone_better, defenses, kept_model, nothing_chosen, number
 
     Console().print(results_table(summaries))
     answer = next((found[0] for summary in summaries if (found := answers(summary))), None)
@@ -91,6 +92,10 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         reached = ", ".join(f"party {party} {number(auc, 4)}" for party, auc in alone["alone"].items())
         measure = METRICS[alone_by(alone)].replace("Test", "test")
         Console().print(f"Alone, with the same architecture, {measure}: {reached}", highlight=False)
+    for summary in summaries:
+        words = alone_better(summary)
+        if words:
+            Console().print(f"{defenses(summary)}: {words}" if len(summaries) > 1 else words, highlight=False)
 
 
 def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:

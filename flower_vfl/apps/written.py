@@ -12,7 +12,7 @@ from flower_vfl.errors import InputError
 
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
 OPTIONAL = {
-    **dict.fromkeys(("weights", "environment", "alone", "parties", "model", "budget"), dict),
+    **dict.fromkeys(("weights", "environment", "alone", "alone_better", "parties", "model", "budget"), dict),
     **dict.fromkeys(("attacks", "rebuild"), list),
 }
 

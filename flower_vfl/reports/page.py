@@ -10,6 +10,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.sweeps import is_sweep
 from flower_vfl.apps.written import kept_utility
@@ -142,7 +143,7 @@ def _page(template: str, **values: Any) -> str:
 def _of_one(run: Run) -> dict[str, Any]:
     result = run.result
     last, best = (_dict(result["utility"].get(which)) for which in ("last", "best"))
-    nothing_chosen, alone_by = words.nothing_chosen(result), words.alone_by(result)
+    nothing_chosen, measure_alone = words.nothing_chosen(result), alone_by(result)
     best = {} if nothing_chosen else best
     names = [*words.METRICS, *sorted((last.keys() | best.keys()) - words.METRICS.keys())]
     return {
@@ -162,9 +163,10 @@ def _of_one(run: Run) -> dict[str, Any]:
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
         "last": kept_utility(result),
         "nothing_chosen": nothing_chosen,
-        "alone": {party: _dict(value).get(alone_by, value) for party, value in result.get("alone", {}).items()},
-        "alone_by": alone_by,
-        "alone_measure": words.METRICS[alone_by],
+        "alone": {party: _dict(value).get(measure_alone, value) for party, value in result.get("alone", {}).items()},
+        "alone_by": measure_alone,
+        "alone_measure": words.METRICS[measure_alone],
+        "alone_better": words.alone_better(result),
         "speed": words.ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
         "snapshots": [Markup(figure) for figure in snapshot_figures(run.snapshots)],
         "observed": {step: observations(values) for step, values in run.snapshots.items()},

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flower_vfl.apps.alone import BETTER
 from flower_vfl.parsing import call
 from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, on_embeddings, reached, received, told
 
@@ -85,16 +86,18 @@ def nothing_chosen(result: Mapping[str, Any]) -> str:
     return "All rows of the validation part are of one class. No AUC is known there: no epoch was chosen by validation."
 
 
-def alone_by(result: Mapping[str, Any]) -> str:
-    """Return the measure of what each party reaches alone: the test AUC, of more than two classes the mean over them.
-
-    Examples
-    --------
-    >>> alone_by({"utility": {"last": {"test_auc": None, "test_macro_auc": 0.9}}})
-    'test_macro_auc'
-    """
-    last = result["utility"].get("last")
-    return "test_macro_auc" if isinstance(last, dict) and "test_macro_auc" in last else "test_auc"
+def alone_better(result: Mapping[str, Any]) -> str:
+    """Return that one party alone reaches more than all together; empty where none does, or that is not known."""
+    found = result.get(BETTER)
+    if not isinstance(found, dict):
+        return ""
+    measure = METRICS.get(str(found.get("measure")), NONE).replace("Test", "test")
+    defended = " with its defense" if result["defenses"] else ""
+    return (
+        f"Together the parties do worse than party {found.get('party', NONE)} alone: {measure} "
+        f"{number(found.get('together'), 4)} together{defended}, {number(found.get('alone'), 4)} alone, with the same "
+        "architecture and without a defense. By this measure training together gains nothing."
+    )
 
 
 def size(value: Any) -> str:
