@@ -58,16 +58,16 @@ class KeptModel:
         self._go_back()
 
     def _go_back(self) -> None:
-        outcome, best = self._training.outcome, self._label.best_step
+        outcome, best = self._training.outcome, self._label.best
         if best is None and not outcome.limited:
             return
-        if best == outcome.steps:
+        if best is not None and best.step == outcome.steps:
             outcome.chosen_by = outcome.best_by or ""
             return
         begun = self._schedule.epoch_start(outcome.steps)
         if best is not None:
-            self._label.take_best()
-            self._keep(best, "the best by validation")
+            best.load_into(self._label.module)
+            self._keep(best.step, "the best by validation")
             outcome.chosen_by = outcome.best_by or ""
         elif self._checkpointing is not None and begun:
             self._checkpointing.take_model(begun)

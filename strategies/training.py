@@ -19,6 +19,7 @@ from flower_vfl.errors import NotFiniteError, TrainingError
 from flower_vfl.metrics import snapshot
 from flower_vfl.metrics.utility import utility
 from flower_vfl.parties.attacker import AUDIT_REFERENCE, AUDIT_ROW
+from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import Oracle, Reference
@@ -142,7 +143,7 @@ class Training:
         outcome = self.outcome
         better = outcome.best_by is not None and outcome.best["epoch"] == epoch
         if self._config.training.patience and better and not self._limits_passed():
-            self._label.copy_best(outcome.steps)
+            self._label.best = BestModel.of(self._label.module, outcome.steps)
             self._send_all(Frame(Kind.BEST, outcome.steps))
 
     def discard_model(self) -> None:

@@ -241,6 +241,11 @@ class LabelParty(LabelModel):
         Steps that also say what their gradients were made of, where there are two classes.
     placement : Placement
         Where the models are.
+
+    Attributes
+    ----------
+    best : BestModel or None
+        A copy of the weights after the best epoch, where one is kept.
     """
 
     def __init__(
@@ -267,7 +272,7 @@ class LabelParty(LabelModel):
         has_own = bottom is not None and table is not None
         self._loader = Loader(table.train, schedule, placement) if table is not None and has_own else None
         self._ahead: dict[int, list[Tensor]] = {}
-        self._best: BestModel | None = None
+        self.best: BestModel | None = None
         for module in (top, bottom):
             if module is not None:
                 module.train()
@@ -400,27 +405,13 @@ class LabelParty(LabelModel):
         """Return the logits of one evaluation batch."""
         return self.logits(embeddings, self._source(part), self._schedule.eval_batch(part, index))
 
-    def copy_best(self, step: int) -> None:
-        """Copy the weights after so many steps: no earlier epoch gave better ones."""
-        self._best = BestModel.of(self.module, step)
-
-    @property
-    def best_step(self) -> int | None:
-        """The steps after which the weights were copied; None where they never were."""
-        return None if self._best is None else self._best.step
-
-    def take_best(self) -> None:
-        """Put the copied weights back; nothing else changes."""
-        if self._best is not None:
-            self._best.load_into(self.module)
-
     def state(self) -> dict[str, Any]:
         """Return everything that changes while training, as plain values and tensors."""
         return {
             "modules": dict(self.module.state_dict()),
             "optimizers": self.optimizers.state_dict(),
             "dropout": [generator.get_state() for generator in bound_generators(self.module)],
-            "best": None if self._best is None else self._best.state(),
+            "best": None if self.best is None else self.best.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -428,7 +419,7 @@ class LabelParty(LabelModel):
         self._ahead = {}
         self.module.load_state_dict(state["modules"])
         self.optimizers.load_state_dict(state["optimizers"])
-        self._best = BestModel.from_state(state["best"])
+        self.best = BestModel.from_state(state["best"])
         for generator, bits in zip(bound_generators(self.module), state["dropout"], strict=True):
             generator.set_state(bits)
 

@@ -13,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from flower_vfl import build_config, predict, run
 from flower_vfl.apps.build import open_data
+from flower_vfl.apps.client import _Client
 from flower_vfl.protocol.frame import Kind
 from tests.faults.common import TRANSPORTS, Interrupt, assert_same
 from tests.faults.test_rejoin import dies  # noqa: F401 - `dies` is a fixture
@@ -78,6 +79,25 @@ def test_all_parties_keep_the_model_of_the_best_epoch(tmp_path, plain, transport
     assert found["model"] == {"step": STEPS * BEST, "epoch": BEST, "chosen_by": "validation_auc"}
     assert found["utility"]["last"]["epoch"] == BEST + 2
     assert ended.test_auc == found["utility"]["best"]["test_auc"] != found["utility"]["last"]["test_auc"]
+    assert_model_of(tmp_path / "run", plain)
+
+
+class Forgetful(dict):
+    """What no party of an earlier message is found in, as in a fresh process."""
+
+    def __setitem__(self, key, value):
+        pass
+
+
+def test_a_copy_goes_from_one_process_to_the_next_between_messages(tmp_path, plain, monkeypatch):
+    begin = _Client.__init__
+
+    def begun(client, *args):
+        begin(client, *args)
+        client._live = Forgetful()
+
+    monkeypatch.setattr(_Client, "__init__", begun)
+    run(patient("messages", checkpoint={"every": -1}), out=tmp_path / "run")
     assert_model_of(tmp_path / "run", plain)
 
 
