@@ -187,7 +187,11 @@ class TrainingConfig(Section):
         default=0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off"
     )
     validation: float = Field(default=0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
-    patience: int = Field(default=0, ge=0, description="stop after so many epochs without a better validation; 0: off")
+    patience: int = Field(
+        default=0,
+        ge=0,
+        description="stop after so many epochs without a better validation, keep the best model; 0: off",
+    )
 
 
 class AttackConfig(Section):
