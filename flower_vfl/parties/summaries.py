@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -101,6 +101,8 @@ class Measured:
         (T,) leak AUC and detection error; NaN where a batch had none.
     negatives, positives
         (T,) how many rows of each kind were compared.
+    attack
+        What the attack keeps after the last of them.
     """
 
     epochs: NDArray[Any]
@@ -109,6 +111,7 @@ class Measured:
     errors: NDArray[Any]
     negatives: NDArray[Any]
     positives: NDArray[Any]
+    attack: Mapping[str, Any] = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
         """Return the `state` of a `StepLeaks` that has collected all this."""
