@@ -122,7 +122,7 @@ def test_noise_alone_says_nothing():
 @settings(max_examples=60, deadline=None)
 def test_a_power_of_two_changes_nothing(power, seed, shape):
     g = low_rank(seed, shape, rank=3, noise=1.0, dtype=torch.float32)
-    torch.testing.assert_close(residual.score(g * 2.0**power), residual.score(g), rtol=0, atol=1e-5)
+    torch.testing.assert_close(residual.score(g * 2.0**power), residual.score(g), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
