@@ -143,7 +143,6 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
     some = square > 0.0
     square = square.where(some, 1.0)
     found, weight = _direction(x, lengths, square, line, NEXT if started else FIRST)
-    found = torch.where((found * before).sum(dim=-1, keepdim=True) < 0.0, -found, found)
     found, weight = found.where(some[..., None], before), weight.where(some, line.weight)
     size = square.sqrt()[..., None]
     along = (x @ found[..., None])[..., 0] / size
@@ -156,7 +155,10 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
 
 
 def _direction(x: Tensor, lengths: Tensor, square: Tensor, line: Line, iterations: int) -> tuple[Tensor, Tensor]:
-    """Return the direction (..., D) and its weight (...), by power iterations from where the last batch left it."""
+    """Return the direction (..., D) and its weight (...), by power iterations from where the last batch left it.
+
+    The matrix has no negative eigenvalue, so that the product with the direction before is not negative either.
+    """
     if not x.numel():
         return line.direction, line.weight
     longest = lengths.argmax(dim=-1)[..., None, None].expand(*x.shape[:-2], 1, x.shape[-1])
