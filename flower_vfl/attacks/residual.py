@@ -20,8 +20,8 @@ DENSE = 64
 SPARE = 2
 """Beyond, the first ones come from so many more than are wanted, in two rounds of subspace iteration."""
 
-FEWEST = 100
-"""One of so many rows must be in the smaller group: a few odd lengths are no class."""
+ODD = 100
+"""One row of so many at either end of the lengths counts as the next ones where they are parted: a few odd ones are none."""
 
 _ROUNDING = 16.0
 """Of the longest row, in units of the gradients' precision: residual lengths up to this may be rounding errors."""
@@ -33,8 +33,8 @@ def score(g: Tensor, *, r: int = 4) -> Tensor:
     .. math:: r(g_i) = \pm \big( \log \| (I - V_r V_r^\top)(g_i - \bar g) \|_2 - c \big)
 
     with :math:`V_r` the top r principal directions of the batch, and c the place that parts the logarithms best into
-    two groups (2-means on a line) of at least a hundredth of the batch each. The sign is settled without labels: the
-    smaller group counts as positive, of two equal ones that with the longer residuals.
+    two groups (2-means on a line, the hundredth at either end drawn in to the next). The sign is settled without
+    labels: the smaller group counts as positive, of two equal ones that with the longer residuals.
 
     A defense that adds noise in all directions to one class more than to the other, as the optimal noise of Marvell's
     isotropic model does, leaves two kinds of lengths there: that of the noise, and those of the other class, mostly
@@ -145,17 +145,18 @@ def _parted(values: Tensor) -> Tensor:
     """
     ordered = values.sort(dim=-1).values
     count = values.shape[-1]
-    fewest = max(1, count // FEWEST)
-    sums = _centred(ordered).cumsum(dim=-1)[..., fewest - 1 : count - fewest]
-    best = (sums.square() * _weights(count, fewest, values.device)).argmax(dim=-1, keepdim=True) + fewest
+    odd = count // ODD
+    ordered = ordered.clamp(ordered[..., odd, None], ordered[..., count - 1 - odd, None])
+    explained = _centred(ordered).cumsum(dim=-1)[..., :-1].square() * _weights(count, values.device)
+    best = explained.argmax(dim=-1, keepdim=True) + 1
     place = (ordered.gather(-1, best - 1) + ordered.gather(-1, best)) / 2.0
     return (values - place) * torch.where(2 * best < count, -1.0, 1.0)
 
 
 @lru_cache(maxsize=16)
-def _weights(count: int, fewest: int, device: torch.device) -> Tensor:
+def _weights(count: int, device: torch.device) -> Tensor:
     """Return 1 / k + 1 / (B - k) for each size k of a group."""
-    below = torch.arange(fewest, count - fewest + 1, dtype=torch.float64, device=device)
+    below = torch.arange(1, count, dtype=torch.float64, device=device)
     return 1.0 / below + 1.0 / (count - below)
 
 

@@ -33,11 +33,11 @@ def lengths_by_pca(g, r):
 
 def parted(lengths):
     """Part the logarithms by trying every place, the sums of squares computed as they are defined, the smaller up."""
-    logs = np.log(lengths)
-    ordered, fewest = np.sort(logs), max(1, len(logs) // 100)
-    places = range(fewest, len(logs) - fewest + 1)
-    spread = [ordered[:k].var() * k + ordered[k:].var() * (len(ordered) - k) for k in places]
-    k = places[int(np.argmin(spread))]
+    logs, odd = np.log(lengths), len(lengths) // 100
+    ordered = np.sort(logs)
+    ordered[:odd], ordered[len(logs) - odd :] = ordered[odd], ordered[len(logs) - odd - 1]
+    spread = [ordered[:k].var() * k + ordered[k:].var() * (len(ordered) - k) for k in range(1, len(logs))]
+    k = 1 + int(np.argmin(spread))
     return (logs - (ordered[k - 1] + ordered[k]) / 2) * (1 if len(logs) - k <= k else -1)
 
 
