@@ -7,14 +7,17 @@ drawn, and the strategy decides what happens to a batch that cannot be protected
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from flower_vfl.auditing.noise import GaussianNoise
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.metrics import accuracy_bound, auc_bound, one_against_rest_bound
 from flower_vfl.parties.label import Log
@@ -30,6 +33,8 @@ from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates
 from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, optimal_noise
 from flower_vfl.strategies.noise import Noise, draw_stacked
 from flower_vfl.strategies.units import beside, working
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
 
@@ -167,6 +172,12 @@ def _draw(g: Tensor, y: Tensor, share: float, classes: Classes, spectrum: NoiseS
     return noisy.to(g.dtype)
 
 
+def _model(classes: Classes, spectrum: NoiseSpectrum[float]) -> GaussianNoise:
+    negative, positive = (length * classes.direction[:, None] for length in _along(classes, spectrum))
+    unit = classes.unit**2
+    return GaussianNoise((spectrum.lam2_neg * unit, spectrum.lam2_pos * unit), (negative, positive))
+
+
 class Marvell(BoundedNoise[Course]):
     """Optimal Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
 
@@ -202,6 +213,7 @@ class Marvell(BoundedNoise[Course]):
     """
 
     name: ClassVar[str] = "marvell"
+    read_by: ClassVar[tuple[str, ...]] = ("residual",)
     unbiased: ClassVar[bool] = True
 
     def __init__(
@@ -220,6 +232,16 @@ class Marvell(BoundedNoise[Course]):
             self.name, s=s, P=P, sum_kl=sum_kl, detection_error=detection_error
         )
         self._estimates: dict[str, RunningEstimates | ManyEstimates] = {}
+
+    def begin(self) -> None:
+        """Warn that two classes are better hidden by another defense."""
+        super().begin()
+        if self.base.labels.classes == 2:
+            _log.warning(
+                "marvell models each class of gradients as an isotropic Gaussian, which gradients of networks are not: "
+                "the attack residual reads nearly every label from a single batch behind it. marvell_full hides them "
+                "from that attack with the same power of noise (docs/results/shapes.md)"
+            )
 
     @property
     def params(self) -> dict[str, Any]:
@@ -276,6 +298,7 @@ class Marvell(BoundedNoise[Course]):
             estimates.add(classes)
             self._course().add(classes, spectrum, g, y, self.base.batch)
         share = float((y == 1).double().mean()) if fallback else classes.p
+        self.describe_noise(partial(_model, classes, spectrum))
         noisy = _draw(g, y, share, classes, spectrum, self.noise(g))
         return noisy, _logged(classes, spectrum, share, fallback=fallback)
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flower_vfl.auditing.noise import GaussianNoise
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import auc_bound, together_shaped
 from flower_vfl.parties.label import Log
@@ -115,6 +117,14 @@ def _draw(
     return torch.addr(noisy, lengths, line).to(g.dtype)
 
 
+def _model(noise: FullNoise, unit: float) -> GaussianNoise:
+    """Return the noise of the two classes, in the units of the gradients."""
+    line = noise.line[:, None].double() * math.sqrt(noise.along)
+    directions = noise.directions.double()
+    negative, positive = (torch.cat([directions * level.sqrt(), line], dim=1) * unit for level in noise.levels)
+    return GaussianNoise((noise.everywhere * unit**2, noise.everywhere * unit**2), (negative, positive))
+
+
 def _checked(spread: float) -> float:
     if not is_number(spread) or not 0.0 < spread < 1.0:
         raise ConfigError(f"marvell_full: spread must be above 0 and below 1, given {spread!r}")
@@ -180,6 +190,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
     """
 
     name: ClassVar[str] = "marvell_full"
+    read_by: ClassVar[tuple[str, ...]] = ("direction",)
     unbiased: ClassVar[bool] = True
     two_classes_only: ClassVar[bool] = True
 
@@ -246,7 +257,10 @@ class MarvellFull(BoundedNoise[FullCourse]):
             log = _report(noise.power * unit**2, noise.likeness, math.inf, fallback=True)
         else:
             log = _report(noise.power * unit**2, noise.likeness, noise.sum_kl)
-        return _draw(g, y, noise, unit, self.noise(g), self._imitating(g, y)), log
+        imitating = self._imitating(g, y)
+        if imitating is None:  # mixtures of rows are not normal
+            self.describe_noise(partial(_model, noise, unit))
+        return _draw(g, y, noise, unit, self.noise(g), imitating), log
 
     def _look_at(self, pair: Pair, g: Tensor, y: Tensor) -> None:
         """Take in how the rows of a batch deviate from their classes, to be imitated."""

@@ -11,7 +11,7 @@ Entry = Mapping[str, Any]
 Result = Mapping[str, Any]
 """The content of ``result.json``."""
 
-ORACLES = frozenset({"cosine", "inner_product"})
+ORACLES = frozenset({"cosine", "inner_product", "conditional_oracle"})
 """Attacks that are told a clean gradient, for results that do not say what each attack was told."""
 
 
@@ -23,7 +23,8 @@ def label_of(entry: Entry) -> str:
 def told(result: Result, entry: Entry) -> tuple[bool, int]:
     """Return whether an attack was told a clean gradient, which no real attacker has, and of how many positives.
 
-    The first makes it an oracle; the second were left out when it was scored.
+    The first makes it an oracle; the second were left out when it was scored. Of the conditional oracle, which knows
+    the gradients of every row for either label, none were left out.
     """
     name, params = entry.get("attack"), entry.get("params")
     known = next((a for a in result.get("attacks", ()) if a.get("label") == label_of(entry)), None)
@@ -31,7 +32,8 @@ def told(result: Result, entry: Entry) -> tuple[bool, int]:
         hints = params.get("k") if isinstance(params, dict) and name == "hint" else 0
         return name in ORACLES, (hints if isinstance(hints, int) else 0) + (name in ORACLES)
     oracle = "reference" in known["needs"]
-    return oracle, known["hints"] + oracle
+    left_out = known.get("left_out")
+    return oracle, left_out if isinstance(left_out, int) else known["hints"] + oracle
 
 
 def on_embeddings(result: Result, attack: str) -> bool:
