@@ -213,7 +213,7 @@ class AttackConfig(Section):
         default=1.0,
         gt=0.5,
         le=1.0,
-        description="limit of what the defense's bound allows any attack, on a step and on all epochs; 1: off",
+        description="limit of the defense's bound on the leak AUC, of a step and of all epochs; 1: off",
     )
     on_leak: Literal["stop", "warn"] = Field(
         default="stop",

@@ -74,10 +74,10 @@ class HookedStrategy(Strategy):
         return {}
 
     def bound(self) -> float:
-        """Return the leak AUC that no attack exceeds on what was sent until the end of the last epoch.
+        """Return the bound on the leak AUC of what was sent until the end of the last epoch, as the defense models it.
 
-        It covers each step by itself and all that came for a row together, for all parties that collude; 1 is no
-        promise.
+        It covers each step by itself and all that came for a row together, for all parties that collude, and rules that
+        know nothing else of a row; 1 is no bound.
         """
         return 1.0
 

@@ -50,8 +50,8 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
         \tilde g_j = g_j + \sqrt{\lambda_1^c - \lambda_2^c} \, \varepsilon_j \frac{\Delta}{\|\Delta\|_2} +
         \sqrt{\lambda_2^c} \, \eta_j, \quad \varepsilon_j \sim N(0, 1), \; \eta_j \sim N(0, I).
 
-    It hides labels from every attack on cut gradients by every feature party: `flower_vfl.metrics.auc_bound` of the
-    spectrum's sum_kl bounds their AUC, for classes that are Gaussian as modelled.
+    `flower_vfl.metrics.auc_bound` of the spectrum's sum_kl bounds the AUC of rules that know nothing of a row but its
+    gradient, if each class is the isotropic Gaussian of the model. Gradients of networks are not: see `marvell_full`.
 
     Parameters
     ----------
@@ -179,7 +179,9 @@ def _model(classes: Classes, spectrum: NoiseSpectrum[float]) -> GaussianNoise:
 
 
 class Marvell(BoundedNoise[Course]):
-    """Optimal Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
+    """Optimal Gaussian noise for isotropic classes: hides labels from attacks on lengths and on the means' line.
+
+    `residual` reads nearly every label of two classes behind it, from a single batch; `marvell_full` hides them.
 
     The strength is one of four; none given means s = 4. Of more than two classes, s is relative to the mean squared
     distance of two class means, and the two targets hold for any two of them, and so for one against the rest.
@@ -271,11 +273,11 @@ class Marvell(BoundedNoise[Course]):
         return _draw_stacked(g, y, plans), logs
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        """Add the noise and log its mean power, the divergence before and after, and the bound on any attack's AUC.
+        """Add the noise; log its mean power, the divergence before and after, and the bound on the AUC.
 
         `sum_kl_before` and `sum_kl_after` are inf where nothing is known of the classes, and where they do not spread
         and no noise hides that. Of more than two classes they are the largest ones of two classes; the bound is on the
-        AUC of any class against the rest, and one on the accuracy of any attack stands beside it.
+        AUC of any class against the rest, and one on the accuracy stands beside it.
         """
         estimates = self._running()
         if isinstance(estimates, ManyEstimates):

@@ -43,9 +43,9 @@ def perturb(
 ) -> tuple[Tensor, FullNoise]:
     """Add `optimal_noise` of mean power s times the squared distance of the class means, each row its own draw.
 
-    A row of class c gets normal noise of the covariance that is written at `FullNoise`. It hides labels from every
-    attack on cut gradients by every feature party: `flower_vfl.metrics.auc_bound` of the noise's sum_kl bounds their
-    AUC, for classes that are Gaussian with the covariances of this batch.
+    A row of class c gets normal noise of the covariance that is written at `FullNoise`. `flower_vfl.metrics.auc_bound`
+    of the noise's sum_kl bounds the AUC of rules that know nothing of a row but its gradient, if the classes are
+    Gaussian with the covariances of this batch.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
         return super().follows_rows or self.imitate
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        """Add the noise and log its mean power, the divergence that it leaves and the bound on any attack's AUC.
+        """Add the noise; log its mean power, the divergence that it leaves and the bound on the AUC.
 
         `likeness` is the share of the power that makes the covariances alike. `sum_kl_after` is inf without noise, and
         where the classes could not be estimated.

@@ -78,7 +78,7 @@ class Hooks(Protocol):
         """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
 
     def bound(self) -> float:
-        """Return the leak AUC that no attack exceeds on what was sent until the end of the last epoch."""
+        """Return the defenses' bound on the leak AUC of what was sent until the end of the last epoch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -329,9 +329,9 @@ class LabelParty(LabelModel):
         return log
 
     def bound(self) -> float:
-        """Return what the defenses promise: the leak AUC that no attack exceeds on what was sent until then.
+        """Return the defenses' bound, under their model, on the leak AUC of what was sent until then.
 
-        What is no leak AUC promises nothing, and counts as 1.
+        What is no leak AUC bounds nothing, and counts as 1.
         """
         found: object = self._hooks.bound()
         if isinstance(found, int | float | np.floating) and 0.5 <= found <= 1.0:

@@ -174,15 +174,15 @@ def test_what_is_certified(run_folder, monkeypatch):
     path = render([short(run_folder, defenses=[MARVELL])])
     text = page(path).text
     for said in (
-        "a leak AUC of at most 0.610 over all rows (mean over the steps; 0.620 in the last), and a detection error of at "
-        "least 0.375",
+        "a leak AUC of at most 0.610 over all rows (mean over the steps; 0.620 in the last), and a detection error of "
+        "at least 0.375",
         "name the class of at most 55.0 % of the examples",
         "In 12.5 % of the steps the bound is 1",
         "In 25.0 % of the 600 steps the batch could not be judged by itself",
         "and in 5.0 % zeros were sent",
         "What is certified The certificate does not hold here",
-        "residual read 0.701 at party a (q95), and exceeded the bound by more than chance in 7 of 40 steps, where chance "
-        "explains at most 2.0. These gradients",
+        "residual read 0.701 at party a (q95), and exceeded the bound by more than chance in 7 of 40 steps, where "
+        "chance explains at most 2.0. These gradients",
     ):
         assert said in text, said
     *_, first, second, third, _ = table(path, "Attack", "Party", "Layer", "Bound")
@@ -270,7 +270,7 @@ def test_the_budget(run_folder, monkeypatch):
     text = page(render([short(run_folder, budget=budget)])).text
     assert "What attacks measured was limited to a leak AUC of 0.600 ( attack.max_leak )" in text
     assert ": passed in epoch 3, with 0.650 . Of 1 epoch it is not known." in text
-    assert "What the defense’s bound allows any attack was limited to a leak AUC of 0.800 ( attack.max_bound )" in text
+    assert "The defense’s bound on the leak AUC was limited to 0.800 ( attack.max_bound )" in text
     assert ": not passed , 0.690 at most." in text
     epochs, values, limit = drawn["leak"]
     assert (epochs.tolist(), limit) == ([1, 2, 3, 4], 0.6)
