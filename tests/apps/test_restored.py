@@ -110,7 +110,7 @@ class Fixed(Changing):
 
     def change(self, z):
         noise = torch.randn(z.shape, generator=self.generator(z.device))
-        return z @ self.layer.weight.T + 0.01 * noise
+        return z @ self.layer.weight.T + 0.001 * noise
 
 
 class Hooked(Changing):
