@@ -26,6 +26,7 @@ from flower_vfl.strategies.building import (
     build_repeats,
     prepare_labels,
 )
+from flower_vfl.strategies.conditional import build_conditional
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.grids import is_simulation, replaces_nodes
 from flower_vfl.strategies.kept_model import KeptModel
@@ -108,6 +109,9 @@ class _Course:
         self._strategy, self._sessions, self._label, self._schedule = strategy, sessions, label, schedule
         self._audited = audited
         self._monitor, repeats = build_monitor(strategy, schedule), build_repeats(strategy)
+        self._conditional = build_conditional(strategy, schedule.steps) if audited else None
+        if self._conditional is not None:
+            label.keep_inside(self._conditional.oracle.every)
         self._training = Training(
             label,
             links,
@@ -122,6 +126,7 @@ class _Course:
             audited=self._audited,
             sample=_sample(base),
             repeats=repeats,
+            conditional=self._conditional,
         )
         self._checkpointing = build_checkpointing(
             strategy, schedule, links, label, self._training, self._monitor, repeats
@@ -161,6 +166,7 @@ class _Course:
                 self._monitor.finish_audit()
         finally:
             outcome.leakage = [] if self._monitor is None else self._monitor.entries()
+            outcome.leakage += [] if self._conditional is None else self._conditional.oracle.entries()
             outcome.weights = "" if outcome.model_step is None else self._label.weights
             if self._training.sampled:
                 base.observer.on_embeddings(_labelled(self._strategy, self._training))

@@ -25,6 +25,7 @@ from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import Oracle, Reference
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import PARTS, Part, Rows, Schedule
+from flower_vfl.strategies.conditional import ConditionalAudit
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.strategies.outcome import LIMITS, MEASURED, Epoch, Outcome, measured
 from flower_vfl.strategies.repeats import Repeats
@@ -65,6 +66,8 @@ class Training:
         (n,) sorted test rows of which the embeddings are kept; by default none.
     repeats : Repeats, optional
         Is told of all embeddings before a gradient of theirs goes out.
+    conditional : ConditionalAudit, optional
+        Measures, in a simulation, what a reader learns that knows everything about a row but its label.
     observer : Observer
         Is told.
     outcome : Outcome
@@ -87,6 +90,7 @@ class Training:
         audited: Collection[str] = (),
         sample: Rows | None = None,
         repeats: Repeats | None = None,
+        conditional: ConditionalAudit | None = None,
     ) -> None:
         self._label, self._links, self._schedule = label, links, schedule
         self._labels, self._classes, self._config = labels, classes, config
@@ -98,7 +102,7 @@ class Training:
         self.sample = np.zeros(0, dtype=np.int64) if sample is None else sample
         self.sampled: dict[str, Tensor] = {}
         """The same of the sample, (n, ...)."""
-        self._repeats = repeats
+        self._repeats, self._conditional = repeats, conditional
         self._losses: list[float] = []
         self._before, self._started = Outcome(), time.perf_counter()
 
@@ -183,12 +187,15 @@ class Training:
     def state(self) -> dict[str, Any]:
         """Return what was measured so far, as plain values."""
         self._count()
-        return {"losses": list(self._losses), "outcome": measured(self.outcome)}
+        audit = {} if self._conditional is None else {"conditional": self._conditional.oracle.state()}
+        return {"losses": list(self._losses), "outcome": measured(self.outcome), **audit}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._losses = list(state["losses"])
         self.outcome.stopped, self.outcome.kept, self.outcome.chosen_by = "", None, ""
+        if self._conditional is not None:  # the training of a stack measures none
+            self._conditional.oracle.restore(state.get("conditional", {}))
         for name in MEASURED:
             setattr(self.outcome, name, state["outcome"][name])
         sent, taken = self._bytes()
@@ -250,7 +257,9 @@ class Training:
             self.outcome.logged[metric] = self.outcome.logged.get(metric, 0.0) + value
         for metric, value in {"train_loss": done.loss, **done.log, **self._class_counts(step, done)}.items():
             self._log(step, epoch, metric, value)
-        if done.inside is not None:
+        if self._conditional is not None and done.inside is not None and step % self._conditional.oracle.every == 0:
+            self._conditional(step, epoch, done, done.inside)
+        if done.inside is not None and step in self._config.attack.snapshots:
             inside, generator = done.inside, np.random.default_rng(step)
             values = snapshot(inside.labels, inside.logits, inside.slopes, inside.gradients, generator=generator)
             self._observer.on_snapshot(step, values)

@@ -156,6 +156,7 @@ def test_what_is_certified(run_folder, monkeypatch):
         Measured("norm", layer="first", oracle=True, turned=True, found=found[0], first=[3, 7, 8, 20, 21], **facts),
         Measured("hint", layer="cut", oracle=False, turned=False, found=found[1], first=[4], **facts),
         Measured("norm", layer="cut", oracle=False, turned=False, found=None, first=[], **facts),
+        Measured("residual", layer="cut", oracle=False, turned=False, found=found[0], first=[3], **facts),
     ]
     certificate = Certificate(
         defense=MARVELL,
@@ -175,15 +176,18 @@ def test_what_is_certified(run_folder, monkeypatch):
     path = render([short(run_folder, defenses=[MARVELL])])
     text = page(path).text
     for said in (
-        "leak AUC above 0.610 (mean over the steps; 0.620 in the last), or make fewer mistakes than 0.375",
-        "name the class of more than 55.0 % of the examples",
+        "a leak AUC of at most 0.610 over all rows (mean over the steps; 0.620 in the last), and a detection error of "
+        "at least 0.375",
+        "name the class of at most 55.0 % of the examples",
         "In 12.5 % of the steps the bound is 1",
         "In 25.0 % of the 600 steps the batch could not be judged by itself",
         "and in 5.0 % zeros were sent",
-        "The model fails here for norm: the bound was exceeded",
+        "What is certified The certificate does not hold here",
+        "residual read 0.701 at party a (q95), and exceeded the bound by more than chance in 7 of 40 steps, where "
+        "chance explains at most 2.0. These gradients",
     ):
         assert said in text, said
-    *_, first, second, third = table(path, "Attack", "Party", "Layer", "Bound")
+    *_, first, second, third, _ = table(path, "Attack", "Party", "Layer", "Bound")
     assert table(path, "Attack", "Party", "Layer", "Bound")[0] == [
         *("Attack", "Party", "Layer", "Bound", "Leak AUC, q95", "Guessing’s q95", "Detection error, mean"),
         *("Its 5 % quantile", "Steps above the bound", "by more than chance", "Chance explains at most"),
@@ -267,7 +271,7 @@ def test_the_budget(run_folder, monkeypatch):
     text = page(render([short(run_folder, budget=budget)])).text
     assert "What attacks measured was limited to a leak AUC of 0.600 ( attack.max_leak )" in text
     assert ": passed in epoch 3, with 0.650 . Of 1 epoch it is not known." in text
-    assert "What the defense’s bound allows any attack was limited to a leak AUC of 0.800 ( attack.max_bound )" in text
+    assert "The defense’s bound on the leak AUC was limited to 0.800 ( attack.max_bound )" in text
     assert ": not passed , 0.690 at most." in text
     epochs, values, limit = drawn["leak"]
     assert (epochs.tolist(), limit) == ([1, 2, 3, 4], 0.6)
