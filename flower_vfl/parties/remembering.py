@@ -17,15 +17,15 @@ from torch import Tensor
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory, MemoryAttack
+from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.files import boot
 from flower_vfl.metrics import LeakSummary, auc_interval, separation
 from flower_vfl.parties.memory import RowMemory
-from flower_vfl.parties.recording import Recorder
 from flower_vfl.parties.saying import said_of
 from flower_vfl.parties.scoring import AuditLabels, draw_examples, draw_positives, naming
 from flower_vfl.parties.showing import ask
-from flower_vfl.parties.summaries import restore_summary, summary_state
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.registry import from_elsewhere
 
@@ -104,7 +104,7 @@ class MemoryScorer:
     Parameters
     ----------
     attacks : Sequence[MemoryAttack]
-        What is run, at least one.
+        What is run, at least one; each layer gets an instance of its own.
     layers : Sequence[str]
         Layers that are remembered.
     labels : AuditLabels
@@ -147,7 +147,7 @@ class MemoryScorer:
         self._boot = boot()
         self._found = [
             _Remembered(
-                attack,
+                attack.fresh(),
                 LeakSummary(
                     *(attack.name, party, layer, attack.params), phase=REMEMBERED, source=source, defended=defended
                 ),
@@ -273,7 +273,12 @@ class MemoryScorer:
             "layers": list(self._layers),
             "unread": dict(self._unread),
             "found": [
-                {"summary": summary_state(found.summary), "epochs": found.epochs, "intervals": found.intervals}
+                {
+                    "summary": summary_state(found.summary),
+                    "epochs": found.epochs,
+                    "intervals": found.intervals,
+                    "attack": found.attack.state(),
+                }
                 for found in self._found
             ],
         }
@@ -286,6 +291,7 @@ class MemoryScorer:
         for found, entry in zip(self._found, state["found"], strict=True):
             restore_summary(found.summary, entry["summary"])
             found.epochs, found.intervals = list(entry["epochs"]), list(entry["intervals"])
+            found.attack.restore(entry["attack"])
 
     def check(self) -> None:
         """See whether all that was remembered until a checkpoint is there as it was written.

@@ -27,6 +27,30 @@ class _Curve:
     known: list[NDArray[np.bool_]] = field(default_factory=list)
 
 
+Recorded = tuple[Series, int, int, float]
+"""A value of one run: its name, step and epoch."""
+
+
+class RunRecorder:
+    """Takes the values of one run, until the records of all runs take them.
+
+    Parameters
+    ----------
+    values : list
+        Where they go.
+    """
+
+    def __init__(self, values: list[Recorded]) -> None:
+        self._values = values
+
+    def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
+        """Take one value."""
+        self._values.append(((party, layer, attack, metric), step, epoch, value))
+
+    def flush(self) -> None:
+        """Do nothing: the records of all runs are written at the end."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """What one attack reads from one view.
@@ -39,6 +63,8 @@ class Reading:
         What the leak AUC and the detection error are called in the log.
     told
         How many rows of a batch supplied side information.
+    kept
+        Returns what the attack keeps of a run.
     """
 
     party: str
@@ -46,6 +72,7 @@ class Reading:
     attack: str
     metrics: tuple[str, str]
     told: int
+    kept: Callable[[int], Mapping[str, Any]]
 
 
 class Records:
@@ -82,6 +109,17 @@ class Records:
             known = np.array([metric in log for log in logs])
             self.add(("label", "", "", metric), step, epoch, values, known)
 
+    def add_runs(self, values: Sequence[list[Recorded]]) -> None:
+        """Take the values of single runs out of these lists, one list a run."""
+        places: dict[tuple[Series, int, int], dict[int, float]] = {}
+        for run, entries in enumerate(values):
+            for key, step, epoch, value in entries:
+                places.setdefault((key, step, epoch), {})[run] = value
+            entries.clear()
+        for (key, step, epoch), found in places.items():
+            row = [found.get(run, math.nan) for run in range(len(values))]
+            self.add(key, step, epoch, row, np.array([run in found for run in range(len(values))]))
+
     def logged(self, curves: Curves) -> dict[str, float]:
         """Return the sums over the steps of what the defenses of one run logged, of which these are the curves."""
         return {key[3]: float(np.cumsum(curves[key][2])[-1]) for key in self._logged if key in curves}
@@ -103,7 +141,7 @@ class Records:
         return found
 
 
-def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[int], int]) -> list[Measured]:
+def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[int], int], run: int) -> list[Measured]:
     """Return what each reading found in one run, of which these are the curves.
 
     Parameters
@@ -114,6 +152,8 @@ def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[
         What is wanted.
     looked_for : Callable
         Says which class was looked for in a step.
+    run : int
+        Its number.
     """
     rows, positives = (curves["label", "", "", name][2] for name in ("batch_rows", "batch_positives"))
     found = []
@@ -122,5 +162,6 @@ def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[
         (steps, epochs, values), (_, _, errors) = (curves[*place, metric] for metric in reading.metrics)
         classes = np.array([looked_for(step) for step in steps.tolist()])
         yes = positives[steps]  # of every step there is one
-        found.append(Measured(epochs, classes, values, errors, rows[steps] - yes, yes - reading.told))
+        counts = rows[steps] - yes, yes - reading.told
+        found.append(Measured(epochs, classes, values, errors, *counts, reading.kept(run)))
     return found
