@@ -39,10 +39,10 @@ class ConditionalAudit:
         self.oracle.observe(step, epoch, done.rows, done.gradients, known, noise)
 
 
-def build_conditional(strategy: HookedStrategy) -> ConditionalAudit | None:
+def build_conditional(strategy: HookedStrategy, steps: int) -> ConditionalAudit | None:
     """Build the conditional oracle of a simulation; None where it is not wanted, or the law of the noise not known.
 
-    It belongs to the monitor, and is for two classes and one defense of gradients that has a `noise_model`.
+    It belongs to the monitor of a run of so many steps, for two classes and one gradient defense with a `noise_model`.
     """
     base, attack = strategy.base, strategy.base.config.attack
     perturbing = [defense for defense in strategy.chain() if type(defense).protect is not Defense.protect]
@@ -52,7 +52,7 @@ def build_conditional(strategy: HookedStrategy) -> ConditionalAudit | None:
     if not isinstance(defense, GradientDefense) or type(defense).noise_model is GradientDefense.noise_model:
         return None
     parties = [*base.parties, *base.config.parties.coalitions(base.parties)]
-    oracle = ConditionalOracle(parties, base.labels.train, every=attack.every, record=base.observer.add)
+    oracle = ConditionalOracle(parties, base.labels.train, every=attack.cadence(steps), record=base.observer.add)
     return ConditionalAudit(oracle, defense)
 
 
