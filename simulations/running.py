@@ -1,47 +1,23 @@
-"""What the command line runs: one configuration, or the demo's comparison of several."""
+"""What the command line runs: one configuration, in this process."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from flower_vfl.apps.build import open_data, parties_here
-from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
+from flower_vfl.apps.folder import RESULT, check_folder, read_result
 from flower_vfl.apps.local import run, run_alone
 from flower_vfl.apps.progress import LiveProgress
-from flower_vfl.config import Config, build_config, load_config
+from flower_vfl.config import Config
 from flower_vfl.errors import FolderInUseError
 from flower_vfl.files import write_json_atomic
-from flower_vfl.parsing import parse_defenses
-from flower_vfl.reports import render, renew
+from flower_vfl.reports import renew
 from flower_vfl.strategies import Observer
 from flower_vfl.terminal import console
-
-DEMO_PRESET = "census"
-DEMO_ATTACKS = ", ".join(
-    [
-        *("norm", "residual", "cosine", "remembered_norm", "remembered_direction"),
-        *(f"model_completion(k={k})" for k in (1, 4, 16)),
-        *(f"embedding_reader(reader=linear,k={k})" for k in (1, 4, 16)),
-    ]
-)
-DEMO_DEFENSES = {
-    "none": "",
-    "iso-t1": "iso(t=1.0)",
-    "iso-t25": "iso(t=25.0)",
-    "max-norm": "max_norm",
-    "marvell-s1": "marvell(s=1.0)",
-    "marvell-s4": "marvell(s=4.0)",
-    "marvell-s25": "marvell(s=25.0)",
-    "marvell-full-s4": "marvell_full(s=4.0)",
-    "potential-energy": "potential_energy(alpha=1.0)",
-}
-"""The demo's runs: no defense, those of gradients at a few of the strengths that the papers use, one of embeddings."""
-
 
 ALONE = "alone"
 """Key of a result: what each party's columns reach by themselves."""
@@ -76,11 +52,18 @@ def run_here(
 
 
 def run_observed(
-    config: Config, out: Path, *, resume: bool, observers: tuple[Observer, ...], patience: float = 0.0
+    config: Config,
+    out: Path,
+    *,
+    resume: bool,
+    observers: tuple[Observer, ...],
+    patience: float = 0.0,
+    alone: Mapping[str, float] | None = None,
 ) -> None:
     """Run a configuration in this process without a display of its own, and write its report.
 
     A folder in which another process still works is waited for, `patience` seconds at most: it may be about to end.
+    `alone` is what each party's columns reach by themselves, and goes into the result unless that has it already.
     """
     unfinished = check_folder(out, config, resume=resume)
     deadline = time.monotonic() + patience
@@ -93,7 +76,9 @@ def run_observed(
                     raise
                 time.sleep(_LOOK_AGAIN_SECONDS)
             else:
-                return
+                break
+        if alone is not None and ALONE not in read_result(out):
+            write_json_atomic(out / RESULT, {**read_result(out), ALONE: dict(alone)})
 
 
 @contextmanager
@@ -110,31 +95,23 @@ def alone_aucs(config: Config) -> dict[str, float]:
 
     Of more than two classes it is the mean over them.
     """
+    found = {}
+    for party in alone_parties(config):
+        with LiveProgress(f"{party} alone", console()) as progress:
+            found[party] = alone_auc(config, party, observers=(progress,))
+    return found
+
+
+def alone_parties(config: Config) -> list[str]:
+    """Return the parties of a run that have columns; the label party too, where its columns are used."""
     dataset = open_data(config)
     parties = list(parties_here(config, dataset))
     if config.parties.label_features and dataset.label_party in dataset.parties and dataset.label_party not in parties:
         parties.append(dataset.label_party)
-    found = {}
-    for party in parties:
-        with LiveProgress(f"{party} alone", console()) as progress:
-            reached = run_alone(config, party, observers=(progress,))
-        found[party] = reached.test_auc if dataset.labels().classes == 2 else reached.test_macro_auc
-    return found
+    return parties
 
 
-def run_demo(out: Path, overrides: dict[str, str]) -> list[dict[str, Any]]:
-    """Train without a defense and with each, while one party attacks; compare and report."""
-    out = out.expanduser().absolute()
-    check_free(out)
-    plain = load_config(DEMO_PRESET, {"attack.names": DEMO_ATTACKS, **overrides})
-    alone = cache(partial(alone_aucs, plain))  # no defense changes it
-    summaries: list[dict[str, Any]] = []
-    try:
-        for name, defenses in DEMO_DEFENSES.items():
-            config = build_config({**plain.model_dump(), "defenses": parse_defenses(defenses)})
-            summaries.append({"run": name, **run_here(config, out / name, title=name, alone=alone)})
-            write_json_atomic(out / "summary.json", summaries)
-    finally:
-        if summaries:  # an interrupted demo compares what it has
-            render([out / summary["run"] for summary in summaries], out / "report.html")
-    return summaries
+def alone_auc(config: Config, party: str, *, observers: tuple[Observer, ...] = ()) -> float:
+    """Return the test AUC that one party's columns reach by themselves, of more than two classes the mean over them."""
+    reached = run_alone(config, party, observers=observers)
+    return reached.test_auc if open_data(config).labels().classes == 2 else reached.test_macro_auc
