@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,14 +184,17 @@ class _Demo:
         plain = self.configs[FIRST[0]].model_dump()
         for party in self._parties:
             if party not in self._alone:
-                pool.submit(_ALONE + party, AloneTask(plain, party))
+                pool.submit(_ALONE + party, partial(AloneTask, plain, party))
         for name in waiting:
             if name not in first:
                 self._submit_run(pool, name)
 
     def _submit_run(self, pool: WorkerPool, name: str) -> None:
+        pool.submit(name, partial(self._task, name))
+
+    def _task(self, name: str) -> RunTask:
         alone = self._alone if self._parties and self._knows_alone() else None
-        pool.submit(name, RunTask(self.configs[name].model_dump(), self.out / name, alone))
+        return RunTask(self.configs[name].model_dump(), self.out / name, alone)
 
     def _ended(self, event: Ended, pool: WorkerPool, display: Display) -> None:
         if event.name.startswith(_ALONE):

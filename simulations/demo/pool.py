@@ -115,7 +115,7 @@ class WorkerPool:
     places: int
     environment: Mapping[str, str] = field(default_factory=dict)
     grace: float = 60.0
-    _waiting: deque[tuple[str, Any]] = field(default_factory=deque)
+    _waiting: deque[tuple[str, Callable[[], Any]]] = field(default_factory=deque)
     _workers: list[_Worker] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -138,9 +138,17 @@ class WorkerPool:
                 worker.process.join()
             self._workers.clear()
 
-    def submit(self, name: str, argument: Any) -> None:
-        """Append a task to those that wait; also while `events` is being read."""
-        self._waiting.append((name, argument))
+    def submit(self, name: str, make: Callable[[], Any]) -> None:
+        """Append a task to those that wait; also while `events` is being read.
+
+        Parameters
+        ----------
+        name : str
+            What the task is called in events.
+        make : Callable
+            Returns what describes the task, when it begins.
+        """
+        self._waiting.append((name, make))
 
     @property
     def waiting(self) -> int:
@@ -171,10 +179,10 @@ class WorkerPool:
                 worker = self._start()
             if worker is None:
                 return
-            name, argument = self._waiting.popleft()
+            name, make = self._waiting.popleft()
             worker.task = name
             with suppress(OSError):  # it has died meanwhile: reading from it says so
-                worker.connection.send(argument)
+                worker.connection.send(make())
             yield Started(name)
 
     def _start(self) -> _Worker:
