@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flower_vfl.apps.alone import ALONE
+from flower_vfl.apps.build import open_data
 from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
 from flower_vfl.config import Config
 from flower_vfl.errors import InputError, OutputExistsError, TrainingError
@@ -26,7 +28,7 @@ from flower_vfl.simulations.demo.plan import FIRST, demo_configs
 from flower_vfl.simulations.demo.pool import Ended, Failed, WorkerPool
 from flower_vfl.simulations.demo.table import print_demo
 from flower_vfl.simulations.demo.worker import AloneTask, RunTask, work
-from flower_vfl.simulations.running import ALONE, alone_parties
+from flower_vfl.simulations.running import alone_parties
 from flower_vfl.terminal import console
 
 SUMMARY, ERRORS, REPORT = "summary.json", "errors.log", "report.html"
@@ -143,7 +145,7 @@ class _Demo:
         """Do what is not done yet."""
         self._finished = {name for name in self.configs if has_ended(self.out / name)}
         if self.full:
-            self._parties = alone_parties(self.configs[FIRST[0]])
+            self._parties = alone_parties(self.configs[FIRST[0]], open_data(self.configs[FIRST[0]]))
             self._alone = self._measured_alone()
         waiting = [name for name in self.configs if not self._is_done(name)]
         if not waiting:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flower_vfl.apps.written import kept_utility
+
 COLUMNS = ("defense", "test AUC", "worst practical leak", "informed reader", "guessing")
 TITLE = "Leak AUC of the gradients alone: 0.5 is guessing, 1 reads every label"
 EXPLANATION = (
@@ -25,7 +27,7 @@ def rows(summaries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     from flower_vfl.reports.words import defenses, number
 
     for summary in summaries:
-        last = summary["utility"]["last"]
+        last = kept_utility(summary)
         auc, accuracy = last.get("test_auc"), last.get("test_accuracy")
         yield (
             defenses(summary),
