@@ -23,7 +23,6 @@ from flower_vfl.reports import renew
 from flower_vfl.strategies import Observer
 from flower_vfl.terminal import console
 
-
 _LOOK_AGAIN_SECONDS = 0.5
 
 
