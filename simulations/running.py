@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,12 +10,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.apps.build import open_data, parties_here
+from flower_vfl.apps.alone import ALONE, with_alone
+from flower_vfl.apps.build import open_data, party_names
 from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
 from flower_vfl.apps.local import run, run_alone
+from flower_vfl.apps.node import DATA_VARIABLE, with_data_of_this_host
 from flower_vfl.apps.progress import LiveProgress
 from flower_vfl.config import Config, build_config, load_config
-from flower_vfl.errors import FolderInUseError
+from flower_vfl.data.memory import VerticalData
+from flower_vfl.errors import ConfigError, FolderInUseError, InputError
 from flower_vfl.files import write_json_atomic
 from flower_vfl.parsing import parse_defenses
 from flower_vfl.reports import render, renew
@@ -43,9 +47,6 @@ DEMO_DEFENSES = {
 """The demo's runs: no defense, those of gradients at a few of the strengths that the papers use, one of embeddings."""
 
 
-ALONE = "alone"
-"""Key of a result: what each party's columns reach by themselves."""
-
 _LOOK_AGAIN_SECONDS = 0.5
 
 
@@ -71,7 +72,7 @@ def run_here(
                 run(config, out=out, resume=resume, observers=(progress,))
         if alone is not None and ALONE not in read_result(out):
             aucs = alone()
-            write_json_atomic(out / RESULT, {**read_result(out), ALONE: aucs})
+            write_json_atomic(out / RESULT, with_alone(read_result(out), aucs))
     return read_result(out)
 
 
@@ -108,18 +109,37 @@ def _reported(out: Path) -> Iterator[None]:
 def alone_aucs(config: Config) -> dict[str, float]:
     """Return the test AUC that each party's columns reach by themselves, with the same architecture.
 
-    Of more than two classes it is the mean over them.
+    Of more than two classes it is the mean over them. The parties are those whose columns are here: on the label
+    party's host of a deployment that is its own, from the data that the environment of the host names.
+
+    Raises
+    ------
+    ConfigError
+        When there are no columns here.
     """
-    dataset = open_data(config)
-    parties = list(parties_here(config, dataset))
+    config, dataset = _opened(config)
+    parties = [party for party in party_names(config, dataset) if party in dataset.parties]
     if config.parties.label_features and dataset.label_party in dataset.parties and dataset.label_party not in parties:
         parties.append(dataset.label_party)
+    if not parties:
+        raise ConfigError("--alone trains on a party's own columns, and the data of this host has none: leave it out")
     found = {}
     for party in parties:
         with LiveProgress(f"{party} alone", console()) as progress:
             reached = run_alone(config, party, observers=(progress,))
         found[party] = reached.test_auc if dataset.labels().classes == 2 else reached.test_macro_auc
     return found
+
+
+def _opened(config: Config) -> tuple[Config, VerticalData]:
+    """Open the data of a run; of a deployed one, whose configuration names no path, that of this host."""
+    try:
+        return config, open_data(config)
+    except InputError:
+        if config.data.path or not os.environ.get(DATA_VARIABLE):
+            raise
+    own = with_data_of_this_host(config)
+    return own, open_data(own)
 
 
 def run_demo(out: Path, overrides: dict[str, str]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from flower_vfl.auditing.conditional import ConditionalOracle
 from flower_vfl.auditing.noise import hypotheses
 from flower_vfl.parties.label import Inside, Step
+from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
 from flower_vfl.strategies.vertical import VerticalStrategy
 
@@ -39,7 +40,7 @@ class ConditionalAudit:
         self.oracle.observe(step, epoch, done.rows, done.gradients, known, noise)
 
 
-def build_conditional(strategy: HookedStrategy) -> ConditionalAudit | None:
+def build_conditional(strategy: HookedStrategy, schedule: Schedule) -> ConditionalAudit | None:
     """Build the conditional oracle of a simulation; None where it is not wanted, or the law of the noise not known.
 
     It belongs to the monitor, and is for two classes and one defense of gradients that has a `noise_model`.
@@ -52,7 +53,8 @@ def build_conditional(strategy: HookedStrategy) -> ConditionalAudit | None:
     if not isinstance(defense, GradientDefense) or type(defense).noise_model is GradientDefense.noise_model:
         return None
     parties = [*base.parties, *base.config.parties.coalitions(base.parties)]
-    oracle = ConditionalOracle(parties, base.labels.train, every=attack.every, record=base.observer.add)
+    every = attack.cadence(schedule.steps)
+    oracle = ConditionalOracle(parties, base.labels.train, every=every, record=base.observer.add)
     return ConditionalAudit(oracle, defense)
 
 

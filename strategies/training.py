@@ -19,6 +19,7 @@ from flower_vfl.errors import NotFiniteError, TrainingError
 from flower_vfl.metrics import snapshot
 from flower_vfl.metrics.utility import utility
 from flower_vfl.parties.attacker import AUDIT_REFERENCE, AUDIT_ROW
+from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import Oracle, Reference
@@ -126,6 +127,7 @@ class Training:
                 self._train(epoch, steps)
                 if steps.stop == self._schedule.steps_of(epoch).stop:
                     self.outcome.epochs.append(self._evaluate(epoch))
+                    self._copy_best(epoch)
                     if epoch == 1:
                         self._warn_of_validation()
                     after_epoch(epoch)
@@ -139,6 +141,14 @@ class Training:
         """Evaluate on the test table for what is kept of it: the model is not the one of the last evaluation."""
         if self._schedule.batches("test"):
             self._predict("test", range(self._schedule.batches("test")))
+
+    def _copy_best(self, epoch: int) -> None:
+        """Let all parties copy their weights where the epoch is the best so far and patience may go back to it."""
+        outcome = self.outcome
+        better = outcome.best_by is not None and outcome.best["epoch"] == epoch
+        if self._config.training.patience and better and not self._limits_passed():
+            self._label.best = BestModel.of(self._label.module, outcome.steps)
+            self._send_all(Frame(Kind.BEST, outcome.steps))
 
     def discard_model(self) -> None:
         """Forget what is kept of the last evaluation, as no model stays."""
@@ -183,7 +193,7 @@ class Training:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._losses = list(state["losses"])
-        self.outcome.stopped, self.outcome.kept = "", None
+        self.outcome.stopped, self.outcome.kept, self.outcome.chosen_by = "", None, ""
         if self._conditional is not None:  # the training of a stack measures none
             self._conditional.oracle.restore(state.get("conditional", {}))
         for name in MEASURED:
@@ -376,16 +386,21 @@ class Training:
             "leak": f"the largest leak AUC that was measured of epoch {epoch}",
             "bound": f"the bound on the leak AUC of what was sent until the end of epoch {epoch}",
         }
-        passed = []
-        for key, status in LIMITS.items():
+        for key in LIMITS:
             reached, limit = spent.get(key, 0.0), getattr(attack, f"max_{key}")
             if reached > limit:
                 _logger.warning("%s is %.3f; the limit attack.max_%s is %s", words[key], reached, key, limit)
-                passed.append(status)
             elif math.isnan(reached):
                 _logger.warning("%s is not known: attack.max_%s limits nothing there", words[key], key)
-        if passed and attack.on_leak == "stop":
+        passed = self._limits_passed()
+        if passed:
             return passed[0]
         if patience and epoch - self.outcome.best["epoch"] >= patience:
             return "early stopping"
         return ""
+
+    def _limits_passed(self) -> list[str]:
+        """Return the limits that the last epoch has passed and that end the run."""
+        attack, spent = self._config.attack, self.outcome.epochs[-1]
+        passed = [status for key, status in LIMITS.items() if spent.get(key, 0.0) > getattr(attack, f"max_{key}")]
+        return passed if attack.on_leak == "stop" else []

@@ -23,6 +23,7 @@ from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.fusion import fuse
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.placement import IN_MEMORY, Placement
+from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.feature import set_mode
 from flower_vfl.parties.loading import Loader, gather
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
@@ -243,6 +244,11 @@ class LabelParty(LabelModel):
         Steps that also say what their gradients were made of, where there are two classes.
     placement : Placement
         Where the models are.
+
+    Attributes
+    ----------
+    best : BestModel or None
+        A copy of the weights after the best epoch, where one is kept.
     """
 
     def __init__(
@@ -269,6 +275,7 @@ class LabelParty(LabelModel):
         has_own = bottom is not None and table is not None
         self._loader = Loader(table.train, schedule, placement) if table is not None and has_own else None
         self._ahead: dict[int, list[Tensor]] = {}
+        self.best: BestModel | None = None
         for module in (top, bottom):
             if module is not None:
                 module.train()
@@ -413,6 +420,7 @@ class LabelParty(LabelModel):
             "modules": dict(self.module.state_dict()),
             "optimizers": self.optimizers.state_dict(),
             "dropout": [generator.get_state() for generator in bound_generators(self.module)],
+            "best": None if self.best is None else self.best.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -420,6 +428,7 @@ class LabelParty(LabelModel):
         self._ahead = {}
         self.module.load_state_dict(state["modules"])
         self.optimizers.load_state_dict(state["optimizers"])
+        self.best = BestModel.from_state(state["best"])
         for generator, bits in zip(bound_generators(self.module), state["dropout"], strict=True):
             generator.set_state(bits)
 

@@ -1,12 +1,15 @@
 """What the command line runs."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
 import pytest
 
 from flower_vfl.apps import run
+from flower_vfl.apps.local import run_alone
+from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.simulations import running
 from flower_vfl.simulations.tables import print_results
 from tests.toys import toy_config, toy_data
@@ -59,6 +62,60 @@ def test_what_parties_reach_alone_is_their_auc_and_of_more_classes_the_mean_over
     print_results([{**run(config, data=lambda config: data).summary, "alone": alone}])
     name = "test AUC: party a" if classes == 2 else "test AUC, mean over classes: party a"
     assert name in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_federation_that_does_worse_than_a_party_alone_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    data = toy_data()
+    monkeypatch.setattr(running, "open_data", lambda config: data)
+    for name in ("run", "run_alone"):
+        monkeypatch.setattr(running, name, partial(getattr(running, name), data=lambda config: data))
+    for name, defenses in (("plain", []), ("noisy", [{"name": "iso", "t": 1e6}])):
+        config = toy_config(defenses=defenses, training={"epochs": 4, "learning_rate": 0.02})
+        alone = partial(running.alone_aucs, config)
+        summary = running.run_here(config, tmp_path / name, title=name, alone=alone)
+        capsys.readouterr()
+        print_results([summary])
+        shown = capsys.readouterr().out
+        together, best = summary["utility"]["last"]["test_auc"], max(summary["alone"].values())
+        assert (best > together) == (name == "noisy")
+        found = summary.get("alone_better")
+        assert (found is None) == (name == "plain")
+        assert ("do worse than party" in shown) == (name == "noisy")
+    assert found == {
+        "party": max(summary["alone"], key=summary["alone"].get),
+        "measure": "test_auc",
+        "alone": best,
+        "together": together,
+    }
+    words = f"{together:.4f} together with its defense, {best:.4f} alone"
+    assert f"do worse than party {found['party']} alone: test AUC {words}" in shown
+
+
+def test_on_the_label_partys_host_its_own_columns_are_compared(monkeypatch):
+    whole = toy_data(rows=300, label_features=True)
+    own = replace(whole, tables={"label": whole.tables["label"]})
+    bare = replace(whole, tables={})
+    config = toy_config(parties={"features": ["a", "b"]})
+
+    def opened(here):
+        def of(config):
+            if config.data.path != "/srv/data":
+                raise DataError("there is no data at ''")
+            return here
+
+        monkeypatch.setattr(running, "open_data", of)
+        monkeypatch.setattr(running, "run_alone", partial(run_alone, data=of))
+
+    opened(own)
+    with pytest.raises(DataError):
+        running.alone_aucs(config)
+    monkeypatch.setenv("FLOWER_VFL_DATA", "/srv/data")
+    alone = running.alone_aucs(config)
+    assert alone == {"label": run_alone(config, "label", data=lambda config: whole).test_auc}
+    opened(bare)
+    with pytest.raises(ConfigError, match="the data of this host has none"):
+        running.alone_aucs(config)
 
 
 @pytest.mark.slow
