@@ -16,6 +16,9 @@ _LONGEST = 1e9
 """Seconds that a time limit can have: what waits for locks takes no more than some 300 years."""
 
 
+PRACTICAL = ("norm", "residual", "direction", "shell")
+"""Attacks that need nothing but the gradients that a party receives; what runs where nobody names any."""
+
 SCORED, MOST_APART = 200, 8
 """Steps of a run that are scored where nobody says how many, and how far apart they are at most: more steps make a
 quantile no truer, and cost time."""
@@ -198,7 +201,7 @@ class AttackConfig(Section):
     """What is attacked while training, and where it is logged."""
 
     names: list[str] = Field(
-        default_factory=lambda: ["norm"],
+        default_factory=lambda: list(PRACTICAL),
         description='attacks that attackers and the monitor run, e.g. "norm" or "hint(k=5,measure=inner)"',
     )
     layers: list[str] = Field(

@@ -10,7 +10,6 @@ from torch import Tensor
 from flower_vfl.auditing.conditional import ConditionalOracle
 from flower_vfl.auditing.noise import hypotheses
 from flower_vfl.parties.label import Inside, Step
-from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
 from flower_vfl.strategies.vertical import VerticalStrategy
 
@@ -40,10 +39,10 @@ class ConditionalAudit:
         self.oracle.observe(step, epoch, done.rows, done.gradients, known, noise)
 
 
-def build_conditional(strategy: HookedStrategy, schedule: Schedule) -> ConditionalAudit | None:
+def build_conditional(strategy: HookedStrategy, steps: int) -> ConditionalAudit | None:
     """Build the conditional oracle of a simulation; None where it is not wanted, or the law of the noise not known.
 
-    It belongs to the monitor, and is for two classes and one defense of gradients that has a `noise_model`.
+    It belongs to the monitor of a run of so many steps, for two classes and one gradient defense with a `noise_model`.
     """
     base, attack = strategy.base, strategy.base.config.attack
     perturbing = [defense for defense in strategy.chain() if type(defense).protect is not Defense.protect]
@@ -53,8 +52,7 @@ def build_conditional(strategy: HookedStrategy, schedule: Schedule) -> Condition
     if not isinstance(defense, GradientDefense) or type(defense).noise_model is GradientDefense.noise_model:
         return None
     parties = [*base.parties, *base.config.parties.coalitions(base.parties)]
-    every = attack.cadence(schedule.steps)
-    oracle = ConditionalOracle(parties, base.labels.train, every=every, record=base.observer.add)
+    oracle = ConditionalOracle(parties, base.labels.train, every=attack.cadence(steps), record=base.observer.add)
     return ConditionalAudit(oracle, defense)
 
 

@@ -109,7 +109,7 @@ class _Course:
         self._strategy, self._sessions, self._label, self._schedule = strategy, sessions, label, schedule
         self._audited = audited
         self._monitor, repeats = build_monitor(strategy, schedule), build_repeats(strategy)
-        self._conditional = build_conditional(strategy, schedule) if audited else None
+        self._conditional = build_conditional(strategy, schedule.steps) if audited else None
         if self._conditional is not None:
             label.keep_inside(self._conditional.oracle.every)
         self._training = Training(

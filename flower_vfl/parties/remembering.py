@@ -104,7 +104,7 @@ class MemoryScorer:
     Parameters
     ----------
     attacks : Sequence[MemoryAttack]
-        What is run, at least one.
+        What is run, at least one; each layer gets an instance of its own.
     layers : Sequence[str]
         Layers that are remembered.
     labels : AuditLabels
@@ -147,7 +147,7 @@ class MemoryScorer:
         self._boot = boot()
         self._found = [
             _Remembered(
-                attack,
+                attack.fresh(),
                 LeakSummary(
                     *(attack.name, party, layer, attack.params), phase=REMEMBERED, source=source, defended=defended
                 ),
@@ -273,7 +273,12 @@ class MemoryScorer:
             "layers": list(self._layers),
             "unread": dict(self._unread),
             "found": [
-                {"summary": summary_state(found.summary), "epochs": found.epochs, "intervals": found.intervals}
+                {
+                    "summary": summary_state(found.summary),
+                    "epochs": found.epochs,
+                    "intervals": found.intervals,
+                    "attack": found.attack.state(),
+                }
                 for found in self._found
             ],
         }
@@ -286,6 +291,7 @@ class MemoryScorer:
         for found, entry in zip(self._found, state["found"], strict=True):
             restore_summary(found.summary, entry["summary"])
             found.epochs, found.intervals = list(entry["epochs"]), list(entry["intervals"])
+            found.attack.restore(entry["attack"])
 
     def check(self) -> None:
         """See whether all that was remembered until a checkpoint is there as it was written.

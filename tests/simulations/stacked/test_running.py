@@ -25,6 +25,7 @@ from tests.card import needs_card
 from tests.toys import mixed_data, toy_config, toy_data
 
 ATTACKS = ["norm", "cosine", "inner_product", "direction_count", "hint(k=3)", "hint(k=2,measure=distance)"]
+ATTACKS += ["direction", "shell"]
 SETTINGS = {
     "two parties": (toy_data, {}),
     "own columns": (mixed_data, {"model": {"dropout": 0.2}, "training": {"embedding_decay": 0.01}}),
