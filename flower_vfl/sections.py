@@ -16,6 +16,14 @@ _LONGEST = 1e9
 """Seconds that a time limit can have: what waits for locks takes no more than some 300 years."""
 
 
+PRACTICAL = ("norm", "residual", "direction", "shell")
+"""Attacks that need nothing but the gradients that a party receives; what runs where nobody names any."""
+
+SCORED, MOST_APART = 200, 8
+"""Steps of a run that are scored where nobody says how many, and how far apart they are at most: more steps make a
+quantile no truer, and cost time."""
+
+
 def require_plain(value: Any) -> None:
     """Refuse what TOML and JSON do not both hold."""
     if isinstance(value, Mapping):
@@ -182,21 +190,33 @@ class TrainingConfig(Section):
         default=0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off"
     )
     validation: float = Field(default=0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
-    patience: int = Field(default=0, ge=0, description="stop after so many epochs without a better validation; 0: off")
+    patience: int = Field(
+        default=0,
+        ge=0,
+        description="stop after so many epochs without a better validation, keep the best model; 0: off",
+    )
 
 
 class AttackConfig(Section):
     """What is attacked while training, and where it is logged."""
 
     names: list[str] = Field(
-        default_factory=lambda: ["norm"],
+        default_factory=lambda: list(PRACTICAL),
         description='attacks that attackers and the monitor run, e.g. "norm" or "hint(k=5,measure=inner)"',
     )
     layers: list[str] = Field(
         default_factory=list,
         description="layers of their own models that attackers look at; empty: the cut and what the model watches",
     )
-    every: int = Field(default=1, ge=1, description="log each so many steps")
+    every: int = Field(
+        default=0, ge=0, description="score each so many steps; 0: about 200 steps of a run, each eighth at least"
+    )
+    informed: int = Field(
+        default=65536,
+        ge=0,
+        le=2**24,
+        description="rows of each party that the monitor keeps for readers fitted to labels, in bounded memory; 0: off",
+    )
     positives: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list,
         description="classes that gradient attacks look for, in turn; empty: class 1 of two classes, each of more",
@@ -213,7 +233,7 @@ class AttackConfig(Section):
         default=1.0,
         gt=0.5,
         le=1.0,
-        description="limit of what the defense's bound allows any attack, on a step and on all epochs; 1: off",
+        description="limit of the defense's bound on the leak AUC, of a step and of all epochs; 1: off",
     )
     on_leak: Literal["stop", "warn"] = Field(
         default="stop",
@@ -246,7 +266,17 @@ class AttackConfig(Section):
 
     def without_attacks(self) -> Self:
         """Return the section of a run that nothing attacks and that has no limit."""
-        return self.model_copy(update={"names": [], "max_leak": 1.0, "max_bound": 1.0})
+        return self.model_copy(update={"names": [], "informed": 0, "max_leak": 1.0, "max_bound": 1.0})
+
+    def cadence(self, steps: int) -> int:
+        """Return at which of so many steps attacks are scored: each so many.
+
+        Examples
+        --------
+        >>> AttackConfig().cadence(792), AttackConfig().cadence(100_000), AttackConfig(every=2).cadence(792)
+        (3, 8, 2)
+        """
+        return self.every or min(MOST_APART, max(1, steps // SCORED))
 
     @property
     def calls(self) -> list[dict[str, Any]]:

@@ -12,9 +12,15 @@ from flower_vfl.errors import InputError
 
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
 OPTIONAL = {
-    **dict.fromkeys(("weights", "environment", "alone", "parties", "model", "budget"), dict),
+    **dict.fromkeys(("weights", "environment", "alone", "alone_better", "parties", "model", "budget", "verdict"), dict),
     **dict.fromkeys(("attacks", "rebuild"), list),
 }
+
+_NUMBERS = (
+    *("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"),
+    *("baseline", "advantage", "p_value", "advantage_p_value"),
+)
+"""Numbers of an entry of ``leakage``, each of which may be null."""
 
 
 def checked_result(path: Path) -> dict[str, Any]:
@@ -50,6 +56,23 @@ def checked_result(path: Path) -> dict[str, Any]:
     return result
 
 
+def kept_utility(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of the model that a run kept: of its last epoch, or of the best one where patience chose it.
+
+    Examples
+    --------
+    >>> utility = {"last": {"test_auc": 0.7}, "best": {"test_auc": 0.8}}
+    >>> kept_utility({"utility": utility, "model": {"step": 9, "epoch": 1, "chosen_by": "validation_auc"}})
+    {'test_auc': 0.8}
+    >>> kept_utility({"utility": utility, "model": {"step": 27, "epoch": 3}})
+    {'test_auc': 0.7}
+    """
+    utility, model = result.get("utility"), result.get("model")
+    which = "best" if isinstance(model, dict) and model.get("chosen_by") else "last"
+    found = utility.get(which) if isinstance(utility, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def _refuse(path: Path, constant: str) -> NoReturn:
     raise InputError(f"{path} holds {constant}, which is no number of JSON: null stands for what is not known.")
 
@@ -80,7 +103,7 @@ def _check_leaks(path: Path, leakage: Sequence[Mapping[str, Any]]) -> None:
     for entry in leakage:
         if not isinstance(entry.get("party", ""), str):
             raise InputError(f"{path}: 'party' of a leak is {entry['party']!r}, a text is needed.")
-        for number in ("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"):
+        for number in _NUMBERS:
             if not isinstance(entry.get(number), float | int | None):
                 raise InputError(f"{path}: {number!r} of a leak is {entry[number]!r}, a number or null is needed.")
 

@@ -15,12 +15,14 @@ from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
 from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
 from flower_vfl.metrics.null import null_quantile
+from flower_vfl.metrics.paired import AucDifference, auc_difference, auc_p_value
 from flower_vfl.metrics.releases import Release, ShapedRelease, Together, together, together_shaped
 from flower_vfl.metrics.snapshot import Observations, Values, observations, snapshot
 from flower_vfl.metrics.summary import LeakSummary, nearest_rank
 
 __all__ = [
     "ArgumentError",
+    "AucDifference",
     "Embeddings",
     "Exceedances",
     "LeakSummary",
@@ -32,7 +34,9 @@ __all__ = [
     "accuracy_bound",
     "adaptive_calibration_error",
     "auc_bound",
+    "auc_difference",
     "auc_interval",
+    "auc_p_value",
     "balanced_accuracy",
     "compact",
     "detection_error",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +13,12 @@ from flower_vfl.metrics.arrays import as_numpy, binary, refuse_nan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from flower_vfl.metrics.arrays import Array
 
-_Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
+Z95 = 1.959963984540054
+"""The normal distribution's 97.5 % quantile: half the width of a 95 % interval in standard errors."""
 
 Interval = tuple[float, float]
 
@@ -55,7 +58,7 @@ def share_interval(share: float, count: int) -> Interval | None:
         raise ArgumentError(f"A share of {share} of {count} examples: give a number between 0 and 1, and a count.")
     if not count:
         return None
-    weight = _Z * _Z / count
+    weight = Z95 * Z95 / count
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -116,10 +119,24 @@ def auc_interval(scores: Array, labels: Array) -> Interval | None:
     """
     values, positive = binary(scores, labels)
     refuse_nan(values, "scores")
-    ups, downs = np.sort(values[positive]), np.sort(values[~positive])
-    if min(ups.size, downs.size) < 2:
+    if min(np.count_nonzero(positive), np.count_nonzero(~positive)) < 2:
         return None
-    below = (downs.searchsorted(ups, "left") + downs.searchsorted(ups, "right")) / (2 * downs.size)
-    above = 1 - (ups.searchsorted(downs, "left") + ups.searchsorted(downs, "right")) / (2 * ups.size)
-    half = _Z * math.sqrt(below.var(ddof=1) / ups.size + above.var(ddof=1) / downs.size)
+    below, above = placements(values, positive)
+    half = Z95 * math.sqrt(below.var(ddof=1) / below.size + above.var(ddof=1) / above.size)
     return max(0.0, float(below.mean()) - half), min(1.0, float(below.mean()) + half)
+
+
+def placements(values: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the share of negatives below each positive, and of positives above each negative; ties count half.
+
+    Parameters
+    ----------
+    values
+        (N,) scores without NaN, of both classes.
+    positive
+        (N,) which rows are positive.
+    """
+    ups, downs = np.sort(values[positive]), np.sort(values[~positive])
+    below = (downs.searchsorted(values[positive], "left") + downs.searchsorted(values[positive], "right")) / 2
+    above = (ups.searchsorted(values[~positive], "left") + ups.searchsorted(values[~positive], "right")) / 2
+    return below / downs.size, 1 - above / ups.size

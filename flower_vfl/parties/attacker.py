@@ -15,11 +15,11 @@ from torch.func import functional_call
 from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack
 from flower_vfl.attacks.remembering import MemoryAttack
+from flower_vfl.auditing.recorder import NoRecorder, Recorder
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.feature import FeatureParty, _Pending
 from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScorer
-from flower_vfl.parties.recording import NoRecorder, Recorder
 from flower_vfl.parties.remembering import MemoryScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Reference, Scorer
 from flower_vfl.parties.showing import read_only
@@ -269,7 +269,7 @@ class Attacker(FeatureParty):
         audit.fill(offset, piece, classes=frame.integer("classes"))
         return Frame(Kind.AUDITED, frame.step)
 
-    def _keep(self, frame: Frame) -> Frame:
+    def _keep(self, frame: Frame) -> Frame | None:
         answer = super()._keep(frame)
         if frame.kind is Kind.RESTORE and self._remembered is not None:
             self._remembered.check()

@@ -10,8 +10,11 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.sweeps import is_sweep
+from flower_vfl.apps.written import kept_utility
+from flower_vfl.auditing.entries import TRAIN, phase_of, read
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
 from flower_vfl.metrics import observations
@@ -20,12 +23,14 @@ from flower_vfl.reports.budget import of_budget
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
-from flower_vfl.reports.leaks import is_remembered, label_of, reached, told, way_of
+from flower_vfl.reports.headline import advice, headline_of, signed
+from flower_vfl.reports.leaks import label_of, reached, told, way_of
 from flower_vfl.reports.periods import period_figures
 from flower_vfl.reports.remembered import of_remembered
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.sweep import of_sweep
 from flower_vfl.reports.trained import of_run
+from flower_vfl.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +81,7 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
         html = _page("run.html.j2", **_of_one(runs[0]))
     else:
         target = Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / PAGE
-        html = _page("comparison.html.j2", **of_several(runs))
+        html = _page("comparison.html.j2", **of_several(runs, (target if out is None else Path(out)).parent))
     target = target if out is None else Path(out)
     write_text_atomic(target, html)
     return target
@@ -134,36 +139,42 @@ def _page(template: str, **values: Any) -> str:
         "place": words.place,
         "reached": reached,
         "way": way_of,
+        "signed": signed,
     }
+    environment.globals |= {"version": VERSION, "date": ""}
     return environment.get_template(template).render(**values)
 
 
 def _of_one(run: Run) -> dict[str, Any]:
     result = run.result
     last, best = (_dict(result["utility"].get(which)) for which in ("last", "best"))
-    nothing_chosen, alone_by = words.nothing_chosen(result), words.alone_by(result)
+    nothing_chosen, measure_alone = words.nothing_chosen(result), alone_by(result)
+    headline = headline_of(result)
     best = {} if nothing_chosen else best
     names = [*words.METRICS, *sorted((last.keys() | best.keys()) - words.METRICS.keys())]
     return {
         "run": run,
         "title": run.name,
+        "headline": headline,
+        "advice": advice(result, headline),
+        "readers": read(result),
+        "date": run.date,
         "leak": words.worst_leak(run),
         "oracle": words.worst_leak(run, oracle=True),
         "kept": words.kept_model(result),
         **of_budget(run),
         "certificates": certificates(run),
-        "leaks": [
-            (e, told(result, e)[0]) for e in result["leakage"] if e.get("phase") != "inference" and not is_remembered(e)
-        ],
+        "leaks": [(e, told(result, e)[0]) for e in result["leakage"] if phase_of(e) == TRAIN],
         **of_remembered(run),
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run.result),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
-        "last": last,
+        "last": kept_utility(result),
         "nothing_chosen": nothing_chosen,
-        "alone": {party: _dict(value).get(alone_by, value) for party, value in result.get("alone", {}).items()},
-        "alone_by": alone_by,
-        "alone_measure": words.METRICS[alone_by],
+        "alone": {party: _dict(value).get(measure_alone, value) for party, value in result.get("alone", {}).items()},
+        "alone_by": measure_alone,
+        "alone_measure": words.METRICS[measure_alone],
+        "alone_better": words.alone_better(result),
         "speed": words.ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
         "snapshots": [Markup(figure) for figure in snapshot_figures(run.snapshots)],
         "observed": {step: observations(values) for step, values in run.snapshots.items()},

@@ -7,6 +7,8 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flower_vfl.apps.alone import BETTER
+from flower_vfl.auditing.entries import READER_PHASES, phase_of
 from flower_vfl.parsing import call
 from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, on_embeddings, reached, received, told
 
@@ -54,14 +56,23 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def kept_model(result: Mapping[str, Any]) -> str:
-    """Say which model a run kept that a limit ended; empty for every other run."""
+    """Return which model a run kept where it is not the last one; empty for every other run."""
     model, limit = result.get("model"), LIMITS.get(str(result.get("status")))
-    if limit is None or not isinstance(model, dict):
+    if not isinstance(model, dict):
         return ""
+    if limit is None:
+        if not model.get("chosen_by") or model.get("step") == result["cost"].get("steps"):
+            return ""
+        measure = METRICS.get(model["chosen_by"], "").replace("Validation", "validation")
+        return (
+            f"The model that all parties kept is the one with the best {measure}: of "
+            f"step {number(model['step'])}, the end of epoch {number(model.get('epoch'))}."
+        )
     if model.get("step") is None:
         return f"{limit}, and there is no checkpoint from before: no party kept a model."
     return (
-        f"{limit}. The model that all parties kept is the last one from before: of "
+        f"{limit}. The model that all parties kept is the {'best' if model.get('chosen_by') else 'last'} one from "
+        f"before: of "
         f"step {number(model['step'])}, the end of epoch {number(model.get('epoch'))}. The leaks that are shown are of "
         "everything that was sent, also afterwards."
     )
@@ -76,16 +87,18 @@ def nothing_chosen(result: Mapping[str, Any]) -> str:
     return "All rows of the validation part are of one class. No AUC is known there: no epoch was chosen by validation."
 
 
-def alone_by(result: Mapping[str, Any]) -> str:
-    """Return the measure of what each party reaches alone: the test AUC, of more than two classes the mean over them.
-
-    Examples
-    --------
-    >>> alone_by({"utility": {"last": {"test_auc": None, "test_macro_auc": 0.9}}})
-    'test_macro_auc'
-    """
-    last = result["utility"].get("last")
-    return "test_macro_auc" if isinstance(last, dict) and "test_macro_auc" in last else "test_auc"
+def alone_better(result: Mapping[str, Any]) -> str:
+    """Return that one party alone reaches more than all together; empty where none does, or that is not known."""
+    found = result.get(BETTER)
+    if not isinstance(found, dict):
+        return ""
+    measure = METRICS.get(str(found.get("measure")), NONE).replace("Test", "test")
+    defended = " with its defense" if result["defenses"] else ""
+    return (
+        f"Together the parties do worse than party {found.get('party', NONE)} alone: {measure} "
+        f"{number(found.get('together'), 4)} together{defended}, {number(found.get('alone'), 4)} alone, with the same "
+        "architecture and without a defense. By this measure training together gains nothing."
+    )
 
 
 def size(value: Any) -> str:
@@ -183,6 +196,39 @@ def defenses(result: Mapping[str, Any]) -> str:
     return ", ".join(map(with_params, result["defenses"])) or "none"
 
 
+GRADES = (
+    "no better than by guessing",
+    "slightly better than by guessing",
+    "clearly better than by guessing",
+    "well",
+    "almost completely",
+)
+"""Grades of a leak, in words that follow "the attacker reads the labels"."""
+
+
+def grade(value: float, null: float) -> int:
+    """Return the grade of a leak AUC by the share of the way from chance to certainty that it covers.
+
+    Examples
+    --------
+    >>> grade(0.55, 0.55), grade(0.99, 0.55)
+    (0, 4)
+    """
+    share = (value - null) / max(1 - null, 1e-9)
+    return sum(share > limit for limit in (0.02, 0.15, 0.5, 0.8))
+
+
+def reading(value: float, null: float, *, found: bool) -> str:
+    """Return how well a leak AUC reads labels, in words; a leak that a test found is at least slight.
+
+    Examples
+    --------
+    >>> reading(0.56, 0.55, found=True), reading(0.99, 0.55, found=True)
+    ('slightly better than by guessing', 'almost completely')
+    """
+    return GRADES[max(grade(value, null), int(found))]
+
+
 @dataclass(frozen=True)
 class Leak:
     """The worst leak of a run, graded.
@@ -208,13 +254,7 @@ class Leak:
     @property
     def words(self) -> str:
         """The grade in words that follow "the attacker reads the labels"."""
-        return (
-            "no better than by guessing",
-            "slightly better than by guessing",
-            "clearly better than by guessing",
-            "well",
-            "almost completely",
-        )[self.level]
+        return GRADES[self.level]
 
     @property
     def remembered(self) -> bool:
@@ -233,15 +273,13 @@ def graded(entry: Mapping[str, Any]) -> Leak | None:
         return None
     q95 = float(entry["q95"])
     null = 0.5 if entry.get("q95_null") is None else float(entry["q95_null"])
-    share = (reached(entry) - null) / max(1 - null, 1e-9)
-    return Leak(entry, q95, null, reached(entry), sum(share > limit for limit in (0.02, 0.15, 0.5, 0.8)))
+    return Leak(entry, q95, null, reached(entry), grade(reached(entry), null))
 
 
 def worst_leak(run: Run, *, oracle: bool = False) -> Leak | None:
     """Return the worst leak AUC of what the parties really received, None where nothing was measured.
 
-    Oracles are told a clean gradient, which no real attacker has: they bound what a better attack could read and are
-    asked for separately.
+    Oracles know what no real attacker has, such as a clean gradient, and are asked for separately. They bound nothing.
     """
     leaks = [graded(entry) for entry in received(run.result) if told(run.result, entry)[0] == oracle]
     return max((leak for leak in leaks if leak), key=lambda leak: (leak.level, leak.reached), default=None)
@@ -274,9 +312,10 @@ def _reasons(silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def not_tested(run: Run) -> list[str]:
     """Return what the run says nothing about, in sentences; an attack that ran and has no value has tested nothing."""
-    leakage = [entry for entry in run.result["leakage"] if entry.get("q95") is not None]
+    named = [entry for entry in run.result["leakage"] if phase_of(entry) not in READER_PHASES]
+    leakage = [entry for entry in named if entry.get("q95") is not None]
     attacks = sorted({label_of(entry) for entry in leakage})
-    silent = [entry for entry in run.result["leakage"] if label_of(entry) not in attacks]
+    silent = [entry for entry in named if label_of(entry) not in attacks]
     gaps = []
     if attacks:
         measured = "measured anything" if silent else "ran"

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from flower_vfl.attacks import DirectionAttack, NormAttack
+from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.metrics import leak_auc
 from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.recording import NoRecorder
 from flower_vfl.parties.scoring import AuditLabels, Scorer
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.protocol.transcript import StepTrace, Transcript

@@ -11,6 +11,7 @@ from flower_vfl.apps.folder import read_result
 from flower_vfl.apps.keeping import is_begun
 from flower_vfl.apps.local import run
 from flower_vfl.apps.model import load_model, model_path
+from flower_vfl.auditing.conditional import NAME as CONDITIONAL
 from flower_vfl.config import build_config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import MemoryData
@@ -57,8 +58,12 @@ def configs(more, defenses, seeds):
 
 
 def curves(folder):
-    rows = read_steps(folder).to_pylist()
+    rows = [row for row in read_steps(folder).to_pylist() if row["attack"] != CONDITIONAL]
     return {(*(row[k] for k in ("party", "layer", "attack", "metric", "step", "epoch")),): row["value"] for row in rows}
+
+
+def by_place(result):
+    return {(e["label"], e["party"], e["layer"], e["source"], e["defended"]): e for e in result["leakage"]}
 
 
 def check_same(stacked, alone):
@@ -75,6 +80,8 @@ def check_same(stacked, alone):
         else:
             assert abs(one[key] - value) <= allowed, (key, one[key], value)
     results = [read_result(folder) for folder in (stacked, alone)]
+    for result in results:  # a stack does not measure it
+        result["leakage"] = [entry for entry in result["leakage"] if entry["attack"] != CONDITIONAL]
     assert exact(results[0]["leakage"]) == exact(results[1]["leakage"])
     for mine, theirs in zip(results[0]["leakage"], results[1]["leakage"], strict=True):
         assert [mine[name] for name in _NUMBERS] == pytest.approx([theirs[name] for name in _NUMBERS], abs=TIED)
@@ -117,6 +124,25 @@ def test_every_step_of_a_run_in_a_stack_is_that_of_the_run_by_itself(setting, tm
         assert cost["steps"] == read_result(tmp_path / f"alone-{number}")["cost"]["steps"]
 
 
+def test_informed_readers_read_of_a_run_in_a_stack_what_they_read_of_it_alone(tmp_path):
+    data = toy_data(rows=1500)
+    runs = configs({"attack": {"informed": 5000, "names": ["norm"]}}, ["", "marvell_full(s=1.0)"], [0, 1])
+    folders = [tmp_path / name for name in "ab"]
+    assert train_stack(runs, folders, data=lambda _: data) == []
+    for number, config in enumerate(runs):
+        run(config, out=folders[number], resume=True, data=lambda _: data)
+        run(config, out=tmp_path / f"alone-{number}", data=lambda _: data)
+        one, other = curves(folders[number]), curves(tmp_path / f"alone-{number}")
+        assert one.keys() == other.keys()
+        assert {key[2] for key in one} >= {"informed", "remembered_direction"}
+        found = [
+            {(e["party"], *e["sees"]): e["mean"] for e in read_result(folder)["leakage"] if e["attack"] == "informed"}
+            for folder in (folders[number], tmp_path / f"alone-{number}")
+        ]
+        assert len(found[0]) == 6
+        assert found[0] == pytest.approx(found[1], abs=TIED)
+
+
 def rare(rows=600):
     """Some batches of so few positives have none."""
     data = toy_data(rows)
@@ -135,7 +161,8 @@ def test_batches_of_one_class_are_protected_and_counted_as_in_the_run_by_itself(
     assert alone["leakage"][0]["one_class_steps"] > 0
     assert alone["log"]["marvell.fallback"] > 0
     check_same(folders[0], tmp_path / "alone")
-    assert [entry["q95_null"] for entry in result["leakage"]] == [entry["q95_null"] for entry in alone["leakage"]]
+    known = {key: entry["q95_null"] for key, entry in by_place(alone).items() if key[0] != CONDITIONAL}
+    assert {key: entry["q95_null"] for key, entry in by_place(result).items()} == known
 
 
 def test_runs_with_full_marvell_are_in_a_stack_what_they_are_by_themselves(tmp_path):

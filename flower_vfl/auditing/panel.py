@@ -1,0 +1,118 @@
+"""A panel of rows that is followed over all epochs: what came for each of them, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.auditing.halves import Split
+
+_CHUNK = 1 << 20
+_RANDOM, _BY_CLASS = 1, 2
+"""Purposes of the draws that choose rows."""
+
+
+class Membership:
+    """Which rows of a table are followed: a draw by the number of the row, which needs no memory.
+
+    Half is drawn from all rows, half evenly from the classes: readers need enough rows of a rare one.
+
+    Parameters
+    ----------
+    split : Split
+        What the draws derive from.
+    labels : NDArray
+        (N,) class of each row.
+    classes, count : int
+        Number of classes, and of rows that are wanted, about.
+    """
+
+    def __init__(self, split: Split, labels: NDArray[Any], classes: int, count: int) -> None:
+        self._split, self._labels = split, labels
+        counts = np.bincount(labels.astype(np.int64), minlength=classes) if len(labels) else np.zeros(classes)
+        self._share = count / 2 / max(len(labels), 1)
+        self._of_class = count / 2 / classes / np.maximum(counts, 1)
+
+    def drawn(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Return which rows (n,) were drawn whatever their class."""
+        return np.asarray(self._split.places(rows, _RANDOM) < self._share)
+
+    def of(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Return which rows (n,) are followed."""
+        by_class = self._split.places(rows, _BY_CLASS) < self._of_class[self._labels[rows].astype(np.int64)]
+        return np.asarray(self.drawn(rows) | by_class)
+
+    def all(self) -> NDArray[np.int64]:
+        """Return all rows (n,) that are followed, sorted."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for low in range(0, len(self._labels), _CHUNK):
+            rows = np.arange(low, min(low + _CHUNK, len(self._labels)))
+            found.append(rows[self.of(rows)])
+        return np.concatenate(found)
+
+
+class RowPanel:
+    """Running sums of gradients of some rows, their first and last ones, and their last embeddings.
+
+    Parameters
+    ----------
+    membership : Membership
+        Says which rows of the table are followed.
+    width, z_width : int
+        Numbers of one gradient and of one embedding.
+
+    Attributes
+    ----------
+    rows
+        (n,) the rows, sorted.
+    random
+        (n,) which of them were drawn whatever their class.
+    """
+
+    def __init__(self, membership: Membership, width: int, z_width: int) -> None:
+        self._membership = membership
+        self.rows = membership.all()
+        self.random = membership.drawn(self.rows)
+        self.times = torch.zeros(len(self.rows), dtype=torch.int64)
+        self.sums, self.first, self.last = (torch.zeros(len(self.rows), width) for _ in range(3))
+        self.embeddings = torch.zeros(len(self.rows), z_width)
+
+    def places(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where in a batch rows of the panel are, and their places in it."""
+        found = np.flatnonzero(self._membership.of(rows))
+        return found, self.rows.searchsorted(rows[found])
+
+    def add(self, places: NDArray[np.int64], x: Tensor, z: Tensor) -> None:
+        """Take in gradients (m, D) in units of their batches and embeddings (m, E) of rows at these places."""
+        at = torch.from_numpy(places)
+        new = self.times[at] == 0
+        self.first[at[new]] = x[new]
+        self.sums[at] += x
+        self.last[at] = x
+        self.embeddings[at] = z
+        self.times[at] += 1
+
+    @property
+    def arrived(self) -> Tensor:
+        """Which rows have come as often as any, (n,); early stopping may end within an epoch."""
+        return (self.times > 0) & (self.times >= self.times.amax() - 1) if len(self.rows) else self.times > 0
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean gradient of each row, (n, D)."""
+        return self.sums / self.times.clamp(min=1)[:, None]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a resumed run needs; the rows derive from the secret."""
+        names = ("times", "sums", "first", "last", "embeddings")
+        return {name: getattr(self, name) for name in names}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` returned."""
+        for name, values in state.items():
+            setattr(self, name, values.clone())
