@@ -269,7 +269,7 @@ def test_the_budget(run_folder, monkeypatch):
         "bound": {"limit": 0.8, "reached": [0.61, 0.69, 0.68, 0.66]},
     }
     text = page(render([short(run_folder, budget=budget)])).text
-    assert "What attacks measured was limited to a leak AUC of 0.600 ( attack.max_leak )" in text
+    assert "The measured leak AUC was limited to 0.600 ( attack.max_leak )" in text
     assert ": passed in epoch 3, with 0.650 . Of 1 epoch it is not known." in text
     assert "The defense’s bound on the leak AUC was limited to 0.800 ( attack.max_bound )" in text
     assert ": not passed , 0.690 at most." in text
