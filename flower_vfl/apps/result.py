@@ -16,9 +16,8 @@ from flower_vfl.apps.rebuild import rebuild
 from flower_vfl.apps.written import kept_utility
 from flower_vfl.attacks.base import HINTS, REFERENCE, Attack, AttackMethod
 from flower_vfl.attacks.remembering import MemoryAttack
-from flower_vfl.auditing.conditional import NAME as CONDITIONAL
 from flower_vfl.auditing.conditional import NEEDS as CONDITIONAL_NEEDS
-from flower_vfl.auditing.entries import NAMED_PHASES, phase_of
+from flower_vfl.auditing.entries import CONDITIONAL, NAMED_PHASES, phase_of
 from flower_vfl.auditing.verdict import verdict_of
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels

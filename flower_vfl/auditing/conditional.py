@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_vfl.auditing.entries import CONDITIONAL
 from flower_vfl.auditing.noise import WIDEST, NoiseModel
+from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics import separation
 from flower_vfl.metrics.summary import LeakSummary
 
-NAME = "conditional_oracle"
 NEEDS = ("noise", "predictions", "reference", "slopes")
 """What it is given; `reference`, a clean gradient, makes it an oracle for every reader of a result."""
 
@@ -47,9 +48,7 @@ class ConditionalOracle:
 
     def __init__(self, parties: Sequence[str], labels: NDArray[Any], *, every: int, record: Record) -> None:
         self._labels, self.every, self._record = labels, every, record
-        self._leaks = {
-            party: LeakSummary(NAME, party, source="monitor", defended=True, phase="train") for party in parties
-        }
+        self._leaks = {party: _summary(party) for party in parties}
 
     @torch.no_grad()
     def observe(
@@ -87,35 +86,26 @@ class ConditionalOracle:
             value, error = (math.nan, math.nan) if ratio is None else separation(ratio.numpy(), labels)
             leaks.add(value, len(labels) - positives, positives, error)
             for metric, number in (("monitor_auc", value), ("monitor_detection_error", error)):
-                self._record(step=step, epoch=epoch, party=name, layer="cut", attack=NAME, metric=metric, value=number)
+                self._record(
+                    step=step, epoch=epoch, party=name, layer="cut", attack=CONDITIONAL, metric=metric, value=number
+                )
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry a party for `result.json`; none for whom no step could be scored."""
-        return [{**leaks.result(), "label": NAME} for leaks in self._leaks.values() if leaks.values]
+        return [{**leaks.result(), "label": CONDITIONAL} for leaks in self._leaks.values() if leaks.values]
 
     def state(self) -> dict[str, Any]:
         """Return what was measured so far, as plain values and tensors."""
-        return {
-            name: {
-                "values": torch.tensor(leaks.values.tolist(), dtype=torch.float64),
-                "errors": torch.tensor(leaks.errors.tolist(), dtype=torch.float64),
-                "one_class_steps": leaks.one_class_steps,
-                "class_counts": torch.tensor([[*pair, n] for pair, n in leaks.class_counts.items()]).reshape(-1, 3),
-            }
-            for name, leaks in self._leaks.items()
-        }
+        return {name: summary_state(leaks) for name, leaks in self._leaks.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned; what is not in it begins anew."""
         for name, leaks in self._leaks.items():
-            known = state.get(name)
-            del leaks.values[:], leaks.errors[:]
-            leaks.class_counts.clear()
-            leaks.one_class_steps = 0 if known is None else known["one_class_steps"]
-            if known is not None:
-                leaks.values.extend(known["values"].tolist())
-                leaks.errors.extend(known["errors"].tolist())
-                leaks.class_counts.update({(n, p): times for n, p, times in known["class_counts"].long().tolist()})
+            restore_summary(leaks, state.get(name) or summary_state(_summary(name)))
+
+
+def _summary(party: str) -> LeakSummary:
+    return LeakSummary(CONDITIONAL, party, source="monitor", defended=True)
 
 
 def log_ratio(

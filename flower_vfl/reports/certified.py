@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flower_vfl.auditing.entries import AUDIT, CONDITIONAL
 from flower_vfl.metrics import Exceedances, detection_error_bound, exceedances, nearest_rank
 from flower_vfl.reports.leaks import label_of, on_embeddings, received, told, turns
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 BOUND = ".auc_bound"
-CONDITIONAL = "conditional_oracle"
 SHOWN = 5
 
 
@@ -197,9 +197,7 @@ def _reads_batches(entry: Entry) -> bool:
     """Return whether an entry is of an informed reader of gradients alone, of one batch at a time, with an interval."""
     where = (entry.get("phase"), entry.get("attack"), entry.get("sees"), entry.get("span"))
     interval = entry.get("interval95")
-    return (
-        where == ("audit", "informed", ["gradients"], "batch") and isinstance(interval, list) and None not in interval
-    )
+    return where == (AUDIT, "informed", ["gradients"], "batch") and isinstance(interval, list) and None not in interval
 
 
 def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds: Series) -> Measured:

@@ -11,7 +11,7 @@ from flower_vfl.apps.folder import read_result
 from flower_vfl.apps.keeping import is_begun
 from flower_vfl.apps.local import run
 from flower_vfl.apps.model import load_model, model_path
-from flower_vfl.auditing.conditional import NAME as CONDITIONAL
+from flower_vfl.auditing.entries import CONDITIONAL
 from flower_vfl.config import build_config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import MemoryData
