@@ -112,7 +112,7 @@ class Lines:
         if found is None:
             return ""
         remembered = found["phase"] == REMEMBERED
-        return "the largest after any epoch, over all people" if remembered else "no higher in 95 of 100 steps"
+        return "the largest after any epoch" if remembered else "no higher in 95 of 100 steps"
 
     @property
     def informed(self) -> str:
