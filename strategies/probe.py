@@ -35,8 +35,8 @@ Cut = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Of each feature party the shape of one row of its embedding, and the number format."""
 
 _ADVICE = (
-    "Let the defense learn inside the top model (strategy.base.top), whose weights are kept, or make what it needs "
-    "from its parameters alone. What the run reached on the test rows stands in its result.json"
+    "Let the defense learn inside the top model, whose weights are kept (wrap strategy.base.top in its __init__), or "
+    "make what it needs from its parameters alone. What the run reached on the test rows stands in its result.json"
 )
 
 

@@ -306,10 +306,11 @@ def test_a_comparison_of_runs(run_folder, monkeypatch):
         [*("2", "two failed", "marvell(s=4)", "0.9321", "0.1270", "0.925", "0.551", "norm, party a+b, first layer"),
          *("–", "–", "0.9325", "11.6 s", "0.3")],
     ]  # fmt: skip
-    assert table(path, "#", "Run", "norm, first") == [
-        ["#", "Run", "norm, first", "cosine, cut", "hint, cut"],
-        ["1", "one", "0.701", "0.903", "0.600"],
-        ["2", "two", "0.925", "–", "–"],
+    assert table(path, "Attack, layer") == [
+        ["Attack, layer", "1", "2"],
+        ["norm, first", "0.701", "0.925"],
+        ["cosine, cut", "0.903", "–"],
+        ["hint, cut", "0.600", "–"],
     ]
     assert table(path, "#", "Defense", "Labels that are enough") == [
         [*("#", "Defense", "Labels that are enough", "Party", "Reached", "with labels", "Share of the way"),

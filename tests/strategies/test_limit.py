@@ -78,7 +78,7 @@ def test_what_was_measured_of_the_leak_is_kept_and_the_trained_model_is_attacked
     run(build_config(limited()), out=tmp_path / "run")
 
     def steps(folder):
-        found = [entry for entry in result(folder)["leakage"] if entry.get("phase") != "inference"]
+        found = [entry for entry in result(folder)["leakage"] if (entry["attack"], entry["phase"]) == ("norm", "train")]
         return [entry["steps"] for entry in found]
 
     def trained(folder):
