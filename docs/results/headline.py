@@ -93,12 +93,12 @@ def sentence(runs: Sequence[Mapping[str, Any]]) -> str:
     informed = [one["informed"] for one in runs if one["informed"]]
     names = " or ".join(sorted({f"`{one['label']}`" for one in practical}))
     over = "all epochs" if all(one["label"].startswith("remembered") for one in practical) else "q95 of single steps"
-    values = [one["reached"] for one in informed]
+    values, worst = [one["reached"] for one in informed], [one["reached"] for one in practical]
     chance = sum(one["null"] for one in practical) / len(practical)
     leaks = sum(one["status"] == "leaks" for one in runs)
     text = (
         f"Measured behind `{RECOMMENDED.replace('.0', '')}` on the census preset (six epochs, seeds 0 to "
-        f"{len(runs) - 1}): the worst of the practical set, {names}, reads {_mean([one['reached'] for one in practical])} "
+        f"{len(runs) - 1}): the worst of the practical set, {names}, reads {_mean(worst)} "
         f"({over}; guessing {chance:.3f}); the informed reader {_mean(values)} ({min(values):.3f} to "
         f"{max(values):.3f}); test AUC {_mean([one['test_auc'] for one in runs], 4)}. The report says that it leaks in "
         f"{leaks} of {len(runs)} runs: the defense makes the leak smaller, and does not end it "
