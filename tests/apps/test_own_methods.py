@@ -81,7 +81,8 @@ def test_a_run_finds_them_and_results_say_whose_they_are(defense, attack, instal
             "read_by": ["norm", "remembered_direction"],
         },
     ]
-    assert {(entry["label"], entry.get("class"), entry["source"]) for entry in result["leakage"]} == {
+    steps = [entry for entry in result["leakage"] if entry["phase"] == "train"]
+    assert {(entry["label"], entry.get("class"), entry["source"]) for entry in steps} == {
         (label, whose, source)
         for label, whose in (
             ("norm", None),
