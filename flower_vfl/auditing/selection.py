@@ -170,9 +170,10 @@ def measured(chosen: Candidate, found: Sequence[Candidate], baseline: Candidate 
         "positives": positives,
         "reader": chosen.reader,
         "span": chosen.span,
-        "class": chosen.positive,
+        "positive_class": chosen.positive,
         "candidates": [
-            {"reader": one.reader, "span": one.span, "class": one.positive, "auc": one.chosen_by} for one in found
+            {"reader": one.reader, "span": one.span, "positive_class": one.positive, "auc": one.chosen_by}
+            for one in found
         ],
     }
     if baseline is None:

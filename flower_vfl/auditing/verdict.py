@@ -246,7 +246,11 @@ def _leak(practical: Finding | None, informed: Finding | None, alarm: float, *, 
             "interval95": informed.entry.get("interval95"),
             "p_value": informed.p_value,
             **{key: informed.entry.get(key) for key in ("reader", "span") if key in informed.entry},
-            **({"class": informed.entry.get("class")} if several and "class" in informed.entry else {}),
+            **(
+                {"class": informed.entry.get("positive_class")}
+                if several and "positive_class" in informed.entry
+                else {}
+            ),
         },
     }
 

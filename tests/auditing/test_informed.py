@@ -148,7 +148,7 @@ def test_of_three_classes_the_one_that_leaks_is_named():
         return Z[rows], g
 
     alone, _ = entries_of(y, send, classes=3, positives=(0, 1, 2))
-    assert alone["class"] == 2
+    assert alone["positive_class"] == 2
     assert alone["mean"] == pytest.approx(norm.cdf(2 / np.sqrt(2)), abs=0.03)
 
 
