@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.remembering import NOBODY, KnownRows
@@ -79,8 +79,8 @@ class JointScores:
     train, test
         (n,) and (N,).
     without_own
-        (n,) scores of the training rows as if they were other people's, without each row's own gradient; None where
-        ``train`` is that already.
+        (n,) scores of the training rows by the same reader without each row's own gradient, as it reads test rows; a
+        further baseline of ``train``. None where there is none.
     """
 
     train: Tensor
@@ -98,7 +98,12 @@ class JointAttack(AttackMethod):
     ----------
     needs
         Empty; or ``{"leaked"}``, the labels of `leaks` rows of each class.
+    reads_own
+        Whether the score of a training row depends on that row's own gradient. If not, what it reads is a model of
+        everybody, which any training that is of use hands over, and no p-value is reported for its advantage.
     """
+
+    reads_own: ClassVar[bool] = True
 
     @property
     def leaks(self) -> int:

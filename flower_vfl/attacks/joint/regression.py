@@ -146,6 +146,7 @@ class JointRegressionAttack(JointAttack):
     """
 
     name: ClassVar[str] = "joint_regression"
+    reads_own: ClassVar[bool] = False
 
     def __init__(self, target: Target = "both") -> None:
         self.target: Target = one_of(self.name, "target", target, get_args(Target))
