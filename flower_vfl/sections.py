@@ -16,6 +16,11 @@ _LONGEST = 1e9
 """Seconds that a time limit can have: what waits for locks takes no more than some 300 years."""
 
 
+SCORED, MOST_APART = 200, 8
+"""Steps of a run that are scored where nobody says how many, and how far apart they are at most: more steps make a
+quantile no truer, and cost time."""
+
+
 def require_plain(value: Any) -> None:
     """Refuse what TOML and JSON do not both hold."""
     if isinstance(value, Mapping):
@@ -196,7 +201,15 @@ class AttackConfig(Section):
         default_factory=list,
         description="layers of their own models that attackers look at; empty: the cut and what the model watches",
     )
-    every: int = Field(default=1, ge=1, description="log each so many steps")
+    every: int = Field(
+        default=0, ge=0, description="score each so many steps; 0: about 200 steps of a run, each eighth at least"
+    )
+    informed: int = Field(
+        default=65536,
+        ge=0,
+        le=2**24,
+        description="rows of each party that the monitor keeps for readers fitted to labels, in bounded memory; 0: off",
+    )
     positives: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list,
         description="classes that gradient attacks look for, in turn; empty: class 1 of two classes, each of more",
@@ -246,7 +259,17 @@ class AttackConfig(Section):
 
     def without_attacks(self) -> Self:
         """Return the section of a run that nothing attacks and that has no limit."""
-        return self.model_copy(update={"names": [], "max_leak": 1.0, "max_bound": 1.0})
+        return self.model_copy(update={"names": [], "informed": 0, "max_leak": 1.0, "max_bound": 1.0})
+
+    def cadence(self, steps: int) -> int:
+        """Return at which of so many steps attacks are scored: each so many.
+
+        Examples
+        --------
+        >>> AttackConfig().cadence(792), AttackConfig().cadence(100_000), AttackConfig(every=2).cadence(792)
+        (3, 8, 2)
+        """
+        return self.every or min(MOST_APART, max(1, steps // SCORED))
 
     @property
     def calls(self) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack
+from flower_vfl.auditing.verdict import NOT_TESTED
 from flower_vfl.config import build_config
 from flower_vfl.data.catalog import available, prepare
 from flower_vfl.data.columns import class_counts, columns_of
@@ -84,11 +85,27 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         Console().print(text, highlight=False)
     for line in _remembered_lines(summaries):
         Console().print(line, highlight=False)
+    for line in _verdict_lines(summaries):
+        Console().print(line, highlight=False, markup=False)
     alone = next((summary for summary in summaries if summary.get("alone")), None)
     if alone is not None:
         reached = ", ".join(f"party {party} {number(auc, 4)}" for party, auc in alone["alone"].items())
         measure = METRICS[alone_by(alone)].replace("Test", "test")
         Console().print(f"Alone, with the same architecture, {measure}: {reached}", highlight=False)
+
+
+def _verdict_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the verdict of each run in a line, and in another what did not run where that matters."""
+    from flower_vfl.reports.headline import headline_of
+    from flower_vfl.reports.words import defenses
+
+    lines = []
+    for summary in summaries:
+        headline = headline_of(summary)
+        lines.append(f"{defenses(summary)}: {headline.line}" if len(summaries) > 1 else headline.line)
+        if headline.missing and headline.status == NOT_TESTED:
+            lines.append(f"Not tested, because these gave no number: {'; '.join(headline.missing)}.")
+    return lines
 
 
 def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -11,6 +11,8 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flower_vfl.auditing.halves import Split
+from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.fusion import fused_shape
@@ -121,10 +123,15 @@ def build_models(
     return placement.place(top), bottom
 
 
-def build_monitor(strategy: HookedStrategy, schedule: Schedule) -> LeakageMonitor | None:
-    """Build what attacks at the label party, with its own labels; None where nothing does."""
+def build_monitor(
+    strategy: HookedStrategy, schedule: Schedule, *, recorder: Recorder | None = None
+) -> LeakageMonitor | None:
+    """Build what attacks at the label party, with its own labels; None where nothing does.
+
+    Values go to the strategy's observer, or to another recorder.
+    """
     base, attack = strategy.base, strategy.base.config.attack
-    if not base.attacks or not attack.monitor:
+    if not (base.attacks or attack.informed) or not attack.monitor:
         return None
     return LeakageMonitor(
         [*base.parties, *base.config.parties.coalitions(base.parties)],
@@ -132,9 +139,11 @@ def build_monitor(strategy: HookedStrategy, schedule: Schedule) -> LeakageMonito
         base.audit_labels,
         schedule,
         defended=bool(strategy.chain()),
-        recorder=base.observer,
-        every=attack.every,
+        recorder=recorder or base.observer,
+        every=attack.cadence(schedule.steps),
         memory=base.memory,
+        informed=attack.informed,
+        split=Split(base.secret.seed("informed")),
     )
 
 

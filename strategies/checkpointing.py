@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.parties.feature import Store
-from flower_vfl.parties.recording import Recorder
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.transport.base import Link, expect

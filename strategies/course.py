@@ -116,7 +116,7 @@ class _Course:
             monitor=self._monitor,
             observer=base.observer,
             outcome=base.outcome,
-            oracle=Oracle(base.watching, base.audit_labels, base.config.attack.every),
+            oracle=Oracle(base.watching, base.audit_labels, base.config.attack.cadence(schedule.steps)),
             audited=self._audited,
             sample=_sample(base),
             repeats=repeats,
@@ -155,6 +155,8 @@ class _Course:
                 lambda: tell(links, outcome.in_flight, base.config.transport),
             )
             self._read_trained()
+            if self._monitor is not None:
+                self._monitor.finish_audit()
         finally:
             outcome.leakage = [] if self._monitor is None else self._monitor.entries()
             outcome.weights = "" if outcome.model_step is None else self._label.weights

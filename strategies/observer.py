@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.metrics import Embeddings, Values
-from flower_vfl.parties.recording import NoRecorder
 
 
 class Observer(NoRecorder):

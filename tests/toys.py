@@ -55,10 +55,11 @@ def mixed_data(rows: int = 600, test_rows: int = 150, *, seed: int = 0) -> Memor
 
 
 def toy_config(**sections: dict[str, object]) -> Config:
-    """A small network that trains in a fraction of a second."""
+    """A small network that trains in a fraction of a second; informed readers, which take longer, are off."""
     values: dict[str, object] = {
         "training": {"epochs": 2, "batch_size": 64, "eval_batch_size": 100},
         "model": {"cut": 8, "bottom": [16], "top": [16], "embedding_width": 4},
+        "attack": {"informed": 0},
         "transport": {"connect_timeout": 20.0, "step_timeout": 60.0},
     }
     for section, content in sections.items():

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.apps.build import BottomFactory, TopFactory, default_bottom, default_top, party_names
+from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import new_model
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import FeatureParty, Store
-from flower_vfl.parties.recording import Recorder
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.configured import OptimizerFactory, optimizers_of, schedule_of
 
@@ -74,8 +74,9 @@ def build_feature_party(
         simulation=simulation,
         defended=bool(config.defenses),
         recorder=recorder,
-        every=config.attack.every,
+        every=config.attack.cadence(schedule.steps),
         positives=config.attack.positives,
         memory=memory,
+        informed=config.attack.informed if config.attack.monitor else 0,
         **shared,
     )

@@ -15,6 +15,8 @@ from flower_vfl.apps.periods import describe_periods
 from flower_vfl.apps.rebuild import rebuild
 from flower_vfl.attacks.base import HINTS, Attack
 from flower_vfl.attacks.remembering import MemoryAttack
+from flower_vfl.auditing.entries import NAMED_PHASES, phase_of
+from flower_vfl.auditing.verdict import verdict_of
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import VerticalData
@@ -68,7 +70,7 @@ class RunResult:
             entry["q95"]
             for entry in self.summary["leakage"]
             if (entry["layer"], entry["source"], entry["attack"]) == (layer, source, attack)
-            and entry.get("phase") != "inference"
+            and phase_of(entry) in NAMED_PHASES
             and entry["defended"] == bool(self.summary["defenses"])
             and entry["q95"] is not None
         ]
@@ -123,7 +125,7 @@ def summarise(
     periods = strategy.base.periods_in_order
     last = outcome.model_epochs[-1] if outcome.model_epochs else {}
     parties = {party: report.get("weights", "") for party, report in outcome.reports.items()}
-    return {
+    summary: dict[str, Any] = {
         "schema": 1,
         "status": status,
         "error": error,
@@ -168,3 +170,4 @@ def summarise(
             "threads": config.threads,
         },
     }
+    return {**summary, "verdict": verdict_of(summary)}

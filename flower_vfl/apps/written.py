@@ -12,9 +12,15 @@ from flower_vfl.errors import InputError
 
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
 OPTIONAL = {
-    **dict.fromkeys(("weights", "environment", "alone", "parties", "model", "budget"), dict),
+    **dict.fromkeys(("weights", "environment", "alone", "parties", "model", "budget", "verdict"), dict),
     **dict.fromkeys(("attacks", "rebuild"), list),
 }
+
+_NUMBERS = (
+    *("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"),
+    *("baseline", "advantage", "p_value", "advantage_p_value"),
+)
+"""Numbers of an entry of ``leakage``, each of which may be null."""
 
 
 def checked_result(path: Path) -> dict[str, Any]:
@@ -80,7 +86,7 @@ def _check_leaks(path: Path, leakage: Sequence[Mapping[str, Any]]) -> None:
     for entry in leakage:
         if not isinstance(entry.get("party", ""), str):
             raise InputError(f"{path}: 'party' of a leak is {entry['party']!r}, a text is needed.")
-        for number in ("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"):
+        for number in _NUMBERS:
             if not isinstance(entry.get(number), float | int | None):
                 raise InputError(f"{path}: {number!r} of a leak is {entry[number]!r}, a number or null is needed.")
 

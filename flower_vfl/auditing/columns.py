@@ -25,6 +25,9 @@ from flower_vfl.metrics import LeakSummary
 
 SEES = ["columns", "embeddings", "gradients"]
 
+MOST_ROWS = 1 << 15
+"""Rows that are fitted to and scored on at most: a column for each category makes them wide."""
+
 MOST_FIT = 8192
 """Rows to which trees and a network are fitted; they are fitted twice, with the gradients and without."""
 

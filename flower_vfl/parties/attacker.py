@@ -16,12 +16,12 @@ from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack
 from flower_vfl.attacks.joint import JointAttack
 from flower_vfl.attacks.remembering import Memory, MemoryAttack
+from flower_vfl.auditing.recorder import NoRecorder, Recorder
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.feature import FeatureParty, _Pending
 from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScorer
 from flower_vfl.parties.joint import JointObserver
-from flower_vfl.parties.recording import NoRecorder, Recorder
 from flower_vfl.parties.remembering import MemoryScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Reference, Scorer
 from flower_vfl.parties.showing import read_only
@@ -64,7 +64,7 @@ class Attacker(FeatureParty):
     the audit channel, and tells oracle attacks the clean gradient of one positive that comes the same way; the attacks
     themselves see the transcript and the side information that they declare. Attacks that remember read, after each
     epoch, what it has added up for each row. Once training is finished, attacks on the trained model read the test
-    rows, scored in the same way.
+    rows, and joint attacks read gradients together with columns and embeddings, scored in the same way.
 
     Parameters
     ----------
@@ -91,6 +91,8 @@ class Attacker(FeatureParty):
         Classes that attacks on gradients look for, see `AuditLabels`.
     memory : Path, optional
         Folder for what it remembers; without one that has no name and is gone with the process.
+    informed : int
+        Rows that readers of gradients with columns are fitted to and scored on, where there are joint attacks; 0: none.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Attacker(FeatureParty):
         every: int = 1,
         positives: Sequence[int] = (),
         memory: Path | None = None,
+        informed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -140,7 +143,7 @@ class Attacker(FeatureParty):
             together=TOGETHER,
         )
         remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
-        self._joint = self._joint_observer([attack for attack in attacks if isinstance(attack, JointAttack)])
+        self._joint = self._joint_observer(attacks, informed)
         self._remembered: MemoryScorer | None = None
         if remembering or self._joint is not None:
             self._remembered = MemoryScorer(
@@ -157,14 +160,17 @@ class Attacker(FeatureParty):
                 take=self._take,
             )
 
-    def _joint_observer(self, attacks: Sequence[JointAttack]) -> JointObserver | None:
-        if not attacks:
+    def _joint_observer(self, attacks: Sequence[AttackMethod], informed: int) -> JointObserver | None:
+        joint = [attack for attack in attacks if isinstance(attack, JointAttack)]
+        if not joint:
             return None
         return JointObserver(
-            *(attacks, self._table, self._audit, self._test_audit),
+            *(joint, self._table, self._audit, self._test_audit),
             party=self.name,
             defended=self._defended,
             placement=self._placement,
+            informed=informed,
+            seed=self._fresh.seed("joint") if self._fresh is not None else 0,
         )
 
     def _take(self, layer: str, epoch: int, memory: Memory) -> None:
@@ -318,8 +324,7 @@ class Attacker(FeatureParty):
             memory = remembered.again("cut", self._joint.epoch)
             if memory is not None:
                 self._joint.take(self._joint.epoch, memory)
-        seed = self._fresh.seed("joint") if self._fresh is not None else 0
-        return self._joint.entries(self.bottom, seed, remembered.unread.get("cut", ""))
+        return self._joint.entries(self.bottom, remembered.unread.get("cut", ""))
 
     def _read_trained_model(self) -> list[dict[str, Any]]:
         """Run the attacks on the trained model where true labels of the test rows are at hand to score them."""

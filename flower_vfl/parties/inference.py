@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack, Leaked, TrainedView
+from flower_vfl.auditing.recorder import NoRecorder, Recorder
 from flower_vfl.data.dataset import PartyTable
 from flower_vfl.data.source import FeatureSource
 from flower_vfl.errors import ConfigError
@@ -25,7 +26,6 @@ from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import new_model
 from flower_vfl.nn.placement import Placement, widened
 from flower_vfl.parties.measures import ACCURACY, AUC, chance, measured, sample_interval
-from flower_vfl.parties.recording import NoRecorder, Recorder
 from flower_vfl.parties.scoring import draw_examples
 from flower_vfl.protocol.printable import reason_of
 from flower_vfl.protocol.schedule import Rows

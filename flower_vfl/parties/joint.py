@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointView, OwnRows
 from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory
+from flower_vfl.auditing.columns import MOST_ROWS, read_with_columns
+from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.joint import TEST_ROWS, WIDE_ROWS, JointLabels, JointScorer, most_rows, sample_rows
 from flower_vfl.data.dataset import PartyTable
 from flower_vfl.data.source import FeatureSource
@@ -49,6 +51,10 @@ class JointObserver:
         Whether any defense is in force.
     placement : Placement
         Where the bottom model is.
+    informed : int
+        Rows that readers of gradients with columns are fitted to and scored on; 0: none.
+    seed : int
+        Where the attacks' own randomness starts, and from which the halves of these rows derive.
     """
 
     def __init__(
@@ -61,10 +67,13 @@ class JointObserver:
         party: str,
         defended: bool,
         placement: Placement,
+        informed: int = 0,
+        seed: int = 0,
     ) -> None:
         self._attacks, self._table, self._placement = list(attacks), table, placement
         self._labels, self._test_labels = labels, test_labels
         self._party, self._defended = party, defended
+        self._informed, self._seed = min(informed, MOST_ROWS), seed
         self._columns = sum(prod(tensor.shape[1:]) for tensor in table.train.gather(np.zeros(1, dtype=np.int64)))
         self._rows = np.empty(0, dtype=np.int64)
         self._came = 0
@@ -84,15 +93,13 @@ class JointObserver:
         """Whether the sample is in this process."""
         return self._gradients is not None
 
-    def entries(self, bottom: nn.Module, seed: int, why: str = "") -> list[dict[str, Any]]:
+    def entries(self, bottom: nn.Module, why: str = "") -> list[dict[str, Any]]:
         """Run every attack on the trained model, and return its entries for `result.json`.
 
         Parameters
         ----------
         bottom : nn.Module
             The trained bottom model.
-        seed : int
-            Where the attacks' own randomness starts.
         why : str
             Why nothing was remembered, where that is so.
         """
@@ -111,9 +118,26 @@ class JointObserver:
             if known is None:
                 found.append(scorer.unavailable(attack, "too few rows of a class have come for the labels it knows"))
                 continue
-            view = JointView(self._gradients, train, test, known, self._table.spec.vocabulary > 0, seed)
+            view = JointView(self._gradients, train, test, known, self._table.spec.vocabulary > 0, self._seed)
             found += scorer.entries(attack, view, truth)
-        return found
+        return [*found, *self._read_informed(train, test)]
+
+    def _read_informed(self, train: OwnRows, test: OwnRows) -> list[dict[str, Any]]:
+        """Fit readers to true labels of half of the rows, and score them on the other half; nothing where it is off."""
+        if not self._informed or self._gradients is None:
+            return []
+        rows = sample_rows(self._rows, self._informed)
+        at = torch.from_numpy(np.searchsorted(self._rows, rows))
+        own = OwnRows(tuple(tensor[at] for tensor in train.inputs), train.embeddings[at])
+        view = JointView(self._gradients[at], own, test, words=self._table.spec.vocabulary > 0)
+        entry = read_with_columns(
+            *(view, self._labels.at(rows).astype(np.int64), Split(self._seed).parts(rows)),
+            party=self._party,
+            defended=self._defended,
+            classes=self._labels.classes,
+            positives=(self._labels.positive(0),),
+        )
+        return [entry]
 
     def _own(self, bottom: nn.Module, source: FeatureSource, rows: NDArray[np.int64]) -> OwnRows:
         """Return the party's columns and embeddings of rows, in main memory."""

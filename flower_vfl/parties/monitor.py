@@ -21,8 +21,10 @@ from torch import Tensor
 from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.remembering import MemoryAttack
+from flower_vfl.auditing.halves import Split
+from flower_vfl.auditing.informed import DIRECTION, InformedAudit
+from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.parties.inference import TrainedScorer
-from flower_vfl.parties.recording import Recorder
 from flower_vfl.parties.remembering import MemoryScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Reference, Scorer
 from flower_vfl.parties.showing import read_only
@@ -37,6 +39,7 @@ class _View:
     parties: tuple[str, ...]
     scorer: Scorer
     remembered: MemoryScorer | None
+    informed: InformedAudit | None = None
     transcript: Transcript = field(default_factory=Transcript)
 
     @property
@@ -93,6 +96,10 @@ class LeakageMonitor:
         Score each so many steps; what is remembered is of every step.
     memory : Path, optional
         Folder for what it remembers; without one that has no name and is gone with the process.
+    informed : int
+        Rows of each party that are kept for readers that are fitted to the labels; 0: none.
+    split : Split
+        Which rows these readers are fitted to and scored on.
     """
 
     def __init__(
@@ -106,6 +113,8 @@ class LeakageMonitor:
         recorder: Recorder,
         every: int,
         memory: Path | None = None,
+        informed: int = 0,
+        split: Split = Split(0),  # noqa: B008 - it is frozen
     ) -> None:
         self._labels, self._schedule, self._memory = labels, schedule, memory
         watching = [attack for attack in attacks if isinstance(attack, Attack)]
@@ -116,6 +125,7 @@ class LeakageMonitor:
 
         remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self._every, self._defended, self._recorder = every, defended, recorder
+        self._informed, self._split, self._audits = informed, split, len(parties)
         self._sent = [self._view("monitor", party, watching, remembering, defended=defended) for party in parties]
         on_gradients = [attack for attack in watching if attack.sees == "gradients"]  # embeddings are what they are
         self._unsent: list[_View] = []
@@ -141,7 +151,25 @@ class LeakageMonitor:
             folder = None if self._memory is None else self._memory / f"{view}-{party}"
             remembered = MemoryScorer(remembering, ["cut"], self._labels, self._schedule, folder=folder, **shared)
         scorer = Scorer(attacks, ["cut"], self._labels, every=self._every, together=TOGETHER, **shared)
-        return _View(tuple(party.split("+")), scorer, remembered)
+        informed = self._audit(party, remembering) if self._informed and view == "monitor" else None
+        return _View(tuple(party.split("+")), scorer, remembered, informed)
+
+    def _audit(self, party: str, remembering: Sequence[MemoryAttack]) -> InformedAudit:
+        """Return what fits readers to the labels, of what one party gets or several together."""
+        return InformedAudit(
+            self._labels.numbers,
+            self._labels.classes,
+            self._labels.positives,
+            self._schedule,
+            self._split,
+            party=party,
+            defended=self._defended,
+            recorder=self._recorder,
+            rows=self._informed,
+            every=self._every,
+            audits=self._audits,
+            direction=DIRECTION not in (attack.label for attack in remembering),
+        )
 
     @torch.no_grad()
     def observe(
@@ -170,6 +198,7 @@ class LeakageMonitor:
         references : Mapping[str, Reference]
             What oracle attacks are told, by party.
         """
+        self.audit(step, epoch, rows, embeddings, gradients)
         scores = self._watches and step % self._every == 0
         if not (scores or self._remembers):
             return
@@ -181,6 +210,20 @@ class LeakageMonitor:
                     view.scorer.score(view.transcript, view.reference(references))
                 if view.remembered is not None:
                     view.remembered.observe(step, rows, cut)
+
+    @torch.no_grad()
+    def audit(
+        self, step: int, epoch: int, rows: Rows, embeddings: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+    ) -> None:
+        """Keep of one step what informed readers are fitted to and scored on, see `observe`, and run no attack."""
+        for view in self._sent:
+            if view.informed is not None:
+                view.informed.observe(step, epoch, rows, view.joined(embeddings), view.joined(gradients))
+
+    @property
+    def audited(self) -> list[dict[str, Any] | None]:
+        """The state of each view's informed audit, in the order of `state`."""
+        return [None if view.informed is None else view.informed.state() for view in (*self._sent, *self._unsent)]
 
     @property
     def latest(self) -> float:
@@ -253,6 +296,7 @@ class LeakageMonitor:
             {
                 "steps": view.scorer.state(),
                 "remembered": None if view.remembered is None else view.remembered.state(),
+                "informed": None if view.informed is None else view.informed.state(),
             }
             for view in (*self._sent, *self._unsent)
         ]
@@ -264,13 +308,27 @@ class LeakageMonitor:
             if view.remembered is not None:
                 view.remembered.restore(entry["remembered"])
                 view.remembered.check()
+            if view.informed is not None:
+                view.informed.restore(entry["informed"])
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry a party and attack for `result.json`."""
         views = (*self._sent, *self._unsent)
         remembered = [view.remembered for view in views if view.remembered is not None]
         found = [entry for view in views for entry in view.scorer.entries()]
-        return [*found, *(entry for scorer in remembered for entry in scorer.entries()), *self._trained_entries]
+        audits = [view.informed for view in views if view.informed is not None]
+        return [
+            *found,
+            *(entry for scorer in remembered for entry in scorer.entries()),
+            *(entry for audit in audits for entry in audit.entries()),
+            *self._trained_entries,
+        ]
+
+    def finish_audit(self) -> None:
+        """Let the readers that are fitted to the labels read what was kept for them; once, when training has ended."""
+        for view in self._sent:
+            if view.informed is not None:
+                view.informed.finish()
 
     def forget(self) -> None:
         """Let go of what is remembered, once training has ended."""

@@ -17,15 +17,15 @@ from torch import Tensor
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.attacks.remembering import NOBODY, Kept, KnownRows, Memory, MemoryAttack
+from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.files import boot
 from flower_vfl.metrics import LeakSummary, auc_interval, separation
 from flower_vfl.parties.memory import RowMemory
-from flower_vfl.parties.recording import Recorder
 from flower_vfl.parties.saying import said_of
 from flower_vfl.parties.scoring import AuditLabels, draw_examples, draw_positives, naming
 from flower_vfl.parties.showing import ask
-from flower_vfl.parties.summaries import restore_summary, summary_state
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.registry import from_elsewhere
 

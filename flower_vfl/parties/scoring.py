@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from flower_vfl.attacks.base import HINTS, KINDS, REFERENCE, Attack, AttackMethod, SideInformation
 from flower_vfl.attacks.clustering import matched_accuracy
 from flower_vfl.attacks.inference import LEAKED
+from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import ArgumentError, separation
 from flower_vfl.metrics.summary import nearest_rank
-from flower_vfl.parties.recording import Recorder
 from flower_vfl.parties.saying import HELD, Waiting, answer
 from flower_vfl.parties.summaries import Measured, StepLeaks
 from flower_vfl.protocol.schedule import Rows

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from flower_vfl.attacks.base import Attack
+from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.metrics.summary import LeakSummary
 from flower_vfl.parties.measures import ACCURACY, AUC
 from flower_vfl.registry import from_elsewhere
@@ -127,24 +126,3 @@ class Measured:
             "one_class_steps": int(np.count_nonzero(chosen & ~known)),
             "class_counts": torch.from_numpy(np.column_stack([pairs, times])),
         }
-
-
-def summary_state(summary: LeakSummary) -> dict[str, Any]:
-    """Return what a summary has collected, as plain values and tensors."""
-    counts = [[n, p, times] for (n, p), times in summary.class_counts.items()]
-    return {
-        **{name: torch.from_numpy(np.array(getattr(summary, name))) for name in _ARRAYS},
-        "one_class_steps": summary.one_class_steps,
-        "class_counts": torch.tensor(counts, dtype=torch.int64).reshape(-1, 3),
-    }
-
-
-def restore_summary(summary: LeakSummary, state: Mapping[str, Any]) -> None:
-    """Let a summary go on from what `summary_state` returned."""
-    for name in _ARRAYS:
-        setattr(summary, name, array("d", state[name].tolist()))
-    summary.one_class_steps = state["one_class_steps"]
-    summary.class_counts = Counter({(n, p): times for n, p, times in state["class_counts"].tolist()})
-
-
-_ARRAYS = ("values", "errors", "nulls")

@@ -2,47 +2,62 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
 
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
+from flower_vfl.reports.choice import choice_of
 from flower_vfl.reports.figures import leak_comparison_figure, setting_figure, trade_off_figure
+from flower_vfl.reports.headline import headline_of
 from flower_vfl.reports.leaks import is_remembered, reached, worst
 from flower_vfl.reports.settings import UTILITIES, differences, families, measured_at, settings_of
 from flower_vfl.reports.trained import of_settings, worst_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from flower_vfl.reports.figures.training import Curve
     from flower_vfl.reports.leaks import Entry
     from flower_vfl.reports.run import Run
     from flower_vfl.reports.settings import Setting
 
+PAGE = "report.html"
+"""The file of a run's own report."""
+
 OVERLAID = 12
 """Lines that one figure can show apart."""
 
 
-def of_several(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the values of ``comparison.html.j2``."""
+def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
+    """Return the values of ``comparison.html.j2``; links to the runs' reports are relative to the page's folder."""
     places = measured_at(runs)
     ended = [run for run in runs if run.ended]
     settings = settings_of(ended)
-    rows = [_row(index, run, places) for index, run in enumerate(runs, 1)]
+    rows = [_row(index, run, places, folder) for index, run in enumerate(runs, 1)]
     points = [
         (row["index"], float(row["last"]["test_auc"]), row["leak"].reached, bool(row["run"].result["defenses"]))
         for row in rows
         if row["run"].ended and row["leak"] and isinstance(row["last"].get("test_auc"), float | int)
     ]
     null = max((row["leak"].null for row in rows if row["leak"]), default=None)
+    measure = "test_auc" if any(row["last"].get("test_auc") is not None for row in rows) else "test_accuracy"
+    undefended = _price(rows, measure)
     return {
         "title": f"{len(runs)} runs compared",
+        "date": max(run.date for run in runs),
+        "choice": choice_of(rows, measure),
+        "costs": undefended > 0 and len(rows) > 1,
+        "undefended": undefended,
+        "missing": _missing(rows),
         "rows": rows,
         "unended": [row for row in rows if not row["run"].ended],
-        "auc": "test_auc" if any(row["last"].get("test_auc") is not None for row in rows) else "test_accuracy",
+        "auc": measure,
         "places": places,
         "certified": any(row["bound"] is not None for row in rows),
         "datasets": sorted({str(run.result["dataset"].get("name")) for run in runs}),
@@ -57,12 +72,15 @@ def of_several(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _row(index: int, run: Run, places: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _row(index: int, run: Run, places: Sequence[tuple[str, str]], folder: Path) -> dict[str, Any]:
     utility, cost = run.result["utility"], run.result["cost"]
     last, best = (value if isinstance(value := utility.get(which), dict) else {} for which in ("last", "best"))
     return {
         "index": index,
         "run": run,
+        "href": quote(os.path.relpath(run.folder.resolve() / PAGE, folder.resolve())),
+        "headline": headline_of(run.result),
+        "cost": None,
         "last": last,
         "best": {} if words.nothing_chosen(run.result) else best,
         "leak": words.worst_leak(run),
@@ -73,6 +91,30 @@ def _row(index: int, run: Run, places: Sequence[tuple[str, str]]) -> dict[str, A
         "defenses": words.defenses(run.result),
         "speed": words.ratio(cost.get("steps"), cost.get("seconds")),
     }
+
+
+def _price(rows: Sequence[dict[str, Any]], measure: str) -> int:
+    """Write into each row what its defense costs, and return how many runs without a defense it is compared with."""
+    plain = [value for row in rows if not row["run"].result["defenses"] if (value := _value(row, measure)) is not None]
+    for row in rows:
+        value = _value(row, measure)
+        row["cost"] = None if value is None or not plain else value - max(plain)
+    return len(plain)
+
+
+def _value(row: Mapping[str, Any], name: str) -> float | None:
+    value = row["last"].get(name)
+    ended = row["run"].ended and isinstance(value, float | int) and not isinstance(value, bool)
+    return float(value) if ended else None
+
+
+def _missing(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return what should have run and gave no number, each with the runs of which it is true; none where it is all."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for reason in row["headline"].missing:
+            found.setdefault(reason, []).append(row["run"].name)
+    return [(f"{reason}.", [] if len(names) == len(rows) else names) for reason, names in found.items()]
 
 
 def _leak(run: Run, attack: str, layer: str) -> float | None:

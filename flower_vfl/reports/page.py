@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.sweeps import is_sweep
+from flower_vfl.auditing.entries import TRAIN, phase_of, read
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
 from flower_vfl.metrics import observations
@@ -20,12 +21,14 @@ from flower_vfl.reports.budget import of_budget
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
-from flower_vfl.reports.leaks import is_remembered, label_of, reached, told, way_of
+from flower_vfl.reports.headline import advice, headline_of, signed
+from flower_vfl.reports.leaks import label_of, reached, told, way_of
 from flower_vfl.reports.periods import period_figures
 from flower_vfl.reports.remembered import of_remembered
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.sweep import of_sweep
 from flower_vfl.reports.trained import of_run
+from flower_vfl.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +79,7 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
         html = _page("run.html.j2", **_of_one(runs[0]))
     else:
         target = Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / PAGE
-        html = _page("comparison.html.j2", **of_several(runs))
+        html = _page("comparison.html.j2", **of_several(runs, (target if out is None else Path(out)).parent))
     target = target if out is None else Path(out)
     write_text_atomic(target, html)
     return target
@@ -134,7 +137,9 @@ def _page(template: str, **values: Any) -> str:
         "place": words.place,
         "reached": reached,
         "way": way_of,
+        "signed": signed,
     }
+    environment.globals |= {"version": VERSION, "date": ""}
     return environment.get_template(template).render(**values)
 
 
@@ -142,19 +147,23 @@ def _of_one(run: Run) -> dict[str, Any]:
     result = run.result
     last, best = (_dict(result["utility"].get(which)) for which in ("last", "best"))
     nothing_chosen, alone_by = words.nothing_chosen(result), words.alone_by(result)
+    headline = headline_of(result)
     best = {} if nothing_chosen else best
     names = [*words.METRICS, *sorted((last.keys() | best.keys()) - words.METRICS.keys())]
     return {
         "run": run,
         "title": run.name,
+        "headline": headline,
+        "advice": advice(result, headline),
+        "alone_better": "",
+        "readers": read(result),
+        "date": run.date,
         "leak": words.worst_leak(run),
         "oracle": words.worst_leak(run, oracle=True),
         "kept": words.kept_model(result),
         **of_budget(run),
         "certificates": certificates(run),
-        "leaks": [
-            (e, told(result, e)[0]) for e in result["leakage"] if e.get("phase") != "inference" and not is_remembered(e)
-        ],
+        "leaks": [(e, told(result, e)[0]) for e in result["leakage"] if phase_of(e) == TRAIN],
         **of_remembered(run),
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run.result),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.apps.folder import CONFIG, ENDED, read_result
+from flower_vfl.apps.folder import CONFIG, ENDED, RESULT, read_result
 from flower_vfl.apps.periods import SCHEMA as PERIODS_SCHEMA
 from flower_vfl.apps.periods import read_periods
 from flower_vfl.errors import InputError
@@ -45,6 +46,11 @@ class Run:
     def status(self) -> str:
         """How it ended, such as "finished" or "failed"."""
         return str(self.result.get("status", "finished"))
+
+    @property
+    def date(self) -> str:
+        """The day, in UTC, on which its result was written."""
+        return datetime.fromtimestamp((self.folder / RESULT).stat().st_mtime, UTC).strftime("%Y-%m-%d")
 
     @property
     def ended(self) -> bool:

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flower_vfl.auditing.entries import READER_PHASES, phase_of
 from flower_vfl.parsing import call
 from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, on_embeddings, reached, received, told
 
@@ -183,6 +184,39 @@ def defenses(result: Mapping[str, Any]) -> str:
     return ", ".join(map(with_params, result["defenses"])) or "none"
 
 
+GRADES = (
+    "no better than by guessing",
+    "slightly better than by guessing",
+    "clearly better than by guessing",
+    "well",
+    "almost completely",
+)
+"""Grades of a leak, in words that follow "the attacker reads the labels"."""
+
+
+def grade(value: float, null: float) -> int:
+    """Return the grade of a leak AUC by the share of the way from chance to certainty that it covers.
+
+    Examples
+    --------
+    >>> grade(0.55, 0.55), grade(0.99, 0.55)
+    (0, 4)
+    """
+    share = (value - null) / max(1 - null, 1e-9)
+    return sum(share > limit for limit in (0.02, 0.15, 0.5, 0.8))
+
+
+def reading(value: float, null: float, *, found: bool) -> str:
+    """Return how well a leak AUC reads labels, in words; a leak that a test found is at least slight.
+
+    Examples
+    --------
+    >>> reading(0.56, 0.55, found=True), reading(0.99, 0.55, found=True)
+    ('slightly better than by guessing', 'almost completely')
+    """
+    return GRADES[max(grade(value, null), int(found))]
+
+
 @dataclass(frozen=True)
 class Leak:
     """The worst leak of a run, graded.
@@ -208,13 +242,7 @@ class Leak:
     @property
     def words(self) -> str:
         """The grade in words that follow "the attacker reads the labels"."""
-        return (
-            "no better than by guessing",
-            "slightly better than by guessing",
-            "clearly better than by guessing",
-            "well",
-            "almost completely",
-        )[self.level]
+        return GRADES[self.level]
 
     @property
     def remembered(self) -> bool:
@@ -233,15 +261,13 @@ def graded(entry: Mapping[str, Any]) -> Leak | None:
         return None
     q95 = float(entry["q95"])
     null = 0.5 if entry.get("q95_null") is None else float(entry["q95_null"])
-    share = (reached(entry) - null) / max(1 - null, 1e-9)
-    return Leak(entry, q95, null, reached(entry), sum(share > limit for limit in (0.02, 0.15, 0.5, 0.8)))
+    return Leak(entry, q95, null, reached(entry), grade(reached(entry), null))
 
 
 def worst_leak(run: Run, *, oracle: bool = False) -> Leak | None:
     """Return the worst leak AUC of what the parties really received, None where nothing was measured.
 
-    Oracles are told a clean gradient, which no real attacker has: they bound what a better attack could read and are
-    asked for separately.
+    Oracles know what no real attacker has, such as a clean gradient, and are asked for separately. They bound nothing.
     """
     leaks = [graded(entry) for entry in received(run.result) if told(run.result, entry)[0] == oracle]
     return max((leak for leak in leaks if leak), key=lambda leak: (leak.level, leak.reached), default=None)
@@ -274,9 +300,10 @@ def _reasons(silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def not_tested(run: Run) -> list[str]:
     """Return what the run says nothing about, in sentences; an attack that ran and has no value has tested nothing."""
-    leakage = [entry for entry in run.result["leakage"] if entry.get("q95") is not None]
+    named = [entry for entry in run.result["leakage"] if phase_of(entry) not in READER_PHASES]
+    leakage = [entry for entry in named if entry.get("q95") is not None]
     attacks = sorted({label_of(entry) for entry in leakage})
-    silent = [entry for entry in run.result["leakage"] if label_of(entry) not in attacks]
+    silent = [entry for entry in named if label_of(entry) not in attacks]
     gaps = []
     if attacks:
         measured = "measured anything" if silent else "ran"

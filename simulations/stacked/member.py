@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -60,6 +61,8 @@ class Trained:
         What each attacker's attacks measured, by party.
     monitored
         What the monitor's attacks measured, in the order of its views.
+    audited
+        The states of the monitor's informed audits, in the same order.
     """
 
     label: Part
@@ -68,6 +71,7 @@ class Trained:
     losses: list[float]
     seen: Mapping[str, list[Measured]]
     monitored: list[list[Measured]]
+    audited: list[dict[str, Any] | None]
 
 
 class Member:
@@ -155,7 +159,10 @@ class Member:
             {"modules": trained.label.weights, "optimizers": trained.label.optimizer, "dropout": trained.label.dropout}
         )
         if monitor is not None:
-            monitor.restore([{"steps": scorer_state(view), "remembered": None} for view in trained.monitored])
+            views = zip(trained.monitored or [[] for _ in trained.audited], trained.audited, strict=True)
+            monitor.restore(
+                [{"steps": scorer_state(view), "remembered": None, "informed": audit} for view, audit in views]
+            )
         training = Training(
             label,
             links,

@@ -27,6 +27,30 @@ class _Curve:
     known: list[NDArray[np.bool_]] = field(default_factory=list)
 
 
+Recorded = tuple[Series, int, int, float]
+"""A value of one run: its name, step and epoch."""
+
+
+class RunRecorder:
+    """Takes the values of one run, until the records of all runs take them.
+
+    Parameters
+    ----------
+    values : list
+        Where they go.
+    """
+
+    def __init__(self, values: list[Recorded]) -> None:
+        self._values = values
+
+    def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
+        """Take one value."""
+        self._values.append(((party, layer, attack, metric), step, epoch, value))
+
+    def flush(self) -> None:
+        """Do nothing: the records of all runs are written at the end."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """What one attack reads from one view.
@@ -81,6 +105,17 @@ class Records:
             values = [log.get(metric, math.nan) for log in logs]
             known = np.array([metric in log for log in logs])
             self.add(("label", "", "", metric), step, epoch, values, known)
+
+    def add_runs(self, values: Sequence[list[Recorded]]) -> None:
+        """Take the values of single runs out of these lists, one list a run."""
+        places: dict[tuple[Series, int, int], dict[int, float]] = {}
+        for run, entries in enumerate(values):
+            for key, step, epoch, value in entries:
+                places.setdefault((key, step, epoch), {})[run] = value
+            entries.clear()
+        for (key, step, epoch), found in places.items():
+            row = [found.get(run, math.nan) for run in range(len(values))]
+            self.add(key, step, epoch, row, np.array([run in found for run in range(len(values))]))
 
     def logged(self, curves: Curves) -> dict[str, float]:
         """Return the sums over the steps of what the defenses of one run logged, of which these are the curves."""

@@ -32,9 +32,10 @@ from flower_vfl.simulations.stacked.feeding import Feeding
 from flower_vfl.simulations.stacked.member import Member, Trained
 from flower_vfl.simulations.stacked.member import Part as Share
 from flower_vfl.simulations.stacked.reading import CLEAN, SENT, Batch, Readers, View, batch_of
-from flower_vfl.simulations.stacked.records import Curves, Reading, Records, measured
+from flower_vfl.simulations.stacked.records import Curves, Reading, Recorded, Records, RunRecorder, measured
 from flower_vfl.strategies import Outcome
 from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.strategies.building import build_monitor
 from flower_vfl.strategies.configured import optimizers_of
 from flower_vfl.strategies.outcome import Epoch
 from flower_vfl.tracking import Series
@@ -91,6 +92,12 @@ class StackedTraining:
         self.epochs: list[list[Epoch]] = [[] for _ in members]
         self._losses: list[Tensor] = []
         self.steps, self.seconds = 0, 0.0
+        self._every = self._config.attack.cadence(first.schedule.steps)
+        self._values: list[list[Recorded]] = [[] for _ in members]
+        self._audits = [
+            build_monitor(member.strategy, member.schedule, recorder=RunRecorder(values))
+            for member, values in zip(members, self._values, strict=True)
+        ]
         self._build()
         self._plan_readings()
 
@@ -155,7 +162,7 @@ class StackedTraining:
 
     def _positive(self, step: int) -> int:
         """Return the class that attacks look for in a step."""
-        return self._audit.positive(step // self._config.attack.every)
+        return self._audit.positive(step // self._every)
 
     def _looked_for(self, step: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which rows (B,) are of it."""
@@ -209,7 +216,7 @@ class StackedTraining:
         protected, logs = self._protect(joint, labels, rows)
         self._top_optimizers.step()
         sent, clean = (self._split(each, leaves) for each in (protected, joint))
-        reads = bool(self._readers.views) and step % self._config.attack.every == 0
+        reads = bool(self._readers.views) and step % self._every == 0
         references: dict[tuple[str, str], Tensor] = {}
         if reads:
             positive = [self._looked_for(step, part) for part in rows]
@@ -221,9 +228,27 @@ class StackedTraining:
             gradients |= {(party, "cut", CLEAN): tensor for party, tensor in clean.items()}
             with torch.no_grad():
                 self._readers.read(step, epoch, batch, gradients, references)
+        self._audit_runs(step, epoch, rows, embeddings, sent)
         self._record(step, epoch, rows, losses, logs)
         if slopes is not None:
             self._snapshot(step, labels, logits, slopes, joint)
+
+    def _audit_runs(
+        self,
+        step: int,
+        epoch: int,
+        rows: Sequence[NDArray[np.int64]],
+        embeddings: Mapping[str, Tensor],
+        sent: Mapping[str, Tensor],
+    ) -> None:
+        """Keep of each run what informed readers are fitted to and scored on."""
+        if not self._config.attack.informed:
+            return
+        for run, monitor in enumerate(self._audits):
+            if monitor is not None and not self.diverged[run]:
+                shown = ({party: tensor[run].detach() for party, tensor in each.items()} for each in (embeddings, sent))
+                monitor.audit(step, epoch, rows[self._feeding.orders[run]], *shown)
+        self.records.add_runs(self._values)
 
     def _watch(self) -> dict[str, dict[str, Tensor]]:
         """Return what passed the watched layers in this pass, by party and layer."""
@@ -390,6 +415,7 @@ class StackedTraining:
             losses,
             {party: measured(curves, found, self._positive) for party, found in readings[0].items()},
             [measured(curves, found, self._positive) for found in readings[1]],
+            [] if (monitor := self._audits[run]) is None else monitor.audited,
         )
         return trained, curves
 

@@ -9,8 +9,8 @@ from sklearn.metrics import adjusted_rand_score
 
 from flower_vfl.attacks import GradientClusteringAttack, SideInformation, gradient_clustering
 from flower_vfl.attacks.clustering import matched_accuracy
+from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import InputError
-from flower_vfl.parties.recording import NoRecorder
 from flower_vfl.parties.scoring import AuditLabels, Scorer
 from flower_vfl.testing import check_attack
 from tests.attacks.common import gradients, transcript_of

@@ -12,6 +12,7 @@ from flower_vfl.apps import run
 from flower_vfl.apps.client import _Client
 from flower_vfl.attacks import RememberedFitAttack, RememberedHintAttack, norm
 from flower_vfl.attacks.remembering import in_batch_units
+from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.data.memory import MemoryData
 from flower_vfl.data.periods import Period, Periods
 from flower_vfl.errors import ConfigError, PartyError
@@ -19,7 +20,6 @@ from flower_vfl.metrics import auc_interval, leak_auc, null_quantile
 from flower_vfl.parties import remembering
 from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.memory import RowMemory
-from flower_vfl.parties.recording import NoRecorder
 from flower_vfl.parties.remembering import MemoryScorer, check_memory_attacks
 from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.protocol.schedule import Schedule

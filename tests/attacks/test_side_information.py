@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from flower_vfl.attacks import CosineAttack, HintAttack, NormAttack, SideInformation, cosine, hint
+from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.recording import NoRecorder
 from flower_vfl.parties.scoring import AuditLabels, Oracle, Reference, Scorer, draw_positives
 from flower_vfl.protocol.schedule import Schedule
 from tests.attacks.common import Remembering, gradients, transcript_of

@@ -12,12 +12,12 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_sco
 from torch import nn
 
 from flower_vfl.attacks import InferenceAttack, TrainedView
+from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.data.memory import array_table
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import auc_interval, leak_auc, mean_interval, share_interval
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScorer
-from flower_vfl.parties.recording import NoRecorder
 from flower_vfl.parties.scoring import draw_examples
 from flower_vfl.rng import Secret
 

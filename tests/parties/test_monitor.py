@@ -6,10 +6,10 @@ import torch
 
 from flower_vfl.apps import run
 from flower_vfl.attacks import CosineAttack, NormAttack, cosine, norm
+from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import leak_auc, separation
 from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.recording import NoRecorder
 from flower_vfl.parties.scoring import AuditLabels, Reference
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.strategies import VerticalStrategy

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -182,14 +183,23 @@ def test_strengths_stand_beside_their_points():
 
 
 def test_strengths_of_points_that_lie_together_are_not_printed_over_one_another():
-    def at(*places):
-        return [Point(f"s{i}", leak, x, (leak, leak), (x, x)) for i, (x, leak) in enumerate(places)]
+    def shown(*places):
+        points = [Point(f"s{i}", leak, x, (leak, leak), (x, x)) for i, (x, leak) in enumerate(places)]
+        far = [Point("t", 0.9, 0.8, (0.9, 0.9), (0.8, 0.8))]
+        svg = setting_figure("x", "test AUC", {"a": points, "b": far}, None)
+        found = re.findall(
+            r'<text[^>]*?text-anchor: (start|end|middle)[^>]*x="([\d.]+)" y="([\d.]+)"[^>]*>([st]\d*)<', svg
+        )
+        left = {"start": 0, "end": 12, "middle": 6}  # a name is at least so wide, in points
+        return {name: (float(x) - left[anchor], float(y)) for anchor, x, y, name in found}
 
-    crowded = {"a": at((0.9, 0.6), (0.9001, 0.6), (0.9, 0.6001)), "b": [Point("t", 0.9, 0.8, (0.9, 0.9), (0.8, 0.8))]}
-    shown = texts(setting_figure("x", "test AUC", crowded, None))
-    assert [text for text in shown if text in ("s0", "s1", "s2", "t")] == ["s2", "t"]
-    apart = {"a": at((0.9, 0.6), (0.8, 0.7), (0.7, 0.8))}
-    assert {"s0", "s1", "s2"} <= set(texts(setting_figure("x", "test AUC", apart, None)))
+    crowded = shown((0.9, 0.6), (0.9001, 0.6), (0.9, 0.6001))
+    assert set(crowded) == {"s0", "s1", "s2", "t"}
+    most = shown(*((0.9, 0.6 + i / 1e5) for i in range(12)))
+    assert len(most) < 13  # what fits nowhere is left out
+    for places in (crowded.values(), most.values()):
+        for (x, y), (other_x, other_y) in combinations(places, 2):
+            assert abs(x - other_x) > 10 or abs(y - other_y) > 7
 
 
 @pytest.mark.parametrize("spread", [1e-9, 0.4, 3.0, 30.0])

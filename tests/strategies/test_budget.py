@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from flower_vfl import build_config, predict, run
 from flower_vfl.apps.local import run_alone
 from flower_vfl.attacks import NormAttack
+from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.cli import main
 from flower_vfl.data.dataset import Labels
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import auc_bound, leak_auc, nearest_rank
 from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.recording import NoRecorder
 from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.reports import render
 from flower_vfl.reports.run import load_run

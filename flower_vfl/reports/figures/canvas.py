@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import re
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from matplotlib.axes import Axes
+    from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
 # Placeholders that matplotlib carries into the SVG, where they become the page's variables.
@@ -37,6 +39,17 @@ VARIABLES = {
 }
 LEGEND = 0.35
 """Share of a figure's height that its legend has at most before the figure grows."""
+
+Side = tuple[Literal["left", "center", "right"], Literal["bottom", "top"], float, float]
+
+SIDES: tuple[Side, ...] = (
+    ("left", "top", 4.0, -4.0),
+    ("right", "bottom", -4.0, 4.0),
+    ("right", "top", -4.0, -4.0),
+    ("center", "bottom", 0.0, 14.0),
+    ("center", "top", 0.0, -14.0),
+)
+"""Where a name beside a point may stand, after its usual place above to the right: alignments, and points of offset."""
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -77,7 +90,7 @@ def draw(
     """Return one panel as an ``<svg>`` element, the same for the same content; ``paint`` fills its axes.
 
     Its legend has so many columns at most; its size is in inches. With ``thin`` texts that would lie over an earlier
-    one are left out.
+    one stand on another side of their point, or are left out.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, dpi=72, layout="constrained")  # SVG's own resolution
@@ -141,13 +154,29 @@ def _lay_out(figure: Figure) -> None:
 
 
 def _thin_out(axes: Axes) -> None:
+    """Move texts that would lie over an earlier one to another side of their point; leave out what fits nowhere."""
     kept: list[Bbox] = []
     for text in axes.texts:
-        box = text.get_window_extent()
-        if any(box.overlaps(other) for other in kept):
-            text.set_visible(False)
+        for place in (None, *SIDES):
+            if place is not None and not _beside(text, place):
+                continue
+            box = text.get_window_extent()
+            if not any(box.overlaps(other) for other in kept):
+                kept.append(box)
+                break
         else:
-            kept.append(box)
+            text.set_visible(False)
+
+
+def _beside(text: Text, place: Side) -> bool:
+    """Put an annotation on a side of its point; a text without a point stays where it is."""
+    if not isinstance(text, Annotation):
+        return False
+    horizontal, vertical, *offset = place
+    text.set_horizontalalignment(horizontal)
+    text.set_verticalalignment(vertical)
+    text.xyann = (offset[0], offset[1])
+    return True
 
 
 def _svg(figure: Figure) -> str:

@@ -52,7 +52,7 @@ def trade_off_figure(points: Sequence[tuple[int, float, float, bool]], null: flo
         axes.set(xlabel="test AUC (right is better)", ylabel="leak AUC, q95 (low is better)", ylim=(low - 0.05, 1.05))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
 
-    return draw("Privacy against utility", paint)
+    return draw("Privacy against utility", paint, thin=True)
 
 
 def setting_figure(

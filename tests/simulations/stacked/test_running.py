@@ -116,6 +116,25 @@ def test_every_step_of_a_run_in_a_stack_is_that_of_the_run_by_itself(setting, tm
         assert cost["steps"] == read_result(tmp_path / f"alone-{number}")["cost"]["steps"]
 
 
+def test_informed_readers_read_of_a_run_in_a_stack_what_they_read_of_it_alone(tmp_path):
+    data = toy_data(rows=1500)
+    runs = configs({"attack": {"informed": 5000, "names": ["norm"]}}, ["", "marvell_full(s=1.0)"], [0, 1])
+    folders = [tmp_path / name for name in "ab"]
+    assert train_stack(runs, folders, data=lambda _: data) == []
+    for number, config in enumerate(runs):
+        run(config, out=folders[number], resume=True, data=lambda _: data)
+        run(config, out=tmp_path / f"alone-{number}", data=lambda _: data)
+        one, other = curves(folders[number]), curves(tmp_path / f"alone-{number}")
+        assert one.keys() == other.keys()
+        assert {key[2] for key in one} >= {"informed", "remembered_direction"}
+        found = [
+            {(e["party"], *e["sees"]): e["mean"] for e in read_result(folder)["leakage"] if e["attack"] == "informed"}
+            for folder in (folders[number], tmp_path / f"alone-{number}")
+        ]
+        assert len(found[0]) == 6
+        assert found[0] == pytest.approx(found[1], abs=TIED)
+
+
 def rare(rows=600):
     """Some batches of so few positives have none."""
     data = toy_data(rows)

@@ -1,0 +1,146 @@
+"""How to read an entry of ``leakage`` in ``result.json``: what it measured, of what, and what was reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Entry = Mapping[str, Any]
+"""One entry of ``leakage`` in ``result.json``."""
+
+Result = Mapping[str, Any]
+"""The content of ``result.json``."""
+
+TRAIN, REMEMBERED = "train", "remembered"
+AUDIT, JOINT = "audit", "joint"
+
+NAMED_PHASES = frozenset({TRAIN, REMEMBERED})
+"""Phases of attacks on what was sent while training: on single steps, and on all epochs of each row."""
+
+READER_PHASES = frozenset({AUDIT, JOINT})
+"""Phases of readers that are fitted and report one AUC with a baseline."""
+
+REFERENCE = "reference"
+"""The side information, a clean gradient of the batch, that makes an attack an oracle."""
+
+ORACLES = frozenset({"cosine", "inner_product"})
+"""Attacks that need a clean gradient, for results that do not list what each attack needs."""
+
+CONDITIONAL = "conditional_oracle"
+"""The reader that knows each row's prediction and the noise; no attack that a configuration could name."""
+
+
+def label_of(entry: Entry) -> str:
+    """Return the name of an entry's attack in the step log: with the parameters that differ from their defaults."""
+    return str(entry.get("label", entry.get("attack")))
+
+
+def phase_of(entry: Entry) -> str:
+    """Return the phase of an entry; results of before wrote none for what is read while training."""
+    return str(entry.get("phase") or TRAIN)
+
+
+def is_remembered(entry: Entry) -> bool:
+    """Return whether an entry belongs to a longitudinal attack, which keeps the gradients of each row over epochs."""
+    return phase_of(entry) == REMEMBERED
+
+
+def is_oracle(result: Result, entry: Entry) -> bool:
+    """Return whether an entry's attack needs what no real attacker has, such as a clean gradient of the batch."""
+    needs = entry.get("needs")
+    if entry.get("attack") == CONDITIONAL or (isinstance(needs, list) and REFERENCE in needs):
+        return True
+    for attack in result.get("attacks", ()):
+        if attack.get("label") == label_of(entry):
+            return REFERENCE in attack["needs"]
+    return entry.get("attack") in ORACLES
+
+
+def on_embeddings(result: Result, attack: str) -> bool:
+    """Return whether an attack, given by its label, reads embeddings: noise on gradients promises nothing there."""
+    return any(a.get("label") == attack and a.get("sees") == "embeddings" for a in result.get("attacks", ()))
+
+
+def as_sent(result: Result, entry: Entry) -> bool:
+    """Return whether an entry is of what a party received: defended where the run has a defense."""
+    defended = bool(result["defenses"])
+    return bool(entry.get("defended", defended)) == defended
+
+
+def received(result: Result) -> list[Entry]:
+    """Return the leak AUCs, while training, of what the parties really received, defended where there is a defense.
+
+    Those of single steps and those of longitudinal attacks.
+    """
+    return [
+        entry
+        for entry in result["leakage"]
+        if entry.get("metric") == "auc" and phase_of(entry) in NAMED_PHASES and as_sent(result, entry)
+    ]
+
+
+def read(result: Result) -> list[Entry]:
+    """Return the entries of fitted readers: the informed ones (phase ``audit``) and joint attacks (``joint``)."""
+    return [entry for entry in result["leakage"] if phase_of(entry) in READER_PHASES and as_sent(result, entry)]
+
+
+def unrepeated(entries: Sequence[Entry]) -> list[Entry]:
+    """Return entries of one phase without what the monitor repeats: the attack, party and layer of an attacker's.
+
+    What no attacker reported, such as parties that put together what they see, only the monitor has measured.
+    """
+    reported = {_where(entry) for entry in entries if entry.get("source") != "monitor"}
+    return [entry for entry in entries if entry.get("source") != "monitor" or _where(entry) not in reported]
+
+
+def _where(entry: Entry) -> tuple[Any, ...]:
+    return label_of(entry), entry.get("party"), entry.get("layer")
+
+
+def null_of(entry: Entry) -> float:
+    """Return the 95 % quantile of a score that knows nothing, 0.5 where the entry has none."""
+    return 0.5 if entry.get("q95_null") is None else float(entry["q95_null"])
+
+
+def turns(entry: Entry) -> bool:
+    """Return whether scores of single steps are nearly always wrong, so that turned around they read more labels.
+
+    The side is chosen once, for all steps of a run: where they are wrong on average as clearly as chance is right in
+    one step of twenty.
+
+    Examples
+    --------
+    >>> turns({"q95": 0.2, "q95_null": 0.55, "mean": 0.1, "q95_turned": 0.95}), turns({"q95": 0.54, "mean": 0.5})
+    (True, False)
+    """
+    q95, mean = entry.get("q95"), entry.get("mean")
+    if q95 is None or mean is None or is_remembered(entry):
+        return False
+    return bool(mean < 1.0 - null_of(entry) and turned(entry) > q95)
+
+
+def reached(entry: Entry) -> float:
+    """Return the leak AUC that an attacker reaches: scores that are nearly always wrong read labels, turned around.
+
+    Of a longitudinal attack, with one AUC over all rows an epoch, the largest. Of single steps, which scatter, it is
+    the q95, of the scores as they are or, see `turns`, turned around.
+
+    Examples
+    --------
+    >>> reached({"q95": 0.2, "q95_null": 0.55, "mean": 0.1, "q95_turned": 0.95}), reached({"q95": 0.54, "mean": 0.5})
+    (0.95, 0.54)
+    """
+    if is_remembered(entry) and entry.get("values"):
+        return max(side for value in entry["values"] for side in (float(value), 1.0 - value))
+    return turned(entry) if turns(entry) else float(entry["q95"])
+
+
+def turned(entry: Entry) -> float:
+    """Return the q95 of scores turned around; of results of before, which do not hold it, their mean turned around."""
+    known = entry.get("q95_turned")
+    return 1.0 - float(entry["mean"]) if known is None else float(known)
+
+
+def scored_steps(entry: Entry) -> int:
+    """Return how many steps have a value: those whose batches had both classes and what the attack needs."""
+    return int(entry.get("steps") or 0) - int(entry.get("one_class_steps") or 0)

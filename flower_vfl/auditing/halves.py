@@ -1,0 +1,44 @@
+"""Rows are split once: readers are fitted on some, one of them is chosen on others, and it is scored on the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.rng import scattered
+
+FIT, CHOOSE, SCORE = 0, 1, 2
+"""What the rows of each part are for; an epoch changes nothing about where a row is."""
+
+_SHARES = (0.35, 0.5)
+"""Up to where, of all rows, those to fit and those to choose lie: the two make one half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A split of a table's rows that needs no memory.
+
+    Parameters
+    ----------
+    seed
+        What it derives from: the label party's secret, so that no party knows on which rows its gradients are read.
+
+    Examples
+    --------
+    >>> parts = Split(7).parts(np.arange(10_000))
+    >>> [round(float(np.mean(parts == part)), 2) for part in (FIT, CHOOSE, SCORE)]
+    [0.35, 0.16, 0.5]
+    """
+
+    seed: int
+
+    def parts(self, rows: NDArray[np.integer]) -> NDArray[np.int8]:
+        """Return the part of each row (n,) of the table: `FIT`, `CHOOSE` or `SCORE`."""
+        return np.digitize(self.places(rows), _SHARES).astype(np.int8)
+
+    def places(self, rows: NDArray[np.integer], purpose: int = 0) -> NDArray[np.float64]:
+        """Return a number from 0 to 1 for each row (n,); for another purpose another one."""
+        start = (self.seed + purpose * 0x9E3779B97F4A7C15) % 2**64
+        return np.asarray((scattered(rows.astype(np.uint64), start=start) >> np.uint64(11)) / 2.0**53)

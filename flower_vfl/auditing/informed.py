@@ -1,0 +1,325 @@
+"""The informed audit: readers that the label party fits to its own labels, of what it sends to one party.
+
+A named attack is one way to look. A reader that was fitted to the labels of half of the rows is the best of many ways,
+and it breaks a defense that no named attack breaks. The label party has all labels: it needs nobody's help for this,
+and nothing of it leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.attacks.remembered_direction import score as direction_score
+from flower_vfl.attacks.remembering import in_batch_units
+from flower_vfl.attacks.rows import as_rows
+from flower_vfl.auditing.collected import Collected
+from flower_vfl.auditing.features import MORE, GradientFeatures, with_embeddings
+from flower_vfl.auditing.halves import Split
+from flower_vfl.auditing.panel import RowPanel, choose_panel
+from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, Fit
+from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.auditing.selection import BATCH, EPOCH, EPOCHS, Candidate, Sample, best, candidates, measured
+from flower_vfl.auditing.summary_state import restore_summary, summary_state
+from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
+from flower_vfl.protocol.schedule import Rows, Schedule
+from flower_vfl.protocol.tensors import brought
+
+INFORMED, AUDIT = "informed", "audit"
+"""The attack and the phase that an entry of ``result.json`` names."""
+
+DIRECTION = "remembered_direction"
+"""The attack on all epochs that the panel is read by, which needs no label."""
+
+MOST_BYTES = 1 << 27
+"""Of one sample of rows, and of the panel."""
+
+QUICK = 16_384
+"""Rows of an epoch that discriminants read while training goes on."""
+
+TOGETHER = 16
+"""Steps on a GPU that are brought to main memory at once."""
+
+SMALLEST_FIT = 2048
+"""Rows to which trees and a network are fitted at least, however many audits there are."""
+
+_GRADIENTS, _EMBEDDINGS = "gradients", "embeddings"
+
+
+def informed_rows(wanted: int, numbers: int) -> int:
+    """Return how many rows of so many numbers each are kept: as many as are wanted, in bounded memory."""
+    return min(wanted, MOST_BYTES // (4 * max(numbers, 1)))
+
+
+@dataclass(slots=True)
+class _Directions:
+    """What the first direction of the panel read, epoch by epoch."""
+
+    summary: LeakSummary
+    epochs: list[int] = field(default_factory=list)
+    interval: list[float] | None = None
+
+    def entries(self) -> list[dict[str, Any]]:
+        if not self.epochs:
+            return []
+        (negatives, positives), _ = self.summary.class_counts.most_common(1)[0]
+        entry = {**self.summary.result(), "label": DIRECTION, "epochs": self.epochs, "interval95": self.interval}
+        return [{**entry, "values": list(self.summary.values), "rows": negatives + positives, "positives": positives}]
+
+    def state(self) -> dict[str, Any]:
+        return {"epochs": list(self.epochs), "interval": self.interval, "summary": summary_state(self.summary)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.epochs, self.interval = list(state["epochs"]), state["interval"]
+        restore_summary(self.summary, state["summary"])
+
+
+class InformedAudit:
+    """Keeps a bounded sample of what one party gets and gives, and lets informed readers read it.
+
+    While training goes on, discriminants read the sample of each epoch. At the end all readers read the sample of the
+    epoch that gave most away, each batch of it, and a panel of rows that was followed over all epochs.
+
+    Parameters
+    ----------
+    labels : NDArray
+        (N,) true class of each row of the training table; they do not leave this object.
+    classes : int
+        Number of classes.
+    positives : Sequence[int]
+        Classes that are read.
+    schedule : Schedule
+        Which rows make which step, and when an epoch ends.
+    split : Split
+        What each row is for.
+    party : str
+        Whose messages these are; of parties that put together what they see, "a+b".
+    defended : bool
+        Whether any defense is in force.
+    recorder : Recorder
+        Where the values of each epoch go.
+    rows : int
+        How many rows are kept.
+    every : int
+        At most each so many steps is sampled.
+    direction : bool
+        Whether the panel is read by `remembered_direction` too, after each epoch.
+    audits : int
+        How many audits share the seconds that readers may take at the end of a run.
+    """
+
+    def __init__(
+        self,
+        labels: NDArray[Any],
+        classes: int,
+        positives: Sequence[int],
+        schedule: Schedule,
+        split: Split,
+        *,
+        party: str,
+        defended: bool,
+        recorder: Recorder,
+        rows: int,
+        every: int = 1,
+        direction: bool = True,
+        audits: int = 1,
+    ) -> None:
+        self._labels, self._classes, self._positives = labels, classes, list(positives)
+        self._schedule, self._split, self._party = schedule, split, party
+        self._defended, self._recorder = defended, recorder
+        self._wanted, self._every, self._reads_direction = rows, every, direction and len(self._positives) == 1
+        most = max(LARGEST_FIT // audits, SMALLEST_FIT)
+        self._fits: dict[str, Fit] = {
+            **DISCRIMINANTS,
+            **{name: partial(learner, most=most) for name, learner in LEARNERS.items()},
+        }
+        self._features = GradientFeatures()
+        self._panel: RowPanel | None = None
+        self._random = np.zeros(0, dtype=bool)
+        self._now, self._kept = Collected(), Collected()
+        self._kept_auc = -math.inf
+        self._directions = _Directions(
+            LeakSummary(DIRECTION, party, phase="remembered", source="monitor", defended=defended)
+        )
+        self._pending: list[tuple[int, int, Rows, Tensor, Tensor]] = []
+        self._entries: list[dict[str, Any]] | None = None
+
+    def observe(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor) -> None:
+        """Take in one step: embeddings (B, ...) that came and gradients (B, ...) that leave."""
+        self._pending.append((step, epoch, rows, z, g))
+        last = step == self._schedule.steps_of(epoch)[-1]
+        if last or g.device.type == "cpu" or len(self._pending) >= TOGETHER:
+            self._settle()
+        if last:
+            self._end_epoch(step, epoch)
+
+    def _settle(self) -> None:
+        """Take in what is still on a GPU."""
+        pending, self._pending = self._pending, []
+        tensors = [as_rows(tensor) for _, _, _, z, g in pending for tensor in (z, g)]
+        if tensors and tensors[0].device.type != "cpu":
+            tensors = brought(tensors)
+        for (step, epoch, rows, _, _), z, g in zip(pending, tensors[::2], tensors[1::2], strict=True):
+            self._take(step, epoch, rows, z.float(), g)
+
+    def _take(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor) -> None:
+        panel = self._panel or self._begin(g.shape[1], z.shape[1])
+        found, places = panel.places(rows)
+        if found.size:
+            at = torch.from_numpy(found)
+            panel.add(places, in_batch_units(g)[at], z[at])
+        first = self._schedule.steps_of(epoch)[0]
+        if (step - first) % self._stride(epoch, g.shape[1], z.shape[1]) == 0:
+            self._now.add(step, rows, self._features.of(g), z)
+
+    def _begin(self, width: int, z_width: int) -> RowPanel:
+        count = informed_rows(self._wanted // 2, 3 * width + z_width)
+        rows, self._random = choose_panel(self._split, self._labels, self._classes, count)
+        self._panel = RowPanel(rows, width, z_width)
+        return self._panel
+
+    def _stride(self, epoch: int, width: int, z_width: int) -> int:
+        """Return which steps of an epoch are sampled, each so many: all of it where it fits."""
+        steps = self._schedule.steps_of(epoch)
+        batch = self._schedule.batch_rows(steps[0])
+        most = max(1, informed_rows(self._wanted, width + MORE + z_width) // max(batch, 1))
+        return max(self._every, -(-len(steps) // most))
+
+    def _end_epoch(self, step: int, epoch: int) -> None:
+        """Let discriminants read the epoch's sample, keep it where it gives most away, and read the panel."""
+        sample = self._sample(self._now).thinned(self._classes, QUICK)
+        chosen = best(self._read(sample, EPOCH, DISCRIMINANTS))
+        if chosen is not None:
+            self._add(step, epoch, INFORMED, "auc", leak_auc(chosen.scores, chosen.labels))
+        reached = -1.0 if chosen is None else chosen.chosen_by
+        if reached > self._kept_auc and self._now.steps:
+            self._kept, self._kept_auc = self._now, reached
+        self._now = Collected()
+        if self._reads_direction and self._panel is not None:
+            self._read_direction(step, epoch, self._panel)
+
+    def _read_direction(self, step: int, epoch: int, panel: RowPanel) -> None:
+        """Read the first direction of what came until now for those rows of the panel that were drawn at random."""
+        rows = panel.arrived.numpy() & self._random
+        labels = self._labels[panel.rows[rows]] == self._positives[0]
+        positives = int(np.count_nonzero(labels))
+        if not 0 < positives < len(labels):
+            return
+        mean = panel.mean[torch.from_numpy(rows)]
+        scores = direction_score(lambda: [mean]).numpy()
+        value, interval = leak_auc(scores, labels), auc_interval(scores, labels)
+        self._directions.epochs.append(epoch)
+        self._directions.interval = None if interval is None else list(interval)
+        self._directions.summary.add(value, len(labels) - positives, positives)
+        self._add(step, epoch, DIRECTION, "remembered_auc", value)
+
+    def _add(self, step: int, epoch: int, attack: str, metric: str, value: float) -> None:
+        self._recorder.add(
+            step=step,
+            epoch=epoch,
+            party=self._party,
+            layer="cut",
+            attack=attack,
+            metric=f"monitor_{metric}",
+            value=value,
+        )
+
+    def _sample(self, collected: Collected) -> Sample:
+        rows = collected.rows
+        y = self._labels[rows].astype(np.int64)
+        return Sample(collected.columns.numpy(), y, self._split.parts(rows), collected.batches)
+
+    def _panel_sample(self) -> tuple[Sample, Tensor] | None:
+        """Return the panel's rows with what came for them over all epochs, and their last embeddings."""
+        panel = self._panel
+        if panel is None or not len(panel.rows) or int(panel.times.amax()) < 2:
+            return None
+        rows = panel.arrived
+        times = torch.log(panel.times.clamp(min=1).float())
+        x = torch.cat([panel.mean, panel.first, panel.last], dim=1)
+        lengths = torch.linalg.vector_norm(panel.mean, dim=1).clamp(min=1e-6).log()
+        x = torch.cat([x, lengths[:, None], (lengths + times / 2)[:, None]], dim=1)[rows]
+        at = panel.rows[rows.numpy()]
+        return Sample(x.numpy(), self._labels[at].astype(np.int64), self._split.parts(at)), panel.embeddings[rows]
+
+    def _read(self, sample: Sample, span: str, fits: Mapping[str, Fit]) -> list[Candidate]:
+        return list(candidates(sample, fits, span, classes=self._classes, positives=self._positives))
+
+    def finish(self) -> None:
+        """Let all readers read what was kept; called once, when training has ended."""
+        self._settle()
+        if not self._kept.steps:
+            self._kept, self._now = self._now, Collected()  # ended within the first epoch
+        whole = self._fits
+        sample, panel = self._sample(self._kept), self._panel_sample()
+        alone = [*self._read(sample, EPOCH, whole), *self._read(sample, BATCH, DISCRIMINANTS)]
+        z, baselines = self._kept.embeddings, {}
+        joint_sample = sample.with_columns(with_embeddings(self._kept.columns, z).numpy())
+        joint = [*self._read(joint_sample, EPOCH, whole)]
+        baselines[EPOCH] = self._read(sample.with_columns(z.numpy()), EPOCH, whole)
+        if panel is not None:
+            rows, z = panel
+            alone += self._read(rows, EPOCHS, whole)
+            columns = np.concatenate([rows.x, z.numpy()], axis=1)
+            joint += self._read(rows.with_columns(columns), EPOCHS, whole)
+            baselines[EPOCHS] = self._read(rows.with_columns(z.numpy()), EPOCHS, whole)
+        missing = "" if sample.readable(self._positives) else sample.lacking(self._positives[0])
+        self._entries = [
+            self._entry([_GRADIENTS], alone, None, missing),
+            self._entry([_GRADIENTS, _EMBEDDINGS], joint, baselines, missing),
+        ]
+        self._now, self._kept, self._panel = Collected(), Collected(), None
+
+    def _entry(
+        self,
+        sees: list[str],
+        found: Sequence[Candidate],
+        baselines: Mapping[str, Sequence[Candidate]] | None,
+        missing: str,
+    ) -> dict[str, Any]:
+        """Return one entry of ``result.json``."""
+        entry = {**LeakSummary(INFORMED, self._party, phase=AUDIT, source="monitor", defended=self._defended).result()}
+        entry |= {"label": INFORMED, "sees": sees, "steps": None, "one_class_steps": None}
+        chosen = best(found)
+        if chosen is None:
+            return {**entry, "unavailable": missing or "no row was sampled"}
+        others = [] if baselines is None else baselines.get(chosen.span, [])
+        baseline = best([one for one in others if one.positive == chosen.positive])
+        return {**entry, **measured(chosen, found, baseline)}
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the entries of ``result.json``; before `finish`, those of the panel alone."""
+        return [*self._directions.entries(), *(self._entries or [])]
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as plain values and tensors."""
+        self._settle()
+        return {
+            "features": self._features.state(),
+            "panel": None if self._panel is None else self._panel.state(),
+            "now": self._now.state(),
+            "kept": self._kept.state(),
+            "kept_auc": self._kept_auc,
+            "directions": self._directions.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` returned."""
+        self._pending, self._entries = [], None
+        self._features.restore(state["features"])
+        self._now, self._kept = Collected.of(state["now"]), Collected.of(state["kept"])
+        self._kept_auc = state["kept_auc"]
+        self._directions.restore(state["directions"])
+        if state["panel"] is not None:
+            widths = state["panel"]["sums"].shape[1], state["panel"]["embeddings"].shape[1]
+            self._begin(*widths).restore(state["panel"])
+        else:
+            self._panel = None

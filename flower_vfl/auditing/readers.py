@@ -1,0 +1,215 @@
+"""Informed readers: classifiers that are fitted to labels of some rows, and read the labels of others.
+
+They say what a party could read that knew the labels of half of all rows: discriminants that are fitted in closed form,
+boosted trees and a small network. All take rows (n, F) of numbers and classes (n,), and return scores of other rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Features: TypeAlias = NDArray[np.floating]
+"""Rows (n, F)."""
+
+Scores: TypeAlias = NDArray[np.float64]
+"""(n, C): how likely each class is, up to a constant of the row; larger is more likely."""
+
+Reader: TypeAlias = Callable[[Features], Scores]
+"""From rows to scores of all classes; finite for finite rows."""
+
+Fit: TypeAlias = Callable[[Features, NDArray[np.integer], int], Reader]
+"""Fits a reader to rows (n, F), their classes (n,) and the number of classes; each class has a row."""
+
+WIDEST = 256
+"""Columns to which a discriminant is fitted; beyond, to the principal ones of them and to the means' differences."""
+
+FLOOR = 1e-9
+"""Variance of a direction, as a part of the largest, below which it counts as constant."""
+
+FARTHEST = 8.0
+"""Standard deviations beyond which a network sees no difference."""
+
+LARGEST_FIT = 16_384
+"""Rows to which trees and a network are fitted; of more, those of frequent classes are thinned first."""
+
+_SEED = 0
+
+
+def linear_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
+    r"""Fit Fisher's linear discriminant with a shrunk covariance that all classes share.
+
+    .. math:: s_c(x) = \langle \Sigma^{-1} \mu_c, x \rangle - \tfrac12 \mu_c^\top \Sigma^{-1} \mu_c + \ln \pi_c
+
+    :math:`\Sigma` is the covariance within classes, shrunk to a multiple of the identity by Ledoit and Wolf's
+    estimator.
+
+    References
+    ----------
+    Ledoit and Wolf, *A well-conditioned estimator for large-dimensional covariance matrices*, 2004.
+    """
+    whiten, z = _whitened(x, y, classes)
+    means = np.stack([z[y == c].mean(axis=0) for c in range(classes)])
+    offset = np.log(_shares(y, classes)) - 0.5 * np.square(means).sum(axis=1)
+    return lambda rows: whiten(rows) @ means.T + offset
+
+
+def quadratic_discriminant(x: Features, y: NDArray[np.integer], classes: int) -> Reader:
+    r"""Fit a Gaussian to each class, its covariance shrunk by Ledoit and Wolf's estimator.
+
+    .. math:: s_c(x) = -\tfrac12 (x - \mu_c)^\top \Sigma_c^{-1} (x - \mu_c) - \tfrac12 \ln |\Sigma_c| + \ln \pi_c
+
+    It works in units of the covariance within classes, so that what each :math:`\Sigma_c` is shrunk to is the shape
+    that the classes share. It reads noise that one class has more of, in any direction, where means are equal.
+    """
+    whiten, z = _whitened(x, y, classes)
+    parts = [_gaussian(z[y == c]) for c in range(classes)]
+    priors = np.log(_shares(y, classes))
+
+    def read(rows: Features) -> Scores:
+        white = whiten(rows)
+        found = [-0.5 * np.square((white - mean) @ root).sum(axis=1) + offset for mean, root, offset in parts]
+        return np.stack(found, axis=1) + priors
+
+    return read
+
+
+def boosted_trees(x: Features, y: NDArray[np.integer], classes: int, *, most: int = LARGEST_FIT) -> Reader:
+    """Fit gradient-boosted trees of scikit-learn to ``most`` rows, as many as its held-out part asks for, up to 200."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    rows = thinned(y, classes, most)
+    model = HistGradientBoostingClassifier(
+        max_iter=200, early_stopping=True, n_iter_no_change=10, validation_fraction=0.15, random_state=_SEED
+    )
+    model.fit(x[rows], y[rows])
+    return lambda rows: _log_odds(model.predict_proba(rows), model.classes_, classes)
+
+
+def network(x: Features, y: NDArray[np.integer], classes: int, *, most: int = LARGEST_FIT) -> Reader:
+    """Fit a perceptron of scikit-learn with one hidden layer to ``most`` rows, by least squares on the classes.
+
+    Its own held-out part stops it: by the share of variance that is explained, which has something to say of a rare
+    class where the accuracy has nothing.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPRegressor
+
+    rows = thinned(y, classes, most)
+    mean, scale = x[rows].mean(axis=0), _scale(x[rows])
+    model = MLPRegressor(
+        hidden_layer_sizes=(64,), alpha=1e-2, max_iter=30, early_stopping=True, n_iter_no_change=4, random_state=_SEED
+    )
+    target = np.eye(classes)[y[rows]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # thirty passes are the budget
+        model.fit(_standardised(x[rows], mean, scale), target / target.std(axis=0))
+    return lambda rows: np.asarray(model.predict(_standardised(rows, mean, scale)), dtype=np.float64)
+
+
+def _standardised(x: Features, mean: NDArray[np.floating], scale: NDArray[np.floating]) -> Features:
+    return np.asarray(np.clip((x - mean) / scale, -FARTHEST, FARTHEST))
+
+
+DISCRIMINANTS: Mapping[str, Fit] = {"linear": linear_discriminant, "quadratic": quadratic_discriminant}
+"""Readers in closed form, by the name that results have for them."""
+
+LEARNERS: Mapping[str, Callable[..., Reader]] = {"trees": boosted_trees, "network": network}
+"""Readers that take seconds to fit."""
+
+
+def score_of(scores: Scores, positive: int) -> NDArray[np.float64]:
+    """Return how likely one class is against all others, (n,), from scores (n, C).
+
+    Examples
+    --------
+    >>> score_of(np.array([[0.0, 2.0], [1.0, 0.0]]), 1).tolist()
+    [2.0, -1.0]
+    """
+    others = np.delete(scores, positive, axis=1)
+    if others.shape[1] == 1:
+        return np.asarray(scores[:, positive] - others[:, 0])
+    largest = others.max(axis=1)
+    return np.asarray(scores[:, positive] - largest - np.log(np.exp(others - largest[:, None]).sum(axis=1)))
+
+
+def thinned(y: NDArray[np.integer], classes: int, most: int) -> NDArray[np.int64]:
+    """Return at most so many rows in their order, and of a rare class as many as there are, up to its equal part.
+
+    Examples
+    --------
+    >>> thinned(np.array([0, 0, 1, 0, 0, 0, 0, 1]), 2, 4).tolist()
+    [0, 2, 4, 7]
+    """
+    if len(y) <= most:
+        return np.arange(len(y))
+    counts = np.bincount(y, minlength=classes)
+    room, kept = most, []
+    for rank, c in enumerate(np.argsort(counts, kind="stable")):
+        rows = np.flatnonzero(y == c)
+        count = min(len(rows), room // (classes - rank))
+        kept.append(rows[np.arange(count) * len(rows) // max(count, 1)])
+        room -= count
+    return np.sort(np.concatenate(kept))
+
+
+def _shares(y: NDArray[np.integer], classes: int) -> NDArray[np.float64]:
+    return np.bincount(y, minlength=classes) / len(y)
+
+
+def _scale(x: Features) -> NDArray[np.floating]:
+    scale = x.std(axis=0)
+    return np.asarray(np.where(scale > 0, scale, 1.0))
+
+
+def _whitened(x: Features, y: NDArray[np.integer], classes: int) -> tuple[Callable[[Features], Features], Features]:
+    """Return what makes the covariance within classes the identity, and the rows after it."""
+    narrow = _narrowing(x, y, classes)
+    rows = narrow(x)
+    means = np.stack([rows[y == c].mean(axis=0) for c in range(classes)])
+    _, root, _ = _gaussian(rows - means[y])
+    return lambda more: narrow(more) @ root, rows @ root
+
+
+def _narrowing(x: Features, y: NDArray[np.integer], classes: int) -> Callable[[Features], Features]:
+    """Return what standardises columns, and brings more than `WIDEST` of them down to the principal ones.
+
+    Beside the principal ones stand the places along the differences of the classes' means, which may be none of them.
+    """
+    mean, scale = x.mean(axis=0, dtype=np.float64), _scale(x).astype(np.float64)
+    if x.shape[1] <= WIDEST:
+        return lambda rows: (rows - mean) / scale
+    from sklearn.decomposition import PCA
+
+    z = (x - mean) / scale
+    apart = np.stack([z[y == c].mean(axis=0) for c in range(classes)])
+    apart -= apart.mean(axis=0)
+    apart = apart[:-1] if classes == 2 else apart
+    count = min(WIDEST - len(apart), len(z) - 1)
+    kept = np.concatenate([PCA(count, svd_solver="randomized", random_state=_SEED).fit(z).components_, apart])
+    return lambda rows: (rows - mean) / scale @ kept.T
+
+
+def _gaussian(rows: Features) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Return mean (F,), inverse root of the shrunk covariance (F, F) and minus half its log determinant."""
+    from sklearn.covariance import ledoit_wolf
+
+    mean = rows.mean(axis=0)
+    centred = rows - mean
+    if len(rows) > 1:
+        covariance, _ = ledoit_wolf(centred, assume_centered=True)
+    else:
+        covariance = np.eye(rows.shape[1])
+    values, vectors = np.linalg.eigh(covariance)
+    values = np.maximum(values, FLOOR * max(values[-1], FLOOR))
+    return mean, vectors / np.sqrt(values), float(-0.5 * np.log(values).sum())
+
+
+def _log_odds(shares: NDArray[np.floating], known: NDArray[np.integer], classes: int) -> Scores:
+    found = np.full((len(shares), classes), 1e-12)
+    found[:, known] = np.maximum(shares, 1e-12)
+    return np.asarray(np.log(found), dtype=np.float64)

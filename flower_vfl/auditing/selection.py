@@ -1,0 +1,228 @@
+"""From rows with labels to one number: fit readers, choose one on other rows, score it on the rest."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.auditing.halves import CHOOSE, FIT, SCORE
+from flower_vfl.auditing.readers import Features, Fit, Scores, score_of, thinned
+from flower_vfl.metrics import auc_difference, auc_interval, auc_p_value, leak_auc
+
+_log = logging.getLogger(__name__)
+
+FEWEST = {FIT: 10, CHOOSE: 5, SCORE: 20}
+"""Rows of a class, and of all others, that each part must have before a reader is trusted with a number."""
+
+BATCH, EPOCH, EPOCHS = "batch", "epoch", "epochs"
+"""What a reader looks over: each batch by itself, all batches of one epoch, all epochs of a row."""
+
+_FEWEST_IN_BATCH = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Rows that readers are fitted to and scored on.
+
+    Attributes
+    ----------
+    x
+        (n, F) columns.
+    y
+        (n,) class of each row.
+    parts
+        (n,) what each row is for: to fit, to choose or to score.
+    batches
+        (n,) the batch that each row came in, where batches are read by themselves.
+    """
+
+    x: Features
+    y: NDArray[np.int64]
+    parts: NDArray[np.int8]
+    batches: NDArray[np.int64] | None = None
+
+    def with_columns(self, x: Features) -> Sample:
+        """Return the same rows with other columns."""
+        return Sample(x, self.y, self.parts, self.batches)
+
+    def thinned(self, classes: int, most: int) -> Sample:
+        """Return at most so many of the rows; those of rare classes are kept before others."""
+        kept = thinned(self.y, classes, most)
+        batches = None if self.batches is None else self.batches[kept]
+        return Sample(self.x[kept], self.y[kept], self.parts[kept], batches)
+
+    def readable(self, positives: Sequence[int]) -> list[int]:
+        """Return the classes of which each part has enough rows, and enough of others."""
+        return [c for c in positives if not self.lacking(c)]
+
+    def lacking(self, positive: int) -> str:
+        """Return why a class cannot be read; empty where it can."""
+        names = {FIT: "fit readers to", CHOOSE: "choose one on", SCORE: "score it on"}
+        for part, least in FEWEST.items():
+            of_class = self.y[self.parts == part] == positive
+            count = int(np.count_nonzero(of_class))
+            if min(count, len(of_class) - count) < least:
+                return (
+                    f"too few rows: to {names[part]} there are {count} of class {positive} and "
+                    f"{len(of_class) - count} others; {least} of each are needed"
+                )
+        return ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A fitted reader and what it says of the rows that it was not fitted to.
+
+    Attributes
+    ----------
+    reader, span
+        What it is, and over what it looks.
+    positive
+        The class that it reads.
+    chosen_by
+        Its AUC on the rows on which one of the readers is chosen.
+    scores
+        (m,) its scores of the rows to score, in their order.
+    sample
+        The rows.
+    """
+
+    reader: str
+    span: str
+    positive: int
+    chosen_by: float
+    scores: NDArray[np.float64] = field(repr=False)
+    sample: Sample = field(repr=False)
+
+    @property
+    def labels(self) -> NDArray[np.bool_]:
+        """Which of the rows to score are of the class, (m,)."""
+        return np.asarray(self.sample.y[self.sample.parts == SCORE] == self.positive)
+
+
+def candidates(
+    sample: Sample, fits: Mapping[str, Fit], span: str, *, classes: int, positives: Sequence[int]
+) -> Iterator[Candidate]:
+    """Fit readers to a sample and yield one candidate for each reader and each class that can be read."""
+    readable = sample.readable(positives)
+    if not readable:
+        return
+    others = sample.parts != FIT
+    for name, fit in fits.items():
+        try:
+            scores = _by_batch(sample, fit, classes) if span == BATCH else _fitted(sample, fit, classes, others)
+        except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
+            _log.warning("the informed reader %s of %s could not be fitted: %s", name, span, error)
+            continue
+        if scores is None:
+            continue
+        parts, y = sample.parts[others], sample.y[others]
+        for positive in readable:
+            along = score_of(scores, positive)
+            if span == BATCH and sample.batches is not None:
+                along = _ranks_within(along, sample.batches[others])
+            choose = parts == CHOOSE
+            auc = leak_auc(along[choose], y[choose] == positive)
+            yield Candidate(name, span, positive, auc, along[parts == SCORE], sample)
+
+
+def best(found: Sequence[Candidate]) -> Candidate | None:
+    """Return the candidate with the largest AUC on the rows to choose on; None without any."""
+    known = [one for one in found if not math.isnan(one.chosen_by)]
+    return max(known, key=lambda one: one.chosen_by, default=None)
+
+
+def measured(chosen: Candidate, found: Sequence[Candidate], baseline: Candidate | None = None) -> dict[str, Any]:
+    """Return the fields of a result's entry that say what the chosen reader reads, see decision 0024.
+
+    Parameters
+    ----------
+    chosen : Candidate
+        The reader.
+    found : Sequence[Candidate]
+        All that it was chosen from.
+    baseline : Candidate, optional
+        The best reader of the same rows without gradients.
+    """
+    labels, scores = chosen.labels, chosen.scores
+    auc, interval = leak_auc(scores, labels), auc_interval(scores, labels)
+    positives = int(np.count_nonzero(labels))
+    entry: dict[str, Any] = {
+        "mean": auc,
+        "interval95": None if interval is None else list(interval),
+        "p_value": auc_p_value(auc, len(labels) - positives, positives),
+        "rows": len(labels),
+        "positives": positives,
+        "reader": chosen.reader,
+        "span": chosen.span,
+        "class": chosen.positive,
+        "candidates": [
+            {"reader": one.reader, "span": one.span, "class": one.positive, "auc": one.chosen_by} for one in found
+        ],
+    }
+    if baseline is None:
+        return entry
+    difference = auc_difference(scores, baseline.scores, labels)
+    entry |= {"baseline": leak_auc(baseline.scores, labels), "baseline_reader": baseline.reader}
+    if difference is not None:
+        entry |= {
+            "advantage": difference.value,
+            "advantage_interval95": list(difference.interval95),
+            "advantage_p_value": difference.p_value,
+        }
+    return entry
+
+
+def _fitted(sample: Sample, fit: Fit, classes: int, others: NDArray[np.bool_]) -> Scores | None:
+    fitted = sample.parts == FIT
+    return _scores(fit, sample.x[fitted], sample.y[fitted], sample.x[others], classes)
+
+
+def _scores(fit: Fit, x: Features, y: NDArray[np.int64], rows: Features, classes: int) -> Scores | None:
+    """Fit to the classes that have two rows or more, and score rows; a class without them is the least likely."""
+    known = np.flatnonzero(np.bincount(y, minlength=classes) >= 2)
+    if len(known) < 2:
+        return None
+    usable = np.isin(y, known)
+    found = fit(x[usable], np.searchsorted(known, y[usable]), len(known))(rows)
+    if len(known) == classes:
+        return found
+    scores = np.repeat(found.min(axis=1, keepdims=True) - 30.0, classes, axis=1)
+    scores[:, known] = found
+    return scores
+
+
+def _by_batch(sample: Sample, fit: Fit, classes: int) -> Scores | None:
+    """Fit within each batch and score its other rows, (m, C); zeros where a batch has too few rows to fit to."""
+    if sample.batches is None:
+        return None
+    others = np.flatnonzero(sample.parts != FIT)
+    scores, read = np.zeros((len(others), classes)), False
+    for batch in np.unique(sample.batches):
+        inside = sample.batches == batch
+        fitted = np.flatnonzero(inside & (sample.parts == FIT))
+        rows = np.flatnonzero(inside[others])
+        counts = np.bincount(sample.y[fitted], minlength=classes)
+        if len(rows) and np.count_nonzero(counts >= _FEWEST_IN_BATCH) > 1:
+            kept = fitted[counts[sample.y[fitted]] >= _FEWEST_IN_BATCH]
+            found = _scores(fit, sample.x[kept], sample.y[kept], sample.x[others[rows]], classes)
+            if found is not None:
+                scores[rows], read = found, True
+    return scores if read else None
+
+
+def _ranks_within(values: NDArray[np.float64], batches: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return ranks between 0 and 1 within each batch: scores of different fits have no common scale."""
+    from scipy.stats import rankdata
+
+    ranks = np.empty(len(values))
+    for batch in np.unique(batches):
+        inside = batches == batch
+        ranks[inside] = rankdata(values[inside]) / (np.count_nonzero(inside) + 1)
+    return ranks

@@ -1,0 +1,328 @@
+"""What a run may say about its leakage: one verdict from all that was measured, and from what was not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flower_vfl.auditing.entries import (
+    AUDIT,
+    TRAIN,
+    Entry,
+    Result,
+    is_oracle,
+    is_remembered,
+    label_of,
+    null_of,
+    on_embeddings,
+    phase_of,
+    reached,
+    read,
+    received,
+    scored_steps,
+    turned,
+    unrepeated,
+)
+
+LEAKS, NO_LEAK, NOT_TESTED = "leaks", "no leak found", "not tested"
+"""What a verdict's ``status`` can be."""
+
+LEVEL = 0.05
+"""The rate of runs whose gradients carry nothing and that are called leaking all the same, over all tests of a run."""
+
+FEWEST_STEPS = 20
+"""Scored steps that a 95 % quantile needs: of fewer it is just the largest."""
+
+PRACTICAL = ("norm", "residual", "direction", "shell", "remembered_direction")
+"""Attacks that must have run behind a defense of any kind before a run may say that no leak was found."""
+
+UNDEFENDED = ("norm", "direction")
+"""The same without a defense."""
+
+INFORMED = "informed"
+"""The attack's name of the readers that the label party fits to its own labels."""
+
+_Z95 = 1.6448536269514722  # the normal distribution's 95 % quantile
+_Z975 = 1.959963984540054
+
+Kind = Literal["practical", "informed", "gain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One test of a run: what one attack or reader reached of one party, and how likely chance reaches as much.
+
+    Attributes
+    ----------
+    party
+        The feature party, or several that put together what they see, as ``a+b``.
+    kind
+        ``"practical"``, ``"informed"``, or ``"gain"``.
+    entry
+        The entry of ``leakage``.
+    value
+        The leak AUC, or of a gain the advantage.
+    p_value
+        At most so often chance reaches as much: sides, epochs and classes that were tried are counted in.
+    """
+
+    party: str
+    kind: Kind
+    entry: Entry
+    value: float
+    p_value: float
+
+
+def verdict_of(result: Result) -> dict[str, Any]:
+    """Return the verdict of a run (``verdict`` in ``result.json``): a status for it and for each party.
+
+    A party leaks where a test says so at a level of 5 % for the whole run: Bonferroni over each practical attack at the
+    cut, each informed reader and each gain, of all parties. Oracles never count. Where nothing leaks, but an attack
+    that is known to break the defense or the informed readers did not run, the status is ``not tested``.
+
+    Parameters
+    ----------
+    result
+        The content of ``result.json``; ``leakage`` and ``defenses`` are read, and where there are some ``attacks`` and
+        ``parties``.
+
+    Returns
+    -------
+    dict
+        ``status``, ``level``, ``tests`` (how many there were), and ``parties``: for each ``party``, ``status``,
+        ``leak``, ``gain`` and ``not_run``, see docs/decisions/0024-verdict.md.
+    """
+    findings = list(_findings(result))
+    alarm = LEVEL / max(1, len(findings))
+    parties = [_of_party(result, party, findings, alarm) for party in parties_of(result)]
+    statuses = {party["status"] for party in parties} or {NOT_TESTED}
+    status = next(status for status in (LEAKS, NOT_TESTED, NO_LEAK) if status in statuses)
+    return {"status": status, "level": LEVEL, "tests": len(findings), "parties": parties}
+
+
+def parties_of(result: Result) -> list[str]:
+    """Return the feature parties of a result and after them those that put together what they see, as ``a+b``."""
+    named = (result.get("parties") or {}).get("features")
+    weights = sorted((result.get("weights") or {}).keys() - {"label"})
+    known = [str(party) for party in (named if isinstance(named, list) else weights)]
+    measured = sorted({str(entry["party"]) for entry in result["leakage"] if entry.get("party")})
+    single = [party for party in measured if "+" not in party and party not in known]
+    return [*known, *single, *(party for party in measured if "+" in party)]
+
+
+def _findings(result: Result) -> Iterator[Finding]:
+    """Yield all tests of a run, each with its p-value."""
+    for entry in practical_entries(result):
+        if entry.get("q95") is not None and (p_value := practical_p_value(entry)) is not None:
+            yield Finding(str(entry.get("party")), "practical", entry, reached(_worst_part(entry)), p_value)
+    for entry in read(result):
+        party, mean = str(entry.get("party")), entry.get("mean")
+        if is_informed(entry) and mean is not None and entry.get("p_value") is not None:
+            yield Finding(party, "informed", entry, float(mean), float(entry["p_value"]))
+        elif is_gain(entry) and entry.get("advantage") is not None and entry.get("advantage_p_value") is not None:
+            yield Finding(party, "gain", entry, float(entry["advantage"]), float(entry["advantage_p_value"]))
+
+
+def practical_entries(result: Result) -> list[Entry]:
+    """Return the entries of attacks that somebody could run, on the gradients of the cut as they were sent.
+
+    An attacker's own measurement counts before the monitor's of the same. Attacks that form groups, measured by their
+    accuracy, are none of these, nor are attacks on embeddings.
+    """
+    entries = [
+        entry
+        for entry in received(result)
+        if entry.get("layer") == "cut"
+        and not is_oracle(result, entry)
+        and not on_embeddings(result, label_of(entry))
+        and entry.get("sees") != "embeddings"
+    ]
+    return unrepeated(entries)
+
+
+def is_informed(entry: Entry) -> bool:
+    """Return whether an entry is of the informed reader of gradients alone."""
+    return phase_of(entry) == AUDIT and entry.get("attack") == INFORMED and entry.get("sees") == ["gradients"]
+
+
+def is_gain(entry: Entry) -> bool:
+    """Return whether an entry compares a reader of gradients and more with the same reader without the gradients.
+
+    Rows of the test set are left out: no gradient of theirs was ever sent, so what is read there is the model.
+    """
+    return not (phase_of(entry) == AUDIT and entry.get("sees") == ["gradients"]) and entry.get("rows_of") != "test"
+
+
+def practical_p_value(entry: Entry) -> float | None:
+    r"""Return how likely a score that knows nothing reaches as much as a practical entry; None where that is unknown.
+
+    Of T scored steps the q95 is the k-th smallest leak AUC, :math:`k = \lceil 0.95\,T \rceil`. Under chance one step is
+    about :math:`N(1/2, \sigma^2)` with the :math:`\sigma` that the entry's chance level gives,
+    :math:`q95_{null} = 1/2 + 1.645\,\sigma`, so
+
+    .. math:: P = P\big(\mathrm{Bin}(T, 1 - \Phi((x - 1/2) / \sigma)) \ge T - k + 1\big),
+
+    doubled, as scores may be turned around. A longitudinal attack has one AUC over all rows after each of E epochs:
+    the normal tail of the largest, times 2 E. Where classes take turns, each is tested by itself, too, times 1 + C.
+
+    Examples
+    --------
+    >>> step = {"q95": 0.55, "q95_null": 0.55, "q95_turned": 0.55, "mean": 0.5, "steps": 200}
+    >>> practical_p_value(step), practical_p_value({**step, "q95": 0.6}) < 1e-9
+    (1.0, True)
+    """
+    if is_remembered(entry):
+        return _remembered_p_value(entry)
+    classes = [one for one in entry.get("by_class") or () if one.get("q95") is not None]
+    values = [p for one in (entry, *classes) if (p := _step_p_value(one)) is not None]
+    return min(1.0, min(values) * len(values)) if values else None
+
+
+def _step_p_value(entry: Entry) -> float | None:
+    sigma, steps = (null_of(entry) - 0.5) / _Z95, scored_steps(entry)
+    if steps < 1 or not sigma > 0:
+        return None
+    sides = [float(entry["q95"])]
+    sides += [turned(entry)] if entry.get("q95_turned") is not None or entry.get("mean") is not None else []
+    return min(1.0, 2.0 * min(_order_p_value(side, null_of(entry), sigma, steps) for side in sides))
+
+
+def _order_p_value(value: float, null: float, sigma: float, steps: int) -> float:
+    """Return the probability that the nearest-rank q95 of so many steps without knowledge is at least a value."""
+    from scipy.special import bdtrc, ndtr
+
+    if value <= null:
+        return 1.0  # as chance does it; AUCs of few rows lie on a lattice, where the normal tail begins too late
+    rank = math.ceil(0.95 * steps - 1e-9)
+    return float(bdtrc(steps - rank, steps, float(ndtr((0.5 - value) / sigma))))
+
+
+def _remembered_p_value(entry: Entry) -> float | None:
+    from scipy.special import ndtr
+
+    sigma = (null_of(entry) - 0.5) / _Z95
+    ends = entry.get("interval95")
+    if not sigma > 0 and isinstance(ends, Sequence) and len(ends) == 2:
+        sigma = (float(ends[1]) - float(ends[0])) / (2 * _Z975)
+    if not sigma > 0:
+        return None
+    epochs = max(1, len(entry.get("values") or ()))
+    return min(1.0, 2.0 * epochs * float(ndtr((0.5 - reached(entry)) / sigma)))
+
+
+def _of_party(result: Result, party: str, findings: Sequence[Finding], alarm: float) -> dict[str, Any]:
+    worst = {kind: _worst(party, kind, findings, alarm) for kind in ("practical", "informed", "gain")}
+    leak, gain = _leak(worst["practical"], worst["informed"], alarm), _gain(worst["gain"], alarm)
+    missing = not_run(result, party)
+    leaks = leak["leaks"] or (gain is not None and gain["leaks"])
+    status = LEAKS if leaks else NOT_TESTED if missing else NO_LEAK
+    return {"party": party, "status": status, "leak": leak, "gain": gain, "not_run": missing}
+
+
+def _worst(party: str, kind: str, findings: Sequence[Finding], alarm: float) -> Finding | None:
+    """Return the largest finding of a kind; one that raises the alarm before all that do not."""
+    here = [finding for finding in findings if (finding.party, finding.kind) == (party, kind)]
+    return max(here, key=lambda finding: (finding.p_value <= alarm, finding.value), default=None)
+
+
+def _leak(practical: Finding | None, informed: Finding | None, alarm: float) -> dict[str, Any]:
+    found = [finding for finding in (practical, informed) if finding is not None]
+    return {
+        "leaks": any(finding.p_value <= alarm for finding in found),
+        "value": max((finding.value for finding in found), default=None),
+        "practical": None if practical is None else _practical(practical),
+        "informed": None
+        if informed is None
+        else {
+            "reached": informed.value,
+            "interval95": informed.entry.get("interval95"),
+            "p_value": informed.p_value,
+            **{key: informed.entry.get(key) for key in ("reader", "span", "class") if key in informed.entry},
+        },
+    }
+
+
+def _practical(finding: Finding) -> dict[str, Any]:
+    part = _worst_part(finding.entry)
+    return {
+        "label": label_of(finding.entry),
+        "layer": finding.entry.get("layer"),
+        "phase": phase_of(finding.entry),
+        "reached": finding.value,
+        "null": part.get("q95_null"),
+        "p_value": finding.p_value,
+        **({"class": part["class"]} if "class" in part else {}),
+    }
+
+
+def _worst_part(entry: Entry) -> Entry:
+    """Return an entry itself, or what it says of the one class, of several that take turns, that leaks more."""
+    known = [one for one in entry.get("by_class") or () if one.get("q95") is not None]
+    return max([entry, *(one for one in known if scored_steps(one) >= FEWEST_STEPS)], key=reached)
+
+
+def _gain(finding: Finding | None, alarm: float) -> dict[str, Any] | None:
+    if finding is None:
+        return None
+    entry = finding.entry
+    seen = entry.get("sees")
+    embeddings = isinstance(seen, Sequence) and "embeddings" in seen and "columns" not in seen
+    return {
+        "leaks": finding.p_value <= alarm,
+        "value": finding.value,
+        "interval95": entry.get("advantage_interval95"),
+        "p_value": finding.p_value,
+        "over": "embeddings" if embeddings else "columns",
+        "label": label_of(entry),
+        "reached": entry.get("mean"),
+        "baseline": entry.get("baseline"),
+    }
+
+
+def not_run(result: Result, party: str) -> list[str]:
+    """Return what must have been measured of a party before no leak may be called found, and was not, with reasons."""
+    entries = [entry for entry in practical_entries(result) if str(entry.get("party")) == party]
+    reasons = [reason for name in needed(result) if (reason := _reason(name, entries))]
+    readers = [entry for entry in read(result) if str(entry.get("party")) == party]
+    informed = [entry for entry in readers if is_informed(entry)]
+    gains = [entry for entry in readers if is_gain(entry)]
+    if not any(entry.get("mean") is not None and entry.get("p_value") is not None for entry in informed):
+        reasons.append(f"informed reader of the gradients: {_why(informed)}")
+    if not any(entry.get("advantage") is not None for entry in gains):
+        reasons.append(f"informed reader of gradients with embeddings or columns: {_why(gains)}")
+    return reasons
+
+
+def needed(result: Result) -> list[str]:
+    """Return the names of the attacks that must have run: the practical set, and what is known to break the defenses.
+
+    A longitudinal attack looks for one class. Where several take turns it cannot run, and is needed only where it is
+    known to break the defense.
+    """
+    defenses: Sequence[Mapping[str, Any]] = result["defenses"]
+    known = [str(name) for defense in defenses for name in defense.get("read_by") or ()]
+    usual: Sequence[str] = PRACTICAL if defenses else UNDEFENDED
+    if any(entry.get("by_class") for entry in received(result)):
+        usual = [name for name in usual if not name.startswith("remembered_")]
+    return list(dict.fromkeys([*usual, *known]))
+
+
+def _reason(name: str, entries: Sequence[Entry]) -> str:
+    """Return why an attack tested nothing; empty where it did."""
+    here = [entry for entry in entries if entry.get("attack") == name]
+    known = [entry for entry in here if entry.get("q95") is not None]
+    if not known:
+        silent = max((int(entry.get("steps") or 0) for entry in here), default=0)
+        none = f"none of its {silent} steps had both classes and what it needs" if silent else _why(here)
+        return f"{name}: {_why(here) if any(entry.get('unavailable') for entry in here) else none}"
+    most = max(scored_steps(entry) for entry in known)
+    if phase_of(known[0]) == TRAIN and most < FEWEST_STEPS:
+        return f"{name}: {most} steps were scored, a 95 % quantile needs {FEWEST_STEPS}"
+    return ""
+
+
+def _why(entries: Sequence[Entry]) -> str:
+    """Return why entries have no number: what they say themselves, or that nothing ran."""
+    return next((str(e["unavailable"]).rstrip(".") for e in entries if e.get("unavailable")), "did not run")

@@ -1,0 +1,131 @@
+"""Which run of several to recommend: the most useful one, by validation, of those in which no leak was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flower_vfl.auditing.verdict import LEAKS, NO_LEAK, NOT_TESTED
+from flower_vfl.reports.headline import TONES, signed
+from flower_vfl.reports.words import METRICS, listed, number
+
+VALIDATION = ("validation_auc", "validation_macro_auc", "validation_accuracy")
+"""What a run may be chosen by, the first that all candidates have."""
+
+Row = Mapping[str, Any]
+"""One run of a comparison: ``run``, ``headline``, ``defenses``, ``last`` and ``cost``."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a comparison says first.
+
+    Attributes
+    ----------
+    headline, sentence
+        What was found of all runs, and what is recommended.
+    tone
+        The colour: good where a run is recommended.
+    row
+        The run that is recommended; None where none can be.
+    """
+
+    headline: str
+    sentence: str
+    tone: str
+    row: Row | None = None
+
+
+def choice_of(rows: Sequence[Row], measure: str) -> Choice:
+    """Return what to recommend among the runs that ended, and why.
+
+    A run is chosen by validation, never by the test set. Where no run is free of a found leak there is none to
+    recommend: the one that leaks least stands in the sentence with what it costs.
+
+    Parameters
+    ----------
+    rows
+        The runs.
+    measure
+        The utility of the test set that is shown beside: ``test_auc`` or ``test_accuracy``.
+    """
+    ended = [row for row in rows if row["run"].ended]
+    by_status = {s: [row for row in ended if row["headline"].status == s] for s in (NO_LEAK, NOT_TESTED, LEAKS)}
+    free, untested, leaking = by_status.values()
+    if free:
+        return _among(free, leaking, measure)
+    if untested:
+        names = listed([_name(row) for row in untested])
+        return Choice(
+            f"No run can be recommended: {_count(leaking, 'leak')} and {_count(untested, 'not fully tested')}."
+            if leaking
+            else "No run can be recommended: what could find a leak did not run.",
+            f"No leak was found in {names}, but not everything that could find one ran. Run what is missing first.",
+            TONES[NOT_TESTED],
+        )
+    if leaking:
+        return _least(leaking, measure)
+    return Choice("No run ended by itself.", "There is nothing to compare yet.", TONES[NOT_TESTED])
+
+
+def _count(rows: Sequence[Row], what: str) -> str:
+    """Return how many runs leak, or are something else."""
+    many = len(rows) != 1
+    if what == "leak":
+        return f"{len(rows)} {'runs leak' if many else 'run leaks'}"
+    return f"{len(rows)} {'were' if many else 'was'} {what}"
+
+
+def _among(free: Sequence[Row], leaking: Sequence[Row], measure: str) -> Choice:
+    """Choose among runs without a found leak."""
+    by = next((name for name in VALIDATION if all(_known(row, name) for row in free)), None)
+    if by is None and len(free) > 1:
+        return Choice(
+            f"No leak was found in {listed([_name(row) for row in free])}.",
+            "Not all of them have a validation part to choose by, and nothing may be chosen by the test set: take the "
+            "simplest, or train again with training.validation.",
+            TONES[NO_LEAK],
+        )
+    row = free[0] if by is None else max(free, key=lambda row: float(row["last"][by]))
+    why = f" Of {len(free)} runs without a found leak it predicts best on the validation part." if len(free) > 1 else ""
+    others = f" {_count(leaking, 'leak')}." if leaking else ""
+    return Choice(
+        f"Recommended: {_name(row)}. No leak was found.",
+        f"{_utility(row, measure)}{why}{others}",
+        TONES[NO_LEAK],
+        row,
+    )
+
+
+def _least(leaking: Sequence[Row], measure: str) -> Choice:
+    """Say that every run leaks, and which does least."""
+    known = [row for row in leaking if row["headline"].worst is not None and row["headline"].worst.value is not None]
+    if not known:
+        return Choice("Every run leaks: none can be recommended.", "", TONES[LEAKS])
+    row = min(known, key=lambda row: row["headline"].worst.value)
+    worst = row["headline"].worst
+    return Choice(
+        "Every run leaks: none can be recommended." if len(leaking) > 1 else "The run leaks.",
+        f"{_name(row)} leaks least: leak AUC {number(worst.value)}, guessing reaches {number(worst.null)}. "
+        f"{_utility(row, measure)}",
+        TONES[LEAKS],
+    )
+
+
+def _known(row: Row, name: str) -> bool:
+    return isinstance(row["last"].get(name), float | int)
+
+
+def _name(row: Row) -> str:
+    """Return a run's defenses, and its folder where that says more."""
+    name, defenses = row["run"].name, row["defenses"] if row["run"].result["defenses"] else "no defense"
+    return f"{defenses} (run {name})"
+
+
+def _utility(row: Row, measure: str) -> str:
+    """Return what a run reaches on the test set, and what its defense costs there."""
+    value, cost = row["last"].get(measure), row["cost"]
+    words = METRICS[measure].replace("Test", "test")
+    told = f"It reaches a {words} of {number(value, 4)}"
+    return f"{told}, {signed(cost, 4)} against no defense." if cost is not None and cost != 0 else f"{told}."

@@ -1,0 +1,319 @@
+"""The verdict of a run in words: a headline with two lines that are never mixed, what ran, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flower_vfl.auditing.entries import NAMED_PHASES, REMEMBERED, Result, label_of, phase_of, read
+from flower_vfl.auditing.verdict import (
+    FEWEST_STEPS,
+    LEAKS,
+    NO_LEAK,
+    NOT_TESTED,
+    is_informed,
+    practical_entries,
+    verdict_of,
+)
+from flower_vfl.reports.words import defenses, interval, listed, number, reading
+
+TONES = {LEAKS: "bad", NOT_TESTED: "warn", NO_LEAK: "good"}
+"""The colour of a status."""
+
+RECOMMENDED = "marvell_full(s=4)"
+"""The defense that docs/results/shapes.md recommends for two classes."""
+
+_RANK = {NO_LEAK: 0, NOT_TESTED: 1, LEAKS: 2}
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The two lines of one party, or of several that put together what they see.
+
+    Attributes
+    ----------
+    party
+        Its name, or ``a+b``.
+    verdict
+        Its part of the verdict, see docs/decisions/0024-verdict.md.
+    """
+
+    party: str
+    verdict: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """Who it is, in words."""
+        names = self.party.split("+")
+        return f"Party {self.party}" if len(names) == 1 else f"Parties {listed(names)} together"
+
+    @property
+    def status(self) -> str:
+        """What the verdict says of it."""
+        return str(self.verdict["status"])
+
+    @property
+    def tone(self) -> str:
+        """The colour of its status."""
+        return TONES[self.status]
+
+    @property
+    def value(self) -> float | None:
+        """The leak AUC of gradients alone: the worst of the practical attacks and the informed reader."""
+        value = self.verdict["leak"]["value"]
+        return None if value is None else float(value)
+
+    @property
+    def null(self) -> float:
+        """What guessing reaches where the value was measured: by q95 for a practical attack, 0.5 for a reader."""
+        practical = self.verdict["leak"]["practical"]
+        if practical is None or practical["reached"] != self.value or practical["null"] is None:
+            return 0.5
+        return float(practical["null"])
+
+    @property
+    def leak_tone(self) -> str:
+        """The colour of the first line."""
+        return self._tone(leaks=self.verdict["leak"]["leaks"], known=self.value is not None and not self._gaps("leak"))
+
+    @property
+    def gain_tone(self) -> str:
+        """The colour of the second line."""
+        gain = self.verdict["gain"]
+        return self._tone(leaks=gain is not None and gain["leaks"], known=gain is not None)
+
+    @staticmethod
+    def _tone(*, leaks: bool, known: bool) -> str:
+        return TONES[LEAKS if leaks else NO_LEAK if known else NOT_TESTED]
+
+    def _gaps(self, line: str) -> list[str]:
+        """Return what did not run for one of the two lines."""
+        of_gain = [reason for reason in self.verdict["not_run"] if "embeddings or columns" in reason]
+        return of_gain if line == "gain" else [reason for reason in self.verdict["not_run"] if reason not in of_gain]
+
+    @property
+    def practical(self) -> str:
+        """The worst practical attack in words; empty where none has a value."""
+        found = self.verdict["leak"]["practical"]
+        if found is None:
+            return ""
+        of_class = f", class {found['class']}" if found.get("class") is not None else ""
+        return f"{found['label']}{of_class} {number(found['reached'])} (guessing {number(found['null'])})"
+
+    @property
+    def practical_words(self) -> str:
+        """What the number of the worst practical attack is of."""
+        found = self.verdict["leak"]["practical"]
+        if found is None:
+            return ""
+        remembered = found["phase"] == REMEMBERED
+        return "the largest after any epoch, over all people" if remembered else "no higher in 95 of 100 steps"
+
+    @property
+    def informed(self) -> str:
+        """The informed reader in words; empty where it has no value."""
+        found = self.verdict["leak"]["informed"]
+        if found is None:
+            return ""
+        of_class = f", class {found['class']}" if found.get("class") is not None else ""
+        ends = f" ({interval(found['interval95'])})" if found.get("interval95") else ""
+        return f"{number(found['reached'])}{ends}{of_class}"
+
+    @property
+    def gain(self) -> str:
+        """The advantage with its sign; empty where none was measured."""
+        found = self.verdict["gain"]
+        return "" if found is None else signed(found["value"])
+
+    @property
+    def gain_words(self) -> str:
+        """What the gain is over, in words; empty where none was measured."""
+        found = self.verdict["gain"]
+        if found is None:
+            return ""
+        ends = found.get("interval95")
+        around = f" (95 % interval {signed(ends[0])} … {signed(ends[1])})" if isinstance(ends, list) else ""
+        return (
+            f"With the gradients the best reader of the {found['over']} reaches {number(found['reached'])}; without "
+            f"them {number(found['baseline'])}{around}."
+        )
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """How bad it is, to be compared: by status, then by what was reached."""
+        gain = self.verdict["gain"]
+        leaks = self.verdict["leak"]["leaks"]
+        return _RANK[self.status], leaks, self.value or 0.0, 0.0 if gain is None else float(gain["value"])
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What a report says first.
+
+    Attributes
+    ----------
+    status
+        That of the run.
+    lines
+        The parties' lines, as in the verdict: those that collude come last.
+    ran
+        The attacks and readers that gave a number, by their labels.
+    missing
+        What should have run and did not, with reasons; of a part of the parties with their names.
+    """
+
+    status: str
+    lines: Sequence[Lines]
+    ran: Sequence[str]
+    missing: Sequence[str]
+
+    @property
+    def tone(self) -> str:
+        """The colour of the headline."""
+        return TONES[self.status]
+
+    @property
+    def worst(self) -> Lines | None:
+        """The lines of the party that stands worst; None where there is no party."""
+        return max(self.lines, key=lambda lines: lines.rank, default=None)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        worst = self.worst
+        if worst is None or (self.status == NOT_TESTED and worst.value is None):
+            return "Whether the gradients give the labels away was not tested."
+        if self.status == NOT_TESTED:
+            return "No leak was found, but not everything that could find one ran: not tested."
+        if self.status == NO_LEAK:
+            return "No leak was found: nothing that ran reads the labels better than by guessing."
+        who = "Parties that put their gradients together can read" if "+" in worst.party else "A party can read"
+        if worst.verdict["leak"]["leaks"]:
+            return f"{who} the labels from the gradients {reading(worst.value or 0.0, worst.null, found=True)}."
+        return f"{who} more of the labels with the gradients than from {worst.verdict['gain']['over']} alone."
+
+    @property
+    def line(self) -> str:
+        """The verdict in one line for a console, with the numbers of the party that stands worst."""
+        worst = self.worst
+        if worst is None:
+            return f"Verdict: {self.status}."
+        parts = [
+            f"worst practical attack {worst.practical}" if worst.practical else "",
+            f"informed reader {worst.informed}" if worst.informed else "",
+            f"gain over {worst.verdict['gain']['over']} {worst.gain}" if worst.gain else "",
+        ]
+        numbers = "; ".join(filter(None, parts)) or "no leak was measured"
+        return f"Verdict: {self.status}. {worst.title}: {numbers}."
+
+
+def signed(value: Any, digits: int = 3) -> str:
+    """Return a difference with its sign, a dash where there is none.
+
+    Examples
+    --------
+    >>> signed(0.0042), signed(-0.5), signed(-0.0001), signed(None)
+    ('+0.004', '−0.500', '0.000', '–')
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return number(value)
+    text = f"{abs(value):.{digits}f}"
+    return text if float(text) == 0 else f"{'+' if value > 0 else '−'}{text}"
+
+
+def headline_of(result: Result) -> Headline:
+    """Return the headline of a result; its verdict is made anew from what was measured."""
+    verdict = verdict_of(result)
+    lines = [Lines(str(party["party"]), party) for party in verdict["parties"]]
+    ran = [label_of(entry) for entry in practical_entries(result) if entry.get("q95") is not None]
+    readers = [entry for entry in read(result) if entry.get("mean") is not None]
+    ran += ["informed reader" for entry in readers if is_informed(entry)]
+    ran += [_name(entry) for entry in readers if not is_informed(entry)]
+    return Headline(str(verdict["status"]), lines, list(dict.fromkeys(ran)), _missing(lines))
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    sees = entry.get("sees")
+    others = [str(one) for one in sees if one != "gradients"] if isinstance(sees, list) else []
+    name = "informed reader" if entry.get("attack") == "informed" else label_of(entry)
+    return f"{name} with {listed(others)}" if others else name
+
+
+def _missing(lines: Sequence[Lines]) -> list[str]:
+    """Return what did not run, with the parties of which that is true where it is not all of them."""
+    found: dict[str, list[str]] = {}
+    for one in lines:
+        for reason in one.verdict["not_run"]:
+            found.setdefault(str(reason), []).append(one.title[0].lower() + one.title[1:])
+    return [reason if len(who) == len(lines) else f"{reason} ({listed(who)})" for reason, who in found.items()]
+
+
+def advice(result: Result, headline: Headline) -> list[str]:
+    """Return what to do next, in sentences: what the verdict asks for, the most important first."""
+    steps = []
+    if result.get("status", "finished") in ("failed", "interrupted"):
+        steps.append("Let the run end before you rely on its numbers: they are of a part of the training.")
+    if headline.status == LEAKS:
+        steps += _against(result, headline)
+    if headline.missing:
+        steps += _to_test(headline)
+    if headline.status == NO_LEAK:
+        steps.append("Keep this report with the model, and name its date and its version where you refer to it.")
+        steps.append(
+            "Measure again whenever the data, the model, the defense or the number of epochs change: this is a finding "
+            "of one run, not a property of the defense."
+        )
+    if not any(phase_of(entry) not in NAMED_PHASES and entry.get("metric") for entry in _trained(result)):
+        steps.append(
+            "Before a party keeps its model, measure what the trained model gives away, too: name clustering, "
+            "embedding_reader and model_completion in attack.names of a simulation."
+        )
+    return steps
+
+
+def _trained(result: Result) -> list[Mapping[str, Any]]:
+    return [entry for entry in result["leakage"] if phase_of(entry) == "inference"]
+
+
+def _against(result: Result, headline: Headline) -> list[str]:
+    """Return what to do about a leak."""
+    classes = result["dataset"].get("classes")
+    recommended = RECOMMENDED if classes in (2, None) else "marvell(s=4)"
+    used = [str(defense.get("name")) for defense in result["defenses"]]
+    stop = "Do not hand gradients of this training to a party that must not learn the labels."
+    name = recommended.partition("(")[0]
+    if not used:
+        again = f'Train again with a defense. The evidence recommends {recommended}: defenses = ["{recommended}"].'
+        return [stop, again, "Compare both runs: flower-vfl report with both folders shows what the defense costs."]
+    worst = headline.worst
+    if worst is not None and not worst.verdict["leak"]["leaks"]:
+        people = "noise averages out over people whose columns are alike."
+        return [stop, f"Train fewer epochs or with a stronger defense, and measure again: {people}"]
+    practical = worst.verdict["leak"]["practical"] if worst is not None else None
+    label = "" if practical is None else str(practical["label"])
+    if label.startswith("remembered") and "periods" not in result:
+        longer = (
+            "The noise averages out over the epochs of a person. Let a part of it stay with each person (rho, "
+            "docs/methods/persistent-noise.md), or train fewer epochs."
+        )
+        return [stop, longer]
+    if name not in used:
+        return [stop, f'Train again with what the evidence recommends: defenses = ["{recommended}"]; then compare.']
+    return [stop, f"Make {defenses(result)} stronger, which costs test AUC: sweep its strength and compare."]
+
+
+def _to_test(headline: Headline) -> list[str]:
+    """Return what to do so that what did not run does."""
+    names = [reason.partition(":")[0] for reason in headline.missing if "informed" not in reason]
+    silent = [reason for reason in headline.missing if "did not run" in reason]
+    attacks = list(dict.fromkeys(name for name in names if any(reason.startswith(f"{name}:") for reason in silent)))
+    steps = []
+    if attacks:
+        steps.append(f"Run what is missing: add {listed(attacks)} to attack.names, or leave attack.names as it is.")
+    if any("informed" in reason for reason in silent):
+        steps.append("Let the informed readers run: attack.informed = 32768, with attack.monitor = true.")
+    if any("steps were scored" in reason for reason in headline.missing):
+        steps.append(f"Score more steps: at least {FEWEST_STEPS} are needed. Set attack.every lower, or train longer.")
+    others = len(headline.missing) > len(silent) and not any("steps were scored" in r for r in headline.missing)
+    return [*steps, "See below why the others gave no number."] if others else steps

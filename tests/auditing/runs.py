@@ -1,0 +1,50 @@
+"""Messages of a made-up training for audits: what a defense would send for rows with known labels."""
+
+import numpy as np
+import torch
+
+from flower_vfl.auditing.halves import Split
+from flower_vfl.auditing.informed import InformedAudit
+from flower_vfl.auditing.recorder import NoRecorder
+from flower_vfl.protocol.schedule import Schedule
+
+BATCH, WIDTH = 256, 8
+
+
+def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,)):
+    """An audit, and the schedule of the training that it follows."""
+    schedule = Schedule(seed, len(labels), 0, BATCH, BATCH, epochs, validation=0.0)
+    audit = InformedAudit(
+        labels,
+        classes,
+        positives,
+        schedule,
+        Split(seed + 1),
+        party="a",
+        defended=True,
+        recorder=NoRecorder(),
+        rows=rows,
+    )
+    return audit, schedule
+
+
+def follow(audit, schedule, send, steps=None):
+    """Let an audit see steps; `send` gives embeddings and gradients (B, D) for the rows of a step."""
+    for step in range(schedule.steps) if steps is None else steps:
+        rows = schedule.train_batch(step)
+        z, g = send(step, rows)
+        audit.observe(step, schedule.epoch_of(step), rows, torch.as_tensor(z), torch.as_tensor(g))
+
+
+def entries_of(labels, send, **options):
+    """What an audit finds in a whole training: of gradients alone, and with embeddings."""
+    audit, schedule = audit_of(labels, **options)
+    follow(audit, schedule, send)
+    audit.finish()
+    alone, joint = (entry for entry in audit.entries() if entry["attack"] == "informed")
+    return alone, joint
+
+
+def noise(step, rows, *, salt=0, width=WIDTH):
+    """Normal numbers (B, D) that follow from the step, as float32."""
+    return np.random.default_rng([step, salt, int(rows[0])]).normal(size=(len(rows), width)).astype(np.float32)

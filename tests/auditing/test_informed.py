@@ -1,0 +1,196 @@
+"""The informed audit catches defenses that no named attack breaks, and raises no false alarms."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score
+
+from tests.auditing.runs import WIDTH, audit_of, entries_of, follow, noise
+
+N = 4000
+Y = (np.arange(N) % 5 == 0).astype(np.int64)
+Z = np.random.default_rng(9).normal(size=(N, WIDTH)).astype(np.float32)
+
+
+def shifted(step, rows):
+    """Normal gradients, the positives' half a standard deviation to one side."""
+    g = noise(step, rows)
+    g[:, 0] += 0.5 * Y[rows]
+    return Z[rows], g
+
+
+def turned(step, rows):
+    """The same shift in a direction that each batch has anew: batches cannot be read together."""
+    g, direction = noise(step, rows), noise(step, rows[:1], salt=1)[0]
+    g += 4 * Y[rows][:, None] * direction / np.linalg.norm(direction)
+    return Z[rows], g
+
+
+def paired(step, rows):
+    """Two coordinates whose product has the label's sign, each of them without any trace of it."""
+    g = noise(step, rows)
+    g[:, 1] = np.abs(g[:, 1]) * np.sign(g[:, 0]) * (2 * Y[rows] - 1)
+    return Z[rows], g
+
+
+def sparse(step, rows):
+    """Exact zeros at places that the label chooses, of rows of one length."""
+    g = noise(step, rows)
+    g[np.arange(len(rows)), np.where(Y[rows], 3, 5)] = 0.0
+    return Z[rows], g / np.linalg.norm(g, axis=1, keepdims=True)
+
+
+def masked(step, rows):
+    """The side of a gradient says the label only to somebody who has the embedding."""
+    g = noise(step, rows)
+    g[:, 2] = np.abs(g[:, 2]) * np.sign(Z[rows][:, 2]) * (2 * Y[rows] - 1)
+    return Z[rows], g
+
+
+def slow(step, rows):
+    """A tenth of a standard deviation of the noise, which is drawn anew in each epoch."""
+    g = noise(step, rows)
+    g[:, 0] += 0.3 * Y[rows]
+    return Z[rows], g
+
+
+@pytest.mark.parametrize(
+    ("send", "least"),
+    [(turned, 0.9), (paired, 0.98), (sparse, 0.95)],
+    ids=["a direction a batch", "a product of two", "zeros at chosen places"],
+)
+def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
+    alone, _ = entries_of(Y, send)
+    assert alone["mean"] > least
+    assert alone["interval95"][0] > 0.5
+    assert alone["p_value"] < 1e-6
+
+
+def test_what_a_shift_of_means_gives_away_is_its_closed_form():
+    alone, _ = entries_of(Y, shifted)
+    best = norm.cdf(0.5 / np.sqrt(2))
+    low, high = alone["interval95"]
+    assert low < best < high + 0.02
+    assert alone["rows"] == pytest.approx(N / 2, rel=0.1)
+
+
+def test_noise_that_is_drawn_anew_is_averaged_over_epochs():
+    alone, _ = entries_of(Y, slow, epochs=16)
+    assert alone["span"] == "epochs"
+    assert alone["mean"] > norm.cdf(0.3 * np.sqrt(16) / np.sqrt(2)) - 0.06
+
+
+def test_a_label_that_only_embeddings_unlock_is_a_gain_over_them():
+    alone, joint = entries_of(Y, masked)
+    assert alone["mean"] < 0.6
+    assert joint["mean"] > 0.95
+    assert joint["baseline"] < 0.6
+    assert joint["advantage"] == pytest.approx(joint["mean"] - joint["baseline"])
+    assert joint["advantage_p_value"] < 1e-6
+
+
+def test_what_embeddings_tell_by_themselves_is_no_gain():
+    def send(step, rows):
+        z = Z[rows].copy()
+        z[:, 0] += 2 * Y[rows]
+        return z, noise(step, rows)
+
+    _, joint = entries_of(Y, send)
+    exact = norm.cdf(2 / np.sqrt(2))
+    assert joint["baseline"] == pytest.approx(exact, abs=0.03)
+    assert joint["advantage_interval95"][0] < 0.005
+
+
+@pytest.mark.slow
+def test_noise_alone_has_small_p_values_as_often_as_they_say():
+    values = []
+    for seed in range(200):
+        y = np.random.default_rng(seed).permutation(Y[:1500])
+        alone, _ = entries_of(y, lambda step, rows, s=seed: (Z[rows], noise(step, rows, salt=100 + s)), seed=seed)
+        values.append(alone["p_value"])
+    assert np.count_nonzero(np.array(values) < 0.05) <= 18  # of 200 trials of 5 %: more with probability 0.006
+    assert 0.4 < np.median(values) < 0.6
+
+
+def test_an_audit_that_was_interrupted_reads_what_an_undisturbed_one_does():
+    whole, schedule = audit_of(Y, epochs=2)
+    follow(whole, schedule, shifted)
+    half, _ = audit_of(Y, epochs=2)
+    follow(half, schedule, shifted, range(19))
+    state = copy.deepcopy(half.state())
+    after, _ = audit_of(Y, epochs=2)
+    after.restore(state)
+    follow(after, schedule, shifted, range(19, schedule.steps))
+    for audit in (whole, after):
+        audit.finish()
+    assert after.entries() == whole.entries()
+
+
+def test_a_class_with_too_few_rows_gives_a_reason_and_no_number():
+    y = np.zeros(N, dtype=np.int64)
+    y[:30] = 1
+    alone, joint = entries_of(y, lambda step, rows: (Z[rows], noise(step, rows)))
+    for entry in (alone, joint):
+        assert entry["mean"] is None
+        assert "too few rows" in entry["unavailable"]
+        assert "class 1" in entry["unavailable"]
+
+
+def test_of_three_classes_the_one_that_leaks_is_named():
+    y = np.arange(N) % 3
+
+    def send(step, rows):
+        g = noise(step, rows)
+        g[:, 0] += 2.0 * (y[rows] == 2)
+        return Z[rows], g
+
+    alone, _ = entries_of(y, send, classes=3, positives=(0, 1, 2))
+    assert alone["class"] == 2
+    assert alone["mean"] == pytest.approx(norm.cdf(2 / np.sqrt(2)), abs=0.03)
+
+
+def test_batches_of_zeros_do_not_keep_others_from_being_read():
+    def send(step, rows):
+        g = shifted(step, rows)[1]
+        g[:, 0] += 2.0 * Y[rows]
+        return Z[rows], g * 0 if step % 3 == 0 else g
+
+    alone, _ = entries_of(Y, send)
+    both, one = norm.cdf(2.5 / np.sqrt(2)), norm.cdf(1.25)  # of two rows: both were sent, or one of them
+    assert alone["mean"] == pytest.approx(4 / 9 * both + 4 / 9 * one + 1 / 9 * 0.5, abs=0.03)
+
+
+def test_the_panel_is_read_by_its_first_direction_without_a_label():
+    audit, schedule = audit_of(Y, epochs=4)
+
+    def send(step, rows):
+        g = noise(step, rows)
+        g[:, 0] += 2.0 * Y[rows]
+        return Z[rows], g
+
+    follow(audit, schedule, send)
+    (entry,) = (e for e in audit.entries() if e["attack"] == "remembered_direction")
+    sums = np.zeros((N, WIDTH), dtype=np.float64)
+    for step in range(schedule.steps):
+        rows = schedule.train_batch(step)
+        sums[rows] += send(step, rows)[1]
+    x = sums - sums.mean(axis=0)
+    along = x @ np.linalg.svd(x, full_matrices=False)[2][0]
+    exact = roc_auc_score(Y, along)
+    assert entry["values"][-1] == pytest.approx(max(exact, 1 - exact), abs=0.02)
+    assert entry["epochs"] == [1, 2, 3, 4]
+
+
+def test_wide_gradients_are_kept_in_bounded_memory():
+    from flower_vfl.auditing.informed import MOST_BYTES, informed_rows
+
+    assert informed_rows(65_536, 3200) * 3200 * 4 <= MOST_BYTES
+    assert informed_rows(65_536, 72) == 65_536
+
+
+def test_gradients_in_half_precision_are_read():
+    alone, _ = entries_of(Y, lambda step, rows: tuple(torch.as_tensor(t).bfloat16() for t in shifted(step, rows)))
+    assert alone["mean"] > 0.55

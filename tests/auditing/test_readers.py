@@ -1,0 +1,101 @@
+"""Informed readers against scikit-learn and the best rules of known distributions."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.metrics import roc_auc_score
+
+from flower_vfl.auditing.readers import (
+    WIDEST,
+    boosted_trees,
+    linear_discriminant,
+    network,
+    quadratic_discriminant,
+    score_of,
+    thinned,
+)
+
+ALL = [linear_discriminant, quadratic_discriminant, boosted_trees, network]
+
+
+def gaussians(rows, *, shift=1.0, spread=1.0, width=8, seed=0, share=0.25):
+    """Two classes: one at 0 with variance 1, one at `shift` along the first axis with variance `spread`^2."""
+    rng = np.random.default_rng(seed)
+    y = (rng.random(rows) < share).astype(np.int64)
+    x = rng.normal(size=(rows, width)) * np.where(y, spread, 1.0)[:, None]
+    x[:, 0] += shift * y
+    return x.astype(np.float32), y
+
+
+def held_out_auc(fit, x, y, more_x, more_y):
+    return roc_auc_score(more_y, score_of(fit(x, y, 2)(more_x), 1))
+
+
+@pytest.mark.parametrize("fit", ALL)
+def test_a_shift_of_means_is_read_as_well_as_the_best_rule_does(fit):
+    x, y = gaussians(6000)
+    auc = held_out_auc(fit, x, y, *gaussians(20_000, seed=1))
+    best = norm.cdf(1 / np.sqrt(2))  # of two normal distributions one standard deviation apart
+    assert best - 0.03 < auc < best + 0.012  # the upper end: three standard errors
+
+
+@pytest.mark.parametrize("fit", [quadratic_discriminant, boosted_trees, network])
+def test_noise_that_one_class_has_more_of_is_read_where_means_are_equal(fit):
+    x, y = gaussians(6000, shift=0.0, spread=1.5)
+    more_x, more_y = gaussians(20_000, shift=0.0, spread=1.5, seed=1)
+    best = roc_auc_score(more_y, np.square(more_x).sum(axis=1))  # the likelihood ratio is monotone in the length
+    assert held_out_auc(fit, x, y, more_x, more_y) > best - 0.05
+
+
+def test_linear_discriminant_is_that_of_scikit_learn_up_to_shrinkage():
+    x, y = gaussians(20_000, width=5)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr").fit(x, y).decision_function(x)
+    ours = score_of(linear_discriminant(x, y, 2)(x), 1)
+    assert np.corrcoef(ours, theirs)[0, 1] > 0.9999
+    assert ours.std() == pytest.approx(theirs.std(), rel=0.02)
+
+
+def test_quadratic_scores_are_the_log_likelihood_ratio_of_the_distributions():
+    x, y = gaussians(60_000, width=2, spread=2.0, share=0.5)
+    read = quadratic_discriminant(x, y, 2)
+    rows = np.random.default_rng(5).normal(size=(50, 2))
+    exact = norm.logpdf(rows[:, 0], 1, 2) + norm.logpdf(rows[:, 1], 0, 2) - norm.logpdf(rows).sum(axis=1)
+    assert np.abs(score_of(read(rows), 1) - exact).max() < 0.15
+
+
+@pytest.mark.parametrize("fit", ALL)
+def test_a_leak_in_one_of_many_columns_is_found_beside_a_constant_one(fit):
+    x, y = gaussians(4000, shift=3.0, width=WIDEST + 40)
+    more_x, more_y = gaussians(4000, shift=3.0, width=WIDEST + 40, seed=1)
+    for columns in (x, more_x):
+        columns[:, 7] = 5.0
+    assert held_out_auc(fit, x, y, more_x, more_y) > 0.9
+
+
+@pytest.mark.parametrize("fit", ALL)
+def test_three_classes_have_scores_of_their_own(fit):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 4000)
+    x = rng.normal(size=(4000, 3)) + 2 * np.eye(3)[y]
+    scores = fit(x[:2000], y[:2000], 3)(x[2000:])
+    assert scores.shape == (2000, 3)
+    assert np.isfinite(scores).all()
+    for c in range(3):
+        exact = x[2000:, c]  # nearly sufficient for one class against the rest
+        assert roc_auc_score(y[2000:] == c, score_of(scores, c)) > roc_auc_score(y[2000:] == c, exact) - 0.01
+
+
+@pytest.mark.parametrize("fit", ALL)
+def test_equal_rows_of_one_class_and_unscaled_columns_do_not_end_a_fit(fit):
+    x, y = gaussians(300)
+    x[y == 1] = 2.0
+    scores = fit(x * 1e-20, y, 2)(x * 1e-20)
+    assert np.isfinite(scores).all()
+
+
+def test_thinning_keeps_a_rare_class_whole():
+    y = (np.arange(10_000) % 50 == 0).astype(np.int64)
+    kept = thinned(y, 2, 1000)
+    assert np.bincount(y[kept]).tolist() == [800, 200]
+    assert (np.diff(kept) > 0).all()

@@ -1,0 +1,246 @@
+"""The verdict of a run: what raises the alarm, how often by chance, and what must have run before there is none."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, norm, rankdata
+
+from flower_vfl.auditing.verdict import PRACTICAL, needed, practical_p_value, verdict_of
+from flower_vfl.metrics import LeakSummary
+
+DEFENDED = [{"name": "marvell", "params": {"s": 4.0}}]
+
+
+def step(attack="norm", q95=0.55, party="a", **facts):
+    """An entry of an attack on single steps, by default as chance has it."""
+    usual = {"metric": "auc", "phase": "train", "source": "monitor", "defended": True, "layer": "cut"}
+    numbers = {"q95": q95, "q95_null": 0.55, "q95_turned": 0.55, "mean": 0.5, "steps": 200, "one_class_steps": 0}
+    return {"attack": attack, "label": attack, "party": party, **usual, **numbers, **facts}
+
+
+def remembered(attack="remembered_direction", values=(0.5, 0.501), party="a", **facts):
+    """An entry of an attack over all epochs, of 10,000 rows, 830 of them positive: chance has a sigma of 0.0105."""
+    usual = {"phase": "remembered", "values": list(values), "epochs": [1, 2], "q95_null": 0.5 + 1.645 * 0.0105}
+    return step(attack, values[-1], party, **usual, **facts)
+
+
+def informed(mean=0.503, p_value=0.4, sees=("gradients",), party="a", **facts):
+    """An entry of a fitted reader, of gradients alone or with more."""
+    numbers = {"q95": None, "q95_null": None, "max": None, "steps": None, "mean": mean, "p_value": p_value}
+    gain = {"baseline": 0.9, "advantage": 0.001, "advantage_interval95": [-0.002, 0.004], "advantage_p_value": 0.3}
+    more = gain if len(sees) > 1 else {}
+    return step(
+        **{
+            "attack": "informed",
+            "label": "informed",
+            "phase": "audit",
+            "sees": list(sees),
+            "party": party,
+            **numbers,
+            **more,
+            **facts,
+        }
+    )
+
+
+def complete(*changed, party="a"):
+    """All entries that a run behind a defense needs, as chance has them, but for those that are given."""
+    usual = [step(name, party=party) for name in PRACTICAL[:-1]] + [remembered(party=party)]
+    usual += [informed(party=party), informed(0.901, 1e-9, ("gradients", "embeddings"), party)]
+    key = lambda entry: (entry["attack"], tuple(entry.get("sees", ())))  # noqa: E731
+    return [*(e for e in usual if key(e) not in {key(other) for other in changed}), *changed]
+
+
+def verdict(*leakage, defenses=DEFENDED, parties=("a",), **more):
+    return verdict_of(
+        {"leakage": list(leakage), "defenses": list(defenses), "parties": {"features": list(parties)}, **more}
+    )
+
+
+def test_nothing_that_leaks_and_everything_that_ran_is_no_leak_found():
+    found = verdict(*complete())
+    assert found["status"] == "no leak found"
+    assert found["parties"][0]["not_run"] == []
+    assert found["parties"][0]["leak"]["practical"]["p_value"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        (step("residual", 0.99), "leak"),
+        (step("shell", 0.2, q95_turned=0.95, mean=0.12), "leak"),  # nearly always wrong: turned around
+        (remembered(values=(0.5, 0.56)), "leak"),
+        (remembered(values=(0.43, 0.5)), "leak"),
+        (step("mine", 0.7), "leak"),  # also an attack that nobody needs
+        (informed(0.6, 1e-9), "leak"),
+        (informed(0.93, 1e-9, ("gradients", "embeddings"), advantage=0.03, advantage_p_value=1e-9), "gain"),
+        (informed(0.8, 1e-9, ("gradients", "columns"), advantage_p_value=1e-9, phase="joint", attack="fit"), "gain"),
+    ],
+)
+def test_each_kind_of_leak_raises_the_alarm_on_its_own_line(entry, line):
+    party = verdict(*complete(entry))["parties"][0]
+    assert party["status"] == "leaks"
+    assert [name for name in ("leak", "gain") if party[name]["leaks"]] == [line]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        step("cosine", 1.0),  # oracles
+        step("conditional_oracle", 0.93, needs=["reference"]),
+        step("norm", 1.0, layer="first"),  # mixed with the party's own columns
+        step("norm", 1.0, defended=False),  # what would have been sent
+        step("spectral", 1.0, sees="embeddings"),
+        step("gradient_clustering", 1.0, metric="accuracy"),
+        step("norm", 1.0, phase="inference"),
+        informed(0.9, 1e-9, ("gradients", "columns"), advantage_p_value=1e-9, phase="joint", rows_of="test"),
+    ],
+)
+def test_what_no_party_could_do_with_what_was_sent_raises_no_alarm(entry):
+    assert verdict(*complete(), entry)["status"] == "no leak found"
+
+
+def test_an_oracle_of_a_users_own_is_known_by_what_it_needs():
+    mine = [{"attack": "mine", "label": "mine", "needs": ["reference"], "hints": 0, "sees": "gradients"}]
+    assert verdict(*complete(), step("mine", 1.0), attacks=mine)["status"] == "no leak found"
+
+
+@pytest.mark.parametrize("name", PRACTICAL)
+def test_behind_a_defense_each_practical_attack_must_have_run(name):
+    found = verdict(*(entry for entry in complete() if entry["attack"] != name))
+    assert found["status"] == "not tested"
+    assert found["parties"][0]["not_run"] == [f"{name}: did not run"]
+
+
+def test_what_is_known_to_break_a_defense_must_have_run_and_a_found_leak_stays_one():
+    known = [{"name": "mine", "read_by": ["crack"]}]
+    assert verdict(*complete(), defenses=known)["parties"][0]["not_run"] == ["crack: did not run"]
+    assert verdict(*complete(step("norm", 0.99)), defenses=known)["status"] == "leaks"
+    assert verdict(*complete(), step("crack"), defenses=known)["status"] == "no leak found"
+
+
+def test_missing_numbers_come_with_their_reasons():
+    silent = step("shell", None, mean=None, q95_turned=None, one_class_steps=200)
+    wide = remembered(values=(0.5,), unavailable="it is 9,000 numbers wide")
+    few = informed(None, None, unavailable="3 rows of class 1, 50 are needed.")
+    found = verdict(*complete(silent, {**wide, "q95": None, "values": []}, few))
+    assert found["status"] == "not tested"
+    assert found["parties"][0]["not_run"] == [
+        "shell: none of its 200 steps had both classes and what it needs",
+        "remembered_direction: it is 9,000 numbers wide",
+        "informed reader of the gradients: 3 rows of class 1, 50 are needed",
+    ]
+
+
+def test_few_steps_test_nothing_but_what_they_show_beyond_chance():
+    few = [{**entry, "steps": 6} if entry["phase"] == "train" else entry for entry in complete()]
+    assert verdict(*few)["parties"][0]["not_run"][0] == "norm: 6 steps were scored, a 95 % quantile needs 20"
+    few[0] = {**few[0], "q95": 0.99, "mean": 0.97}
+    assert verdict(*few)["status"] == "leaks"
+
+
+def test_a_result_of_before_has_a_verdict_too():
+    plain = {key: value for key, value in step("norm", 0.97, defended=False).items() if key != "q95_turned"}
+    old = {"leakage": [plain], "defenses": []}
+    assert verdict_of(old)["status"] == "leaks"
+    old = {"leakage": [{**plain, "q95": 0.55}], "defenses": [], "weights": {"label": "", "a": "", "b": ""}}
+    assert [party["status"] for party in verdict_of(old)["parties"]] == ["not tested", "not tested"]
+    assert verdict_of({"leakage": [], "defenses": []})["status"] == "not tested"
+
+
+def test_parties_that_collude_have_a_line_of_their_own_after_the_others():
+    together = complete(step("residual", 0.9, "a+b"), party="a+b")
+    found = verdict(*complete(party="b"), *together, *complete(party="a"), parties=("b", "a"))
+    assert [(one["party"], one["status"]) for one in found["parties"]] == [
+        ("b", "no leak found"),
+        ("a", "no leak found"),
+        ("a+b", "leaks"),
+    ]
+    assert found["status"] == "leaks"
+
+
+def test_an_attackers_own_measurement_counts_before_the_monitors():
+    own = step("norm", 0.5, source="attacker")
+    assert verdict(*complete(step("norm", 0.99), own))["status"] == "no leak found"
+
+
+def test_a_class_that_leaks_alone_raises_the_alarm_and_is_named():
+    each = [{"class": n, "q95": 0.55, "q95_null": 0.55, "mean": 0.5, "steps": 40, "one_class_steps": 0} for n in "012"]
+    each[2] |= {"q95": 0.8, "mean": 0.7}
+    entries = complete(step("norm", 0.56, by_class=each))
+    found = verdict(*(e for e in entries if e["phase"] != "remembered"))["parties"][0]
+    assert (found["status"], found["not_run"]) == ("leaks", [])
+    assert (found["leak"]["practical"]["class"], found["leak"]["value"]) == ("2", 0.8)
+
+
+@pytest.mark.parametrize(("steps", "value"), [(20, 0.57), (200, 0.56), (187, 0.556), (1000, 0.553)])
+def test_the_p_value_of_a_q95_is_the_tail_of_an_order_statistic(steps, value):
+    chance = norm.sf((value - 0.5) / (0.05 / norm.ppf(0.95)))
+    exact = 2 * binom.sf(steps - math.ceil(0.95 * steps), steps, chance)
+    assert practical_p_value(step("norm", value, steps=steps)) == pytest.approx(exact, rel=1e-6)
+
+
+def test_the_p_value_over_epochs_is_a_normal_tail_times_epochs_and_sides():
+    exact = 2 * 2 * norm.sf(0.03 / 0.0105)
+    assert practical_p_value(remembered(values=(0.53, 0.51))) == pytest.approx(exact, rel=1e-3)
+    of_interval = remembered(values=(0.5, 0.53), interval95=[0.53 - 1.96 * 0.0105, 0.53 + 1.96 * 0.0105])
+    assert practical_p_value({**of_interval, "q95_null": None}) == pytest.approx(exact, rel=1e-3)
+
+
+def test_the_p_value_counts_the_classes_that_were_tried():
+    each = [{"class": n, "q95": q, "q95_null": 0.55, "mean": 0.5, "steps": 100} for n, q in enumerate((0.55, 0.58))]
+    alone = practical_p_value(step("norm", 0.58, steps=100, q95_turned=0.5))
+    assert practical_p_value(step("norm", by_class=each)) == pytest.approx(3 * alone)
+
+
+def null_auc(rng, negatives, positives, size, shift=0.0):
+    """Leak AUCs (size,) of normal scores, those of positives moved by `shift` standard deviations."""
+    scores = rng.normal(size=(size, negatives + positives))
+    scores[:, :positives] += shift
+    ranks = rankdata(scores, axis=1)[:, :positives].sum(axis=1)
+    return (ranks - positives * (positives + 1) / 2) / (negatives * positives)
+
+
+def simulated(rng, *, batch, positives, steps, shift=0.0):
+    """The entries of a run of two parties; `residual` reads party a's single steps with a shift."""
+    rows, many = 4000, int(4000 * positives / batch)
+    entries = []
+    for party in ("a", "b"):
+        for name in PRACTICAL[:-1]:
+            summary = LeakSummary(attack=name, party=party, source="monitor", defended=True)
+            moved = shift if (name, party) == ("residual", "a") else 0.0
+            for value in null_auc(rng, batch - positives, positives, steps, moved):
+                summary.add(value, batch - positives, positives)
+            entries.append(summary.result())
+        memory = LeakSummary(attack=PRACTICAL[-1], party=party, source="monitor", defended=True, phase="remembered")
+        for value in null_auc(rng, rows - many, many, 3):
+            memory.add(value, rows - many, many)
+        entries.append({**memory.result(), "epochs": [1, 2, 3], "values": list(memory.values)})
+        p, gain = rng.uniform(size=2)
+        entries.append(informed(norm.isf(p) * 0.01 + 0.5, p, party=party))
+        entries.append(informed(0.9, 1e-9, ("gradients", "embeddings"), party, advantage_p_value=gain))
+    return entries
+
+
+@pytest.mark.parametrize(("batch", "positives", "steps"), [(128, 12, 60), (128, 2, 40)])
+def test_of_200_runs_that_carry_nothing_at_most_18_are_called_leaking(batch, positives, steps):
+    rngs = [np.random.default_rng([seed, batch, positives]) for seed in range(200)]
+    entries = (simulated(rng, batch=batch, positives=positives, steps=steps) for rng in rngs)
+    statuses = [verdict(*found, parties=("a", "b"))["status"] for found in entries]
+    assert statuses.count("leaks") <= 18
+    assert statuses.count("not tested") == 0
+
+
+def test_a_small_leak_of_one_attack_and_party_is_found_among_all_tests():
+    rngs = [np.random.default_rng(seed) for seed in range(20)]
+    entries = (simulated(rng, batch=256, positives=24, steps=200, shift=0.3) for rng in rngs)
+    found = [verdict(*one, parties=("a", "b")) for one in entries]
+    statuses = [[party["status"] for party in one["parties"]] for one in found]
+    assert statuses.count(["leaks", "no leak found"]) >= 19  # AUC Phi(0.3 / sqrt 2) = 0.584
+
+
+def test_what_is_needed_without_a_defense_and_with_several_classes():
+    assert needed({"leakage": [], "defenses": []}) == ["norm", "direction"]
+    turns = {"leakage": [step("norm", by_class=[{"class": 0, "q95": 0.5}])], "defenses": [{"read_by": ["hint"]}]}
+    assert needed(turns) == ["norm", "residual", "direction", "shell", "hint"]

@@ -1,0 +1,204 @@
+"""What a report says first, in words: the verdict, its two lines, what ran, and what to do next."""
+
+import json
+import re
+
+import pytest
+
+from flower_vfl.reports import render
+from flower_vfl.reports.choice import choice_of
+from flower_vfl.reports.headline import advice, headline_of
+from flower_vfl.simulations.tables import print_results
+from tests.auditing.test_verdict import DEFENDED, complete, informed, remembered, step
+from tests.reports.test_page import change, page
+
+FULL = [{"name": "marvell_full", "params": {"s": 4.0}}]
+
+
+def result(*leakage, defenses=DEFENDED, parties=("a",), **more):
+    names = {"features": list(parties)}
+    return {"leakage": list(leakage), "defenses": list(defenses), "parties": names, "dataset": {"classes": 2}, **more}
+
+
+def of(*leakage, **facts):
+    return headline_of(result(*leakage, **facts))
+
+
+def advised(*leakage, **facts):
+    whole = result(*leakage, **facts)
+    return " ".join(advice(whole, headline_of(whole)))
+
+
+GAIN = informed(0.93, 1e-9, ("gradients", "embeddings"), advantage=0.03, advantage_p_value=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("leakage", "sentence", "tone"),
+    [
+        (complete(step("residual", 0.99)), "A party can read the labels from the gradients almost completely.", "bad"),
+        (complete(step("norm", 0.57)), "A party can read the labels from the gradients slightly better", "bad"),
+        (complete(GAIN), "A party can read more of the labels with the gradients than from embeddings alone.", "bad"),
+        (complete(), "No leak was found: nothing that ran reads the labels better than by guessing.", "good"),
+        (complete()[1:], "No leak was found, but not everything that could find one ran: not tested.", "warn"),
+        ([], "Whether the gradients give the labels away was not tested.", "warn"),
+        (
+            [*complete(), *complete(step("residual", 0.9, "a+b"), party="a+b")],
+            "Parties that put their gradients together can read the labels from the gradients well.",
+            "bad",
+        ),
+    ],
+)
+def test_the_headline_says_the_verdict_and_has_its_colour(leakage, sentence, tone):
+    headline = of(*leakage)
+    assert headline.sentence.startswith(sentence)
+    assert headline.tone == tone
+
+
+def test_leak_and_gain_are_two_lines_each_with_its_own_colour():
+    worst = of(*complete(GAIN)).worst
+    assert (worst.leak_tone, worst.gain_tone) == ("good", "bad")
+    assert (worst.value, worst.gain) == (0.55, "+0.030")
+    assert worst.gain_words.startswith("With the gradients the best reader of the embeddings reaches 0.930; without")
+    worst = of(*complete(step("residual", 0.99))).worst
+    assert (worst.leak_tone, worst.gain_tone) == ("bad", "good")
+    assert worst.practical == "residual 0.990 (guessing 0.550)"
+
+
+def test_a_line_is_amber_where_what_belongs_to_it_did_not_run():
+    worst = of(*(e for e in complete() if len(e.get("sees", "")) != 2)).worst
+    assert (worst.leak_tone, worst.gain_tone) == ("good", "warn")
+    worst = of(*(e for e in complete() if e["attack"] != "shell")).worst
+    assert (worst.leak_tone, worst.gain_tone) == ("warn", "good")
+
+
+def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
+    leakage = [*complete()[1:], *complete(party="b")[1:], *complete(party="a+b")]
+    assert of(*leakage, parties=("a", "b")).missing == ["norm: did not run (party a and party b)"]
+    assert of(*leakage[: len(complete()) - 1]).missing == ["norm: did not run"]
+
+
+@pytest.mark.parametrize(
+    ("leakage", "facts", "wanted"),
+    [
+        ([step("norm", 0.97, defended=False)], {"defenses": []}, 'defenses = ["marvell_full(s=4)"]'),
+        (complete(step("residual", 0.99)), {}, 'what the evidence recommends: defenses = ["marvell_full(s=4)"]'),
+        (complete(step("direction", 0.64)), {"defenses": FULL}, "Make marvell_full(s=4) stronger"),
+        (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "averages out over the epochs of a person"),
+        (complete(GAIN), {"defenses": FULL}, "people whose columns are alike"),
+        (complete()[1:], {}, "add norm to attack.names"),
+        ([e for e in complete() if e["phase"] != "audit"], {}, "attack.informed = 32768"),
+        ([{**e, "steps": 7} if e["phase"] == "train" else e for e in complete()], {}, "at least 20 are needed"),
+        (complete(), {}, "Keep this report with the model"),
+        (complete(), {"status": "interrupted"}, "Let the run end"),
+    ],
+)
+def test_what_to_do_next_depends_on_the_verdict(leakage, facts, wanted):
+    assert wanted in advised(*leakage, **facts)
+
+
+def test_nobody_is_sent_to_a_defense_that_the_labels_do_not_allow():
+    classes = {"classes": 10}
+    assert "marvell_full" not in advised(step("norm", 0.97, defended=False), defenses=[], dataset=classes)
+
+
+def test_readers_have_a_table_of_their_own_and_are_no_attacks_of_a_step(run_folder):
+    folder = run_folder(steps=30, epochs=1, parties=("a",))
+    more = [informed(0.61, 1e-9, interval95=[0.6, 0.62], rows=16384, span="epochs", reader="trees", defended=False)]
+    more += [informed(0.93, 1e-9, ("gradients", "embeddings"), advantage=0.03, defended=False)]
+    more += [informed(None, None, unavailable="too few rows of class 1", party="b", defended=False)]
+    change(folder, lambda found: found["leakage"].extend(more))
+    path = render([folder])
+    text = page(path).text
+    engineers = text.split("For engineers")[1]
+    assert "gradients, embeddings" in engineers
+    assert re.search(r"epochs trees 0\.610\s+0\.600 … 0\.620", engineers)
+    assert "+0.030 −0.002 … +0.004" in engineers
+    assert "No number: too few rows of class 1" in engineers
+    assert "informed, which ran and measured nothing" not in text
+    assert path.read_text().count("<td>informed</td>") == 3
+
+
+def test_the_console_says_the_verdict_and_why_something_was_not_tested(run_folder, capsys):
+    folder = run_folder(defenses=DEFENDED, leak=0.5, steps=60, epochs=1)
+    print_results([json.loads((folder / "result.json").read_text())])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Verdict: not tested. Party" in shown
+    assert "Not tested, because these gave no number: residual: did not run; direction: did not run" in shown
+
+
+def write(run_folder, name, *leakage, defenses=(), validation=0.93, utility=0.92, status="finished"):
+    """Write a run of these entries alone."""
+    folder = run_folder(name, steps=3, epochs=1, defenses=list(defenses), utility=utility, parties=("a",))
+
+    def edit(found):
+        found.update(status=status, leakage=[{**entry, "defended": bool(defenses)} for entry in leakage])
+        found["utility"]["last"]["validation_auc"] = validation
+
+    change(folder, edit)
+    return folder
+
+
+ISO = [{"name": "iso", "params": {"t": 9.0}}]
+
+
+def test_a_comparison_recommends_by_validation_among_runs_without_a_found_leak(run_folder):
+    folders = [
+        write(run_folder, "none", step("norm", 0.97), utility=0.95),
+        write(run_folder, "leaky", *complete(step("residual", 0.99)), defenses=DEFENDED, validation=0.99),
+        write(run_folder, "good", *complete(), defenses=FULL, validation=0.94, utility=0.91),
+        write(run_folder, "other", *complete(), defenses=ISO, validation=0.93, utility=0.93),  # better by test alone
+    ]
+    path = render(folders)
+    text = page(path).text
+    assert "Recommended: marvell_full(s=4) (run good). No leak was found." in text
+    assert "It reaches a test AUC of 0.9100, −0.0400 against no defense." in text
+    assert "2 runs leak." in text
+    assert path.read_text().count('class="chosen"') == 1
+    for name in ("none", "leaky", "good", "other"):
+        assert f'href="{name}/report.html"' in path.read_text()
+
+
+def test_a_comparison_in_which_everything_leaks_recommends_nothing_and_names_the_least(run_folder):
+    folders = [
+        write(run_folder, "none", step("norm", 0.97)),
+        write(run_folder, "weak", *complete(step("residual", 0.7)), defenses=DEFENDED),
+    ]
+    text = page(render(folders)).text
+    assert "Every run leaks: none can be recommended." in text
+    assert "marvell(s=4) (run weak) leaks least: leak AUC 0.700, guessing reaches 0.550." in text
+
+
+def test_a_comparison_recommends_no_run_that_was_not_tested(run_folder):
+    folders = [
+        write(run_folder, "none", step("norm", 0.97)),
+        write(run_folder, "gap", *complete()[1:], defenses=DEFENDED),
+    ]
+    text = page(render(folders)).text
+    assert "No run can be recommended: 1 run leaks and 1 was not fully tested." in text
+    assert "norm: did not run. Only of: gap." in text
+
+
+def test_nothing_is_chosen_by_the_test_set(run_folder):
+    folders = [
+        write(run_folder, name, *complete(), defenses=FULL, validation=None, utility=utility)
+        for name, utility in (("one", 0.9), ("two", 0.95))
+    ]
+    path = render(folders)
+    assert "nothing may be chosen by the test set" in page(path).text
+    assert 'class="chosen"' not in path.read_text()
+
+
+def test_a_run_that_did_not_end_is_never_recommended(run_folder):
+    folders = [
+        write(run_folder, "none", step("norm", 0.97)),
+        write(run_folder, "dead", *complete(), defenses=FULL, status="failed"),
+    ]
+    assert "Recommended" not in page(render(folders)).text
+    assert choice_of([], "test_auc").headline == "No run ended by itself."
+
+
+def test_links_lead_from_where_the_page_lies(run_folder, tmp_path):
+    folders = [write(run_folder, name, step("norm", 0.97)) for name in ("one & two", "three")]
+    (tmp_path / "away").mkdir()
+    path = render(folders, tmp_path / "away" / "page.html")
+    assert 'href="../one%20%26%20two/report.html"' in path.read_text()
