@@ -1,6 +1,6 @@
 """Measure what joint attacks read on Census-Income behind each defense of gradients, and what a party knows anyway.
 
-    python benchmarks/joint_attacks.py --seeds 3 --epochs 1
+python benchmarks/joint_attacks.py --seeds 3 --epochs 1
 """
 
 from __future__ import annotations

@@ -77,6 +77,6 @@ def build_feature_party(
         every=config.attack.cadence(schedule.steps),
         positives=config.attack.positives,
         memory=memory,
-        informed=config.attack.informed if config.attack.monitor else 0,
+        informed=config.attack.informed,
         **shared,
     )

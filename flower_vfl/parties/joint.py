@@ -1,4 +1,4 @@
-"""An attacker's joint view: a sample of its rows, of which it keeps the mean gradient and has columns and embeddings."""
+"""An attacker's joint view: of a sample of its rows the mean gradients, the columns and the embeddings."""
 
 from __future__ import annotations
 

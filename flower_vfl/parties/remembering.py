@@ -150,7 +150,9 @@ class MemoryScorer:
         self._take = take
         self._labels, self._schedule, self._recorder, self._party = labels, schedule, recorder, party
         self._metrics = [f"{view}_{REMEMBERED}_{name}".lstrip("_") for name in ("auc", "detection_error")]
-        self._memory = RowMemory(schedule, {*keeps, *(kept for attack in attacks for kept in attack.keeps)}, folder=folder)
+        self._memory = RowMemory(
+            schedule, {*keeps, *(kept for attack in attacks for kept in attack.keeps)}, folder=folder
+        )
         self._layers = list(layers)
         self._unread: dict[str, str] = {}
         self._boot = boot()
@@ -273,6 +275,7 @@ class MemoryScorer:
 
     def again(self, layer: str, epoch: int) -> Memory | None:
         """Return what was remembered of a layer at the end of the last whole epoch; None where it is not there."""
+        self.check()  # another process may have written it
         return self._memory.at(layer, epoch) if layer in self._layers and epoch else None
 
     @property

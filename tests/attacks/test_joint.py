@@ -20,6 +20,12 @@ from flower_vfl.errors import ConfigError
 WEIGHTS = np.array([1.0, -0.5, 0.0, 0.8])
 
 
+def direction_of(seed):
+    """The unit vector along which the class means differ."""
+    direction = np.random.default_rng(seed + 1000).normal(size=6)
+    return direction / np.linalg.norm(direction)
+
+
 def draw(seed, rows=20_000, *, noise=1.0, carries=True):
     """Columns that tell a known logit, and gradients (p - y) u in noise; returns view, labels and logit by part."""
     rng = np.random.default_rng(seed)
@@ -32,8 +38,7 @@ def draw(seed, rows=20_000, *, noise=1.0, carries=True):
         z = np.tanh(x @ rng.normal(size=(4, 3)).astype(np.float32)).astype(np.float32)
         parts[part] = (OwnRows((torch.from_numpy(x), torch.from_numpy(ids)), torch.from_numpy(z)), y, logit)
     y, logit = parts["train"][1:]
-    direction = rng.normal(size=6)
-    direction /= np.linalg.norm(direction)
+    direction = direction_of(seed)
     # A model that knows the share of positives alone: p is the same for all rows.
     told = (y.mean() - y)[:, None] * direction if carries else np.zeros((rows, 6))
     # Noise is largest along the line of the class means, as marvell_full's.
@@ -58,7 +63,9 @@ def test_the_cross_fitted_ridge_is_that_of_scikit_learn():
         said = np.empty((len(PENALTIES), 403))
         for row, penalty in enumerate(PENALTIES):
             for k in range(FOLDS):
-                fit = Ridge(alpha=penalty * (fold != k).sum(), fit_intercept=False).fit(x[fold != k], targets[fold != k, t])
+                others = fold != k
+                ridge = Ridge(alpha=penalty * others.sum(), fit_intercept=False)
+                fit = ridge.fit(x[others], targets[others, t])
                 said[row, fold == k] = fit.predict(x[fold == k])
         best = np.square(said - targets[:, t]).sum(axis=1).argmin()
         np.testing.assert_allclose(expected[:, t], said[best], atol=1e-4)
@@ -121,7 +128,7 @@ def test_noisy_gradients_and_columns_read_what_the_columns_know_at_best(seed):
     for part in y:
         found = roc_auc_score(y[part], getattr(scores, part))
         # Nothing in these gradients settles the side but their lengths, of which the noise leaves little.
-        assert max(found, 1 - found) > best[part] - 0.03
+        assert max(found, 1 - found) > best[part] - 0.04
 
 
 def test_the_side_is_the_one_of_longer_gradients():
@@ -150,8 +157,12 @@ def test_known_labels_with_gradients_read_more_than_without():
     reached = {name: roc_auc_score(y["train"][others], said.train[others]) for name, said in baselines.items()}
     found = roc_auc_score(y["train"][others], scores.train[others])
     without = roc_auc_score(y["train"][others], scores.without_own[others])
-    assert found > without + 0.02 > max(reached.values())
-    # The best score knows the logit, and the place along the direction in noise of that deviation.
+    # The best score adds the logit and what the place along the direction of the means says in noise of that variance.
+    variance = 0.7**2 * 1.09
+    best = roc_auc_score(y["train"], logit["train"] - view.gradients.numpy() @ direction_of(6) / variance)
+    assert best - 0.08 < found < best + 0.005
+    assert found > without + 0.02
+    assert found > max(reached.values()) + 0.02
     assert set(reached) == {"columns", "embeddings", "columns, embeddings"}
     assert read_own(view, ("columns",)).train.shape == (len(others),)
 

@@ -6,6 +6,7 @@ import pytest
 
 from flower_vfl.apps import run
 from flower_vfl.apps.client import _Client
+from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError
 from tests.attacks.test_remembering_runs import Forgetful, left_behind, places  # noqa: F401 - a fixture
 from tests.faults.common import Interrupt
@@ -68,14 +69,19 @@ def test_a_party_reads_in_another_process_than_the_one_that_remembered(in_proces
 
 
 @pytest.mark.parametrize(
-    "data", [lambda: toy_data(rows=300, shape=(2, 30, 30)), lambda: text_data(rows=200, test_rows=60)], ids=["wide", "text"]
+    "data",
+    [lambda: toy_data(rows=300, shape=(2, 30, 30)), lambda: text_data(rows=200, test_rows=60)],
+    ids=["wide", "text"],
 )
-def test_images_and_texts_are_read_as_what_they_are(data, monkeypatch):
+def test_images_and_texts_are_read_as_what_they_are(data):
     opened = data()
     positives = [] if opened.labels().classes == 2 else [1]
-    config = toy_config(attack={"names": NAMES, "positives": positives})
+    network = {"network": "textcnn", "cut": 12} if positives else {"cut": 8, "bottom": [16]}
+    training = {"epochs": 2, "batch_size": 64}
+    config = build_config({"attack": {"names": NAMES, "positives": positives}, "model": network, "training": training})
     found = entries_of(run(config, data=lambda _: opened))
-    assert found and all(entry["mean"] is not None for entry in found.values())
+    assert found
+    assert all(entry["mean"] is not None for entry in found.values())
     read = {name for entry in found.values() for name in entry["baselines"]}
     assert ("columns" in read) == (opened.name != "toy")
 

@@ -21,7 +21,7 @@ PIECE = 8192
 """Rows of a piece."""
 
 WIDEST = 1024
-"""Numbers of a row up to which plain numbers are read as columns; of wider ones, images, the embedding is read alone."""
+"""Numbers of a row up to which plain numbers are read as columns; of wider ones the embedding is read alone."""
 
 PROJECTED = 256
 """Numbers of an embedding that are read; a wider one is projected to so many at random."""
@@ -91,8 +91,8 @@ class Features:
     def _coded(self, inputs: Sequence[Tensor], where: slice | Tensor) -> list[Tensor]:
         integers = [tensor[where].flatten(1).cpu() for tensor in inputs if not tensor.is_floating_point()]
         if self.words:
-            counted = [torch.stack([(tensor == level).sum(1) for level in self.levels[0]], dim=1) for tensor in integers]
-            return [sum(counted[1:], counted[0]).float()]
+            ids = torch.cat(integers, dim=1)
+            return [torch.stack([(ids == level).sum(dim=1) for level in self.levels[0]], dim=1).float()]
         columns = [column for tensor in integers for column in tensor.unbind(dim=1)]
         return [torch.eq(column[:, None], known).float() for column, known in zip(columns, self.levels, strict=True)]
 
@@ -160,4 +160,5 @@ def _levels(integers: Sequence[Tensor], *, words: bool) -> tuple[Tensor, ...]:
 
 def _frequent(values: Tensor, most: int) -> Tensor:
     found, counts = torch.unique(values, return_counts=True)
-    return found[counts.argsort(descending=True, stable=True)[:most]]
+    kept: Tensor = found[counts.argsort(descending=True, stable=True)[:most]]
+    return kept

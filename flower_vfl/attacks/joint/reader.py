@@ -85,9 +85,10 @@ def combine(known: Tensor, labels: Tensor, *others: Tensor) -> list[Tensor]:
 class JointReaderAttack(JointAttack):
     """Scores each row by its gradient, columns and embedding together, by a reader fitted on k known rows a class.
 
-    Two fits are joined: a ridge regression of the known labels on columns and embeddings, and the label-free regression
-    of all rows' gradients on the same (`JointRegressionAttack`). A linear discriminant of the known rows weighs them
-    with the row's own gradient, its place along the first direction and its length. Of test rows there is no gradient.
+    Two kinds of fit are joined: ridge regressions of the known labels on columns, on embeddings and on both, and the
+    label-free regression of all rows' gradients on both (`JointRegressionAttack`). A linear discriminant of the known
+    rows weighs them with the row's own gradient: its place along the first direction, its length, and the length of
+    what the first directions leave. Of test rows there is no gradient.
 
     Parameters
     ----------
@@ -117,11 +118,10 @@ class JointReaderAttack(JointAttack):
         """Return what the fitted reader says of all rows."""
         rows, labels = torch.from_numpy(view.known.require(0, 1).rows), _signs(view)
         fit = fit_gradients(view.gradients, view.train, view.test, words=view.words)
-        own = read_own(view, EVERYTHING)
-        margins = [] if own is None else [(own.known[:, None], own.train[:, None], own.test[:, None])]
+        found = [one for sees in _VIEWS if (one := read_own(view, sees)) is not None]
+        margins = [(one.known[:, None], one.train[:, None], one.test[:, None]) for one in found]
         known, train, test = (
-            torch.cat(parts, dim=1)
-            for parts in zip(*margins, (fit.train[rows], fit.train, fit.test), strict=True)
+            torch.cat(parts, dim=1) for parts in zip(*margins, (fit.train[rows], fit.train, fit.test), strict=True)
         )
         without, other = combine(known, labels, train, test)
         (mine,) = combine(torch.cat([known, fit.own[rows]], dim=1), labels, torch.cat([train, fit.own], dim=1))

@@ -30,15 +30,18 @@ EVERYTHING: tuple[Sees, Sees] = ("columns", "embeddings")
 _SHORTEST = 1e-6
 """Of a gradient in units of its batch; the logarithm of a shorter one is that of this."""
 
+_DIRECTIONS = 4
+
 _WIDEST = 1024
 """Of gradients whose first direction is taken; wider ones are projected."""
 
 
 def evidence(gradients: Tensor) -> Tensor:
-    r"""Return two numbers of each gradient that its label has moved, each with mean 0 and variance 1.
+    r"""Return three numbers of each gradient that its label has moved, each with mean 0 and variance 1.
 
     The first is the place along the first principal direction, :math:`\langle g_i - \bar g, v_1 \rangle`. Its side is
-    arbitrary. The second is the logarithm of the length, :math:`\log \| g_i \|`.
+    arbitrary. The second is the logarithm of the length, :math:`\log \| g_i \|`. The third is the logarithm of the
+    length of what the first principal directions leave, at most four of them and at most half of all.
 
     Parameters
     ----------
@@ -48,7 +51,7 @@ def evidence(gradients: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        (n, 2) of float64; zeros where all rows are equal.
+        (n, 3) of float64; zeros where all rows are equal.
 
     Examples
     --------
@@ -56,8 +59,21 @@ def evidence(gradients: Tensor) -> Tensor:
     tensor([-0.5800, -0.5800, -0.5800,  1.7300], dtype=torch.float64)
     """
     rows = narrow(gradients.float(), _WIDEST)
-    along = remembered_direction.score(lambda: rows.split(1 << 14))
-    return torch.stack([standard(along), standard(lengths(gradients).clamp(min=_SHORTEST).log())], dim=1)
+    along = remembered_direction.score(lambda: torch.split(rows, 1 << 14))
+    numbers = [along, *(lengths(g).clamp(min=_SHORTEST).log() for g in (gradients, _residuals(rows)))]
+    return torch.stack([standard(values) for values in numbers], dim=1)
+
+
+def _residuals(rows: Tensor) -> Tensor:
+    """Return what the first principal directions leave of rows (n, D); the rows where there is one direction alone."""
+    count = min(_DIRECTIONS, rows.shape[1] // 2)
+    if not count:
+        return rows
+    mean, covariance = remembered_direction.moments(lambda: torch.split(rows, 1 << 14))
+    first = torch.linalg.eigh(covariance)[1][:, -count:].to(rows)
+    centred = rows - mean.to(rows)
+    left: Tensor = centred - (centred @ first) @ first.T
+    return left
 
 
 def standard(values: Tensor, like: Tensor | None = None) -> Tensor:
@@ -76,11 +92,11 @@ class GradientFit:
     Attributes
     ----------
     own
-        (n, 2) `evidence` of the training rows' own gradients, its side settled.
+        (n, 3) `evidence` of the training rows' own gradients, its side settled.
     train
-        (n, 2) what is expected of it by a fit to other rows, each column with mean 0 and variance 1.
+        (n, 3) what is expected of it by a fit to other rows, each column with mean 0 and variance 1.
     test
-        (N, 2) what is expected of rows that were not trained on.
+        (N, 3) what is expected of rows that were not trained on.
     """
 
     own: Tensor
@@ -106,9 +122,9 @@ def fit_gradients(gradients: Tensor, train: OwnRows, test: OwnRows, *, words: bo
     own = evidence(gradients)
     expected, weights = cross_fitted(partial(features.pieces, train), own)
     other = torch.cat([piece.double() @ weights for piece in features.pieces(test)] or [expected[:0]])
-    pairs = [(standard(expected[:, k]), standard(other[:, k], expected[:, k])) for k in range(2)]
+    pairs = [(standard(expected[:, k]), standard(other[:, k], expected[:, k])) for k in range(own.shape[1])]
     side = -1.0 if float(pairs[0][0] @ pairs[1][0]) < 0 else 1.0
-    sides = own.new_tensor([side, 1.0])
+    sides = own.new_tensor([side, 1.0, 1.0])
     return GradientFit(
         own * sides,
         torch.stack([pair[0] for pair in pairs], dim=1) * sides,
@@ -160,7 +176,7 @@ class JointRegressionAttack(JointAttack):
         """Return what columns and embeddings let expect of the gradients."""
         fit = fit_gradients(view.gradients, view.train, view.test, words=view.words)
         if self.target == "both":
-            return JointScores(fit.train.sum(dim=1), fit.test.sum(dim=1))
+            return JointScores(fit.train[:, :2].sum(dim=1), fit.test[:, :2].sum(dim=1))
         place = 0 if self.target == "direction" else 1
         return JointScores(fit.train[:, place], fit.test[:, place])
 

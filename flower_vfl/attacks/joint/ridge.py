@@ -93,7 +93,8 @@ def _solutions(gram: Tensor, cross: Tensor, count: float) -> Tensor:
     along = vectors.T @ cross
     penalties = torch.tensor(PENALTIES, dtype=torch.float64)[None, :, None] * count
     scaled = along[:, None] / (values.clamp(min=0.0)[:, None, None] + penalties)
-    return (vectors @ scaled.flatten(1)).reshape(scaled.shape)
+    weights: Tensor = vectors @ scaled.flatten(1)
+    return weights.reshape(scaled.shape)
 
 
 def leave_one_out(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +103,8 @@ def leave_one_out(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     .. math:: H_\alpha = K (K + \alpha I)^{-1}, \qquad \hat y_i^{(-i)} = y_i - \frac{y_i - (H y)_i}{1 - H_{ii}},
         \qquad K = X X^T
 
-    The penalty is the one of `FEW_PENALTIES` with the smallest squared error, in units of the rows' mean squared length.
+    The penalty is the one of `FEW_PENALTIES` with the smallest squared error, in units of the mean squared
+    length.
 
     Parameters
     ----------
