@@ -39,7 +39,7 @@ def settings(preset: str, quick: bool, device: str, precision: str) -> Config:
     """Return the papers' network for many epochs, bare."""
     config = load_config(preset, {"device": device, "precision": precision}).model_dump()
     config["training"] |= {"epochs": 10_000, "weight_decay": 0.0, "embedding_decay": 0.0, "validation": 0.0}
-    config["attack"] |= {"names": [], "snapshots": [], "embeddings": 0}
+    config["attack"] |= {"names": [], "informed": 0, "snapshots": [], "embeddings": 0}
     if preset == "criteo":
         size = (2_048, 1_000) if quick else (150_000, 1_000_000)
         options = {"rows": size[0], "vocabulary": size[1], "test_rows": 512}
@@ -52,7 +52,7 @@ def settings(preset: str, quick: bool, device: str, precision: str) -> Config:
 def ratio(preset: str, quick: bool, device: str, precision: str) -> dict[str, Any]:
     """Measure a network."""
     bare = settings(preset, quick, device, precision)
-    attack = bare.attack.model_copy(update={"names": ATTACKS})
+    attack = bare.attack.model_copy(update={"names": ATTACKS, "every": 1})
     watched = bare.model_copy(update={"attack": attack, "defenses": [{"name": "marvell", "s": 4.0}]})
     data = photographs if preset == "isic" else open_data
     lanes = [

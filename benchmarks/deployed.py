@@ -26,7 +26,7 @@ def settings(quick: bool, kind: str) -> Config:
     """Return one epoch of the census preset, or of something small."""
     values = load_config("census").model_dump()
     values["training"] |= {"epochs": 1}
-    values["attack"] |= {"names": [], "snapshots": []}
+    values["attack"] |= {"names": [], "informed": 0, "snapshots": []}
     values["transport"] |= {"kind": kind, "in_flight": 1}
     if quick:
         values |= {"data": {"name": "breast-cancer"}}

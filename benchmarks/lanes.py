@@ -54,7 +54,8 @@ def preset(quick: bool, **sections: Any) -> Config:
         values["training"] |= {"batch_size": 256}
     # A constant rate needs no scheduler in the plain loop; benchmarks end long before the epochs do.
     values["training"] |= {"epochs": 10_000, "schedule": "constant"}
-    values["attack"] |= {"snapshots": []}  # five moments of a run, no part of a step
+    # Snapshots are five moments of a run, no part of a step. What attacks and readers cost, benchmarks g and d measure.
+    values["attack"] |= {"snapshots": [], "informed": 0, "every": 1}
     for section, content in sections.items():
         values[section] = {**values[section], **content} if isinstance(content, dict) else content
     return build_config(values)

@@ -4,7 +4,9 @@ Census preset, batches of 1,024, `inproc`, one torch thread, evaluation excluded
 first layer, without the label party's monitor; what the monitor adds is reported beside. Targets: all attacks but
 direction count and residual together at most 15 %, direction count at most 30 %, read as more than the others or as
 more than none, residual at most 10 %; alone they bear what attacks share, the gradients that are kept and the journal.
-Each defense at most 10 %.
+Each defense at most 10 %. What runs by default, practical attacks and informed readers at their cadence in the preset's
+six epochs, with the monitor: at most 15 %; `epoch_end_ms` is what discriminants take after each epoch beside that, and
+`defaults_with_epoch_end` counts it in.
 """
 
 from __future__ import annotations
@@ -13,6 +15,11 @@ from typing import Any
 
 from harness import arguments, compare, report
 from lanes import preset, split
+
+from flower_vfl.sections import AttackConfig
+
+DEFAULTS, CENSUS_STEPS = AttackConfig(), 792
+"""What attacks by default, and the steps of the preset, by which its cadence is chosen."""
 
 CHEAP = ["norm", "cosine", "inner_product", "hint(k=5)"]
 TARGETS = {
@@ -24,6 +31,7 @@ TARGETS = {
     "max_norm": 1.1,
     "marvell": 1.1,
     "marvell_full": 1.1,
+    "defaults": 1.15,
 }
 
 
@@ -40,6 +48,7 @@ def main() -> None:
         "attacks_and_monitor": preset(quick, attack={"names": CHEAP}),
         "attacks_and_direction_count": preset(quick, attack={"names": [*CHEAP, "direction_count"], "monitor": False}),
         **{name: preset(quick, attack={"names": [name], "monitor": False}) for name in ("direction_count", "residual")},
+        "defaults": preset(quick, attack={"informed": DEFAULTS.informed, "every": DEFAULTS.cadence(CENSUS_STEPS)}),
         **{name: without_attacks(defenses=[{"name": name}]) for name in ("iso", "max_norm", "marvell", "marvell_full")},
     }
     size = {"starts": 1, "blocks": 2, "steps": 5} if quick else {"starts": 4, "blocks": 24, "steps": 20}

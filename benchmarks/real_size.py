@@ -73,7 +73,7 @@ def settings(folder: str) -> Config:
     values = load_config("criteo").model_dump()
     values["data"] |= {"path": folder}
     values["training"] |= {"validation": 0.0}
-    values["attack"] |= {"names": [], "snapshots": []}
+    values["attack"] |= {"names": [], "informed": 0, "snapshots": []}
     return build_config(values)
 
 

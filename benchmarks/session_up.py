@@ -48,7 +48,7 @@ def settings() -> Config:
     values = load_config("census").model_dump()
     values |= {"data": {"name": "digits"}}
     values["training"] |= {"epochs": 1, "batch_size": 256}
-    values["attack"] |= {"names": [], "snapshots": []}
+    values["attack"] |= {"names": [], "informed": 0, "snapshots": []}
     values["transport"] |= {"kind": "stream"}
     return build_config(values)
 

@@ -63,7 +63,7 @@ def settings(
             "data": {"name": "synthetic", "options": rows},
             "model": {"network": network, "embedding_width": 4, "bottom": [128] * 2, "cut": 128, "top": [128] * 3},
             "training": {"epochs": epochs, "batch_size": 256 if quick else 1024, "learning_rate": rate},
-            "attack": {"names": [], "snapshots": []},
+            "attack": {"names": [], "informed": 0, "snapshots": []},
             "threads": threads,
         }
     )

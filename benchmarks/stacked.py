@@ -39,7 +39,14 @@ SEEDS = 5
 def runs_of(preset: str, device: str, epochs: int, strengths: int, seeds: int) -> list[Config]:
     """Return the configurations of a curve."""
     names = '["norm", "cosine"]'
-    fixed = {"attack.names": names, "attack.snapshots": "[]", "attack.embeddings": 0, "device": device}
+    fixed = {
+        "attack.names": names,
+        "attack.snapshots": "[]",
+        "attack.embeddings": 0,
+        "attack.informed": 0,
+        "attack.every": 1,
+        "device": device,
+    }
     base = load_config(preset, {**fixed, "training.epochs": epochs} if epochs else fixed).model_dump()
     chosen = product(range(seeds), STRENGTHS[:: len(STRENGTHS) // strengths][:strengths])
     return [build_config(base, {"seed": seed, "defenses": f"marvell(s={s})"}) for seed, s in chosen]

@@ -26,7 +26,7 @@ def test_auc(quick: bool, seed: int, in_flight: int, wire_dtype: str) -> float:
         values["data"] = {"name": "synthetic", "options": {"rows": 2048, "test_rows": 512, "vocabulary": 64}}
         values["training"] |= {"batch_size": 256, "epochs": 1}
     values["seed"] = seed
-    values["attack"] |= {"names": [], "snapshots": []}
+    values["attack"] |= {"names": [], "informed": 0, "snapshots": []}
     kind = "inproc" if wire_dtype == "exact" else "stream"
     values["transport"] |= {"kind": kind, "in_flight": in_flight, "wire_dtype": wire_dtype}
     return run(build_config(values)).test_auc

@@ -139,7 +139,7 @@ def _way_on(folder: Path, options: Sequence[str]) -> Iterator[None]:
 
 
 def _say_way_on(command: str, source: str | Path, folder: Path, options: Sequence[str]) -> None:
-    words = ["flower-vfl", command, str(source), "--out", str(folder), "--resume", *options]
+    words = ["flower-vfl", command, *filter(None, [str(source)]), "--out", str(folder), "--resume", *options]
     typer.echo(f"it goes on with: {shlex.join(words)}", err=True)
 
 
@@ -225,14 +225,37 @@ def predict(
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder of the results [default: runs/demo-<time>].")] = None,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full", help="Train longer; also longitudinal curves, labels to rebuild and each party's columns alone."
+        ),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the demo that was interrupted in --out; begin it if none was.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the last table as Markdown.")] = False,
     set_: SetOption = None,
 ) -> None:
     """Run the main job on real data: train, attack, compare, report."""
+    from flower_vfl.errors import ConfigError, FlowerVflError, InputError
     from flower_vfl.parsing import parse_assignments
-    from flower_vfl.simulations.running import run_demo
+    from flower_vfl.simulations.demo.comparing import run_demo
+    from flower_vfl.simulations.demo.table import print_last
 
+    if resume and out is None:
+        raise ConfigError("--resume goes on in a folder: name it with --out")
     folder = out or default_folder("demo")
-    _finish(run_demo(folder, parse_assignments(set_ or [])), folder)
+    try:
+        summaries = run_demo(folder, parse_assignments(set_ or []), full=full, resume=resume)
+    except (KeyboardInterrupt, FlowerVflError) as error:
+        if not isinstance(error, InputError) and folder.is_dir():
+            options = ["--full"] if full else []
+            options += [word for text in set_ or [] for word in ("--set", text)]
+            _say_way_on("demo", "", folder, options)
+        raise
+    print_last(summaries, full=full, as_markdown=markdown)
+    _say(f"report: {folder / 'report.html'}")
 
 
 @app.command()

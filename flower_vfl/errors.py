@@ -15,6 +15,10 @@ class ConfigError(InputError):
     """A configuration value, or a combination of values, that is unknown or impossible."""
 
 
+class NotRestoredError(ConfigError):
+    """A trained model computes otherwise once it is rebuilt: something that it learned was not kept."""
+
+
 class ArgumentError(InputError, ValueError):
     """An argument of a function has a shape or a value that the function does not allow."""
 

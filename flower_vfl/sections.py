@@ -16,6 +16,9 @@ _LONGEST = 1e9
 """Seconds that a time limit can have: what waits for locks takes no more than some 300 years."""
 
 
+PRACTICAL = ("norm", "residual", "direction", "shell")
+"""Attacks that need nothing but the gradients that a party receives; what runs where nobody names any."""
+
 SCORED, MOST_APART = 200, 8
 """Steps of a run that are scored where nobody says how many, and how far apart they are at most: more steps make a
 quantile no truer, and cost time."""
@@ -187,14 +190,18 @@ class TrainingConfig(Section):
         default=0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off"
     )
     validation: float = Field(default=0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
-    patience: int = Field(default=0, ge=0, description="stop after so many epochs without a better validation; 0: off")
+    patience: int = Field(
+        default=0,
+        ge=0,
+        description="stop after so many epochs without a better validation, keep the best model; 0: off",
+    )
 
 
 class AttackConfig(Section):
     """What is attacked while training, and where it is logged."""
 
     names: list[str] = Field(
-        default_factory=lambda: ["norm"],
+        default_factory=lambda: list(PRACTICAL),
         description='attacks that attackers and the monitor run, e.g. "norm" or "hint(k=5,measure=inner)"',
     )
     layers: list[str] = Field(
@@ -226,7 +233,7 @@ class AttackConfig(Section):
         default=1.0,
         gt=0.5,
         le=1.0,
-        description="limit of what the defense's bound allows any attack, on a step and on all epochs; 1: off",
+        description="limit of the defense's bound on the leak AUC, of a step and of all epochs; 1: off",
     )
     on_leak: Literal["stop", "warn"] = Field(
         default="stop",

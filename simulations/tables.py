@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from flower_vfl.apps.alone import alone_by
+from flower_vfl.apps.written import kept_utility
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack
 from flower_vfl.auditing.verdict import NOT_TESTED
 from flower_vfl.config import build_config
@@ -53,12 +55,13 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     for column in ("test\nAUC", "test\nloss", *leaks.values(), *kept, "chance", *asked):
         table.add_column(column, justify="right", no_wrap=True)
     for summary, answer, memory in zip(summaries, rebuilt, remembered, strict=True):
-        last = summary["utility"]["last"]
+        last = kept_utility(summary)
+        auc = last.get("test_auc")
         found = [worst(summary, layer, oracle=oracle, remembered=False) or {} for layer, oracle in leaks]
         table.add_row(
             defenses(summary),
-            number(last["test_auc"], 4) if last["test_auc"] is not None else f"acc. {number(last['test_accuracy'], 4)}",
-            number(last["test_loss"], 4),
+            f"acc. {number(last.get('test_accuracy'), 4)}" if auc is None else number(auc, 4),
+            number(last.get("test_loss"), 4),
             *(number(reached(entry) if entry else None) for entry in found),
             *(number(max(memory.leaks) if memory else None) for _ in kept),
             number(next((entry["q95_null"] for entry in found if entry), None)),
@@ -70,7 +73,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of runs, what rebuilds the model and what each party reaches alone."""
     from flower_vfl.reports.rebuilt import answers
-    from flower_vfl.reports.words import METRICS, alone_by, kept_model, nothing_chosen, number
+    from flower_vfl.reports.words import METRICS, alone_better, defenses, kept_model, nothing_chosen, number
 
     Console().print(results_table(summaries))
     answer = next((found[0] for summary in summaries if (found := answers(summary))), None)
@@ -92,6 +95,10 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         reached = ", ".join(f"party {party} {number(auc, 4)}" for party, auc in alone["alone"].items())
         measure = METRICS[alone_by(alone)].replace("Test", "test")
         Console().print(f"Alone, with the same architecture, {measure}: {reached}", highlight=False)
+    for summary in summaries:
+        words = alone_better(summary)
+        if words:
+            Console().print(f"{defenses(summary)}: {words}" if len(summaries) > 1 else words, highlight=False)
 
 
 def _verdict_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -23,10 +23,14 @@ from flower_vfl.parties.label import Log
 from flower_vfl.protocol.schedule import Rows
 
 if TYPE_CHECKING:
+    from flower_vfl.auditing.noise import NoiseModel
     from flower_vfl.strategies.vertical import VerticalStrategy
 
 _log = logging.getLogger(__name__)
 Scope = Literal["joint", "per-party"]
+
+UNDEFENDED = ("norm", "direction")
+"""Attacks that read labels from gradients to which no noise was added."""
 
 
 class HookedStrategy(Strategy):
@@ -70,10 +74,10 @@ class HookedStrategy(Strategy):
         return {}
 
     def bound(self) -> float:
-        """Return the leak AUC that no attack exceeds on what was sent until the end of the last epoch.
+        """Return the bound on the leak AUC of what was sent until the end of the last epoch, as the defense models it.
 
-        It covers each step by itself and all that came for a row together, for all parties that collude; 1 is no
-        promise.
+        It covers each step by itself and all that came for a row together, for all parties that collude, and rules that
+        know nothing else of a row; 1 is no bound.
         """
         return 1.0
 
@@ -181,9 +185,13 @@ class Defense(HookedStrategy):
         Whether it is for labels of two classes; others are refused then.
     twice
         What to do instead of wrapping a strategy in this defense twice, where that is refused.
+    read_by
+        Names of attacks that are known to read labels in spite of this defense. A verdict of a run that did not run
+        them is "not tested", unless it found a leak anyway. By default those of gradients that leave as they are.
     """
 
     name: ClassVar[str]
+    read_by: ClassVar[tuple[str, ...]] = UNDEFENDED
     two_classes_only: ClassVar[bool] = False
     twice: ClassVar[str] = ""
 
@@ -335,6 +343,19 @@ class GradientDefense(Defense):
             perturbed, logs[party] = self._perturb_or_withhold(piece, labels)
             pieces.append(perturbed)
         return torch.cat(pieces, dim=1), {**log, **self._by_party(logs)}
+
+    def noise_model(self, part: int = 0) -> NoiseModel | None:
+        """Return the law of the noise in the last batch that `protect` took; None where it is not known.
+
+        A defense that gives one is also measured, in a simulation, by a conditional oracle: a reader that knows
+        everything about a row but its label (docs/methods/certificate.md).
+
+        Parameters
+        ----------
+        part : int
+            The number of the party, where each has noise of its own.
+        """
+        return None
 
     def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:
         """Return what is to be logged of parties that put together what they see, after `perturb` and what it said.

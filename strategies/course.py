@@ -26,10 +26,12 @@ from flower_vfl.strategies.building import (
     build_repeats,
     prepare_labels,
 )
+from flower_vfl.strategies.conditional import build_conditional
 from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.strategies.grids import is_simulation, replaces_nodes
-from flower_vfl.strategies.limit import LeakLimit
+from flower_vfl.strategies.kept_model import KeptModel
 from flower_vfl.strategies.pace import agree, tell
+from flower_vfl.strategies.probe import cut_of
 from flower_vfl.strategies.rejoining import Rejoining
 from flower_vfl.strategies.reported import read_report
 from flower_vfl.strategies.training import Training
@@ -64,6 +66,7 @@ def run_training(
         base.session = sessions.session
         links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment, audited=audited))
         base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
+        base.cut = cut_of(links)
         if bounded:
             strategy.check_bound(schedule.epochs)
         label = base.label_party = build_label_party(strategy, prepared, schedule, links, initial_arrays)
@@ -106,6 +109,9 @@ class _Course:
         self._strategy, self._sessions, self._label, self._schedule = strategy, sessions, label, schedule
         self._audited = audited
         self._monitor, repeats = build_monitor(strategy, schedule), build_repeats(strategy)
+        self._conditional = build_conditional(strategy, schedule.steps) if audited else None
+        if self._conditional is not None:
+            label.keep_inside(self._conditional.oracle.every)
         self._training = Training(
             label,
             links,
@@ -120,13 +126,14 @@ class _Course:
             audited=self._audited,
             sample=_sample(base),
             repeats=repeats,
+            conditional=self._conditional,
         )
         self._checkpointing = build_checkpointing(
             strategy, schedule, links, label, self._training, self._monitor, repeats
         )
         self._rejoining = Rejoining(sessions, self._checkpointing, replaced=replaces)
         timeout = base.config.transport.step_timeout
-        self._limit = LeakLimit(self._training, schedule, links, self._checkpointing, timeout=timeout)
+        self._kept = KeptModel(self._training, label, schedule, links, self._checkpointing, timeout=timeout)
 
     def begin(self) -> None:
         """Bring everybody to the step at which training goes on, also where parties come and go meanwhile."""
@@ -151,7 +158,7 @@ class _Course:
         save = None if self._checkpointing is None else self._checkpointing.save
         try:
             self._rejoining.train(
-                lambda: self._limit.train(after_epoch, save),
+                lambda: self._kept.train(after_epoch, save),
                 lambda: tell(links, outcome.in_flight, base.config.transport),
             )
             self._read_trained()
@@ -159,6 +166,7 @@ class _Course:
                 self._monitor.finish_audit()
         finally:
             outcome.leakage = [] if self._monitor is None else self._monitor.entries()
+            outcome.leakage += [] if self._conditional is None else self._conditional.oracle.entries()
             outcome.weights = "" if outcome.model_step is None else self._label.weights
             if self._training.sampled:
                 base.observer.on_embeddings(_labelled(self._strategy, self._training))
@@ -166,7 +174,7 @@ class _Course:
     def finish(self, timeout: float) -> None:
         """Let every party finish, and take in what they report."""
         base, outcome = self._strategy.base, self._strategy.base.outcome
-        self._rejoining.finish(timeout, self._limit.tell)
+        self._rejoining.finish(timeout, self._kept.tell)
         for party in self._sessions.links:
             attacks = base.attacks if party in self._audited else []
             report = outcome.reports[party] = read_report(party, self._sessions.reports[party], attacks)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from flower_vfl.auditing.noise import GaussianNoise
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.label import Log
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE
@@ -72,6 +74,11 @@ def _perturb(g: Tensor, t: float, noise: Noise) -> tuple[Tensor, float]:
     return noisy.to(g.dtype), t * length * length
 
 
+def _model(variance: float, width: int) -> GaussianNoise:
+    nowhere = torch.zeros(width, 0)
+    return GaussianNoise((variance, variance), (nowhere, nowhere))
+
+
 def _longest(g: Tensor) -> Tensor:
     """Return the largest norm of the rows of (..., B, D), (...); NaN if a value is."""
     unit = unit_of(g)
@@ -96,6 +103,7 @@ class Iso(NoiseDefense):
     """
 
     name: ClassVar[str] = "iso"
+    read_by: ClassVar[tuple[str, ...]] = ("norm", "remembered_direction")
     unbiased: ClassVar[bool] = True
 
     def __init__(self, strategy: HookedStrategy, t: float = 1.0, *, scope: Scope = "joint", rho: float = 0.0) -> None:
@@ -138,4 +146,6 @@ class Iso(NoiseDefense):
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Add the noise and log its power."""
         noisy, power = _perturb(g, self.t, self.noise(g))
+        if g.numel():
+            self.describe_noise(partial(_model, power / g.shape[1], g.shape[1]))
         return noisy, {"noise_power": power}

@@ -7,14 +7,17 @@ drawn, and the strategy decides what happens to a batch that cannot be protected
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from flower_vfl.auditing.noise import GaussianNoise
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.metrics import accuracy_bound, auc_bound, one_against_rest_bound
 from flower_vfl.parties.label import Log
@@ -31,6 +34,8 @@ from flower_vfl.strategies.marvell_solver import NoiseSpectrum, least_power, opt
 from flower_vfl.strategies.noise import Noise, draw_stacked
 from flower_vfl.strategies.units import beside, working
 
+_log = logging.getLogger(__name__)
+
 __all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
 
 
@@ -45,8 +50,8 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
         \tilde g_j = g_j + \sqrt{\lambda_1^c - \lambda_2^c} \, \varepsilon_j \frac{\Delta}{\|\Delta\|_2} +
         \sqrt{\lambda_2^c} \, \eta_j, \quad \varepsilon_j \sim N(0, 1), \; \eta_j \sim N(0, I).
 
-    It hides labels from every attack on cut gradients by every feature party: `flower_vfl.metrics.auc_bound` of the
-    spectrum's sum_kl bounds their AUC, for classes that are Gaussian as modelled.
+    `flower_vfl.metrics.auc_bound` of the spectrum's sum_kl bounds the AUC of rules that know nothing of a row but its
+    gradient, if each class is the isotropic Gaussian of the model. Gradients of networks are not: see `marvell_full`.
 
     Parameters
     ----------
@@ -167,8 +172,16 @@ def _draw(g: Tensor, y: Tensor, share: float, classes: Classes, spectrum: NoiseS
     return noisy.to(g.dtype)
 
 
+def _model(classes: Classes, spectrum: NoiseSpectrum[float]) -> GaussianNoise:
+    negative, positive = (length * classes.direction[:, None] for length in _along(classes, spectrum))
+    unit = classes.unit**2
+    return GaussianNoise((spectrum.lam2_neg * unit, spectrum.lam2_pos * unit), (negative, positive))
+
+
 class Marvell(BoundedNoise[Course]):
-    """Optimal Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
+    """Optimal Gaussian noise for isotropic classes: hides labels from attacks on lengths and on the means' line.
+
+    `residual` reads nearly every label of two classes behind it, from a single batch; `marvell_full` hides them.
 
     The strength is one of four; none given means s = 4. Of more than two classes, s is relative to the mean squared
     distance of two class means, and the two targets hold for any two of them, and so for one against the rest.
@@ -202,6 +215,7 @@ class Marvell(BoundedNoise[Course]):
     """
 
     name: ClassVar[str] = "marvell"
+    read_by: ClassVar[tuple[str, ...]] = ("residual",)
     unbiased: ClassVar[bool] = True
 
     def __init__(
@@ -220,6 +234,16 @@ class Marvell(BoundedNoise[Course]):
             self.name, s=s, P=P, sum_kl=sum_kl, detection_error=detection_error
         )
         self._estimates: dict[str, RunningEstimates | ManyEstimates] = {}
+
+    def begin(self) -> None:
+        """Warn that two classes are better hidden by another defense."""
+        super().begin()
+        if self.base.labels.classes == 2:
+            _log.warning(
+                "marvell models each class of gradients as an isotropic Gaussian, which gradients of networks are not: "
+                "the attack residual reads nearly every label from a single batch behind it. marvell_full hides them "
+                "from that attack with the same power of noise (docs/results/shapes.md)"
+            )
 
     @property
     def params(self) -> dict[str, Any]:
@@ -249,11 +273,11 @@ class Marvell(BoundedNoise[Course]):
         return _draw_stacked(g, y, plans), logs
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        """Add the noise and log its mean power, the divergence before and after, and the bound on any attack's AUC.
+        """Add the noise; log its mean power, the divergence before and after, and the bound on the AUC.
 
         `sum_kl_before` and `sum_kl_after` are inf where nothing is known of the classes, and where they do not spread
         and no noise hides that. Of more than two classes they are the largest ones of two classes; the bound is on the
-        AUC of any class against the rest, and one on the accuracy of any attack stands beside it.
+        AUC of any class against the rest, and one on the accuracy stands beside it.
         """
         estimates = self._running()
         if isinstance(estimates, ManyEstimates):
@@ -276,6 +300,7 @@ class Marvell(BoundedNoise[Course]):
             estimates.add(classes)
             self._course().add(classes, spectrum, g, y, self.base.batch)
         share = float((y == 1).double().mean()) if fallback else classes.p
+        self.describe_noise(partial(_model, classes, spectrum))
         noisy = _draw(g, y, share, classes, spectrum, self.noise(g))
         return noisy, _logged(classes, spectrum, share, fallback=fallback)
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flower_vfl.auditing.noise import GaussianNoise
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import auc_bound, together_shaped
 from flower_vfl.parties.label import Log
@@ -41,9 +43,9 @@ def perturb(
 ) -> tuple[Tensor, FullNoise]:
     """Add `optimal_noise` of mean power s times the squared distance of the class means, each row its own draw.
 
-    A row of class c gets normal noise of the covariance that is written at `FullNoise`. It hides labels from every
-    attack on cut gradients by every feature party: `flower_vfl.metrics.auc_bound` of the noise's sum_kl bounds their
-    AUC, for classes that are Gaussian with the covariances of this batch.
+    A row of class c gets normal noise of the covariance that is written at `FullNoise`. `flower_vfl.metrics.auc_bound`
+    of the noise's sum_kl bounds the AUC of rules that know nothing of a row but its gradient, if the classes are
+    Gaussian with the covariances of this batch.
 
     Parameters
     ----------
@@ -115,6 +117,14 @@ def _draw(
     return torch.addr(noisy, lengths, line).to(g.dtype)
 
 
+def _model(noise: FullNoise, unit: float) -> GaussianNoise:
+    """Return the noise of the two classes, in the units of the gradients."""
+    line = noise.line[:, None].double() * math.sqrt(noise.along)
+    directions = noise.directions.double()
+    negative, positive = (torch.cat([directions * level.sqrt(), line], dim=1) * unit for level in noise.levels)
+    return GaussianNoise((noise.everywhere * unit**2, noise.everywhere * unit**2), (negative, positive))
+
+
 def _checked(spread: float) -> float:
     if not is_number(spread) or not 0.0 < spread < 1.0:
         raise ConfigError(f"marvell_full: spread must be above 0 and below 1, given {spread!r}")
@@ -180,6 +190,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
     """
 
     name: ClassVar[str] = "marvell_full"
+    read_by: ClassVar[tuple[str, ...]] = ("direction",)
     unbiased: ClassVar[bool] = True
     two_classes_only: ClassVar[bool] = True
 
@@ -220,7 +231,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
         return super().follows_rows or self.imitate
 
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        """Add the noise and log its mean power, the divergence that it leaves and the bound on any attack's AUC.
+        """Add the noise; log its mean power, the divergence that it leaves and the bound on the AUC.
 
         `likeness` is the share of the power that makes the covariances alike. `sum_kl_after` is inf without noise, and
         where the classes could not be estimated.
@@ -246,7 +257,10 @@ class MarvellFull(BoundedNoise[FullCourse]):
             log = _report(noise.power * unit**2, noise.likeness, math.inf, fallback=True)
         else:
             log = _report(noise.power * unit**2, noise.likeness, noise.sum_kl)
-        return _draw(g, y, noise, unit, self.noise(g), self._imitating(g, y)), log
+        imitating = self._imitating(g, y)
+        if imitating is None:  # mixtures of rows are not normal
+            self.describe_noise(partial(_model, noise, unit))
+        return _draw(g, y, noise, unit, self.noise(g), imitating), log
 
     def _look_at(self, pair: Pair, g: Tensor, y: Tensor) -> None:
         """Take in how the rows of a batch deviate from their classes, to be imitated."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from flower_vfl.auditing.noise import LineNoise
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.parties.label import Log
 from flower_vfl.strategies.noise import Noise, NoiseDefense, draw_stacked
@@ -62,10 +64,10 @@ def perturb(g: Tensor, *, generator: torch.Generator) -> Tensor:
     return _perturb(g, Noise(generator))[0]
 
 
-def _perturb(g: Tensor, noise: Noise) -> tuple[Tensor, float]:
-    """Return the perturbed gradients and the mean power of the noise; reads the device once."""
+def _perturb(g: Tensor, noise: Noise) -> tuple[Tensor, float, float]:
+    """Return the perturbed gradients, the noise's mean power and the longest row; reads the device once."""
     if not g.numel():
-        return g.clone(), 0.0
+        return g.clone(), 0.0, 0.0
     work = working(g)
     scaled, unit, lengths, missing, measured = _measure(work)
     numbers = measured.tolist()
@@ -79,7 +81,7 @@ def _perturb(g: Tensor, noise: Noise) -> tuple[Tensor, float]:
         zeros = (lengths == 0.0).nonzero()[:, 0]
         isotropic = noise.draw(work, g.shape[1], chosen=zeros, stream=1)
         noisy[zeros] = isotropic * (reach * scale / math.sqrt(g.shape[1]))
-    return noisy.to(g.dtype), spread * scale * scale
+    return noisy.to(g.dtype), spread * scale * scale, reach * scale
 
 
 def _measure(work: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -129,6 +131,7 @@ class MaxNorm(NoiseDefense):
     """
 
     name: ClassVar[str] = "max_norm"
+    read_by: ClassVar[tuple[str, ...]] = ("shell",)
     unbiased: ClassVar[bool] = True
 
     @classmethod
@@ -151,5 +154,6 @@ class MaxNorm(NoiseDefense):
         """
         if len(g) == 1:
             raise UnprotectedBatchError("max_norm: a batch of one row has no longer row to hide behind")
-        noisy, power = _perturb(g, self.noise(g))
+        noisy, power, longest = _perturb(g, self.noise(g))
+        self.describe_noise(partial(LineNoise, longest))
         return noisy, {"noise_power": power}

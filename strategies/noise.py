@@ -7,7 +7,7 @@ gradient. The persistent share of a row's noise does not; it follows from a key 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_vfl.auditing.noise import NoiseModel
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.parties.label import Log
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
@@ -159,6 +160,7 @@ class NoiseDefense(GradientDefense):
         if not is_number(rho) or not 0.0 <= rho <= 1.0:
             raise ConfigError(f"{self.name}: rho must be a number from 0 to 1, given {rho!r}")
         self.rho = float(rho)
+        self._noise_models: dict[int, Callable[[], NoiseModel]] = {}
 
     @property
     def params(self) -> dict[str, Any]:
@@ -176,6 +178,19 @@ class NoiseDefense(GradientDefense):
     def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
         """Do it for fresh noise and gradients in a format of `WORKING`; by default each run does it by itself."""
         return super().perturb_stacked(defenses, g, y)
+
+    def _perturb_or_withhold(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        self._noise_models.pop(self.part, None)  # that of the last batch
+        return super()._perturb_or_withhold(g, y)
+
+    def noise_model(self, part: int = 0) -> NoiseModel | None:
+        """Return the law of the noise in the last batch, where `perturb` called `describe_noise`."""
+        made = self._noise_models.get(part)
+        return None if made is None else made()
+
+    def describe_noise(self, make: Callable[[], NoiseModel]) -> None:
+        """Take in how the model of this batch's noise is made; that is done only where somebody asks for it."""
+        self._noise_models[self.part] = make
 
     @property
     def follows_rows(self) -> bool:

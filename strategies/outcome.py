@@ -50,7 +50,12 @@ class Outcome:
     stopped : str
         Why training ended: "finished", "early stopping", "leak limit" or "bound limit".
     kept : int or None
-        After one of the limits: of which step the model is that everybody keeps; None for none.
+        Of which step the model is that everybody keeps, where it is not that of the last step; None after one of the
+        limits: nobody keeps a model.
+    kept_epoch : int
+        The epoch that ended with step `kept`.
+    chosen_by : str
+        The measure of the validation part that chose this model; empty where none did.
     leakage : list[dict[str, Any]]
         Entries of `result.json`.
     reports : dict[str, dict[str, Any]]
@@ -71,6 +76,8 @@ class Outcome:
     together: int = 1
     stopped: str = ""
     kept: int | None = None
+    kept_epoch: int = 0
+    chosen_by: str = ""
     leakage: list[dict[str, Any]] = field(default_factory=list)
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights: str = ""
@@ -78,7 +85,7 @@ class Outcome:
     @property
     def model_step(self) -> int | None:
         """Of which step the model is that stays; None for none."""
-        return self.kept if self.limited else self.steps
+        return self.kept if self.limited or self.kept is not None else self.steps
 
     @property
     def limited(self) -> bool:
@@ -87,14 +94,24 @@ class Outcome:
 
     @property
     def model_epochs(self) -> list[Epoch]:
-        """The finished epochs that made the model that stays."""
+        """The finished epochs that a model may be kept of: those within the limits, none where no model stays."""
         if not self.limited:
             return self.epochs
         return [] if self.kept is None else self.epochs[:-1]
 
     @property
+    def model_epoch(self) -> int:
+        """The last finished epoch of the model that stays; 0 for none."""
+        return len(self.model_epochs) if self.kept is None else self.kept_epoch
+
+    @property
+    def of_model(self) -> Epoch:
+        """The metrics of the model that stays; empty for none."""
+        return next((epoch for epoch in self.model_epochs if epoch["epoch"] == self.model_epoch), {})
+
+    @property
     def best(self) -> Epoch:
-        """The epoch of that model with the best validation; the last one where validation compares none."""
+        """The epoch of these with the best validation; the last one where validation compares none."""
         return max(self.model_epochs, key=_validation_score, default={})
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from flower_vfl.strategies.arrivals import negotiate
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.building import build_models
 from flower_vfl.strategies.grids import is_simulation
+from flower_vfl.strategies.probe import check_restored, cut_of
 from flower_vfl.strategies.training import EVALUATIONS_UNDER_WAY
 from flower_vfl.transport.base import Link, expect
 from flower_vfl.transport.sessions import Sessions
@@ -46,6 +48,10 @@ class Ask:
         Digest of each feature party's weights after training.
     own : FeatureSource or None
         The label party's own columns of these rows, if it has any.
+    fixed : FeatureSource or None
+        Its columns of the rows that `noted` is about, if it has any.
+    noted : tuple of str
+        What the trained network answered to fixed inputs, see `flower_vfl.strategies.probe`.
     """
 
     batches: Iterable[Rows]
@@ -53,6 +59,8 @@ class Ask:
     rows: str
     weights: Mapping[str, str]
     own: FeatureSource | None
+    fixed: FeatureSource | None = None
+    noted: tuple[str, ...] = ()
 
 
 def run_prediction(
@@ -81,6 +89,8 @@ def run_prediction(
     ------
     PartyError
         When a party fails, refuses, or has other weights or rows.
+    NotRestoredError
+        When the network computes otherwise than after training; no row was asked for then.
     """
     base, simulation = strategy.base, is_simulation(grid)
     config = base.config
@@ -93,6 +103,9 @@ def run_prediction(
         fusion, placement = config.model.fusion, Placement.of(config)
         model = LabelModel(top, strategy, base.parties, bottom=bottom, fusion=fusion, placement=placement)
         load(model.module)
+        base.cut = cut_of(links)
+        base.widths = {party: math.prod(shape) for party, (shape, _) in base.cut.items()}
+        check_restored(model, strategy, base.cut, ask.fixed, ask.noted)
         for index, rows in _under_way(links, ask.batches):
             embeddings = _receive(links, index, len(rows), config.transport.step_timeout)
             yield rows, model.logits(embeddings, ask.own, rows).cpu()

@@ -19,11 +19,13 @@ from flower_vfl.errors import NotFiniteError, TrainingError
 from flower_vfl.metrics import snapshot
 from flower_vfl.metrics.utility import utility
 from flower_vfl.parties.attacker import AUDIT_REFERENCE, AUDIT_ROW
+from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.parties.monitor import LeakageMonitor
 from flower_vfl.parties.scoring import Oracle, Reference
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import PARTS, Part, Rows, Schedule
+from flower_vfl.strategies.conditional import ConditionalAudit
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.strategies.outcome import LIMITS, MEASURED, Epoch, Outcome, measured
 from flower_vfl.strategies.repeats import Repeats
@@ -64,6 +66,8 @@ class Training:
         (n,) sorted test rows of which the embeddings are kept; by default none.
     repeats : Repeats, optional
         Is told of all embeddings before a gradient of theirs goes out.
+    conditional : ConditionalAudit, optional
+        Measures, in a simulation, what a reader learns that knows everything about a row but its label.
     observer : Observer
         Is told.
     outcome : Outcome
@@ -86,6 +90,7 @@ class Training:
         audited: Collection[str] = (),
         sample: Rows | None = None,
         repeats: Repeats | None = None,
+        conditional: ConditionalAudit | None = None,
     ) -> None:
         self._label, self._links, self._schedule = label, links, schedule
         self._labels, self._classes, self._config = labels, classes, config
@@ -97,7 +102,7 @@ class Training:
         self.sample = np.zeros(0, dtype=np.int64) if sample is None else sample
         self.sampled: dict[str, Tensor] = {}
         """The same of the sample, (n, ...)."""
-        self._repeats = repeats
+        self._repeats, self._conditional = repeats, conditional
         self._losses: list[float] = []
         self._before, self._started = Outcome(), time.perf_counter()
 
@@ -122,6 +127,7 @@ class Training:
                 self._train(epoch, steps)
                 if steps.stop == self._schedule.steps_of(epoch).stop:
                     self.outcome.epochs.append(self._evaluate(epoch))
+                    self._copy_best(epoch)
                     if epoch == 1:
                         self._warn_of_validation()
                     after_epoch(epoch)
@@ -135,6 +141,14 @@ class Training:
         """Evaluate on the test table for what is kept of it: the model is not the one of the last evaluation."""
         if self._schedule.batches("test"):
             self._predict("test", range(self._schedule.batches("test")))
+
+    def _copy_best(self, epoch: int) -> None:
+        """Let all parties copy their weights where the epoch is the best so far and patience may go back to it."""
+        outcome = self.outcome
+        better = outcome.best_by is not None and outcome.best["epoch"] == epoch
+        if self._config.training.patience and better and not self._limits_passed():
+            self._label.best = BestModel.of(self._label.module, outcome.steps)
+            self._send_all(Frame(Kind.BEST, outcome.steps))
 
     def discard_model(self) -> None:
         """Forget what is kept of the last evaluation, as no model stays."""
@@ -173,12 +187,15 @@ class Training:
     def state(self) -> dict[str, Any]:
         """Return what was measured so far, as plain values."""
         self._count()
-        return {"losses": list(self._losses), "outcome": measured(self.outcome)}
+        audit = {} if self._conditional is None else {"conditional": self._conditional.oracle.state()}
+        return {"losses": list(self._losses), "outcome": measured(self.outcome), **audit}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._losses = list(state["losses"])
-        self.outcome.stopped, self.outcome.kept = "", None
+        self.outcome.stopped, self.outcome.kept, self.outcome.chosen_by = "", None, ""
+        if self._conditional is not None:  # the training of a stack measures none
+            self._conditional.oracle.restore(state.get("conditional", {}))
         for name in MEASURED:
             setattr(self.outcome, name, state["outcome"][name])
         sent, taken = self._bytes()
@@ -240,7 +257,9 @@ class Training:
             self.outcome.logged[metric] = self.outcome.logged.get(metric, 0.0) + value
         for metric, value in {"train_loss": done.loss, **done.log, **self._class_counts(step, done)}.items():
             self._log(step, epoch, metric, value)
-        if done.inside is not None:
+        if self._conditional is not None and done.inside is not None and step % self._conditional.oracle.every == 0:
+            self._conditional(step, epoch, done, done.inside)
+        if done.inside is not None and step in self._config.attack.snapshots:
             inside, generator = done.inside, np.random.default_rng(step)
             values = snapshot(inside.labels, inside.logits, inside.slopes, inside.gradients, generator=generator)
             self._observer.on_snapshot(step, values)
@@ -367,16 +386,21 @@ class Training:
             "leak": f"the largest leak AUC that was measured of epoch {epoch}",
             "bound": f"the bound on the leak AUC of what was sent until the end of epoch {epoch}",
         }
-        passed = []
-        for key, status in LIMITS.items():
+        for key in LIMITS:
             reached, limit = spent.get(key, 0.0), getattr(attack, f"max_{key}")
             if reached > limit:
                 _logger.warning("%s is %.3f; the limit attack.max_%s is %s", words[key], reached, key, limit)
-                passed.append(status)
             elif math.isnan(reached):
                 _logger.warning("%s is not known: attack.max_%s limits nothing there", words[key], key)
-        if passed and attack.on_leak == "stop":
+        passed = self._limits_passed()
+        if passed:
             return passed[0]
         if patience and epoch - self.outcome.best["epoch"] >= patience:
             return "early stopping"
         return ""
+
+    def _limits_passed(self) -> list[str]:
+        """Return the limits that the last epoch has passed and that end the run."""
+        attack, spent = self._config.attack, self.outcome.epochs[-1]
+        passed = [status for key, status in LIMITS.items() if spent.get(key, 0.0) > getattr(attack, f"max_{key}")]
+        return passed if attack.on_leak == "stop" else []

@@ -32,6 +32,7 @@ from flower_vfl.strategies.checkpointing import Ledger
 from flower_vfl.strategies.configured import OptimizerFactory
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.strategies.outcome import Outcome
+from flower_vfl.strategies.probe import Cut
 from flower_vfl.transport.sessions import Sessions
 
 TopFactory = Callable[[tuple[int, ...]], nn.Module]
@@ -109,6 +110,7 @@ class VerticalStrategy(HookedStrategy):
         self.observer = observer or Observer()
         self.outcome = outcome or Outcome()
         self.widths: dict[str, int] = {}
+        self.cut: Cut = {}
         self.batch: Rows | None = None
         self.label_party: LabelParty | None = None
         for key, named in self.config.parties.named.items():

@@ -25,7 +25,14 @@ ONE_SEED = "one seed: "
 
 
 def verdicts(study: str, summary: Summary) -> list[Verdict]:
-    """Return all claims that the finished runs of a study can speak to."""
+    """Return all claims that the finished runs of a study can speak to; one seed decides none."""
+    return [
+        {**found, "holds": None} if found["numbers"].startswith(ONE_SEED) else found
+        for found in _judged(study, summary)
+    ]
+
+
+def _judged(study: str, summary: Summary) -> list[Verdict]:
     if study == "width":
         return _widths(summary)
     if "none" not in summary["settings"]:

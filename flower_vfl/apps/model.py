@@ -56,6 +56,8 @@ class ModelCard:
         At the label party: the feature parties, in the order in which their embeddings are joined.
     version : str
         Of flower-vfl.
+    answer : tuple of str
+        At the label party: the logits of its network for fixed inputs, see `flower_vfl.strategies.probe`.
     """
 
     party: str
@@ -68,6 +70,7 @@ class ModelCard:
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     version: str = ""
+    answer: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,7 @@ def _plain(card: ModelCard) -> dict[str, Any]:
         "factories": dict(card.factories),
         "classes": list(card.classes),
         "features": list(card.features),
+        "answer": list(card.answer),
     }
 
 
@@ -274,6 +278,7 @@ def _card(content: Mapping[str, Any]) -> ModelCard:
         tuple(map(str, content["classes"])),
         tuple(map(str, content["features"])),
         str(content["version"]),
+        tuple(map(str, content.get("answer", ()))),
     )
 
 

@@ -46,6 +46,7 @@ from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome
 from flower_vfl.strategies.grids import is_simulation
 from flower_vfl.strategies.prediction import Ask, run_prediction
+from flower_vfl.strategies.probe import fixed_rows
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +198,8 @@ def score(
     strategy = _strategy(config, dataset, len(card.classes), top=top, bottom=bottom, simulation=simulation)
     own = None if card.spec is None else check_features(card, rows.features(dataset.label_party)).source
     batches = _batches(chosen, config.training.eval_batch_size)
-    ask = Ask(batches, rows.count, rows.digest, run.weights, own)
+    fixed = None if card.spec is None else fixed_rows(dataset.party(dataset.label_party))
+    ask = Ask(batches, rows.count, rows.digest, run.weights, own, fixed, card.answer)
     offer = _offer(run, request, len(chosen), simulation=simulation)
     if simulation and not isinstance(grid, LocalGrid):
         wait_for_workers(len(card.features), at_once=config.transport.kind == "stream")

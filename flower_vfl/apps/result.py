@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ import numpy as np
 
 from flower_vfl.apps.periods import describe_periods
 from flower_vfl.apps.rebuild import rebuild
-from flower_vfl.attacks.base import HINTS, Attack
+from flower_vfl.apps.written import kept_utility
+from flower_vfl.attacks.base import HINTS, REFERENCE, Attack, AttackMethod
 from flower_vfl.attacks.remembering import MemoryAttack
-from flower_vfl.auditing.entries import NAMED_PHASES, phase_of
+from flower_vfl.auditing.conditional import NEEDS as CONDITIONAL_NEEDS
+from flower_vfl.auditing.entries import CONDITIONAL, NAMED_PHASES, phase_of
 from flower_vfl.auditing.verdict import verdict_of
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels
@@ -52,16 +54,16 @@ class RunResult:
 
     @property
     def test_auc(self) -> float:
-        """Test AUC after the last epoch; NaN where there is none, as with more than two classes."""
-        return self._last("test_auc")
+        """Test AUC of the model that is kept; NaN where there is none, as with more than two classes."""
+        return self._reached("test_auc")
 
     @property
     def test_macro_auc(self) -> float:
-        """Test AUC after the last epoch, mean over more than two classes; NaN where there is none."""
-        return self._last("test_macro_auc")
+        """Test AUC of the model that is kept, mean over more than two classes; NaN where there is none."""
+        return self._reached("test_macro_auc")
 
-    def _last(self, name: str) -> float:
-        value = self.summary["utility"]["last"].get(name)
+    def _reached(self, name: str) -> float:
+        value = kept_utility(self.summary).get(name)
         return math.nan if value is None else float(value)
 
     def leak(self, *, layer: str = "cut", source: str = "attacker", attack: str = "norm") -> float:
@@ -114,12 +116,30 @@ def describe_data(dataset: VerticalData, labels: Labels) -> dict[str, Any]:
     }
 
 
+def _attacks(attacks: Sequence[AttackMethod], leakage: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the `attacks` entry: what each attack needed, and how many positives of a batch were left out for it."""
+    found = []
+    for attack in attacks:
+        hints = attack.hints if isinstance(attack, Attack | MemoryAttack) and HINTS in attack.needs else 0
+        facts = {"needs": sorted(attack.needs), "hints": hints, "left_out": hints + (REFERENCE in attack.needs)}
+        found.append({"attack": attack.name, "label": attack.label, **facts, "sees": attack.sees})
+    if any(entry["attack"] == CONDITIONAL for entry in leakage):
+        facts = {"needs": list(CONDITIONAL_NEEDS), "hints": 0, "left_out": 0}
+        found.append({"attack": CONDITIONAL, "label": CONDITIONAL, **facts, "sees": "gradients"})
+    return found
+
+
 def summarise(
     outcome: Outcome, strategy: HookedStrategy, config: Config, data: dict[str, Any], *, status: str, error: str = ""
 ) -> dict[str, Any]:
     """Return the content of `result.json` (schema 1)."""
     defenses = [
-        {"name": defense.name, "params": defense.params, **from_elsewhere(type(defense))}
+        {
+            "name": defense.name,
+            "params": defense.params,
+            "read_by": list(defense.read_by),
+            **from_elsewhere(type(defense)),
+        }
         for defense in strategy.chain()
     ]
     periods = strategy.base.periods_in_order
@@ -133,23 +153,18 @@ def summarise(
         "parties": {"features": list(strategy.base.parties), "label_features": strategy.base.table is not None},
         "defenses": defenses,
         "log": {name: _number(total / max(1, outcome.steps)) for name, total in outcome.logged.items()},
-        "attacks": [
-            {
-                "attack": attack.name,
-                "label": attack.label,
-                "needs": sorted(attack.needs),
-                "hints": attack.hints if isinstance(attack, Attack | MemoryAttack) and HINTS in attack.needs else 0,
-                "sees": attack.sees,
-            }
-            for attack in strategy.base.attacks
-        ],
-        "model": {"step": outcome.model_step, "epoch": len(outcome.model_epochs)},
+        "attacks": _attacks(strategy.base.attacks, outcome.leakage),
+        "model": {
+            "step": outcome.model_step,
+            "epoch": outcome.model_epoch,
+            **({"chosen_by": outcome.chosen_by} if outcome.chosen_by else {}),
+        },
         **_budget(outcome, config),
         "utility": {"last": _utility(last), "best": _utility(outcome.best)},
         "best_by": outcome.best_by,
         **({} if periods is None else {"periods": describe_periods(outcome.epochs, periods)}),
         "leakage": outcome.leakage,
-        "rebuild": rebuild(outcome.leakage, last, classes=data["classes"], share=config.attack.rebuilt),
+        "rebuild": rebuild(outcome.leakage, outcome.of_model, classes=data["classes"], share=config.attack.rebuilt),
         "cost": {
             "steps": outcome.steps,
             "in_flight": outcome.in_flight,

@@ -21,6 +21,7 @@ from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import InputError, StorageError
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.probe import answer, fixed_rows, warn_of_learning
 
 _log = logging.getLogger(__name__)
 
@@ -120,4 +121,6 @@ def _write_model(strategy: HookedStrategy, folder: RunFolder, card: ModelCard) -
         with suppress(OSError):
             path.parent.rmdir()
     elif base.label_party is not None:
-        save_model(folder.path, replace(card, session=base.session), base.label_party.module)
+        noted = answer(base.label_party, strategy, base.cut, None if base.table is None else fixed_rows(base.table))
+        warn_of_learning(strategy)
+        save_model(folder.path, replace(card, session=base.session, answer=noted), base.label_party.module)

@@ -12,7 +12,7 @@ from flower_vfl.errors import InputError
 
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
 OPTIONAL = {
-    **dict.fromkeys(("weights", "environment", "alone", "parties", "model", "budget", "verdict"), dict),
+    **dict.fromkeys(("weights", "environment", "alone", "alone_better", "parties", "model", "budget", "verdict"), dict),
     **dict.fromkeys(("attacks", "rebuild"), list),
 }
 
@@ -54,6 +54,23 @@ def checked_result(path: Path) -> dict[str, Any]:
     _check_leaks(path, result["leakage"])
     _check_budget(path, result.get("budget", {}))
     return result
+
+
+def kept_utility(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of the model that a run kept: of its last epoch, or of the best one where patience chose it.
+
+    Examples
+    --------
+    >>> utility = {"last": {"test_auc": 0.7}, "best": {"test_auc": 0.8}}
+    >>> kept_utility({"utility": utility, "model": {"step": 9, "epoch": 1, "chosen_by": "validation_auc"}})
+    {'test_auc': 0.8}
+    >>> kept_utility({"utility": utility, "model": {"step": 27, "epoch": 3}})
+    {'test_auc': 0.7}
+    """
+    utility, model = result.get("utility"), result.get("model")
+    which = "best" if isinstance(model, dict) and model.get("chosen_by") else "last"
+    found = utility.get(which) if isinstance(utility, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _refuse(path: Path, constant: str) -> NoReturn:

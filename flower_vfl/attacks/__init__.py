@@ -17,6 +17,7 @@ from flower_vfl.attacks.base import (
 )
 from flower_vfl.attacks.clustering import ClusteringAttack
 from flower_vfl.attacks.cosine import CosineAttack
+from flower_vfl.attacks.direction import DirectionAttack
 from flower_vfl.attacks.direction_count import DirectionCountAttack
 from flower_vfl.attacks.embedding_reader import EmbeddingReaderAttack
 from flower_vfl.attacks.gradient_clustering import GradientClusteringAttack
@@ -35,6 +36,7 @@ from flower_vfl.attacks.remembered_norm import RememberedNormAttack
 from flower_vfl.attacks.remembered_quadratic import RememberedQuadraticAttack
 from flower_vfl.attacks.remembering import KnownRows, Memory, MemoryAttack
 from flower_vfl.attacks.residual import ResidualAttack
+from flower_vfl.attacks.shell import ShellAttack
 from flower_vfl.attacks.spectral import SpectralAttack
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import Methods
@@ -49,6 +51,8 @@ _GRADIENTS: tuple[type[AttackMethod], ...] = (
     DirectionCountAttack,
     HintAttack,
     ResidualAttack,
+    DirectionAttack,
+    ShellAttack,
     GradientClusteringAttack,
 )
 _MEMORIES: tuple[type[AttackMethod], ...] = (
@@ -140,6 +144,7 @@ __all__ = [
     "AttackMethod",
     "ClusteringAttack",
     "CosineAttack",
+    "DirectionAttack",
     "DirectionCountAttack",
     "EmbeddingReaderAttack",
     "GradientClusteringAttack",
@@ -164,6 +169,7 @@ __all__ = [
     "RememberedQuadraticAttack",
     "ResidualAttack",
     "RowAttack",
+    "ShellAttack",
     "SideInformation",
     "SpectralAttack",
     "TrainedView",

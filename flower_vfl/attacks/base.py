@@ -7,10 +7,11 @@ Attacks on the trained model are in `flower_vfl.attacks.inference`, those on wha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -145,6 +146,9 @@ def one_of(attack: str, name: str, value: Word, allowed: Sequence[Word]) -> Word
 class AttackMethod(ABC):
     """What every attack has, whenever it runs.
 
+    A run makes one instance for each party, layer and view that is attacked, by `fresh`: what an instance keeps between
+    its calls is of one sequence of batches. It survives a resume where `state` returns it and `restore` takes it back.
+
     Attributes
     ----------
     name
@@ -165,6 +169,27 @@ class AttackMethod(ABC):
     def params(self) -> dict[str, Any]:
         """The attack's parameters as they go into ``result.json``; given back to the class, they make the same one."""
         return {}
+
+    def fresh(self) -> Self:
+        """Return an instance with the same parameters for another party, layer or view; by default a deep copy."""
+        return deepcopy(self)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the attack keeps between its calls, as plain values and tensors; by default nothing.
+
+        A checkpoint has it. In a sweep whose trials are trained together, a `RowAttack` keeps the states of all runs in
+        tensors with the leading dimensions of the rows that it rates.
+        """
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most attacks keep nothing
+        """Continue from what `state` returned; by default there is nothing to take back.
+
+        Parameters
+        ----------
+        state
+            What `state` returned, perhaps in another process and of rows on another device.
+        """
 
     @cached_property
     def label(self) -> str:
@@ -190,9 +215,13 @@ class Attack(AttackMethod):
     reads
         What `score` returns: ``"scores"``, or ``"clusters"``, groups without names. Of more than two classes, scores
         are for one against the rest; which one is the positive class the scorer says, by the side information.
+    sequential
+        Whether its scores depend on the steps that it has scored before. Then it is called once a step, in their order;
+        another `RowAttack` may be asked of several steps together.
     """
 
     reads: ClassVar[Reads] = "scores"
+    sequential: ClassVar[bool] = False
 
     @property
     def hints(self) -> int:
@@ -222,10 +251,11 @@ class Attack(AttackMethod):
 
 
 class RowAttack(Attack):
-    """An attack that looks at the gradients of the last step alone, so that it can read those of many runs at once.
+    """An attack that scores gradients (..., B, D), so that it can read those of many runs at once.
 
     It returns scores, and is told nothing or what one name in `needs` stands for. A sweep that trains its trials
-    together calls `rate`, a run by itself calls `score`, which is `rate` of one batch.
+    together calls `rate`, a run by itself calls `score`, which is `rate` of one batch. A `sequential` one keeps a state
+    for each of the leading dimensions: these are runs, the same ones in every call.
     """
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:

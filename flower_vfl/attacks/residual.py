@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from flower_vfl.attacks.base import RowAttack, is_whole, whole
-from flower_vfl.attacks.rows import as_rows, in_own_units, narrowed, rarer_side_up
+from flower_vfl.attacks.rows import as_rows, in_safe_units, narrowed
 from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -17,27 +17,35 @@ if TYPE_CHECKING:
 DENSE = 64
 """Up to so many rows or columns, whichever are fewer, all principal directions are found, in float64."""
 
-SPARE = 8
-"""Beyond, the first ones come from so many columns more than are wanted, in one round of subspace iteration."""
+SPARE = 2
+"""Beyond, the first ones come from so many more than are wanted, in two rounds of subspace iteration."""
+
+ODD = 100
+"""One row of so many at either end of the lengths counts as the next ones where they are parted."""
+
+_ROUNDING = 16.0
+"""Of the longest row, in units of the gradients' precision: residual lengths up to this may be rounding errors."""
 
 
 def score(g: Tensor, *, r: int = 4) -> Tensor:
     r"""Score each example by the length of what the first principal directions of its batch leave of its gradient.
 
-    .. math:: r(g_i) = \pm \big( \| (I - V_r V_r^\top)(g_i - \bar g) \|_2 - c \big)
+    .. math:: r(g_i) = \pm \big( \log \| (I - V_r V_r^\top)(g_i - \bar g) \|_2 - c \big)
 
-    with :math:`V_r` the top r principal directions of the batch, and c the place that parts the lengths best into two
-    groups (2-means on a line). The sign is settled without labels: the smaller group counts as positive.
+    with :math:`V_r` the top r principal directions of the batch, and c the place that parts the logarithms best into
+    two groups (2-means on a line, the hundredth at either end drawn in to the next). The sign is settled without
+    labels: the smaller group counts as positive, of two equal ones that with the longer residuals.
 
     A defense that adds noise in all directions to one class more than to the other, as the optimal noise of Marvell's
-    isotropic model does, leaves two lengths there: that of the noise, and next to nothing. No scale of the gradients
-    is too small or too large.
+    isotropic model does, leaves two kinds of lengths there: that of the noise, and those of the other class, mostly
+    next to nothing. These spread over orders of magnitude, and their longest reach into the noise's where few
+    directions are left; as logarithms both kinds are compact. No scale of the gradients is too small or too large.
 
     Parameters
     ----------
     g
         (B, D) gradients, one row an example; further dimensions are flattened. Where B and D are both above 64, the
-        directions come from one round of subspace iteration: those whose variance is near that of the next ones are
+        directions come from two rounds of subspace iteration: those whose variance is near that of the next ones are
         mixed with them.
     r
         How many directions are taken out, at least 1; never more than half of D, and fewer than B.
@@ -45,8 +53,9 @@ def score(g: Tensor, *, r: int = 4) -> Tensor:
     Returns
     -------
     Tensor
-        (B,), float32 for the half precisions, else of the type of ``g``; zeros where r directions hold all there is,
-        rounding errors aside, and where all rows are equal. NaN for each row of a batch that is not finite.
+        (B,), float32 for the half precisions, else of the type of ``g``; lengths that may be rounding errors of the
+        longest row count as equal, so that there are zeros where r directions hold all there is and where all rows are
+        equal. NaN for each row of a batch that is not finite.
 
     Raises
     ------
@@ -71,41 +80,49 @@ def _scores(rows: Tensor, r: int) -> Tensor:
     if count < 2 or not rows.numel():
         return narrowed(rows.new_zeros(rows.shape[:-1]), rows)
     x = rows.to(torch.promote_types(rows.dtype, torch.float64 if min(count, width) <= DENSE else torch.float32))
-    x, unit = in_own_units(x.reshape(-1, count * width))  # from here on x is ours, and changed in place
-    finite = x.sum(dim=-1).isfinite()
-    if not bool(finite.all()):
-        x = x.where(finite[:, None], 0.0)
-    x = x.view(-1, count, width)
-    x -= x.mean(dim=-2, keepdim=True)
-    lengths = _lengths_beyond(x, min(r, width // 2, count - 1)).double()
-    rounding = 4.0 * width**0.5 * torch.finfo(narrowed(rows.new_empty(()), rows).dtype).eps  # entries were up to 2
-    lengths = lengths.where(lengths > rounding, 0.0)
-    scores = rarer_side_up(lengths - _parting(lengths)) * unit[:, None]
-    return narrowed(scores.where(finite[:, None], torch.nan), rows).view(rows.shape[:-1])
+    x, longest, finite = in_safe_units(x.reshape(-1, count, width))
+    r = min(r, width // 2, count - 1)
+    left = _lengths_beyond(x, r) if min(count, width) <= DENSE or r == 0 else _lengths_beyond_most(x, r)
+    rounding = _ROUNDING * torch.finfo(torch.promote_types(rows.dtype, torch.float32)).eps
+    scores = _parted((left.double() / longest[:, None]).clamp_(min=rounding).log_())
+    if finite is not None:
+        scores = scores.where(finite[:, None], torch.nan)
+    return narrowed(scores, rows).view(rows.shape[:-1])
 
 
 def _lengths_beyond(x: Tensor, r: int) -> Tensor:
-    """Return the lengths (R, B) of centred rows (R, B, D) outside their first r principal directions; x is spent.
-
-    What principal directions leave is the same from both sides, X (I - V V') = (I - U U') X: the smaller side is used.
-    """
+    """Return the lengths (R, B) of rows (R, B, D), once centred, outside their first r principal directions."""
+    x = x - x.mean(dim=-2, keepdim=True)
+    lengths: Tensor
     if r > 0 and x.shape[-1] <= x.shape[-2]:
-        v = _directions(x, r)
-        x.baddbmm_(x @ v, v.mT, alpha=-1)
-    elif r > 0:
-        u = _directions(x.mT, r)
+        x = x @ _all(x)[..., :-r]
+    elif r > 0:  # what principal directions leave is the same from both sides, X (I - V V') = (I - U U') X
+        u = _all(x.mT)[..., -r:]
         x.baddbmm_(u, u.mT @ x, alpha=-1)
-    lengths: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    lengths = torch.linalg.vector_norm(x, dim=-1)
     return lengths
 
 
-def _directions(tall: Tensor, r: int) -> Tensor:
-    """Return the first r right-singular vectors (R, D, r) of (R, N, D)."""
-    if tall.shape[-1] <= DENSE:
-        return _all(tall)[..., -r:]
-    basis = torch.linalg.qr(tall.mT @ (tall @ _start(tall.shape[-1], r + SPARE).to(tall))).Q
-    found: Tensor = basis @ _all(tall @ basis)[..., -r:]
-    return found
+def _lengths_beyond_most(x: Tensor, r: int) -> Tensor:
+    """Return nearly the same where all directions would take too long: the first ones from two subspace iterations.
+
+    Rows are centred in the products, not by themselves: each pass over them takes as long as a product.
+    """
+    centre = x.new_full((len(x), 1, x.shape[-2]), 1.0 / x.shape[-2])
+    start = _start(x.shape[-1], r + SPARE, x.dtype).to(x.device).expand(len(x), -1, -1)
+    basis = torch.linalg.qr((_centred(start @ x.mT) @ x).mT).Q
+    products = torch.cat([_centred(basis.mT.contiguous() @ x.mT), centre], dim=1) @ x
+    basis, small = torch.linalg.qr(products[:, :-1].mT)
+    directions = (basis @ torch.linalg.svd(small).U[..., :r]).mT.contiguous()
+    inside = _centred(directions @ x.mT)
+    taken = torch.cat([inside, torch.ones_like(centre)], dim=1).mT
+    out = torch.cat([directions, products[:, -1:]], dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(torch.baddbmm(x, taken, out, alpha=-1), dim=-1)
+    return lengths
+
+
+def _centred(values: Tensor) -> Tensor:
+    return values - values.mean(dim=-1, keepdim=True)
 
 
 def _all(tall: Tensor) -> Tensor:
@@ -115,23 +132,32 @@ def _all(tall: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _start(width: int, columns: int) -> Tensor:
-    """Return where the search begins, (D, columns): the same each time, along no axis."""
+def _start(width: int, rows: int, dtype: torch.dtype) -> Tensor:
+    """Return where the search begins, (rows, D): the same each time, along no axis."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(width, min(width, columns), generator=generator, dtype=torch.float64)
+    return torch.randn(min(width, rows), width, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def _parting(lengths: Tensor) -> Tensor:
-    """Return the place (..., 1) that parts lengths (..., B) into two groups with the least squares around their means.
+def _parted(values: Tensor) -> Tensor:
+    """Return values (..., B) around the place that parts them with the least squares, the smaller group above 0.
 
     Around a common mean of 0, what the groups' means explain is S^2 (1 / k + 1 / (B - k)), S the sum of the k smallest.
     """
-    ordered = lengths.sort(dim=-1).values
-    count = lengths.shape[-1]
-    sums = (ordered - ordered.mean(dim=-1, keepdim=True)).cumsum(dim=-1)[..., :-1]
-    below = torch.arange(1, count, device=lengths.device)
-    last = (sums.square() / (below * (count - below))).argmax(dim=-1, keepdim=True)
-    return (ordered.gather(-1, last) + ordered.gather(-1, last + 1)) / 2
+    ordered = values.sort(dim=-1).values
+    count = values.shape[-1]
+    odd = count // ODD
+    ordered = ordered.clamp(ordered[..., odd, None], ordered[..., count - 1 - odd, None])
+    explained = _centred(ordered).cumsum(dim=-1)[..., :-1].square() * _weights(count, values.device)
+    best = explained.argmax(dim=-1, keepdim=True) + 1
+    place = (ordered.gather(-1, best - 1) + ordered.gather(-1, best)) / 2.0
+    return (values - place) * torch.where(2 * best < count, -1.0, 1.0)
+
+
+@lru_cache(maxsize=16)
+def _weights(count: int, device: torch.device) -> Tensor:
+    """Return 1 / k + 1 / (B - k) for each size k of a group."""
+    below = torch.arange(1, count, dtype=torch.float64, device=device)
+    return 1.0 / below + 1.0 / (count - below)
 
 
 class ResidualAttack(RowAttack):

@@ -81,6 +81,35 @@ def in_own_units(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows / unit[..., None], unit
 
 
+_SAFE = {torch.float32: (1e-9, 1e9), torch.float64: (1e-100, 1e100)}
+"""Of longest rows in between, no fourth power that counts beside the largest vanishes, and none overflows."""
+
+
+def in_safe_units(rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return rows (..., B, D) in units in which sums of their squares are safe, for rows of float32 or float64.
+
+    The units are powers of two, one a batch: no digit changes. Mostly they are 1, and the rows are returned as they
+    are; do not write into them.
+
+    Returns
+    -------
+    tuple of Tensor
+        The rows, zeros for a batch that is not finite; (...) length of the longest row in these units, 1 where all are
+        zeros; and (...) which batches are finite, None where all are.
+    """
+    if not rows.numel():
+        return rows, rows.new_ones(rows.shape[:-2]), None
+    longest = torch.linalg.vector_norm(rows, dim=-1).amax(dim=-1)
+    least, most = _SAFE[rows.dtype]
+    if bool(((longest > least) & (longest < most)).all()):
+        return rows, longest, None
+    x = in_own_units(rows.flatten(-2))[0].view(rows.shape)
+    finite = x.sum(dim=(-2, -1)).isfinite()
+    x = x.where(finite[..., None, None], 0.0)
+    longest = torch.linalg.vector_norm(x, dim=-1).amax(dim=-1)
+    return x, longest.where(longest > 0.0, 1.0), None if bool(finite.all()) else finite
+
+
 def wide(rows: Tensor) -> tuple[Tensor, Tensor | None]:
     """Split rows (..., D) into float64 rows whose squares neither overflow nor vanish, and the units (...) of them.
 

@@ -23,11 +23,11 @@ READER_PHASES = frozenset({AUDIT, JOINT})
 REFERENCE = "reference"
 """The side information, a clean gradient of the batch, that makes an attack an oracle."""
 
-ORACLES = frozenset({"cosine", "inner_product"})
-"""Attacks that need a clean gradient, for results that do not list what each attack needs."""
-
 CONDITIONAL = "conditional_oracle"
 """The reader that knows each row's prediction and the noise; no attack that a configuration could name."""
+
+ORACLES = frozenset({"cosine", "inner_product", CONDITIONAL})
+"""Oracles by name, for results that do not list what each attack needs."""
 
 
 def label_of(entry: Entry) -> str:

@@ -24,7 +24,7 @@ from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.collected import Collected
 from flower_vfl.auditing.features import MORE, GradientFeatures, with_embeddings
 from flower_vfl.auditing.halves import Split
-from flower_vfl.auditing.panel import RowPanel, choose_panel
+from flower_vfl.auditing.panel import Membership, RowPanel
 from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, Fit
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.selection import BATCH, EPOCH, EPOCHS, Candidate, Sample, best, candidates, measured
@@ -42,7 +42,7 @@ DIRECTION = "remembered_direction"
 MOST_BYTES = 1 << 27
 """Of one sample of rows, and of the panel."""
 
-QUICK = 16_384
+QUICK = 8192
 """Rows of an epoch that discriminants read while training goes on."""
 
 TOGETHER = 16
@@ -143,7 +143,6 @@ class InformedAudit:
         }
         self._features = GradientFeatures()
         self._panel: RowPanel | None = None
-        self._random = np.zeros(0, dtype=bool)
         self._now, self._kept = Collected(), Collected()
         self._kept_auc = -math.inf
         self._directions = _Directions(
@@ -181,9 +180,9 @@ class InformedAudit:
             self._now.add(step, rows, self._features.of(g), z)
 
     def _begin(self, width: int, z_width: int) -> RowPanel:
-        count = informed_rows(self._wanted // 2, 3 * width + z_width)
-        rows, self._random = choose_panel(self._split, self._labels, self._classes, count)
-        self._panel = RowPanel(rows, width, z_width)
+        count = informed_rows(self._wanted // 4, 3 * width + z_width)
+        membership = Membership(self._split, self._labels, self._classes, count)
+        self._panel = RowPanel(membership, width, z_width)
         return self._panel
 
     def _stride(self, epoch: int, width: int, z_width: int) -> int:
@@ -208,7 +207,7 @@ class InformedAudit:
 
     def _read_direction(self, step: int, epoch: int, panel: RowPanel) -> None:
         """Read the first direction of what came until now for those rows of the panel that were drawn at random."""
-        rows = panel.arrived.numpy() & self._random
+        rows = panel.arrived.numpy() & panel.random
         labels = self._labels[panel.rows[rows]] == self._positives[0]
         positives = int(np.count_nonzero(labels))
         if not 0 < positives < len(labels):

@@ -17,10 +17,8 @@ _RANDOM, _BY_CLASS = 1, 2
 """Purposes of the draws that choose rows."""
 
 
-def choose_panel(
-    split: Split, labels: NDArray[Any], classes: int, count: int
-) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return about ``count`` rows (n,) of a table, sorted, and which of them (n,) were drawn whatever their class.
+class Membership:
+    """Which rows of a table are followed: a draw by the number of the row, which needs no memory.
 
     Half is drawn from all rows, half evenly from the classes: readers need enough rows of a rare one.
 
@@ -31,19 +29,31 @@ def choose_panel(
     labels : NDArray
         (N,) class of each row.
     classes, count : int
-        Number of classes, and of rows that are wanted.
+        Number of classes, and of rows that are wanted, about.
     """
-    share = count / 2 / max(len(labels), 1)
-    counts = np.bincount(labels.astype(np.int64), minlength=classes) if len(labels) else np.zeros(classes)
-    of_class = count / 2 / classes / np.maximum(counts, 1)
-    chosen, random = [], []
-    for low in range(0, len(labels), _CHUNK):
-        rows = np.arange(low, min(low + _CHUNK, len(labels)))
-        drawn = split.places(rows, _RANDOM) < share
-        either = drawn | (split.places(rows, _BY_CLASS) < of_class[labels[rows].astype(np.int64)])
-        chosen.append(rows[either])
-        random.append(drawn[either])
-    return np.concatenate([np.zeros(0, dtype=np.int64), *chosen]), np.concatenate([np.zeros(0, dtype=bool), *random])
+
+    def __init__(self, split: Split, labels: NDArray[Any], classes: int, count: int) -> None:
+        self._split, self._labels = split, labels
+        counts = np.bincount(labels.astype(np.int64), minlength=classes) if len(labels) else np.zeros(classes)
+        self._share = count / 2 / max(len(labels), 1)
+        self._of_class = count / 2 / classes / np.maximum(counts, 1)
+
+    def drawn(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Return which rows (n,) were drawn whatever their class."""
+        return np.asarray(self._split.places(rows, _RANDOM) < self._share)
+
+    def of(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Return which rows (n,) are followed."""
+        by_class = self._split.places(rows, _BY_CLASS) < self._of_class[self._labels[rows].astype(np.int64)]
+        return np.asarray(self.drawn(rows) | by_class)
+
+    def all(self) -> NDArray[np.int64]:
+        """Return all rows (n,) that are followed, sorted."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for low in range(0, len(self._labels), _CHUNK):
+            rows = np.arange(low, min(low + _CHUNK, len(self._labels)))
+            found.append(rows[self.of(rows)])
+        return np.concatenate(found)
 
 
 class RowPanel:
@@ -51,25 +61,31 @@ class RowPanel:
 
     Parameters
     ----------
-    rows : NDArray
-        (n,) sorted rows of the table that are followed.
+    membership : Membership
+        Says which rows of the table are followed.
     width, z_width : int
         Numbers of one gradient and of one embedding.
+
+    Attributes
+    ----------
+    rows
+        (n,) the rows, sorted.
+    random
+        (n,) which of them were drawn whatever their class.
     """
 
-    def __init__(self, rows: NDArray[np.int64], width: int, z_width: int) -> None:
-        self.rows = rows
-        self.times = torch.zeros(len(rows), dtype=torch.int64)
-        self.sums, self.first, self.last = (torch.zeros(len(rows), width) for _ in range(3))
-        self.embeddings = torch.zeros(len(rows), z_width)
+    def __init__(self, membership: Membership, width: int, z_width: int) -> None:
+        self._membership = membership
+        self.rows = membership.all()
+        self.random = membership.drawn(self.rows)
+        self.times = torch.zeros(len(self.rows), dtype=torch.int64)
+        self.sums, self.first, self.last = (torch.zeros(len(self.rows), width) for _ in range(3))
+        self.embeddings = torch.zeros(len(self.rows), z_width)
 
     def places(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where in a batch rows of the panel are, and their places in it."""
-        if not len(self.rows):
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        places = np.minimum(self.rows.searchsorted(rows), len(self.rows) - 1)
-        found = np.flatnonzero(self.rows[places] == rows)
-        return found, places[found]
+        found = np.flatnonzero(self._membership.of(rows))
+        return found, self.rows.searchsorted(rows[found])
 
     def add(self, places: NDArray[np.int64], x: Tensor, z: Tensor) -> None:
         """Take in gradients (m, D) in units of their batches and embeddings (m, E) of rows at these places."""

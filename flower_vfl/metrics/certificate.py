@@ -1,4 +1,8 @@
-"""What the divergence of the perturbed gradients promises about every attack, and whether measurements keep to it."""
+"""What the divergence of the perturbed gradients bounds under a model of them, and whether measurements keep to it.
+
+Every bound here is marginal over rows: it is about rules that know nothing of a row but its gradient. Whoever knows
+more of the row, such as its columns or the label party's prediction, may read more (docs/methods/certificate.md).
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def auc_bound(sum_kl: float) -> float:
-    r"""Largest AUC that any fixed scoring function can reach at this symmetric divergence of the classes.
+    r"""Return the largest AUC of a fixed scoring function of a gradient alone, at this divergence of the classes.
 
     .. math:: AUC \le \tfrac12 + \tfrac12 \sqrt{\epsilon} - \tfrac18 \epsilon, \qquad 0 \le \epsilon < 4
 
     with epsilon = KL(P1 || P0) + KL(P0 || P1) between the perturbed gradients of positives and negatives. It holds for
-    the modelled distributions and says nothing from 4 on.
+    the modelled distributions, over all rows together, and says nothing from 4 on.
 
     Parameters
     ----------
@@ -55,11 +59,11 @@ def auc_bound(sum_kl: float) -> float:
 
 
 def detection_error_bound(sum_kl: float) -> float:
-    r"""Least detection error that any fixed scoring function leaves at this symmetric divergence of the classes.
+    r"""Return the least detection error of a fixed scoring function of a gradient alone, at this divergence.
 
     .. math:: \min_t \tfrac12 (FNR + FPR) \ge \tfrac12 - \tfrac14 \sqrt{\epsilon}
 
-    so that an error of at least L is promised by :math:`\epsilon \le (2 - 4 L)^2`. Like `auc_bound` it holds for the
+    so that an error of at least L needs :math:`\epsilon \le (2 - 4 L)^2`. Like `auc_bound` it holds for the
     modelled distributions and says nothing from 4 on.
 
     Parameters
@@ -70,7 +74,7 @@ def detection_error_bound(sum_kl: float) -> float:
     Returns
     -------
     float
-        In [0, 0.5], 0.0 where nothing is promised.
+        In [0, 0.5], 0.0 where the theorem says nothing.
 
     Raises
     ------
@@ -91,7 +95,7 @@ def detection_error_bound(sum_kl: float) -> float:
 
 
 def one_against_rest_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
-    r"""Largest AUC with which any fixed scoring function can tell any one class from the rest.
+    r"""Return the largest AUC of a fixed scoring function of a gradient alone, for any one class against the rest.
 
     .. math:: \max_c \sum_{k \ne c} \frac{p_k}{1 - p_c} \, b(\epsilon_{ck})
 
@@ -129,7 +133,7 @@ def one_against_rest_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
 
 
 def accuracy_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
-    r"""Largest share of examples of which any attack can name the class: the smaller one of two bounds.
+    r"""Return the largest share of examples whose class is named by a rule of a gradient alone: the less of two bounds.
 
     .. math::
         \max_c p_c + \min_k \sum_c p_c T(\epsilon_{ck}), \quad
@@ -234,7 +238,7 @@ class Exceedances:
 def exceedances(
     measured: ArrayLike, bounds: ArrayLike, negatives: ArrayLike, positives: ArrayLike, *, q: float = 0.95
 ) -> Exceedances:
-    r"""Compare the leak AUC of each step with what Theorem 1 promises for it.
+    r"""Compare the leak AUC of each step with the bound of Theorem 1 for it.
 
     The bound is about the distribution; the AUC of one batch scatters around its own expectation. A step counts as
     beyond chance when

@@ -294,7 +294,7 @@ class Attacker(FeatureParty):
         audit.fill(offset, piece, classes=frame.integer("classes"))
         return Frame(Kind.AUDITED, frame.step)
 
-    def _keep(self, frame: Frame) -> Frame:
+    def _keep(self, frame: Frame) -> Frame | None:
         answer = super()._keep(frame)
         if frame.kind is Kind.RESTORE and self._remembered is not None:
             self._remembered.check()

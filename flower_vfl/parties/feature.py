@@ -22,6 +22,7 @@ from flower_vfl.errors import ProtocolError, TrainingError
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.placement import IN_MEMORY, Placement
+from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.loading import Loader, gather
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
@@ -113,6 +114,7 @@ class FeatureParty:
         self._pending: deque[_Pending] = deque()
         self._next_step = 0
         self._store = store
+        self._best: BestModel | None = None
         self.on_finish: Callable[[FeatureParty], None] = lambda _party: None
         self._shape, self._dtype = self._probe()
 
@@ -159,7 +161,7 @@ class FeatureParty:
                 return self._evaluate(frame)
             if frame.kind is Kind.FINISH:
                 return self._finish()
-            if frame.kind in (Kind.SAVE, Kind.RESTORE, Kind.KEEP):
+            if frame.kind in (Kind.SAVE, Kind.RESTORE, Kind.KEEP, Kind.BEST):
                 return self._keep(frame)
             if frame.kind in (Kind.REHEARSE, Kind.IN_FLIGHT):
                 return self._settle_pace(frame)
@@ -232,10 +234,13 @@ class FeatureParty:
         embedding = embed(self.bottom, source, rows, self._placement)
         return Frame(Kind.EMBEDDING, frame.step, tensors={"embedding": embedding})
 
-    def _keep(self, frame: Frame) -> Frame:
+    def _keep(self, frame: Frame) -> Frame | None:
         """Keep the state after so many steps, or go back to it or to its model alone."""
         if frame.kind is Kind.KEEP:
             return self._choose_model(frame)
+        if frame.kind is Kind.BEST:
+            self._copy_best(frame)
+            return None
         if self._store is None:
             raise ProtocolError(f"party {self.name!r} keeps no checkpoints")
         if frame.kind is Kind.RESTORE:
@@ -254,12 +259,22 @@ class FeatureParty:
         """Take the model of an earlier step as the one that stays, or none; what was measured stays as it is."""
         if self._pending:
             raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
-        if frame.step >= 0 and self._store is None:
-            raise ProtocolError(f"party {self.name!r} keeps no checkpoints")
-        if frame.step >= 0 and self._store is not None:
+        if self._best is not None and self._best.step == frame.step:
+            self._best.load_into(self.bottom)
+        elif frame.step >= 0:
+            if self._store is None:
+                raise ProtocolError(f"party {self.name!r} keeps no checkpoints")
             self.bottom.load_state_dict(self._store.load(frame.step)["bottom"])
         self.discarded = frame.step < 0
         return Frame(Kind.KEPT, frame.step)
+
+    def _copy_best(self, frame: Frame) -> None:
+        """Copy the weights: no earlier epoch gave better ones."""
+        if self._pending:
+            raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
+        if frame.step != self._next_step:
+            raise ProtocolError(f"the model after {frame.step} steps is the best, {self._next_step} are done")
+        self._best = BestModel.of(self.bottom, frame.step)
 
     def _settle_pace(self, frame: Frame) -> Frame | None:
         """Show the label party what a step takes here, or hear how many steps may be under way."""
@@ -317,6 +332,7 @@ class FeatureParty:
             "seconds_compute": self.seconds_compute,
             "finished": self.finished,
             "discarded": self.discarded,
+            "best": None if self._best is None else self._best.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -325,6 +341,7 @@ class FeatureParty:
         self.optimizers.load_state_dict(state["optimizers"])
         self._next_step, self.finished = state["next_step"], state["finished"]
         self.discarded = state["discarded"]
+        self._best = BestModel.from_state(state["best"])
         self.seconds_compute = state["seconds_compute"]
         self._pending.clear()
         for entry in state["pending"]:

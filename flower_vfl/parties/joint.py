@@ -70,7 +70,7 @@ class JointObserver:
         informed: int = 0,
         seed: int = 0,
     ) -> None:
-        self._attacks, self._table, self._placement = list(attacks), table, placement
+        self._attacks, self._table, self._placement = [attack.fresh() for attack in attacks], table, placement
         self._labels, self._test_labels = labels, test_labels
         self._party, self._defended = party, defended
         self._informed, self._seed = min(informed, MOST_ROWS), seed

@@ -23,6 +23,7 @@ from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.fusion import fuse
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.placement import IN_MEMORY, Placement
+from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.feature import set_mode
 from flower_vfl.parties.loading import Loader, gather
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
@@ -78,7 +79,7 @@ class Hooks(Protocol):
         """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
 
     def bound(self) -> float:
-        """Return the leak AUC that no attack exceeds on what was sent until the end of the last epoch."""
+        """Return the defenses' bound on the leak AUC of what was sent until the end of the last epoch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,12 +93,15 @@ class Inside:
     slopes, gradients : Tensor
         (B, D) derivatives of each row's logit by the embeddings of all feature parties, and the gradients before any
         defense.
+    clipping : Tensor
+        The factor, a scalar, by which clipping has made these gradients shorter; 1 without it.
     """
 
     labels: Tensor
     logits: Tensor
     slopes: Tensor
     gradients: Tensor
+    clipping: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class Step:
     clean: Mapping[str, Tensor] = field(default_factory=dict)
     """What would have been sent without any defense, by party; empty unless it is kept for measuring."""
     inside: Inside | None = None
-    """What they were made of; None but for the steps of which a snapshot is wanted."""
+    """What they were made of; None but for the steps of which a snapshot is wanted, and those of `keep_inside`."""
 
 
 class LabelModel:
@@ -240,6 +244,11 @@ class LabelParty(LabelModel):
         Steps that also say what their gradients were made of, where there are two classes.
     placement : Placement
         Where the models are.
+
+    Attributes
+    ----------
+    best : BestModel or None
+        A copy of the weights after the best epoch, where one is kept.
     """
 
     def __init__(
@@ -262,13 +271,18 @@ class LabelParty(LabelModel):
         super().__init__(top, hooks, parties, bottom=bottom, fusion=fusion, placement=placement)
         self.optimizers = optimizers
         self._labels, self._schedule, self._table, self._clip_norm = labels, schedule, table, clip_norm
-        self._keep_clean, self._snapshots = keep_clean, frozenset(snapshots)
+        self._keep_clean, self._snapshots, self._inside_every = keep_clean, frozenset(snapshots), 0
         has_own = bottom is not None and table is not None
         self._loader = Loader(table.train, schedule, placement) if table is not None and has_own else None
         self._ahead: dict[int, list[Tensor]] = {}
+        self.best: BestModel | None = None
         for module in (top, bottom):
             if module is not None:
                 module.train()
+
+    def keep_inside(self, every: int) -> None:
+        """Keep at each so many steps, as at those of `snapshots`, what their gradients were made of."""
+        self._inside_every = every
 
     def train_step(self, step: int, embeddings: Mapping[str, Tensor]) -> Step:
         """Go through one batch and back, and return the protected cut gradient of each feature party.
@@ -303,12 +317,12 @@ class LabelParty(LabelModel):
         loss, more = self._hooks.loss(logits, labels, z)
         more = checked_log(more, "loss")
         self.optimizers.zero_grad()
-        wanted = step in self._snapshots and bool(received) and logits.dim() == 1
-        slopes = _slopes(logits, received) if wanted else None
+        wanted = step in self._snapshots or (self._inside_every and step % self._inside_every == 0)
+        slopes = _slopes(logits, received) if wanted and received and logits.dim() == 1 else None
         torch.autograd.backward(loss)
-        joint = self._joint(received, labels)
+        joint, clipping = self._joint(received, labels)
         value = _finite(step, loss, joint, more)
-        inside = None if slopes is None else Inside(labels, logits.detach(), slopes, joint.clone())
+        inside = None if slopes is None else Inside(labels, logits.detach(), slopes, joint.clone(), clipping)
         clean = _split(joint.clone(), received) if self._keep_clean else {}
         protected, protection = self._protect(joint, labels)
         gradients = _split(protected, received)
@@ -322,9 +336,9 @@ class LabelParty(LabelModel):
         return log
 
     def bound(self) -> float:
-        """Return what the defenses promise: the leak AUC that no attack exceeds on what was sent until then.
+        """Return the defenses' bound, under their model, on the leak AUC of what was sent until then.
 
-        What is no leak AUC promises nothing, and counts as 1.
+        What is no leak AUC bounds nothing, and counts as 1.
         """
         found: object = self._hooks.bound()
         if isinstance(found, int | float | np.floating) and 0.5 <= found <= 1.0:
@@ -371,15 +385,17 @@ class LabelParty(LabelModel):
             return None
         return self._table.test if part == "test" else self._table.train
 
-    def _joint(self, received: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-        """Return the cut gradients of all feature parties side by side, (B, D), clipped if that is asked for."""
+    def _joint(self, received: Mapping[str, Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cut gradients of all feature parties side by side, (B, D), and by what factor they are clipped."""
+        clipping = torch.ones(())
         if not received:
-            return labels.new_zeros(len(labels), 0, dtype=torch.float32)
+            return labels.new_zeros(len(labels), 0, dtype=torch.float32), clipping
         grads = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in received.values()]
         joint = torch.cat([grad.flatten(1) for grad in grads], dim=1) if len(grads) > 1 else grads[0].flatten(1)
         if self._clip_norm > 0.0:
-            joint = joint * torch.clamp(self._clip_norm / (joint.norm() + 1e-12), max=1.0)
-        return joint
+            clipping = torch.clamp(self._clip_norm / (joint.norm() + 1e-12), max=1.0)
+            joint = joint * clipping
+        return joint, clipping
 
     def _protect(self, joint: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
         if not joint.shape[1]:
@@ -404,6 +420,7 @@ class LabelParty(LabelModel):
             "modules": dict(self.module.state_dict()),
             "optimizers": self.optimizers.state_dict(),
             "dropout": [generator.get_state() for generator in bound_generators(self.module)],
+            "best": None if self.best is None else self.best.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -411,6 +428,7 @@ class LabelParty(LabelModel):
         self._ahead = {}
         self.module.load_state_dict(state["modules"])
         self.optimizers.load_state_dict(state["optimizers"])
+        self.best = BestModel.from_state(state["best"])
         for generator, bits in zip(bound_generators(self.module), state["dropout"], strict=True):
             generator.set_state(bits)
 

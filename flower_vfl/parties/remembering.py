@@ -106,7 +106,7 @@ class MemoryScorer:
     Parameters
     ----------
     attacks : Sequence[MemoryAttack]
-        What is run; may be empty where something else takes what is remembered.
+        What is run; each layer gets an instance of its own. May be empty where something else takes what is kept.
     layers : Sequence[str]
         Layers that are remembered.
     labels : AuditLabels
@@ -158,7 +158,7 @@ class MemoryScorer:
         self._boot = boot()
         self._found = [
             _Remembered(
-                attack,
+                attack.fresh(),
                 LeakSummary(
                     *(attack.name, party, layer, attack.params), phase=REMEMBERED, source=source, defended=defended
                 ),
@@ -296,7 +296,12 @@ class MemoryScorer:
             "layers": list(self._layers),
             "unread": dict(self._unread),
             "found": [
-                {"summary": summary_state(found.summary), "epochs": found.epochs, "intervals": found.intervals}
+                {
+                    "summary": summary_state(found.summary),
+                    "epochs": found.epochs,
+                    "intervals": found.intervals,
+                    "attack": found.attack.state(),
+                }
                 for found in self._found
             ],
         }
@@ -309,6 +314,7 @@ class MemoryScorer:
         for found, entry in zip(self._found, state["found"], strict=True):
             restore_summary(found.summary, entry["summary"])
             found.epochs, found.intervals = list(entry["epochs"]), list(entry["intervals"])
+            found.attack.restore(entry["attack"])
 
     def check(self) -> None:
         """See whether all that was remembered until a checkpoint is there as it was written.

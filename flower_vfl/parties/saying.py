@@ -3,6 +3,7 @@
 In main memory an attack is asked in the step that it attacks, while the gradients are in the processor's caches. On a
 card each question is a dozen small operations and each answer a wait until all that came before is done; there the
 gradients are held, attacks that look at single steps are asked of many of them together, and one copy brings it all.
+Sequential attacks are asked of one step after the other.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def answer(targets: Sequence[Target], waiting: Sequence[Waiting]) -> None:
     together: list[Any] = []
     for place, (attack, layer) in enumerate(targets):
         if isinstance(attack, RowAttack):
-            for steps in _unasked(waiting, place, layer):
+            for steps in _unasked(waiting, place, layer, sequential=attack.sequential):
                 asked.append((place, steps))
                 together.append(_ask_together(attack, layer, steps, stacks))
     for (place, steps), said in zip(asked, _brought(together), strict=True):
@@ -143,18 +144,24 @@ def said_of(attack: AttackMethod, said: Any, rows: int) -> NDArray[Any]:
     return found
 
 
-def _unasked(waiting: Sequence[Waiting], place: int, layer: str) -> list[Unasked]:
-    """Return the steps of which a target is still to be asked, those with gradients of one shape together."""
+def _unasked(waiting: Sequence[Waiting], place: int, layer: str, *, sequential: bool) -> list[Unasked]:
+    """Return the steps of which a target is still to be asked, those with gradients of one shape together.
+
+    A sequential attack is asked of each step by itself, in their order.
+    """
     groups: defaultdict[Any, list[tuple[Waiting, SideInformation]]] = defaultdict(list)
     for step in waiting:
         side = step.sides[place]
         if side is not None and step.said[place] is None:
-            groups[step.gradients[layer].shape].append((step, side))
+            groups[step.step if sequential else step.gradients[layer].shape].append((step, side))
     return list(groups.values())
 
 
 def _ask_together(attack: RowAttack, layer: str, steps: Unasked, stacks: dict[Any, Tensor]) -> Tensor:
-    """Return what an attack says of steps whose gradients have one shape; `stacks` keeps what others look at, too."""
+    """Return what an attack says of steps whose gradients have one shape; `stacks` keeps what others look at, too.
+
+    A sequential attack sees the rows of its one step without a leading dimension, as in main memory.
+    """
     key = layer, tuple(step.step for step, _ in steps)
     if key not in stacks:
         stacks[key] = torch.stack([as_rows(step.gradients[layer]) for step, _ in steps])
@@ -162,7 +169,10 @@ def _ask_together(attack: RowAttack, layer: str, steps: Unasked, stacks: dict[An
     told = [attack.told(rows, side) for rows, (_, side) in zip(shown[0], steps, strict=True)]
     known = [one for one in told if one is not None]
     shown += [torch.stack(known)] if known else []
-    said = ask(attack, partial(attack.rate, shown[0], shown[1] if known else None), shown)
+    rated = [tensor[0] for tensor in shown] if attack.sequential else shown
+    said = ask(attack, partial(attack.rate, rated[0], rated[1] if known else None), shown)
+    if attack.sequential and isinstance(said, Tensor):
+        said = said[None]
     if not isinstance(said, Tensor) or said.shape != shown[0].shape[:2]:
         given = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
         wanted = tuple(shown[0].shape[:2])

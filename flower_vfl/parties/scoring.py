@@ -244,7 +244,7 @@ class Scorer:
     Parameters
     ----------
     attacks : Sequence[Attack]
-        What is run.
+        What is run; each layer gets an instance of its own.
     layers : Sequence[str]
         Layers whose gradients are attacked.
     labels : AuditLabels
@@ -285,7 +285,9 @@ class Scorer:
         self._prefix = view or ("" if source == "attacker" else "monitor")
         self._warned: set[str] = set()
         self._leaks = [
-            StepLeaks(attack, party, layer, source=source, defended=defended) for attack in attacks for layer in layers
+            StepLeaks(attack.fresh(), party, layer, source=source, defended=defended)
+            for attack in attacks
+            for layer in layers
         ]
         self._epoch: tuple[int, list[list[float]]] = (-1, [])
         self._hinted = any(HINTS in attack.needs for attack in attacks)
@@ -421,12 +423,13 @@ class Scorer:
         return [leaks.result() for leaks in self._leaks]
 
     def state(self) -> dict[str, Any]:
-        """Return what was measured so far, as plain values."""
+        """Return what was measured so far, and what the attacks keep, as plain values and tensors."""
         self.settle()
         return {
             "epoch": list(self._epoch),
             "latest": self.latest,
             "summaries": [leaks.state() for leaks in self._leaks],
+            "attacks": [leaks.attack.state() for leaks in self._leaks],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -434,8 +437,9 @@ class Scorer:
         self._waiting = []
         epoch, seen = state["epoch"]
         self._epoch, self.latest = (epoch, [list(values) for values in seen]), state["latest"]
-        for leaks, entry in zip(self._leaks, state["summaries"], strict=True):
+        for leaks, entry, kept in zip(self._leaks, state["summaries"], state["attacks"], strict=True):
             leaks.restore(entry)
+            leaks.attack.restore(kept)
 
 
 def scorer_state(measured: Sequence[Measured]) -> dict[str, Any]:
@@ -447,6 +451,7 @@ def scorer_state(measured: Sequence[Measured]) -> dict[str, Any]:
         "epoch": [epoch, seen],
         "latest": max(last, default=math.nan),
         "summaries": [entry.state() for entry in measured],
+        "attacks": [entry.attack for entry in measured],
     }
 
 

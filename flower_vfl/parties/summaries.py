@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -100,6 +100,8 @@ class Measured:
         (T,) leak AUC and detection error; NaN where a batch had none.
     negatives, positives
         (T,) how many rows of each kind were compared.
+    attack
+        What the attack keeps after the last of them.
     """
 
     epochs: NDArray[Any]
@@ -108,6 +110,7 @@ class Measured:
     errors: NDArray[Any]
     negatives: NDArray[Any]
     positives: NDArray[Any]
+    attack: Mapping[str, Any] = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
         """Return the `state` of a `StepLeaks` that has collected all this."""

@@ -1,12 +1,13 @@
-"""What a run's noise promises about every attack, beside what the attacks measured."""
+"""What a run's noise bounds under its model of the gradients, beside what attacks and oracles measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flower_vfl.auditing.entries import AUDIT, CONDITIONAL
 from flower_vfl.metrics import Exceedances, detection_error_bound, exceedances, nearest_rank
 from flower_vfl.reports.leaks import label_of, on_embeddings, received, told, turns
 
@@ -31,7 +32,7 @@ class Measured:
     attack, party, layer
         What was measured; the attack by its label.
     oracle
-        Whether it was told what no real attacker has.
+        Whether it has side information that no real attacker has.
     turned
         Whether its scores are taken turned around, in all steps, see `reports.leaks.turns`. A rule turned around is a
         rule as well, and the bound holds for it.
@@ -63,33 +64,46 @@ class Measured:
         """Whether more steps are beyond chance than the model allows."""
         return self.found is not None and self.found.beyond_chance.size > self.found.expected
 
+    @property
+    def breaks(self) -> bool:
+        """Whether a reader that the bound is about exceeded it: no oracle, and on what was sent, at the cut."""
+        return self.too_often and not self.oracle and self.layer == "cut"
+
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What one defense promises to one party, or to all of them together.
+    """The bound that one defense logs about the gradients of one party, or of all of them together.
+
+    It is marginal: over all rows together, for rules that know nothing of a row but its gradient, if the gradients were
+    as the defense models them.
 
     Attributes
     ----------
     defense
         The defense with its parameters.
     party
-        Empty where the promise is about all feature parties together; "a+b" of those that collude although each has
+        Empty where the bound is about all feature parties together; "a+b" of those that collude although each has
         noise of its own.
     bound, bound_last
-        Bound on the leak AUC of every attack: mean over the steps, and of the last one.
+        Bound on the leak AUC: mean over the steps, and of the last one.
     silent
         Share of steps of which the theorem says nothing.
     error, asked
-        Least detection error that is promised, and whether the user asked for this one. Those that collude are promised
-        less than what was asked for each of them.
+        Least detection error under the same model, and whether the user asked for this one. That of parties that
+        collude is smaller than what was asked for each of them.
     fallback, withheld
         Shares of steps whose noise came from earlier batches, and in which zeros were sent.
     steps
         How many steps there were.
     accuracy
-        Bound on the share of examples whose class any attack names, where there are more than two classes.
+        Bound on the share of examples whose class such a rule names, where there are more than two classes.
     measured
         The attacks.
+    conditional
+        What the conditional oracle measured, by party: a reader that knows everything of a row but its label, of which
+        the bound says nothing.
+    informed
+        The entries of informed readers of single batches, fitted to labels of other rows.
     """
 
     defense: dict[str, Any]
@@ -104,6 +118,23 @@ class Certificate:
     steps: int
     accuracy: float | None
     measured: list[Measured]
+    conditional: list[Entry] = field(default_factory=list)
+    informed: list[Entry] = field(default_factory=list)
+
+    @property
+    def broken(self) -> list[Measured]:
+        """The attacks that exceeded the bound in more steps than chance explains."""
+        return [row for row in self.measured if row.breaks]
+
+    @property
+    def exceeded(self) -> list[Entry]:
+        """The informed readers of which even the low end of the interval is above the bound."""
+        return [entry for entry in self.informed if self.bound < 1.0 and entry["interval95"][0] > self.bound]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing that was measured contradicts the bound."""
+        return not self.broken and not self.exceeded
 
     @property
     def together(self) -> list[str]:
@@ -112,7 +143,7 @@ class Certificate:
 
 
 def certificates(run: Run) -> list[Certificate]:
-    """Return what is certified: of the outermost defense that logs a bound.
+    """Return the bounds that hold under a model: those of the outermost defense that logs one.
 
     Where each party has noise of its own there is one for each, and for each group that colludes. The bound of an inner
     defense is of no use where an outer one has logged its own.
@@ -141,7 +172,9 @@ def _certificate(run: Run, defense: dict[str, Any], party: str) -> Certificate:
     promised = [detection_error_bound(value) for value in series("sum_kl_after")[1] if value >= 0]
     params = defense.get("params")
     target = params.get("detection_error") if isinstance(params, dict) and "+" not in party else None
-    wanted = [s for s in run.leak_series() if party in ("", s[1]) and not on_embeddings(run.result, s[0])]
+    series_of = [s for s in run.leak_series() if party in ("", s[1]) and not on_embeddings(run.result, s[0])]
+    wanted = [s for s in series_of if s[0] != CONDITIONAL]
+    leakage = [entry for entry in run.result["leakage"] if party in ("", entry.get("party"))]
     return Certificate(
         defense=defense,
         party=party,
@@ -155,7 +188,16 @@ def _certificate(run: Run, defense: dict[str, Any], party: str) -> Certificate:
         steps=bounds.size,
         accuracy=mean("accuracy_bound") or None,
         measured=[_measured(run, *key, (steps, bounds)) for key in wanted],
+        conditional=[e for e in leakage if e.get("attack") == CONDITIONAL and e.get("q95") is not None],
+        informed=[e for e in leakage if _reads_batches(e)],
     )
+
+
+def _reads_batches(entry: Entry) -> bool:
+    """Return whether an entry is of an informed reader of gradients alone, of one batch at a time, with an interval."""
+    where = (entry.get("phase"), entry.get("attack"), entry.get("sees"), entry.get("span"))
+    interval = entry.get("interval95")
+    return where == (AUDIT, "informed", ["gradients"], "batch") and isinstance(interval, list) and None not in interval
 
 
 def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds: Series) -> Measured:

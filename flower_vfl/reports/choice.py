@@ -8,10 +8,8 @@ from typing import Any
 
 from flower_vfl.auditing.verdict import LEAKS, NO_LEAK, NOT_TESTED
 from flower_vfl.reports.headline import TONES, signed
+from flower_vfl.reports.ranking import validation
 from flower_vfl.reports.words import METRICS, listed, number
-
-VALIDATION = ("validation_auc", "validation_macro_auc", "validation_accuracy")
-"""What a run may be chosen by, the first that all candidates have."""
 
 Row = Mapping[str, Any]
 """One run of a comparison: ``run``, ``headline``, ``defenses``, ``last`` and ``cost``."""
@@ -79,15 +77,15 @@ def _count(rows: Sequence[Row], what: str) -> str:
 
 def _among(free: Sequence[Row], leaking: Sequence[Row], measure: str) -> Choice:
     """Choose among runs without a found leak."""
-    by = next((name for name in VALIDATION if all(_known(row, name) for row in free)), None)
-    if by is None and len(free) > 1:
+    known = [(value, row) for row in free if (value := validation(row["run"].result)) is not None]
+    if len(known) < len(free) > 1:
         return Choice(
             f"No leak was found in {listed([_name(row) for row in free])}.",
             "Not all of them have a validation part to choose by, and nothing may be chosen by the test set: take the "
             "simplest, or train again with training.validation.",
             TONES[NO_LEAK],
         )
-    row = free[0] if by is None else max(free, key=lambda row: float(row["last"][by]))
+    row = max(known, key=lambda pair: pair[0])[1] if known else free[0]
     why = f" Of {len(free)} runs without a found leak it predicts best on the validation part." if len(free) > 1 else ""
     others = f" {_count(leaking, 'leak')}." if leaking else ""
     return Choice(
@@ -111,10 +109,6 @@ def _least(leaking: Sequence[Row], measure: str) -> Choice:
         f"{_utility(row, measure)}",
         TONES[LEAKS],
     )
-
-
-def _known(row: Row, name: str) -> bool:
-    return isinstance(row["last"].get(name), float | int)
 
 
 def _name(row: Row) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import numpy as np
 from markupsafe import Markup
 
+from flower_vfl.apps.written import kept_utility
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.choice import choice_of
@@ -74,14 +75,14 @@ def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
 
 def _row(index: int, run: Run, places: Sequence[tuple[str, str]], folder: Path) -> dict[str, Any]:
     utility, cost = run.result["utility"], run.result["cost"]
-    last, best = (value if isinstance(value := utility.get(which), dict) else {} for which in ("last", "best"))
+    best = value if isinstance(value := utility.get("best"), dict) else {}
     return {
         "index": index,
         "run": run,
         "href": quote(os.path.relpath(run.folder.resolve() / PAGE, folder.resolve())),
         "headline": headline_of(run.result),
         "cost": None,
-        "last": last,
+        "last": kept_utility(run.result),
         "best": {} if words.nothing_chosen(run.result) else best,
         "leak": words.worst_leak(run),
         "oracle": words.worst_leak(run, oracle=True),

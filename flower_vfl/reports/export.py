@@ -21,27 +21,30 @@ _SPECIAL = {
 }
 
 
-def to_csv(rows: Rows, places: Places, measure: str) -> str:
+def to_csv(rows: Rows, places: Places, measure: str, chosen_by: str) -> str:
     """Return a row a setting: what varies, then mean, ends of the 95 % interval and number of runs of each value.
 
     Parameters
     ----------
     rows
-        Of the page: each with a ``setting``, a ``utility``, a ``loss``, the ``worst`` leak and the ``leaks``.
+        Of the page: each with a ``setting``, its ``validation``, a ``utility``, a ``loss``, the ``worst`` leak and the
+        ``leaks``.
     places
         (attack, layer) of the leaks.
     measure
         Name of the utility.
+    chosen_by
+        Name of the validation's measure, by which a setting is not beaten.
     """
     keys = list(dict.fromkeys(key for row in rows for key in row["setting"].values))
-    names = [measure, "test_loss", "worst_leak", *(f"leak_q95 {attack} {layer}" for attack, layer in places)]
+    names = [chosen_by, measure, "test_loss", "worst_leak", *(f"leak_q95 {attack} {layer}" for attack, layer in places)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     ends = ("", " low95", " high95", " runs")
     writer.writerow([*keys, "not_beaten", *(name + end for name in names for end in ends)])
     for row in rows:
         values = row["setting"].values
-        found = [row["utility"], row["loss"], row["worst"], *row["leaks"]]
+        found = [row["validation"], row["utility"], row["loss"], row["worst"], *row["leaks"]]
         numbers = [cell for one in found for cell in _cells(one)]
         writer.writerow([*(values.get(key, "") for key in keys), int(row["front"]), *numbers])
     return text.getvalue()
@@ -54,18 +57,20 @@ def _cells(found: Any) -> list[str]:
     return [f"{found.mean:.6g}", *ends, str(found.count)]
 
 
-def to_latex(rows: Rows, places: Places, measure: str) -> str:
+def to_latex(rows: Rows, places: Places, measure: str, chosen_by: str) -> str:
     r"""Return a ``tabular`` with a row a setting, as mean and half the 95 % interval; needs the package booktabs.
 
-    What is not beaten is bold.
+    What is not beaten by validation is bold.
     """
-    head = ["Setting", METRICS[measure], "Test loss", "Worst leak", *(f"{attack}, {layer}" for attack, layer in places)]
+    leaks = (f"{attack}, {layer}" for attack, layer in places)
+    head = ["Setting", METRICS[chosen_by], METRICS[measure], "Test loss", "Worst leak", *leaks]
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule"]
     lines += [" & ".join(map(_escaped, head)) + r" \\", r"\midrule"]
     for row in rows:
         title = _escaped(row["title"])
         title = rf"\textbf{{{title}}}" if row["front"] else title
         values = [
+            _latex(row["validation"], 4),
             _latex(row["utility"], 4),
             _latex(row["loss"], 4),
             *(_latex(v, 3) for v in (row["worst"], *row["leaks"])),

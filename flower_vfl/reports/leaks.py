@@ -40,14 +40,16 @@ __all__ = [
 def told(result: Result, entry: Entry) -> tuple[bool, int]:
     """Return whether an attack was told a clean gradient, which no real attacker has, and of how many positives.
 
-    The first makes it an oracle; the second were left out when it was scored.
+    The first makes it an oracle; the second were left out when it was scored. Of the conditional oracle, which knows
+    the gradients of every row for either label, none were left out.
     """
     known = next((a for a in result.get("attacks", ()) if a.get("label") == label_of(entry)), None)
     params, oracle = entry.get("params"), is_oracle(result, entry)
+    if known is not None:
+        left_out = known.get("left_out")
+        return oracle, left_out if isinstance(left_out, int) else known["hints"] + oracle
     if entry.get("attack") == CONDITIONAL:
         return oracle, 0
-    if known is not None:
-        return oracle, known["hints"] + oracle
     hints = params.get("k") if isinstance(params, dict) and entry.get("attack") == "hint" else 0
     return oracle, (hints if isinstance(hints, int) else 0) + oracle
 

@@ -10,8 +10,10 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.sweeps import is_sweep
+from flower_vfl.apps.written import kept_utility
 from flower_vfl.auditing.entries import TRAIN, phase_of, read
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
@@ -146,7 +148,7 @@ def _page(template: str, **values: Any) -> str:
 def _of_one(run: Run) -> dict[str, Any]:
     result = run.result
     last, best = (_dict(result["utility"].get(which)) for which in ("last", "best"))
-    nothing_chosen, alone_by = words.nothing_chosen(result), words.alone_by(result)
+    nothing_chosen, measure_alone = words.nothing_chosen(result), alone_by(result)
     headline = headline_of(result)
     best = {} if nothing_chosen else best
     names = [*words.METRICS, *sorted((last.keys() | best.keys()) - words.METRICS.keys())]
@@ -155,7 +157,6 @@ def _of_one(run: Run) -> dict[str, Any]:
         "title": run.name,
         "headline": headline,
         "advice": advice(result, headline),
-        "alone_better": "",
         "readers": read(result),
         "date": run.date,
         "leak": words.worst_leak(run),
@@ -168,11 +169,12 @@ def _of_one(run: Run) -> dict[str, Any]:
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run.result),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
-        "last": last,
+        "last": kept_utility(result),
         "nothing_chosen": nothing_chosen,
-        "alone": {party: _dict(value).get(alone_by, value) for party, value in result.get("alone", {}).items()},
-        "alone_by": alone_by,
-        "alone_measure": words.METRICS[alone_by],
+        "alone": {party: _dict(value).get(measure_alone, value) for party, value in result.get("alone", {}).items()},
+        "alone_by": measure_alone,
+        "alone_measure": words.METRICS[measure_alone],
+        "alone_better": words.alone_better(result),
         "speed": words.ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
         "snapshots": [Markup(figure) for figure in snapshot_figures(run.snapshots)],
         "observed": {step: observations(values) for step, values in run.snapshots.items()},

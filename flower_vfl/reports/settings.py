@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flower_vfl.apps.written import kept_utility
 from flower_vfl.reports.figures import Point
 from flower_vfl.reports.leaks import label_of, reached, received, worst
 from flower_vfl.reports.words import USUAL
@@ -83,8 +84,7 @@ class Setting:
         """Return the setting's place in a figure; None where no run measured both."""
         pairs = []
         for run in self.runs:
-            entry, last = worst(run.result, layer, attack=attack), run.result["utility"].get("last")
-            value = last.get(utility) if isinstance(last, dict) else None
+            entry, value = worst(run.result, layer, attack=attack), kept_utility(run.result).get(utility)
             if entry is not None and isinstance(value, float | int):
                 pairs.append((reached(entry), float(value)))
         if not pairs:

@@ -12,13 +12,14 @@ from markupsafe import Markup
 
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.sweeps import Entry, read_record
+from flower_vfl.apps.written import kept_utility
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import words
 from flower_vfl.reports.export import to_csv, to_latex
 from flower_vfl.reports.figures import Point, setting_figure
 from flower_vfl.reports.leaks import reached, told, worst
-from flower_vfl.reports.pareto import front
+from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation, validation_name
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.settings import SEEDS, UTILITIES, measured_at, settings_of, strengths_of
 from flower_vfl.reports.trained import of_settings
@@ -101,10 +102,14 @@ class SweepSetting:
         return " · ".join(filter(None, (words.defenses(self.runs[0].result), self.rest)))
 
     def utility(self, name: str) -> Estimate | None:
-        """Return a utility after the last epoch, such as ``test_auc``."""
-        found = (run.result["utility"].get("last") for run in self.runs)
-        values = [last.get(name) for last in found if isinstance(last, dict)]
+        """Return a utility of the model that is kept, such as ``test_auc``."""
+        values = [kept_utility(run.result).get(name) for run in self.runs]
         return estimate([float(value) for value in values if isinstance(value, int | float)])
+
+    @property
+    def validation(self) -> Estimate | None:
+        """Return the validation by which settings are ranked."""
+        return estimate([value for run in self.runs if (value := validation(run.result)) is not None])
 
     def leak(self, attack: str, layer: str) -> Estimate | None:
         """Return the q95 leak AUC of one attack at one layer, of the party that leaks most."""
@@ -210,9 +215,8 @@ def _problem(values: Mapping[str, Any], settings: Sequence[SweepSetting]) -> dic
     places = measured_at(runs)
     measure = "test_auc" if any(setting.utility("test_auc") for setting in settings) else "test_accuracy"
     rows = [_row(setting, places, measure) for setting in settings]
-    known = [row for row in rows if row["utility"] and row["worst"]]
-    for position in front([(row["utility"].mean, row["worst"].mean) for row in known]):
-        known[position]["front"] = True
+    for position in not_beaten([(_mean(row["validation"]), _mean(row["worst"])) for row in rows]):
+        rows[position]["front"] = True
     # Figures of the trained models tell settings apart by their configurations.
     trained = of_settings(settings_of(runs), lines=12)
     return {
@@ -224,12 +228,13 @@ def _problem(values: Mapping[str, Any], settings: Sequence[SweepSetting]) -> dic
         "names": [_place(runs, attack, layer) for attack, layer in places],
         "places": places,
         "rows": rows,
+        "chosen_by": words.METRICS[validation_name(runs[0].result)],
         "verdict": _verdict(rows),
         "figures": _figures(settings, places),
         "rebuild_figure": trained["rebuild_figure"],
         "protections": trained["protections"],
-        "csv": to_csv(rows, places, measure),
-        "latex": to_latex(rows, places, measure),
+        "csv": to_csv(rows, places, measure, validation_name(runs[0].result)),
+        "latex": to_latex(rows, places, measure, validation_name(runs[0].result)),
     }
 
 
@@ -237,6 +242,7 @@ def _row(setting: SweepSetting, places: Sequence[tuple[str, str]], measure: str)
     return {
         "setting": setting,
         "title": setting.title,
+        "validation": setting.validation,
         "utility": setting.utility(measure),
         "loss": setting.utility("test_loss"),
         "worst": setting.worst,
@@ -248,19 +254,24 @@ def _row(setting: SweepSetting, places: Sequence[tuple[str, str]], measure: str)
 
 
 def _verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the setting without a defense, and the most useful one that keeps attackers near guessing."""
-    known = [row for row in rows if row["utility"] and row["worst"]]
+    """Return the best setting without a defense and the best that keeps attackers near guessing, by validation."""
+    measured = [row for row in rows if row["utility"] and row["worst"]]
+    known = [row for row in measured if row["validation"]]
     open_ = [row for row in known if not row["setting"].runs[0].result["defenses"]]
     kept = [row for row in known if row["level"] <= _SLIGHT]
     return {
-        "undefended": max(open_, key=lambda row: row["utility"].mean, default={}),
-        "kept": max(kept, key=lambda row: row["utility"].mean, default=None),
-        "measured": bool(known),
+        "undefended": max(open_, key=lambda row: row["validation"].mean, default={}),
+        "kept": max(kept, key=lambda row: row["validation"].mean, default=None),
+        "measured": bool(measured),
+        "not_ranked": "" if known else NOT_RANKED,
     }
 
 
 def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]) -> list[Markup]:
-    """Draw each attack at each layer against each utility (L22's Figure 4; L21's Figure 3), with what is not beaten."""
+    """Draw each attack at each layer against each utility (L22's Figure 4; L21's Figure 3).
+
+    What is not beaten by validation is joined.
+    """
     rests = {setting.rest for setting in settings}
     strengths = strengths_of([setting.runs[0].result["defenses"] for setting in settings])
     found_in = [run for setting in settings for run in setting.runs]
@@ -270,17 +281,19 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
         null = max((float(value) for value in nulls if value is not None), default=None)
         for utility, label in UTILITIES.items():
             lines: dict[str, list[tuple[tuple[float, ...], Point]]] = {}
+            ranked: list[tuple[float | None, Point]] = []
             for setting, strength in zip(settings, strengths, strict=True):
                 leak, useful = setting.leak(attack, layer), setting.utility(utility)
                 if leak is not None and useful is not None:
                     plain = len(rests) == 1 or len(rests) > LINES
                     name = strength.family if plain else f"{strength.family} · {setting.rest}"
-                    lines.setdefault(name, []).append((strength.values, _point(strength.name, leak, useful)))
+                    point = _point(strength.name, leak, useful)
+                    lines.setdefault(name, []).append((strength.values, point))
+                    ranked.append((_mean(setting.validation), point))
             if lines:
                 ordered = {name: [p for _, p in sorted(found, key=_strength)] for name, found in lines.items()}
-                points = [point for found in ordered.values() for point in found]
-                best = front([(p.utility, p.leak) for p in points], less=utility == "test_loss")
-                edge = [(points[index].utility, points[index].leak) for index in best]
+                best = [ranked[index][1] for index in not_beaten([(rank, p.leak) for rank, p in ranked])]
+                edge = [(point.utility, point.leak) for point in best]
                 figure = setting_figure(
                     f"{_place(found_in, attack, layer)} layer",
                     label,
@@ -298,6 +311,10 @@ def _place(runs: Sequence[Run], attack: str, layer: str) -> str:
     entry = next((e for run in runs if (e := worst(run.result, layer, attack=attack))), None)
     oracle = entry is not None and told(runs[0].result, entry)[0]
     return f"{attack}{' (oracle)' if oracle else ''}, {layer}"
+
+
+def _mean(found: Estimate | None) -> float | None:
+    return None if found is None else found.mean
 
 
 def _strength(pair: tuple[tuple[float, ...], Point]) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
+from flower_vfl.apps.written import kept_utility
 from flower_vfl.metrics import mean_interval, pair_angles, sample_rows
 from flower_vfl.metrics.embeddings import READ, RECEIVED
 from flower_vfl.reports.figures import (
@@ -206,8 +207,7 @@ def _point(
     pairs, baselines, interval = [], [], None
     for run, entry in found:
         values = measures_of(entry).get(measure, {})
-        last = run.result["utility"].get("last")
-        leak, useful = number(values.get("mean")), number(last.get(utility)) if isinstance(last, dict) else None
+        leak, useful = number(values.get("mean")), number(kept_utility(run.result).get(utility))
         if leak is not None and useful is not None:
             pairs.append((leak, useful))
             interval = values.get("interval95")

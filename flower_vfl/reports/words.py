@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flower_vfl.apps.alone import BETTER
 from flower_vfl.auditing.entries import READER_PHASES, phase_of
 from flower_vfl.parsing import call
 from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, on_embeddings, reached, received, told
@@ -55,14 +56,23 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def kept_model(result: Mapping[str, Any]) -> str:
-    """Say which model a run kept that a limit ended; empty for every other run."""
+    """Return which model a run kept where it is not the last one; empty for every other run."""
     model, limit = result.get("model"), LIMITS.get(str(result.get("status")))
-    if limit is None or not isinstance(model, dict):
+    if not isinstance(model, dict):
         return ""
+    if limit is None:
+        if not model.get("chosen_by") or model.get("step") == result["cost"].get("steps"):
+            return ""
+        measure = METRICS.get(model["chosen_by"], "").replace("Validation", "validation")
+        return (
+            f"The model that all parties kept is the one with the best {measure}: of "
+            f"step {number(model['step'])}, the end of epoch {number(model.get('epoch'))}."
+        )
     if model.get("step") is None:
         return f"{limit}, and there is no checkpoint from before: no party kept a model."
     return (
-        f"{limit}. The model that all parties kept is the last one from before: of "
+        f"{limit}. The model that all parties kept is the {'best' if model.get('chosen_by') else 'last'} one from "
+        f"before: of "
         f"step {number(model['step'])}, the end of epoch {number(model.get('epoch'))}. The leaks that are shown are of "
         "everything that was sent, also afterwards."
     )
@@ -77,16 +87,18 @@ def nothing_chosen(result: Mapping[str, Any]) -> str:
     return "All rows of the validation part are of one class. No AUC is known there: no epoch was chosen by validation."
 
 
-def alone_by(result: Mapping[str, Any]) -> str:
-    """Return the measure of what each party reaches alone: the test AUC, of more than two classes the mean over them.
-
-    Examples
-    --------
-    >>> alone_by({"utility": {"last": {"test_auc": None, "test_macro_auc": 0.9}}})
-    'test_macro_auc'
-    """
-    last = result["utility"].get("last")
-    return "test_macro_auc" if isinstance(last, dict) and "test_macro_auc" in last else "test_auc"
+def alone_better(result: Mapping[str, Any]) -> str:
+    """Return that one party alone reaches more than all together; empty where none does, or that is not known."""
+    found = result.get(BETTER)
+    if not isinstance(found, dict):
+        return ""
+    measure = METRICS.get(str(found.get("measure")), NONE).replace("Test", "test")
+    defended = " with its defense" if result["defenses"] else ""
+    return (
+        f"Together the parties do worse than party {found.get('party', NONE)} alone: {measure} "
+        f"{number(found.get('together'), 4)} together{defended}, {number(found.get('alone'), 4)} alone, with the same "
+        "architecture and without a defense. By this measure training together gains nothing."
+    )
 
 
 def size(value: Any) -> str:

@@ -40,6 +40,7 @@ from flower_vfl.testing.common import (
 )
 from flower_vfl.testing.joint import JOINT, JointSubject
 from flower_vfl.testing.remembering import MEMORIES, MemorySubject
+from flower_vfl.testing.sequences import repeated, sequence, stacked
 from flower_vfl.testing.trained import TRAINED, TrainedSubject
 
 _LAYERS = ("cut", "first")
@@ -53,7 +54,8 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
     the same attack again; every batch gives one score a row, on vectors and feature maps, in every number format, on
     every device of this machine; no score is NaN, be the batch of one or two rows, of one class, of zeros, of equal
     rows, or of gradients of 1e-30 or 1e30; the same input gives the same scores and is not changed; side information
-    that is missing is refused with a message. A `RowAttack` rates three batches at once as it scores each of them. An
+    that is missing is refused with a message. Instances share no state; one that is given what `state` returned goes on
+    with the same scores. A `RowAttack` rates three batches at once as it scores each of them. An
     attack on the trained model says one thing a row in the same way, of two classes and of five, from the seed that it
     is given and no other randomness. One on what is remembered gives one score for each row that has come, after any
     number of epochs. A joint attack scores training rows and test rows of a view, with columns and without.
@@ -77,7 +79,8 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
     )
     if watching or not (trained or remembering or joint):
         checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _stack, _devices)
-        run_checks("an attack", title, params, _Subject(attack_class, params), (_declarations, *checks))
+        every = (_declarations, *checks, repeated, sequence)
+        run_checks("an attack", title, params, _Subject(attack_class, params), every)
     if trained:
         run_checks("an attack on the trained model", title, params, TrainedSubject(attack_class, params), TRAINED)
     if remembering:
@@ -93,9 +96,8 @@ class _Subject:
     attack_class: Any
     params: dict[str, Any] = field(default_factory=dict)
 
-    def make(self) -> Attack:
-        attack: Attack = self.attack_class(**self.params)
-        return attack
+    def make(self) -> Any:
+        return self.attack_class(**self.params)
 
     def score(self, attack: Attack, g: Tensor, *, layer: str = "cut") -> Tensor:
         """Return the scores of a batch of gradients, or of embeddings, (B, ...) after two other steps."""
@@ -195,12 +197,10 @@ def _degenerate(subject: _Subject) -> Iterator[str]:
 
 def _repeatable(subject: _Subject) -> Iterator[str]:
     g = gradients((64, 8))
-    before, attack = g.clone(), subject.make()
-    first = subject.score(attack, g)
+    before = g.clone()
+    first = subject.score(subject.make(), g)
     if not torch.equal(g, before):
         yield "it changes the gradients that it looks at; others look at them after it"
-    if not torch.equal(first, subject.score(attack, before.clone())):
-        yield "the same transcript gives other scores the second time"
     if not torch.equal(first, subject.score(subject.make(), before.clone())):
         yield "two attacks with the same parameters give different scores: draw from a generator of its own, seeded"
 
@@ -231,6 +231,8 @@ def _stack(subject: _Subject) -> Iterator[str]:
         yield f"`rate` of three batches (3, 64, 8) returns {shape}; {tuple(expected.shape)} is needed"
     elif not torch.allclose(found.double(), expected.double(), rtol=1e-5, atol=1e-6 * float(expected.abs().max())):
         yield "`rate` of three batches at once is not what `score` says of each"
+    else:
+        yield from stacked(subject.make(), subject.make)
 
 
 def _devices(subject: _Subject) -> Iterator[str]:

@@ -155,9 +155,9 @@ class Member:
             done = {"bottom": part.weights, "optimizers": part.optimizer, "next_step": schedule.steps}
             machine.restore({**state, **done, **dropout, **scores})
         label, monitor = self._label_party(links), build_monitor(self.strategy, schedule)
-        label.restore(
-            {"modules": trained.label.weights, "optimizers": trained.label.optimizer, "dropout": trained.label.dropout}
-        )
+        of_label = trained.label
+        learned = {"modules": of_label.weights, "optimizers": of_label.optimizer, "dropout": of_label.dropout}
+        label.restore({**label.state(), **learned})
         if monitor is not None:
             views = zip(trained.monitored or [[] for _ in trained.audited], trained.audited, strict=True)
             monitor.restore(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,20 +36,31 @@ class View:
         `SENT` or `CLEAN`.
     names
         What the leak AUC and the detection error are called, once for each who looks.
+    attacks
+        The instances that look at nothing else.
     """
 
     parties: tuple[str, ...]
     layer: str
     shows: str
     names: tuple[str, ...]
+    attacks: tuple[RowAttack, ...] = ()
 
-    def readings(self, attacks: Sequence[RowAttack], name: str) -> list[Reading]:
+    def readings(self, name: str) -> list[Reading]:
         """Return what is measured of this view under one name, an entry an attack."""
         metrics = (f"{name}_auc".lstrip("_"), f"{name}_detection_error".lstrip("_"))
         party = "+".join(self.parties)
         return [
-            Reading(party, self.layer, attack.label, metrics, attack.hints if attack.needs else 0) for attack in attacks
+            Reading(
+                party, self.layer, attack.label, metrics, attack.hints if attack.needs else 0, partial(_kept, attack)
+            )
+            for attack in self.attacks
         ]
+
+
+def _kept(attack: RowAttack, run: int) -> dict[str, Any]:
+    """Return what an attack keeps of one run."""
+    return {name: value[run].clone() if isinstance(value, Tensor) else value for name, value in attack.state().items()}
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,7 @@ class Readers:
     Parameters
     ----------
     attacks : Sequence[RowAttack]
-        What is run.
+        What is run; each view gets instances of its own.
     views : Sequence[View]
         What is attacked.
     defended : NDArray
@@ -125,7 +137,8 @@ class Readers:
     """
 
     def __init__(self, attacks: Sequence[RowAttack], views: Sequence[View], defended: NDArray[np.bool_]) -> None:
-        self.attacks, self.views, self._defended = list(attacks), list(views), defended
+        self.attacks, self._defended = list(attacks), defended
+        self.views = [replace(view, attacks=tuple(attack.fresh() for attack in attacks)) for view in views]
         self._waiting: list[tuple[int, int, Tensor, list[NDArray[np.bool_]]]] = []
         self.most_hints = max((attack.hints for attack in attacks if HINTS in attack.needs), default=0)
         self.refers = any(REFERENCE in attack.needs for attack in attacks)
@@ -158,14 +171,14 @@ class Readers:
         """
         said, measured, known = [], [], []
         everybody = torch.ones_like(batch.positive)
-        asked = [(attack, *_measured(attack, batch, everybody)) for attack in self.attacks]
+        asked = [_measured(attack, batch, everybody) for attack in self.attacks]
         for view in self.views:
             rows = _joined([gradients[party, view.layer, view.shows].flatten(2) for party in view.parties])
             told = None
             if self.refers:
                 told = _joined([references[party, view.layer] for party in view.parties])[:, None]
             hints = batch.at(batch.hints, rows) if self.most_hints else None
-            for attack, kept, possible in asked:
+            for attack, (kept, possible) in zip(view.attacks, asked, strict=True):
                 side = _told(attack, told, hints)
                 scores = ask(attack, partial(attack.rate, rows, side), [rows] if side is None else [rows, side])
                 said.append(scores)
@@ -186,7 +199,7 @@ class Readers:
                 of_view = [next(entries) for _ in self.attacks]
                 whose = None if view.shows == SENT else self._defended
                 for name in view.names:
-                    for reading, (pair, possible) in zip(view.readings(self.attacks, name), of_view, strict=True):
+                    for reading, (pair, possible) in zip(view.readings(name), of_view, strict=True):
                         for metric, value in zip(reading.metrics, pair, strict=True):
                             key = (reading.party, reading.layer, reading.attack, metric)
                             records.add(key, step, epoch, np.where(possible, value, np.nan), whose)

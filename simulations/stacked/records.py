@@ -63,6 +63,8 @@ class Reading:
         What the leak AUC and the detection error are called in the log.
     told
         How many rows of a batch supplied side information.
+    kept
+        Returns what the attack keeps of a run.
     """
 
     party: str
@@ -70,6 +72,7 @@ class Reading:
     attack: str
     metrics: tuple[str, str]
     told: int
+    kept: Callable[[int], Mapping[str, Any]]
 
 
 class Records:
@@ -138,7 +141,7 @@ class Records:
         return found
 
 
-def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[int], int]) -> list[Measured]:
+def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[int], int], run: int) -> list[Measured]:
     """Return what each reading found in one run, of which these are the curves.
 
     Parameters
@@ -149,6 +152,8 @@ def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[
         What is wanted.
     looked_for : Callable
         Says which class was looked for in a step.
+    run : int
+        Its number.
     """
     rows, positives = (curves["label", "", "", name][2] for name in ("batch_rows", "batch_positives"))
     found = []
@@ -157,5 +162,6 @@ def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[
         (steps, epochs, values), (_, _, errors) = (curves[*place, metric] for metric in reading.metrics)
         classes = np.array([looked_for(step) for step in steps.tolist()])
         yes = positives[steps]  # of every step there is one
-        found.append(Measured(epochs, classes, values, errors, rows[steps] - yes, yes - reading.told))
+        counts = rows[steps] - yes, yes - reading.told
+        found.append(Measured(epochs, classes, values, errors, *counts, reading.kept(run)))
     return found

@@ -413,8 +413,8 @@ class StackedTraining:
             },
             outcome,
             losses,
-            {party: measured(curves, found, self._positive) for party, found in readings[0].items()},
-            [measured(curves, found, self._positive) for found in readings[1]],
+            {party: measured(curves, found, self._positive, run) for party, found in readings[0].items()},
+            [measured(curves, found, self._positive, run) for found in readings[1]],
             [] if (monitor := self._audits[run]) is None else monitor.audited,
         )
         return trained, curves
@@ -427,17 +427,13 @@ class StackedTraining:
 
     def _readings(self, defended: bool) -> tuple[dict[str, list[Reading]], list[list[Reading]]]:
         """Return what is measured of a run: by each attacker, and by the monitor, in the order of their scorers."""
-        views, attacks = self._readers.views, self._readers.attacks
+        views, attacks = self._readers.views, len(self._readers.attacks)
         seen: dict[str, list[Reading]] = {}
         for party, layers in self._layers.items():
-            alone = {
-                view.layer: view.readings(attacks, "")
-                for view in views
-                if "" in view.names and view.parties == (party,)
-            }
-            seen[party] = [alone[layer][number] for number in range(len(attacks)) for layer in layers]
+            alone = {view.layer: view.readings("") for view in views if "" in view.names and view.parties == (party,)}
+            seen[party] = [alone[layer][number] for number in range(attacks) for layer in layers]
         names = ("monitor", "undefended") if defended else ("monitor",)
-        monitored = [view.readings(attacks, name) for name in names for view in self._groups(name)]
+        monitored = [view.readings(name) for name in names for view in self._groups(name)]
         return seen, monitored
 
     def _groups(self, name: str) -> list[View]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,15 +16,40 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.apps.folder import ENDED
+from flower_vfl.apps.written import kept_utility
 from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports.leaks import reached, worst
-from flower_vfl.reports.pareto import front
+from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation
 from flower_vfl.reports.words import duration, number
 
 _REFRESH_SECONDS = 0.5
 _BEST, _RUNNING = 6, 12
 MOST_TOLD = 500
 """Characters of a reason that are shown; the table of trials has all of them."""
+
+
+class Point(NamedTuple):
+    """What a run is compared by: the model that it kept, and what attackers read.
+
+    Attributes
+    ----------
+    validation
+        AUC or accuracy of the validation part, by which runs are ranked; None without one.
+    test
+        The same of the test rows, which rank nothing.
+    leak
+        The worst leak of attacks that somebody could run.
+    """
+
+    validation: float | None = None
+    test: float | None = None
+    leak: float | None = None
+
+    @property
+    def words(self) -> str:
+        """The numbers with their names."""
+        names = {"validation": self.validation, "test": self.test, "worst leak": self.leak}
+        return ", ".join(f"{name} {number(value, 4)}" for name, value in names.items())
 
 
 @dataclass
@@ -42,8 +67,7 @@ class _Underway:
 
 @dataclass
 class _Ended:
-    utility: float | None
-    leak: float | None
+    point: Point
     seconds: float
 
 
@@ -112,10 +136,9 @@ class Board:
         if run in self.failures or run in self.stacks:
             return
         result = self.result(run)
-        utility, leak = points_of(result) if result else (None, None)
-        self.ended[run] = _Ended(utility, leak, self.clock() - state.began if state else math.nan)
-        words = [f"utility {number(utility, 4)}", f"worst leak {number(leak, 4)}"]
-        self._say(f"finished: {run} ({', '.join(words)})")
+        point = point_of(result) if result else Point()
+        self.ended[run] = _Ended(point, self.clock() - state.began if state else math.nan)
+        self._say(f"finished: {run} ({point.words})")
 
     def retried(self, run: str, reason: str) -> None:
         """A trial failed and is tried again."""
@@ -177,38 +200,39 @@ class Board:
         for run, state in list(self.underway.items())[:_RUNNING]:
             steps = f"{state.step:,} / {state.steps:,}" if state.steps else "opening"
             running.add_row(Text(run), steps, number(state.loss, 4), number(state.leak))
-        return Group(head, running, best_table(self.points)) if self.ended else Group(head, running)
+        return Group(head, running, best_of(self.points)) if self.ended else Group(head, running)
 
     @property
-    def points(self) -> dict[str, tuple[float | None, float | None]]:
-        """Utility and worst leak of what has ended in this start."""
-        return {run: (entry.utility, entry.leak) for run, entry in self.ended.items()}
+    def points(self) -> dict[str, Point]:
+        """What has ended in this start."""
+        return {run: entry.point for run, entry in self.ended.items()}
 
 
-def best_table(points: Mapping[str, tuple[float | None, float | None]]) -> Table:
-    """Return the runs that no other beats, a few of them, from the least leak to the most."""
-    known = {run: (u, leak) for run, (u, leak) in points.items() if u is not None and leak is not None}
-    runs = [list(known)[index] for index in front(list(known.values()))]
+def best_of(points: Mapping[str, Point]) -> Table | Text:
+    """Return the runs that no other beats by validation, a few of them, from the least leak to the most.
+
+    Where none has a validation part, nothing is ranked: return why.
+    """
+    if points and all(point.validation is None for point in points.values()):
+        return Text(NOT_RANKED)
+    named = list(points.items())
+    runs = [named[index] for index in not_beaten([(point.validation, point.leak) for _, point in named])]
     shown = runs if len(runs) <= _BEST else [runs[round(i * (len(runs) - 1) / (_BEST - 1))] for i in range(_BEST)]
-    table = Table(title="Best: no other run predicts better and leaks less", title_justify="left")
-    for column in ("run", "utility", "worst leak"):
+    table = Table(title="Best by validation: no other run validates better and leaks less", title_justify="left")
+    for column in ("run", "validation", "test", "worst leak"):
         table.add_column(column, justify="left" if column == "run" else "right", overflow="fold")
-    for run in shown:
-        table.add_row(Text(run), *(number(value, 4) for value in known[run]))
+    for run, point in shown:
+        table.add_row(Text(run), *(number(value, 4) for value in point))
     return table
 
 
-def points_of(result: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Return a run's utility, test AUC or accuracy, and its worst leak AUC of attacks that somebody could run.
-
-    Of a run that did not end by itself nothing counts.
-    """
+def point_of(result: Mapping[str, Any]) -> Point:
+    """Return what a run is compared by; of one that did not end by itself nothing counts."""
     if result.get("status") not in ENDED:
-        return None, None
-    utility = result.get("utility")
-    last = utility.get("last") if isinstance(utility, dict) else None
-    values = [last.get(name) for name in ("test_auc", "test_accuracy")] if isinstance(last, dict) else []
+        return Point()
+    kept = kept_utility(result)
+    values = [kept.get(name) for name in ("test_auc", "test_accuracy")]
     useful = next((float(value) for value in values if isinstance(value, int | float)), None)
     layers = {str(entry.get("layer")) for entry in result.get("leakage", ())}
     leaks = [reached(entry) for layer in layers if (entry := worst(result, layer, oracle=False)) is not None]
-    return useful, max(leaks, default=None)
+    return Point(validation(result), useful, max(leaks, default=None))

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.config import load_config, preset_names, preset_text, sweep_names
-from flower_vfl.simulations.sweep.board import best_table, points_of
+from flower_vfl.simulations.sweep.board import best_of, point_of
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.trials import trials_of
 
@@ -35,8 +35,8 @@ def print_presets() -> None:
 
 
 def print_sweep(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Print which runs of a sweep no other beats."""
-    Console().print(best_table({str(summary["run"]): points_of(summary) for summary in summaries}))
+    """Print which runs of a sweep no other beats by validation, or why nothing is ranked."""
+    Console().print(best_of({str(summary["run"]): point_of(summary) for summary in summaries}))
 
 
 def _sentence(name: str) -> str:

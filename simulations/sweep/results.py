@@ -69,6 +69,7 @@ def row(trial: Trial, result: Mapping[str, Any] | None, failure: str = "") -> di
     for which in ("last", "best"):
         values = result["utility"].get(which) or {}
         found |= {f"{which}/{name}": value for name, value in values.items()}
+    found |= {f"model/{name}": value for name, value in (result.get("model") or {}).items()}
     defended = bool(result["defenses"])
     for entry in result["leakage"]:
         place = "/".join(str(entry.get(key, "")) for key in ("phase", "source", "party", "layer"))

@@ -69,8 +69,17 @@ def test_a_run_finds_them_and_results_say_whose_they_are(defense, attack, instal
     run(config, out=tmp_path / "run", data=lambda _: data)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["defenses"] == [
-        {"name": "doubled", "params": {"times": 3, "scope": "joint"}, "class": "own_parts:Doubled"},
-        {"name": "iso", "params": {"t": 1.0, "rho": 0.0, "scope": "joint"}},
+        {
+            "name": "doubled",
+            "params": {"times": 3, "scope": "joint"},
+            "read_by": ["norm", "direction"],
+            "class": "own_parts:Doubled",
+        },
+        {
+            "name": "iso",
+            "params": {"t": 1.0, "rho": 0.0, "scope": "joint"},
+            "read_by": ["norm", "remembered_direction"],
+        },
     ]
     assert {(entry["label"], entry.get("class"), entry["source"]) for entry in result["leakage"]} == {
         (label, whose, source)

@@ -43,6 +43,9 @@ class Remembering(Attack):
         self.needs = frozenset(needs)
         self._hints, self.told = hints, []
 
+    def fresh(self):
+        return self  # a test looks at what it was told
+
     @property
     def hints(self):
         return self._hints

@@ -74,6 +74,7 @@ def test_a_simulated_run_scores_every_attack_at_every_layer_and_at_the_monitor(k
     ]
     expected = {(*view, label, party) for view in views for label in ALL for party in "ab"}
     expected |= {(*view, label, "a+b") for view in views[2:] for label in ALL}
+    expected |= {("monitor", True, "cut", "conditional_oracle", party) for party in ("a", "b", "a+b")}
     assert set(entries) == expected
     assert all(entry["steps"] == 5 and entry["q95"] is not None for entry in entries.values())
     for party, label in itertools.product("ab", ALL):

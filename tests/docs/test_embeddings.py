@@ -11,8 +11,8 @@ from tests.docs.conftest import STUDY
 
 pytestmark = pytest.mark.usefixtures("beside_the_studies")
 
-FLAT = {"same": [1.55], "different": [1.58], "same_near": [0.9], "different_near": [0.8]}
-SPLIT = {"same": [0.4], "different": [1.6], "same_near": [0.0], "different_near": [0.5]}
+FLAT = {"same": [1.55] * 2, "different": [1.58] * 2, "same_near": [0.9] * 2, "different_near": [0.8] * 2}
+SPLIT = {"same": [0.4] * 2, "different": [1.6] * 2, "same_near": [0.0] * 2, "different_near": [0.5] * 2}
 
 
 def attack(values, baseline=0.5, measure="accuracy"):
@@ -103,8 +103,15 @@ def test_what_was_not_run_is_no_claim_and_seeds_are_compared_with_themselves():
     claims = [found["claim"] for found in embeddings_claims.verdicts("fashion", flipped)]
     assert any(claim.startswith("Label DP") for claim in claims)
     assert not any(claim.startswith("Noise") for claim in claims)
-    uneven = summary(none=[(0.95, 0.7), (0.95, 0.9)], label_dp_of_4=[(0.9, 0.7)])
-    assert verdict("fashion", uneven, "Label DP")["holds"]  # the mean over both undefended runs would be 0.8
+    uneven = summary(none=[(0.95, 0.7), (0.95, 0.7), (0.95, 1.0)], label_dp_of_4=[(0.9, 0.7)] * 2)
+    assert verdict("fashion", uneven, "Label DP")["holds"]  # the mean over all undefended runs would be 0.8
+
+
+def test_one_seed_decides_no_claim():
+    one = summary(none=[(0.95, 0.9)], pe_of_4=[(0.9, 0.3)], label_dp_of_4=[(0.9, 0.9)])
+    for start in ("PELoss reaches perfect", "Label DP leaves"):
+        found = verdict("fashion", one, start)
+        assert (found["holds"], found["numbers"][:9]) == (None, "one seed:")
 
 
 def test_the_widest_cut_is_compared_with_the_narrowest_seed_by_seed():

@@ -20,7 +20,15 @@ SETUP = {
     "model": {"bottom": [8], "cut": 4, "top": [8], "dropout": 0.1},
     "attack": {
         "names": [
-            *("norm", "cosine", "hint(k=2)", "direction_count", "spectral", "model_completion(k=1,draws=1)"),
+            *(
+                "norm",
+                "direction",
+                "cosine",
+                "hint(k=2)",
+                "direction_count",
+                "spectral",
+                "model_completion(k=1,draws=1)",
+            ),
             *("remembered_norm", "remembered_difference", "remembered_hint(k=2)", "remembered_fit(k=2)"),
             *("remembered_quadratic(k=2)", "remembered_network(k=2,steps=20)"),
         ],

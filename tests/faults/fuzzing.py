@@ -57,6 +57,7 @@ DOWN = [
     Frame(Kind.FINISH),
     Frame(Kind.RESTORE, 4, {"count": 1}),
     Frame(Kind.KEEP, -1),
+    Frame(Kind.BEST, 0),
     Frame(Kind.IN_FLIGHT, fields={"in_flight": 2}),
 ]
 """Frames that a party may get."""

@@ -143,7 +143,11 @@ def test_with_flipped_labels_frozen_the_true_ones_are_not_heard_at_all(listener,
 
 
 STOPS = {
-    "early stopping": ({"training": {"epochs": 6, "patience": 1}}, ("true", "others"), []),
+    "early stopping": (
+        {"training": {"epochs": 6, "patience": 1}},
+        ("true", "others"),
+        ["keep", *["evaluate"] * 3],  # the best epoch's
+    ),
     "a limit of the leak": (
         {"attack": {"names": ["norm"], "max_leak": 0.85, "on_leak": "stop"}},
         ("true", "nearly all of one class"),
@@ -160,11 +164,16 @@ STOPS = {
 }
 
 
+def without_best(parties):
+    """What the parties heard, but for the copies of their weights that patience asks for."""
+    return {party: [entry for entry in entries if entry[0] != "best"] for party, entries in parties.items()}
+
+
 @pytest.mark.parametrize("stop", STOPS)
 def test_of_early_stopping_and_of_a_limit_it_is_heard_when_they_end_training_and_nothing_else(listener, frozen, stop):
-    """As SECURITY.md says; after a limit the parties are also told which model stays."""
+    """As SECURITY.md says: with patience also which epochs were better, and at the end which model stays."""
     sections, names, kept = STOPS[stop]
-    runs = [one.parties for one in heard(listener, setup(**sections), *names)]
+    runs = [without_best(one.parties) for one in heard(listener, setup(**sections), *names)]
     shorter, longer = sorted(runs, key=lambda parties: len(parties["a"]))
     for party in ("a", "b"):
         kinds = [entry[0] for entry in shorter[party]]

@@ -334,6 +334,8 @@ def test_the_state_with_which_an_epoch_began_is_held_until_the_next_one_has_ende
         ([Frame(Kind.SAVE, 0)], None, "keeps no checkpoints"),
         ([Frame(Kind.RESTORE, 0)], None, "keeps no checkpoints"),
         ([ask(0), Frame(Kind.SAVE, 0)], Shelf(), "1 steps wait"),
+        ([ask(0), Frame(Kind.BEST, 1)], None, "1 steps wait"),
+        ([Frame(Kind.BEST, 3)], None, "after 3 steps is the best, 0 are done"),
         ([Frame(Kind.RESTORE, 0)], Shelf(), "integer field 'count'"),
         ([Frame(Kind.SAVE, 3)], Shelf(), "after 3 steps was asked for, 0 are done"),
     ],

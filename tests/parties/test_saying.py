@@ -11,7 +11,7 @@ from flower_vfl.parties.saying import Waiting, answer
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from tests.card.device import card, counting
 
-NAMES = ["norm", "cosine", "inner_product", "direction_count", "residual", "hint", "spectral"]
+NAMES = ["norm", "cosine", "inner_product", "direction_count", "residual", "direction", "hint", "spectral"]
 SIZES = (12, 12, 7, 12)
 """Rows of the steps: the last batch of an epoch is shorter."""
 
@@ -19,7 +19,7 @@ SIZES = (12, 12, 7, 12)
 def steps(device, attacks, layers=("cut", "first")):
     """What waits after some steps; of the second one, no reference is known."""
     generator, found = torch.Generator().manual_seed(4), []
-    targets = [(attack, layer) for attack in attacks for layer in layers]
+    targets = [(attack.fresh(), layer) for attack in attacks for layer in layers]
     for number, size in enumerate(SIZES):
         gradients = {layer: torch.randn(size, 5, generator=generator).to(device) for layer in layers}
         transcript = Transcript()
@@ -88,8 +88,11 @@ class Alone(Attack):
 class Looking(RowAttack):
     """Keeps what it is shown."""
 
-    def __init__(self, name):
-        self.name, self.shown = name, []
+    def __init__(self, name, sequential=False):
+        self.name, self.shown, self.sequential = name, [], sequential
+
+    def fresh(self):
+        return self
 
     def rate(self, rows, known):
         self.shown.append(rows)
@@ -133,3 +136,12 @@ def test_all_attacks_on_a_layer_look_at_one_stack_of_its_gradients():
     one, another = (attack.shown for attack in attacks)
     assert [rows.shape for rows in one] == [(3, 12, 5), (1, 7, 5)] * 2
     assert all(mine is theirs for mine, theirs in zip(one, another, strict=True))
+
+
+def test_a_sequential_attack_is_asked_of_one_step_after_the_other():
+    attack = Looking("one", sequential=True)
+    with card() as device:
+        targets, waiting = steps(device, [attack], layers=("cut",))
+        answer(targets, waiting)
+    assert [rows.shape for rows in attack.shown] == [(size, 5) for size in SIZES]
+    assert [step.found(0)[0].shape for step in waiting] == [(size,) for size in SIZES]

@@ -96,6 +96,7 @@ def taken(step, rows=80):
 def make_result(utility, leakage, defenses, steps, epochs, parties):
     """A result of the contract's schema."""
     values = {"test_loss": 0.127, "test_ace": 0.0081, "test_accuracy": 0.9534, "train_loss": 0.1183}
+    values |= {"validation_auc": utility + 0.002}
     return {
         "schema": 1,
         "status": "finished",

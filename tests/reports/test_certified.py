@@ -162,3 +162,40 @@ def test_noise_on_gradients_promises_nothing_about_attacks_on_embeddings(tmp_pat
     run = run_with(tmp_path, series, entry(), entry("spectral"))
     run.result["attacks"] = [{"label": "spectral", "sees": "embeddings", "needs": [], "hints": 0}]
     assert [row.attack for row in certificates(run)[0].measured] == ["norm"]
+
+
+def test_what_breaks_the_bound_is_a_reader_that_the_bound_is_about(tmp_path):
+    """No oracle, and no layer at which the party mixes in its own columns."""
+    series = {**promise(0.01), ("a", "norm", "auc"): 0.51, ("a", "cosine", "auc"): 0.99}
+    run = run_with(tmp_path, series, entry(), entry("cosine"))
+    (found,) = certificates(run)
+    assert [(row.attack, row.too_often) for row in found.measured] == [("cosine", True), ("norm", False)]
+    assert found.holds
+    (broken,) = certificates(run_with(tmp_path / "broken", {**series, ("a", "norm", "auc"): 0.99}, entry()))
+    assert [row.attack for row in broken.broken] == ["norm"]
+    assert not broken.holds
+
+
+@pytest.mark.parametrize(
+    ("facts", "holds"),
+    [
+        ({"interval95": [0.62, 0.7]}, False),
+        ({"interval95": [0.54, 0.7]}, True),
+        ({"interval95": [0.62, 0.7], "span": "epochs"}, True),
+        ({"interval95": [0.62, 0.7], "sees": ["gradients", "embeddings"]}, True),
+        ({"interval95": None, "mean": None}, True),
+    ],
+)
+def test_an_informed_reader_of_single_batches_breaks_the_bound_by_its_whole_interval(tmp_path, facts, holds):
+    informed = {"attack": "informed", "party": "a", "phase": "audit", "sees": ["gradients"], "span": "batch"}
+    run = run_with(tmp_path, promise(0.01), {**informed, "mean": 0.66, "q95": None, **facts})
+    (found,) = certificates(run)
+    assert (found.bound, found.holds) == (pytest.approx(0.54875), holds)
+
+
+def test_the_conditional_oracle_stands_beside_the_bound_and_never_breaks_it(tmp_path):
+    series = {**promise(0.01, ".a"), **promise(0.01, ".b"), ("a", "conditional_oracle", "monitor_auc"): 0.9}
+    told = entry("conditional_oracle", source="monitor", mean=0.9)
+    found = {c.party: c for c in certificates(run_with(tmp_path, series, told))}
+    assert [e["mean"] for e in found["a"].conditional] == [0.9]
+    assert (found["a"].measured, found["a"].holds, found["b"].conditional) == ([], True, [])

@@ -464,11 +464,13 @@ MARVELL = ({"name": "marvell", "params": {"s": 4.0, "scope": "joint"}},)
 
 def test_a_run_with_a_bound_says_what_is_certified_beside_what_was_measured(run_folder):
     found = page(render([run_folder(defenses=MARVELL, leak=0.6, sum_kl=0.25, parties=("a",))])).text
-    assert "above 0.719 (mean over the steps; 0.719 in the last)" in found
-    assert "mistakes than 0.375 (detection error" in found
+    assert "at most 0.719 over all rows (mean over the steps; 0.719 in the last)" in found
+    assert "a detection error of at least 0.375 (0.5 is guessing" in found
     assert "In 10.0 % of the 600 steps the batch could not be judged by itself" in found
     assert "in 5.0 % zeros were sent" in found
-    assert "No attack exceeded the bound more often than chance explains" in found
+    assert "No attack at the cut exceeded the bound more often than chance explains" in found
+    assert "does not hold here" not in found
+    assert "whatsoever" not in found
 
 
 def test_what_is_certified_where_each_party_has_noise_of_its_own_counts_those_that_collude(tmp_path):
@@ -485,15 +487,15 @@ def test_a_target_that_was_asked_for_is_that_of_each_party_and_not_of_those_that
     apart = {"defenses": [{"name": "marvell", "detection_error": 0.4, "scope": "per-party"}], "training": {"epochs": 1}}
     run(toy_config(attack={"names": ["norm"]}, **apart), out=tmp_path / "run", data=lambda _: toy_data(rows=200))
     found = page(render([tmp_path / "run"])).text
-    assert found.count("mistakes than 0.400 (detection error; 0.5 is guessing; this target was asked for)") == 2
+    assert found.count("a detection error of at least 0.400 (0.5 is guessing; this target was asked for)") == 2
     assert found.count("this target was asked for") == 2
 
 
 def test_a_bound_that_fails_is_pointed_out_with_its_steps(run_folder):
     found = page(render([run_folder(defenses=MARVELL, leak=0.97, sum_kl=0.01, parties=("a",), steps=200)])).text
-    assert "The model fails here for norm" in found
+    assert "What is certified The certificate does not hold here" in found
     assert "of 200 steps" not in found.split("What is certified")[0]
-    assert "Trust the measured leak, not the bound" in found
+    assert "Trust what was measured, not the bound" in found
 
 
 def test_a_bound_that_scores_pass_turned_around_is_pointed_out(run_folder):
@@ -501,8 +503,8 @@ def test_a_bound_that_scores_pass_turned_around_is_pointed_out(run_folder):
     facts = {"mean": 0.03, "q95_turned": 0.97, "q95_null": 0.6}
     change(folder, lambda result: [entry.update(facts) for entry in result["leakage"]])
     found = page(render([folder])).text
-    assert "The model fails here for norm" in found
-    assert "norm, turned around" in found
+    assert "What is certified The certificate does not hold here" in found
+    assert "norm, turned around, read" in found
     assert "the bound holds for it" in found
     assert "turned around" not in page(render([run_folder("x", defenses=MARVELL, leak=0.6, sum_kl=0.25)])).text
 

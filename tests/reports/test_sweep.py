@@ -66,6 +66,39 @@ def test_what_another_setting_beats_is_not_on_the_front_and_the_verdict_names_th
     assert problem["verdict"]["kept"]["title"] == "marvell(s=4)"
 
 
+def ranked(tmp_path, **of_settings):
+    """The section of a sweep of settings, each with its leak, its validation AUC and its test AUC."""
+    entries = []
+    for index, (name, (leak, validation, test)) in enumerate(of_settings.items()):
+        defenses = [] if name == "none" else [{"name": "marvell", "params": {"s": float(index)}}]
+        write_run(tmp_path / name, defenses=defenses, leak=leak, utility=test, steps=20, parties=("a",))
+        change(tmp_path / name, lambda result, value=validation: result["utility"]["last"].update(validation_auc=value))
+        entries.append(Entry(name, name, {"defenses": name}))
+    write_record(tmp_path, entries)
+    (problem,) = of_sweep(tmp_path)["problems"]
+    return {row["setting"].runs[0].name: row for row in problem["rows"]}, problem
+
+
+def test_settings_are_ranked_and_recommended_by_validation_and_not_by_the_test(tmp_path):
+    settings = {"none": (0.98, 0.95, 0.95), "better": (0.5, 0.92, 0.80), "lucky": (0.5, 0.90, 0.94)}
+    rows, problem = ranked(tmp_path, **settings)
+    assert [name for name, row in rows.items() if row["front"]] == ["none", "better"]
+    assert problem["verdict"]["kept"] is rows["better"]
+    assert [row["not_beaten"] for row in csv.DictReader(io.StringIO(problem["csv"]))] == ["1", "1", "0"]
+    assert "it costs 0.1500 of test AUC" in page(render_sweep(tmp_path)).text
+
+
+def test_without_a_validation_part_nothing_is_ranked_or_recommended(tmp_path):
+    settings = {"none": (0.98, None, 0.95), "one": (0.5, None, 0.80), "other": (0.5, None, 0.94)}
+    rows, problem = ranked(tmp_path, **settings)
+    assert not any(row["front"] for row in rows.values())
+    assert (problem["verdict"]["kept"], problem["verdict"]["undefended"]) == (None, {})
+    text = page(render_sweep(tmp_path)).text
+    assert "nothing may be chosen by the test rows" in text
+    assert "near guessing" not in text.partition("Settings")[0]
+    assert "0.9400" in text
+
+
 def test_the_page_is_one_file_with_figures_for_each_attack_layer_and_utility(folder):
     page = render_sweep(folder).read_text()
     assert page.count("<svg") == 2 * 2 * 2
@@ -83,7 +116,7 @@ def test_the_csv_and_the_latex_tables_hold_the_same_numbers(folder):
     assert rows[1]["test_auc runs"] == "3"
     assert [row["not_beaten"] for row in rows] == ["1", "1", "0"]
     assert r"max\_norm &" in problem["latex"]
-    assert r"\textbf{marvell(s=4)} & $0.9210 \pm 0.0025$" in problem["latex"]
+    assert r"\textbf{marvell(s=4)} & $0.9230 \pm 0.0025$ & $0.9210 \pm 0.0025$" in problem["latex"]
 
 
 def test_another_data_set_is_a_section_of_its_own(tmp_path):
@@ -135,7 +168,7 @@ def test_of_a_setting_with_a_run_that_failed_the_others_count_and_it_says_how_ma
     folder = broken(marvell1="failed")
     _, marvell = of_sweep(folder)["problems"][0]["rows"]
     assert (marvell["utility"].count, marvell["utility"].mean) == (1, 0.9)
-    assert "1 of 2 0.9000" in page(render_sweep(folder)).text
+    assert "1 of 2 0.9020 0.9000" in page(render_sweep(folder)).text
 
 
 def test_a_mean_of_which_not_all_runs_have_a_value_says_of_how_many_it_is(broken):

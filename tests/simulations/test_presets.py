@@ -4,7 +4,7 @@ from importlib.resources import files
 
 import pytest
 
-from flower_vfl.config import load_config, preset_names
+from flower_vfl.config import load_config, preset_names, sweep_names
 from flower_vfl.data.catalog import RECIPES
 from flower_vfl.data.recipe import build_options
 from flower_vfl.simulations.sweep.definition import load_definition
@@ -57,6 +57,11 @@ def test_sweeps_of_defended_embeddings_train_as_the_paper_does_with_a_defense(pr
     assert {(trial.config.training.epochs, trial.config.training.patience) for trial in trials} == {(100, 0)}
     strengths = {(entry["name"], entry.get("normalise")) for trial in trials for entry in trial.config.defenses}
     assert strengths == {("potential_energy", None), ("distance_correlation", True), ("label_dp", None)}
+
+
+@pytest.mark.parametrize("sweep", sweep_names())
+def test_every_sweep_has_a_validation_part_to_rank_by(sweep):
+    assert all(trial.config.training.validation > 0 for trial in trials_of(load_definition(sweep)))
 
 
 @pytest.mark.parametrize("preset", PAPERS)

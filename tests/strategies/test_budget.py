@@ -316,7 +316,7 @@ def test_the_report_says_which_limit_ended_the_run_and_draws_it(tmp_path, capsys
     assert words in " ".join(capsys.readouterr().out.split())
     section = page.split("<h2>The leak budget</h2>")[1].split("<h2>")[0]
     assert "passed in epoch 3, with 0.8" in section
-    assert "What attacks measured was limited to a leak AUC of <strong>0.990</strong>" in section
+    assert "The measured leak AUC was limited to <strong>0.990</strong>" in section
     assert "not passed" in section
     assert all(text in section for text in ("limit of the leak", "limit of the bound"))
 

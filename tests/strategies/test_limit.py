@@ -78,7 +78,7 @@ def test_what_was_measured_of_the_leak_is_kept_and_the_trained_model_is_attacked
     run(build_config(limited()), out=tmp_path / "run")
 
     def steps(folder):
-        found = [entry for entry in result(folder)["leakage"] if entry.get("phase") != "inference"]
+        found = [entry for entry in result(folder)["leakage"] if (entry["attack"], entry["phase"]) == ("norm", "train")]
         return [entry["steps"] for entry in found]
 
     def trained(folder):
@@ -146,7 +146,7 @@ def test_a_run_that_is_killed_before_it_could_go_back_does_so_when_it_is_resumed
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("flower_vfl.strategies.limit.LeakLimit._go_back", killed)
+        patch.setattr("flower_vfl.strategies.kept_model.KeptModel._go_back", killed)
         with pytest.raises(KeyboardInterrupt):
             run(config, out=tmp_path / "run")
     assert not list((tmp_path / "run").glob("weights/*"))  # the leak is above the limit: nothing of it is kept

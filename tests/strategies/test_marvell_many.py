@@ -464,5 +464,6 @@ def test_a_run_of_four_classes_is_defended(tmp_path):
     result = run(config, data=lambda config: toy_data(classes=4), out=tmp_path / "run")
     assert result.leak() < 0.95
     content = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert content["defenses"] == [{"name": "marvell", "params": {"s": 4.0, "rho": 0.5, "scope": "joint"}}]
+    params = {"s": 4.0, "rho": 0.5, "scope": "joint"}
+    assert content["defenses"] == [{"name": "marvell", "params": params, "read_by": ["residual"]}]
     assert 0.5 < content["log"]["marvell.auc_bound"] <= 1.0

@@ -1,6 +1,7 @@
 """The tester for authors of attacks: every built-in passes, and each mistake is found and named."""
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -335,9 +336,104 @@ class Numbering(Right):
         return torch.arange(len(last(transcript)))
 
 
+class Averaging(Rows):
+    """Reads along the mean of all steps so far."""
+
+    sequential = True
+
+    def __init__(self):
+        self.sum = None
+
+    def rate(self, rows, known):
+        """Return the inner products with it."""
+        mean = rows.double().mean(dim=-2, keepdim=True)
+        self.sum = mean if self.sum is None or self.sum.shape != mean.shape else self.sum + mean
+        return (rows.double() * self.sum).sum(dim=-1)
+
+    def state(self):
+        return {} if self.sum is None else {"sum": self.sum}
+
+    def restore(self, state):
+        self.sum = state.get("sum")
+
+
+def test_a_users_own_attack_that_follows_steps_passes():
+    check_attack(Averaging)
+
+
+class Undeclared(Averaging):
+    """Does not say that it follows steps."""
+
+    sequential = False
+
+
+class Unkept(Averaging):
+    """Does not survive a resume."""
+
+    def state(self):
+        return {}
+
+
+class Unkeepable(Averaging):
+    """Keeps what no checkpoint can hold."""
+
+    def state(self):
+        return {"sum": {1, 2}}
+
+
+class Shared(Averaging):
+    """Keeps the sum where all instances find it."""
+
+    sums: ClassVar[dict] = {}
+
+    @property
+    def sum(self):
+        return self.sums.get("sum")
+
+    @sum.setter
+    def sum(self, value):
+        if value is not None:
+            self.sums["sum"] = value
+
+
+class Same(Averaging):
+    """Is never fresh."""
+
+    def fresh(self):
+        return self
+
+
+class Merged(Averaging):
+    """Keeps one sum for all runs."""
+
+    def rate(self, rows, known):
+        """Return the inner products with it."""
+        mean = rows.double().mean(dim=-2, keepdim=True)
+        found = (rows.double() * (mean if self.sum is None else self.sum + mean)).sum(dim=-1)
+        self.sum = mean.reshape(-1, rows.shape[-1]).mean(dim=0)
+        return found
+
+
+class Unsliced(Averaging):
+    """Has states that cannot be told apart by run."""
+
+    def state(self):
+        return {} if self.sum is None else {"sum": self.sum.movedim(0, -1)}
+
+    def restore(self, state):
+        self.sum = state["sum"].movedim(-1, 0) if state else None
+
+
 @pytest.mark.parametrize(
     ("attack", "finding"),
     [
+        (Undeclared, "the second time; if that is intended, declare `sequential = True`"),
+        (Unkept, "after `state` and `restore` it gives other scores than without an interruption"),
+        (Unkeepable, "a checkpoint cannot hold its `state`: a state holds plain values and tensors, given set"),
+        (Shared, "it shares state between instances"),
+        (Same, "`fresh` must return a new instance"),
+        (Merged, "`rate` of three runs at once is not what it says of each alone, at step 1 of a sequence"),
+        (Unsliced, "the tensors of `state` must have their leading dimension, 3"),
         (Naming, "its `reads` is 'classes'; 'scores' or 'clusters' is allowed"),
         (Grouping, "it says .*; whole numbers below side.classes are needed"),
         (Numbering, r"it says \[0, 1, 2, 3, 4\]; whole numbers below side.classes are needed"),

@@ -5,19 +5,20 @@ import io
 import pytest
 from rich.console import Console
 
-from flower_vfl.simulations.sweep.board import Board, best_table, points_of
+from flower_vfl.simulations.sweep.board import Board, Point, best_of, point_of
+from flower_vfl.simulations.sweep.listing import print_sweep
 
 
-def result(auc, leak, **more):
+def result(auc, leak, validation=None, **more):
     entry = {"attack": "norm", "metric": "auc", "layer": "cut", "source": "attacker", "defended": False, "q95": leak}
-    utility = {"last": {"test_auc": auc, "test_accuracy": 0.1}}
+    utility = {"last": {"test_auc": auc, "test_accuracy": 0.1, "validation_auc": validation}}
     return {"status": "finished", "defenses": [], "utility": utility, "leakage": [entry | more]}
 
 
 @pytest.fixture
 def board():
     now = [0.0]
-    results = {"a": result(0.9, 0.8), "b": result(0.8, 0.6)}
+    results = {"a": result(0.9, 0.8, 0.85), "b": result(0.8, 0.6, 0.75)}
     screen = Console(file=io.StringIO(), width=120)
     made = Board(6, 1, results.get, screen, places=2, clock=lambda: now[0])
     made.now = now
@@ -38,7 +39,7 @@ def test_where_no_terminal_is_each_end_is_a_line(board):
         board.started("c")
         board.failed("c", "ValueError: no")
     lines = text(board).splitlines()
-    assert lines[0] == "2/6 finished: a (utility 0.9000, worst leak 0.8000) · about 20.0 s left"
+    assert lines[0] == "2/6 finished: a (validation 0.8500, test 0.9000, worst leak 0.8000) · about 20.0 s left"
     assert lines[1].startswith("2/6 failed, is tried again: c: killed")
     assert lines[2].startswith("3/6 failed: c: ValueError: no")
 
@@ -83,26 +84,51 @@ def test_the_table_shows_what_runs_and_the_best_so_far(board):
     board.stepped("[bold]c", 5, 10, 0.25, 0.75)
     board.console.print(board.table())
     shown = text(board)
-    for words in ("3 of 6 trials", "[bold]c", "5 / 10", "0.2500", "0.750", "Best"):
+    for words in ("3 of 6 trials", "[bold]c", "5 / 10", "0.2500", "0.750", "Best by validation", "0.8500"):
         assert words in shown
 
 
-def test_the_best_are_those_that_no_other_beats():
-    table = best_table({"a": (0.9, 0.8), "b": (0.8, 0.6), "worse": (0.7, 0.7), "unknown": (None, 0.5)})
+def test_the_best_are_those_that_no_other_beats_by_validation_whatever_the_test_says():
+    points = {
+        "a": Point(0.9, 0.5, 0.8),
+        "b": Point(0.8, 0.6, 0.6),
+        "beaten": Point(0.7, 0.99, 0.7),
+        "unknown leak": Point(0.95, 0.99, None),
+        "no validation": Point(None, 0.99, 0.5),
+    }
+    table = best_of(points)
     assert [str(cell) for cell in table.columns[0].cells] == ["b", "a"]
+    assert [list(column.cells) for column in table.columns[1:3]] == [["0.8000", "0.9000"], ["0.6000", "0.5000"]]
 
 
-def test_points_are_test_auc_or_accuracy_and_the_worst_leak_without_oracles():
-    assert points_of(result(0.9, 0.8)) == (0.9, 0.8)
-    assert points_of(result(None, 0.8)) == (0.1, 0.8)
-    assert points_of(result(0.9, 0.8, attack="cosine")) == (0.9, None)
-    assert points_of({"status": "finished", "defenses": [], "leakage": []}) == (None, None)
+def test_without_a_validation_part_nothing_is_ranked_and_it_is_said(capsys):
+    summaries = [{"run": "a", **result(0.9, 0.5)}, {"run": "b", **result(0.8, 0.4)}]
+    print_sweep(summaries)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "nothing may be chosen by the test rows" in shown
+    assert "training.validation" in shown
+    assert "0.9" not in shown
+    print_sweep([*summaries, {"run": "c", **result(0.7, 0.6, 0.7)}])
+    assert "Best by validation" in capsys.readouterr().out
+
+
+def test_a_run_is_compared_by_what_its_kept_model_reached_without_oracles():
+    assert point_of(result(0.9, 0.8, 0.85)) == (0.85, 0.9, 0.8)
+    assert point_of(result(None, 0.8)) == (None, 0.1, 0.8)
+    assert point_of(result(0.9, 0.8, attack="cosine")) == (None, 0.9, None)
+    assert point_of({"status": "finished", "defenses": [], "leakage": []}) == (None, None, None)
+    stopped = result(0.9, 0.8, 0.85)
+    stopped["utility"]["best"] = {"test_auc": 0.7, "validation_auc": 0.95}
+    assert point_of(stopped) == (0.85, 0.9, 0.8)
+    assert point_of(stopped | {"model": {"step": 3, "epoch": 1, "chosen_by": "validation_auc"}}) == (0.95, 0.7, 0.8)
+    many = {"validation_macro_auc": 0.9, "validation_accuracy": 0.6, "test_accuracy": 0.5}
+    assert point_of(result(0.9, 0.8) | {"utility": {"last": many}})[:2] == (0.6, 0.5)
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted", None])
 def test_a_run_that_did_not_end_by_itself_is_never_among_the_best(status):
-    assert points_of(result(0.9, 0.5) | {"status": status}) == (None, None)
-    assert points_of(result(0.9, 0.5) | {"status": "leak limit"}) == (0.9, 0.5)
+    assert point_of(result(0.9, 0.5, 0.85) | {"status": status}) == (None, None, None)
+    assert point_of(result(0.9, 0.5, 0.85) | {"status": "leak limit"}) == (0.85, 0.9, 0.5)
 
 
 def test_a_stack_is_no_trial_and_one_that_fails_leaves_its_trials_to_themselves(board):

@@ -1,0 +1,220 @@
+"""The first principal direction of gradients, followed from batch to batch, with the side of the rarer class."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from flower_vfl.attacks.base import RowAttack
+from flower_vfl.attacks.rows import in_safe_units
+from flower_vfl.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+KEPT = 0.5
+"""The share of what was found before that counts beside the next batch."""
+
+FIRST, NEXT = 16, 2
+"""Power iterations on the first batch, and on each later one, which start at the direction that was found before."""
+
+CLEAR = 4.0
+"""Standard deviations of the evidence at which the side is settled."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A principal direction and which side of it is the rarer class's, after some batches.
+
+    Attributes
+    ----------
+    direction
+        (..., D) of length 1; zeros where no batch had any.
+    weight
+        (...) the sum of squares along it, in units of the batches' mean squared lengths.
+    evidence
+        (...) the sum of standard scores of the batches that say which side is which; at least 0 says that `direction`
+        points to the rarer class.
+    batches
+        (...) how many batches are in it.
+    """
+
+    direction: Tensor
+    weight: Tensor
+    evidence: Tensor
+    batches: Tensor
+
+    @classmethod
+    def unknown(cls, rows: Tensor) -> Self:
+        """Return what is known before the first batch, of rows (..., B, D) in the number format of the computation."""
+        direction = rows.new_zeros((*rows.shape[:-2], rows.shape[-1]))
+        weight, evidence, batches = direction.new_zeros((3, *rows.shape[:-2]))
+        return cls(direction, weight, evidence, batches)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return its tensors in main memory."""
+        return {one.name: getattr(self, one.name).cpu().clone() for one in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """A batch beside its line.
+
+    Attributes
+    ----------
+    along
+        (..., B) place of each row along the line, the rarer class on the positive side; NaN of a batch that is not
+        finite.
+    lengths
+        (..., B) lengths of the rows.
+    line
+        (...) what is known with this batch.
+
+    Lengths and places are in units of the root mean square length of the batch's rows.
+    """
+
+    along: Tensor
+    lengths: Tensor
+    line: Line
+
+
+def follow(rows: Tensor, line: Line | None = None) -> Placed:
+    r"""Place rows along the principal direction of their batch, the same way round as in the batches before.
+
+    The direction is the first right-singular vector of the rows, not centred, together with one row that stands for
+    what was found before (incremental principal components with a forgetting factor):
+
+    .. math:: v_t = \arg\max_{\|v\| = 1} \;
+        \sum_i \langle x_i, v \rangle^2 / m_t + \lambda w_{t-1} \langle v_{t-1}, v \rangle^2
+
+    with :math:`m_t` the mean squared length of the batch's rows and :math:`w_{t-1}` the maximum of the batch before.
+    Among the two directions it is the one with :math:`\langle v_t, v_{t-1} \rangle \ge 0`.
+
+    Which side is the rarer class's follows from the first batches, without a label. The mean over a batch of
+    :math:`(p - y) \, \partial h / \partial z` lies on the side of the more frequent class as long as the model predicts
+    less of it than there is, as an untrained one does; and the rarer class has the longer tail. Each batch adds the
+    standard scores of both, :math:`-\sqrt B \, \bar a / s` and :math:`\sqrt{B / 6}` times the skewness, until the sum
+    is beyond `CLEAR` standard deviations; then the side is settled.
+
+    Parameters
+    ----------
+    rows
+        (..., B, D) gradients of any scale.
+    line
+        What is known from the batches before, of the same leading dimensions and width.
+
+    Returns
+    -------
+    Placed
+        Float32, or float64 where the rows are.
+
+    Raises
+    ------
+    ArgumentError
+        Where the line is of other runs or of another width.
+
+    References
+    ----------
+    Ross, Lim, Lin and Yang, *Incremental Learning for Robust Visual Tracking*, 2008, section 3 (the forgetting factor).
+
+    Examples
+    --------
+    >>> rows = torch.tensor([[3.0, 4.0], [-0.6, -0.8], [-0.6, -0.8], [-0.6, -0.8]])
+    >>> follow(rows).along
+    tensor([ 1.8898, -0.3780, -0.3780, -0.3780])
+    >>> follow(-rows, follow(rows).line).along  # the side is settled by the first batches
+    tensor([-1.8898,  0.3780,  0.3780,  0.3780])
+    """
+    x, _, finite = in_safe_units(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+    started, line = line is not None, Line.unknown(x) if line is None else line
+    if line.direction.shape != (*x.shape[:-2], x.shape[-1]):
+        raise ArgumentError(
+            f"Gradients {tuple(rows.shape)} came after batches whose principal direction is "
+            f"{tuple(line.direction.shape)}: an attack that follows batches sees those of one layer and party."
+        )
+    before = line.direction
+    lengths = torch.linalg.vector_norm(x, dim=-1)
+    square = lengths.square().mean(dim=-1) if x.shape[-2] else x.new_zeros(x.shape[:-2])
+    some = square > 0.0
+    square = square.where(some, 1.0)
+    found, weight = _direction(x, lengths, square, line, NEXT if started else FIRST)
+    found, weight = found.where(some[..., None], before), weight.where(some, line.weight)
+    size = square.sqrt()[..., None]
+    along = (x @ found[..., None])[..., 0] / size
+    evidence, batches = _settled(along, line)
+    side = torch.where(evidence < 0.0, -1.0, 1.0)[..., None]
+    along = along * side
+    if finite is not None:
+        along = along.where(finite[..., None], torch.nan)
+    return Placed(along, lengths / size, Line(found, weight, evidence, batches))
+
+
+def _direction(x: Tensor, lengths: Tensor, square: Tensor, line: Line, iterations: int) -> tuple[Tensor, Tensor]:
+    """Return the direction (..., D) and its weight (...), by power iterations from where the last batch left it.
+
+    The matrix has no negative eigenvalue, so that the product with the direction before is not negative either.
+    """
+    if not x.numel():
+        return line.direction, line.weight
+    longest = lengths.argmax(dim=-1)[..., None, None].expand(*x.shape[:-2], 1, x.shape[-1])
+    first = x.gather(-2, longest)[..., 0, :] / lengths.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    known = (line.weight > 0.0)[..., None]
+    v, weight = line.direction.where(known, first), line.weight
+    memory = (KEPT * line.weight)[..., None]
+    for _ in range(iterations):
+        products = (x.mT @ (x @ v[..., None]))[..., 0] / square[..., None]
+        products = products + memory * (line.direction * v).sum(dim=-1, keepdim=True) * line.direction
+        weight = torch.linalg.vector_norm(products, dim=-1)
+        v = products / weight.where(weight > 0.0, 1.0)[..., None]
+    return v, weight
+
+
+def _settled(along: Tensor, line: Line) -> tuple[Tensor, Tensor]:
+    """Return the evidence (...) with the places (..., B) of a batch, and how many batches are in it."""
+    rows = along.shape[-1]
+    if rows < 2:
+        return line.evidence, line.batches
+    mean = along.mean(dim=-1, keepdim=True)
+    apart = along - mean
+    deviation = apart.square().mean(dim=-1).sqrt()
+    varied = deviation > 64.0 * torch.finfo(along.dtype).eps
+    deviation = deviation.where(varied, 1.0)
+    skewness = (apart / deviation[..., None]).pow(3).mean(dim=-1)
+    score = math.sqrt(rows / 6.0) * skewness - math.sqrt(rows) * mean[..., 0] / deviation
+    still = varied & ((line.batches == 0.0) | (line.evidence.abs() < CLEAR * line.batches.sqrt()))
+    return torch.where(still, line.evidence + score, line.evidence), line.batches + still.to(line.batches)
+
+
+class FollowingAttack(RowAttack):
+    """An attack that follows the first principal direction from batch to batch; what it keeps is a `Line`."""
+
+    sequential = True
+
+    def __init__(self) -> None:
+        self._line: Line | None = None
+
+    def place(self, rows: Tensor) -> Placed:
+        """Return the rows (..., B, D) beside the line, and keep it for the next batch."""
+        line = self._line
+        if line is not None and line.direction.device != rows.device:
+            line = Line(**{name: tensor.to(rows.device) for name, tensor in line.state().items()})
+        placed = follow(rows, line)
+        self._line = placed.line
+        return placed
+
+    def fresh(self) -> Self:
+        """Return an instance that has seen nothing."""
+        return type(self)(**self.params)
+
+    def state(self) -> dict[str, Any]:
+        """Return the line."""
+        return {} if self._line is None else self._line.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self._line = Line(**state) if state else None

@@ -1,0 +1,151 @@
+"""The conditional oracle: what a reader learns from a gradient that knows everything about its row but the label.
+
+A certificate is marginal over rows: it bounds rules that know nothing of a row but its gradient. Each gradient is
+(p - y) dh/dz before the noise, with the label party's own prediction p for the row and the slope dh/dz of its logit.
+This oracle knows p, dh/dz and the law of the noise, so that only the label is left open, and ranks rows by the
+likelihood ratio of the two labels. No real reader has that knowledge. The oracle is a measurement of the defense.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.auditing.entries import CONDITIONAL
+from flower_vfl.auditing.noise import WIDEST, NoiseModel
+from flower_vfl.auditing.summary_state import restore_summary, summary_state
+from flower_vfl.errors import ArgumentError
+from flower_vfl.metrics import separation
+from flower_vfl.metrics.summary import LeakSummary
+
+NEEDS = ("noise", "predictions", "reference", "slopes")
+"""What it is given; `reference`, a clean gradient, makes it an oracle for every reader of a result."""
+
+Record = Callable[..., None]
+"""Takes a value by the keywords `step`, `epoch`, `party`, `layer`, `attack`, `metric` and `value`."""
+
+
+class ConditionalOracle:
+    """Scores, step by step, what each party and each group of parties would read with that knowledge.
+
+    Parameters
+    ----------
+    parties : Sequence[str]
+        Feature parties, and groups of them that put together what they see, such as "a+b".
+    labels : NDArray
+        (N,) true labels, 0 or 1.
+    every : int
+        Score each so many steps.
+    record : Record
+        Where each value goes.
+    """
+
+    def __init__(self, parties: Sequence[str], labels: NDArray[Any], *, every: int, record: Record) -> None:
+        self._labels, self.every, self._record = labels, every, record
+        self._leaks = {party: _summary(party) for party in parties}
+
+    @torch.no_grad()
+    def observe(
+        self,
+        step: int,
+        epoch: int,
+        rows: NDArray[np.integer],
+        sent: Mapping[str, Tensor],
+        known: Tensor,
+        noise: Sequence[NoiseModel | None],
+    ) -> None:
+        """Score one step.
+
+        Parameters
+        ----------
+        step, epoch : int
+            The step and its epoch.
+        rows : NDArray
+            (B,) its rows.
+        sent : Mapping[str, Tensor]
+            (B, ...) what was sent to each feature party, in the order of the columns.
+        known : Tensor
+            (2, B, D) the gradients before the noise with either label, see `flower_vfl.auditing.noise.hypotheses`.
+        noise : Sequence of NoiseModel
+            One for all parties, or one for each, in their order; None where nothing is known of a batch's noise.
+        """
+        places, start = dict[str, slice](), 0
+        for party, tensor in sent.items():
+            width = tensor.shape[1:].numel()
+            places[party], start = slice(start, start + width), start + width
+        labels = self._labels[rows]
+        positives = int(np.count_nonzero(labels))
+        for name, leaks in self._leaks.items():
+            ratio = log_ratio({party: sent[party] for party in name.split("+")}, known, noise, places)
+            value, error = (math.nan, math.nan) if ratio is None else separation(ratio.numpy(), labels)
+            leaks.add(value, len(labels) - positives, positives, error)
+            for metric, number in (("monitor_auc", value), ("monitor_detection_error", error)):
+                self._record(
+                    step=step, epoch=epoch, party=name, layer="cut", attack=CONDITIONAL, metric=metric, value=number
+                )
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return one entry a party for `result.json`; none for whom no step could be scored."""
+        return [{**leaks.result(), "label": CONDITIONAL} for leaks in self._leaks.values() if leaks.values]
+
+    def state(self) -> dict[str, Any]:
+        """Return what was measured so far, as plain values and tensors."""
+        return {name: summary_state(leaks) for name, leaks in self._leaks.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned; what is not in it begins anew."""
+        for name, leaks in self._leaks.items():
+            restore_summary(leaks, state.get(name) or summary_state(_summary(name)))
+
+
+def _summary(party: str) -> LeakSummary:
+    return LeakSummary(CONDITIONAL, party, source="monitor", defended=True)
+
+
+def log_ratio(
+    sent: Mapping[str, Tensor], known: Tensor, noise: Sequence[NoiseModel | None], places: Mapping[str, slice]
+) -> Tensor | None:
+    """Return the log-likelihood ratio of each row, (B,), for parties that see this together.
+
+    Parameters
+    ----------
+    sent : Mapping[str, Tensor]
+        (B, ...) what they received.
+    known : Tensor
+        (2, B, D) gradients before the noise, with label 0 and with label 1.
+    noise : Sequence of NoiseModel
+        One for all parties, or one for each of `places`.
+    places : Mapping[str, slice]
+        The columns of each feature party, in order.
+
+    Returns
+    -------
+    Tensor or None
+        None where nothing is known of the noise, or the gradients are wider than `WIDEST`.
+    """
+    order = list(places)
+    apart = len(noise) == len(order)  # each party has noise of its own
+    models = [noise[order.index(party)] for party in sent] if apart else [*noise]
+    if None in models or sum(places[party].stop - places[party].start for party in sent) > WIDEST:
+        return None
+    if not apart:
+        joined = torch.cat([tensor.flatten(1) for tensor in sent.values()], dim=1)
+        return _ratio(models[0], joined, known, [places[party] for party in sent])
+    ratios = [
+        _ratio(model, tensor.flatten(1), known[:, :, places[party]], [slice(0, tensor.shape[1:].numel())])
+        for model, (party, tensor) in zip(models, sent.items(), strict=True)
+    ]
+    return torch.stack(ratios).sum(dim=0)  # independent noise: likelihood ratios multiply
+
+
+def _ratio(model: NoiseModel | None, sent: Tensor, known: Tensor, places: Sequence[slice]) -> Tensor:
+    if model is None:
+        raise ArgumentError("nothing is known of this noise")
+    columns = torch.cat([torch.arange(place.start, place.stop) for place in places])
+    return model.log_ratio(sent, known, columns)

@@ -1,0 +1,59 @@
+"""What runs are ranked by: validation chooses, and the test rows only measure what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flower_vfl.apps.written import kept_utility
+from flower_vfl.reports.pareto import front
+
+NOT_RANKED = (
+    "Nothing is ranked and nothing recommended: these runs have no validation part that compares them, and nothing may "
+    "be chosen by the test rows. Set training.validation above 0."
+)
+"""What is said where no run has a value to rank by."""
+
+
+def validation_name(result: Mapping[str, Any]) -> str:
+    """Return the measure by which a run is ranked: the validation AUC, of more than two classes the accuracy.
+
+    Examples
+    --------
+    >>> validation_name({"utility": {"last": {"validation_macro_auc": 0.9, "validation_accuracy": 0.8}}})
+    'validation_accuracy'
+    """
+    return "validation_accuracy" if "validation_macro_auc" in kept_utility(result) else "validation_auc"
+
+
+def validation(result: Mapping[str, Any]) -> float | None:
+    """Return the validation of the model that a run kept; None where there is none.
+
+    There is none without a validation part, and where all of its rows are of one class.
+
+    Examples
+    --------
+    >>> validation({"utility": {"last": {"validation_auc": 0.9, "test_auc": 0.8}}})
+    0.9
+    >>> validation({"utility": {"last": {"validation_macro_auc": None, "validation_accuracy": 0.8}}})
+    """
+    kept = kept_utility(result)
+    values = [kept.get(name) for name in ("validation_auc", "validation_macro_auc") if name in kept]
+    value = kept.get(validation_name(result)) if values and values[0] is not None else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def not_beaten(pairs: Sequence[tuple[float | None, float | None]]) -> list[int]:
+    """Return the positions of the (validation, leak) that no other beats, from the least leak to the most.
+
+    What lacks one of the two is not among them, and beats nothing.
+
+    Examples
+    --------
+    >>> not_beaten([(0.9, 1.0), (0.8, 0.6), (0.7, 0.7), (None, 0.5)])
+    [1, 0]
+    """
+    known = [
+        (index, (useful, leak)) for index, (useful, leak) in enumerate(pairs) if useful is not None and leak is not None
+    ]
+    return [known[position][0] for position in front([pair for _, pair in known])]

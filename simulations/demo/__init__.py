@@ -1,0 +1,1 @@
+"""`flower-vfl demo`: one data set, several defenses, worker processes side by side, one comparison."""

@@ -1,0 +1,254 @@
+"""The demo: its runs side by side in worker processes, the first comparison early, one report at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flower_vfl.apps.alone import ALONE
+from flower_vfl.apps.build import open_data
+from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
+from flower_vfl.config import Config
+from flower_vfl.errors import InputError, OutputExistsError, TrainingError
+from flower_vfl.files import LEFTOVERS, FolderLock, write_json_atomic, writing_to
+from flower_vfl.machine import cores
+from flower_vfl.parties.memory import free_memory
+from flower_vfl.protocol.printable import shortened
+from flower_vfl.reports import render
+from flower_vfl.simulations.demo.countdown import Countdown, time_words
+from flower_vfl.simulations.demo.display import Display
+from flower_vfl.simulations.demo.plan import FIRST, demo_configs
+from flower_vfl.simulations.demo.pool import Ended, Failed, WorkerPool
+from flower_vfl.simulations.demo.table import print_demo
+from flower_vfl.simulations.demo.worker import AloneTask, RunTask, work
+from flower_vfl.simulations.running import alone_parties
+from flower_vfl.terminal import console
+
+SUMMARY, ERRORS, REPORT = "summary.json", "errors.log", "report.html"
+_WORKER_BYTES = 2**30
+"""What a worker needs of main memory; benchmarks/demo.py measures it."""
+
+_MOST_SHOWN = 500
+_ALONE = "alone: "
+"""Begins the name of a task that trains on one party's columns; the name of no run has a colon."""
+
+
+def run_demo(
+    out: Path, overrides: Mapping[str, str], *, full: bool = False, resume: bool = False
+) -> list[dict[str, Any]]:
+    """Train without a defense and with each, while one party attacks; compare and report.
+
+    Parameters
+    ----------
+    out : Path
+        Folder of the results.
+    overrides : Mapping
+        Of the command line's `--set`.
+    full : bool
+        Whether the runs are as long as the preset's, with longitudinal curves, labels to rebuild and parties alone.
+    resume : bool
+        Whether a demo that was interrupted in that folder goes on.
+
+    Returns
+    -------
+    list of dict
+        The results of the runs, which are also in `summary.json`.
+
+    Raises
+    ------
+    InputError
+        When something is wrong with the input; a new folder is then removed.
+    TrainingError
+        When runs failed; the others have left their results.
+    """
+    out = out.expanduser().absolute()
+    configs = demo_configs(overrides, full=full)
+    with _folder(out, configs, resume=resume):
+        demo = _Demo(out, configs, full=full)
+        try:
+            demo.run()
+        finally:  # whatever ended it: what has finished is compared
+            summaries = demo.finish()
+    if demo.failures:
+        name, reason = next(iter(demo.failures.items()))
+        raise TrainingError(
+            f"{len(demo.failures)} of {len(configs)} runs failed, {name} for instance: "
+            f"{shortened(reason, _MOST_SHOWN)}. The others have left their results in {out}; --resume tries the "
+            "failed ones again"
+        )
+    return summaries
+
+
+@contextmanager
+def _folder(out: Path, configs: Mapping[str, Config], *, resume: bool) -> Iterator[None]:
+    """Check the folder of the results, keep other processes out of it, and remove a new one after bad input."""
+    if resume and out.is_dir():
+        _check_demo(out, configs)
+    else:
+        check_free(out)
+    with writing_to(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with FolderLock(out):
+        (out / ERRORS).unlink(missing_ok=True)
+        for name, config in configs.items():
+            check_folder(out / name, config, resume=resume)
+        try:
+            yield
+        except InputError:
+            if not resume and not any(has_ended(out / name) for name in configs):
+                shutil.rmtree(out, ignore_errors=True)
+            raise
+
+
+def _check_demo(out: Path, configs: Mapping[str, Config]) -> None:
+    """Refuse to resume in a folder that holds something else than a demo."""
+    known = {*configs, SUMMARY, ERRORS, REPORT, FolderLock.NAME}
+    with writing_to(out):
+        other = sorted(entry.name for entry in out.iterdir() if entry.name not in known and not entry.match(LEFTOVERS))
+    if other:
+        raise OutputExistsError(f"{out} holds something else than a demo, {other[0]!r} for instance; name its folder")
+
+
+@dataclass
+class _Demo:
+    """The runs of one demo and what has come of them.
+
+    Attributes
+    ----------
+    out
+        Folder of the results.
+    configs
+        Of each run.
+    full
+        Whether each party's columns are also trained on alone.
+    failures
+        Of each run that failed, why.
+    """
+
+    out: Path
+    configs: Mapping[str, Config]
+    full: bool
+    failures: dict[str, str] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
+    _finished: set[str] = field(default_factory=set)
+    _alone: dict[str, float] = field(default_factory=dict)
+    _parties: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Do what is not done yet."""
+        self._finished = {name for name in self.configs if has_ended(self.out / name)}
+        if self.full:
+            self._parties = alone_parties(self.configs[FIRST[0]], open_data(self.configs[FIRST[0]]))
+            self._alone = self._measured_alone()
+        waiting = [name for name in self.configs if not self._is_done(name)]
+        if not waiting:
+            return
+        places = _places(self.configs[FIRST[0]], len(waiting) + len(self._parties))
+        countdown = Countdown(places)
+        threads = str(max(1, cores() // places))
+        environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
+        with (
+            Display(len(self.configs), countdown, console()) as display,
+            WorkerPool(work, places, environment) as pool,
+        ):
+            self._submit(pool, waiting)
+            for event in pool.events():
+                countdown.take(event)
+                match event:
+                    case Failed():
+                        self._failed(event)
+                        news = f"{event.name} failed: {shortened(event.reason, _MOST_SHOWN)}"
+                        display.line(len(self._finished), pool.waiting, news)
+                    case Ended():
+                        self._ended(event, pool, display)
+                    case _:
+                        display.refresh(len(self._finished), pool.waiting)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Write the summary and the comparison of the runs that have finished, and return their results."""
+        summaries = self._write_summary()
+        if summaries:
+            render([self.out / summary["run"] for summary in summaries], self.out / REPORT)
+        return summaries
+
+    def _submit(self, pool: WorkerPool, waiting: list[str]) -> None:
+        """Append the first comparison, then the parties alone, then the other runs."""
+        first = [name for name in waiting if name in FIRST]
+        for name in first:
+            self._submit_run(pool, name)
+        plain = self.configs[FIRST[0]].model_dump()
+        for party in self._parties:
+            if party not in self._alone:
+                pool.submit(_ALONE + party, partial(AloneTask, plain, party))
+        for name in waiting:
+            if name not in first:
+                self._submit_run(pool, name)
+
+    def _submit_run(self, pool: WorkerPool, name: str) -> None:
+        pool.submit(name, partial(self._task, name))
+
+    def _task(self, name: str) -> RunTask:
+        alone = self._alone if self._parties and self._knows_alone() else None
+        return RunTask(self.configs[name].model_dump(), self.out / name, alone)
+
+    def _ended(self, event: Ended, pool: WorkerPool, display: Display) -> None:
+        if event.name.startswith(_ALONE):
+            self._alone[event.name.removeprefix(_ALONE)] = event.value
+        elif event.name not in self._finished:
+            self._finished.add(event.name)
+            display.line(len(self._finished), pool.waiting, f"{event.name} has finished")
+            if event.name in FIRST and self._finished.issuperset(FIRST):
+                with display.paused():
+                    self._compare_first()
+        self._write_summary()
+        if self._knows_alone():  # runs that ended before get it too
+            under_way = pool.names()
+            for name in self.configs:
+                if name in self._finished and name not in under_way and not self._is_done(name):
+                    self._submit_run(pool, name)
+
+    def _failed(self, event: Failed) -> None:
+        if event.by_input:
+            raise InputError(event.reason)
+        self.failures[event.name] = event.reason
+        with writing_to(self.out / ERRORS), (self.out / ERRORS).open("a", encoding="utf-8") as log:
+            log.write(f"{event.name}: {event.reason}\n{event.trace}\n")
+
+    def _compare_first(self) -> None:
+        summaries = [summary for summary in self._summaries() if summary["run"] in FIRST]
+        seconds = time_words(time.monotonic() - self._began)
+        print_demo(summaries, title=f"The first comparison, after {seconds}")
+
+    def _write_summary(self) -> list[dict[str, Any]]:
+        summaries = self._summaries()
+        if summaries:
+            write_json_atomic(self.out / SUMMARY, summaries)
+        return summaries
+
+    def _summaries(self) -> list[dict[str, Any]]:
+        return [{"run": name, **read_result(self.out / name)} for name in self.configs if has_ended(self.out / name)]
+
+    def _is_done(self, name: str) -> bool:
+        return name in self._finished and not (self._parties and ALONE not in read_result(self.out / name))
+
+    def _knows_alone(self) -> bool:
+        return set(self._parties) == self._alone.keys()
+
+    def _measured_alone(self) -> dict[str, float]:
+        """Return what parties reach alone, where a run of before has it in its result."""
+        results = (read_result(self.out / name) for name in self._finished)
+        return next((dict(result[ALONE]) for result in results if ALONE in result), {})
+
+
+def _places(config: Config, tasks: int) -> int:
+    """Return how many tasks run at once: as many as processors and free memory allow."""
+    processors = cores() // (config.threads or cores())
+    free = free_memory()
+    return max(1, min(tasks, processors, free // _WORKER_BYTES if free else tasks))

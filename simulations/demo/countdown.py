@@ -1,0 +1,101 @@
+"""The time that is left of several tasks, and the line that shows it."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flower_vfl.simulations.demo.pool import Ended, Event, Failed, Progressed, Started
+
+_STEPS_SHARE = 0.8
+"""What the steps take of a run; the rest are readers at the end, and the report."""
+
+
+@dataclass
+class _Running:
+    began: float
+    share: float = 0.0
+
+
+@dataclass
+class Countdown:
+    """An estimate of the time that is left, from the durations of the tasks so far.
+
+    Parameters
+    ----------
+    places : int
+        How many tasks run at once.
+    clock : Callable
+        Returns seconds.
+    """
+
+    places: int
+    clock: Callable[[], float] = time.monotonic
+    _running: dict[str, _Running] = field(default_factory=dict)
+    _durations: list[float] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        """Note what has happened."""
+        match event:
+            case Started(name):
+                self._running[name] = _Running(self.clock())
+            case Progressed(name, share):
+                self._running[name].share = share
+            case Ended(name, _) | Failed(name):
+                state = self._running.pop(name, None)
+                if state is not None and isinstance(event, Ended):
+                    self._durations.append(self.clock() - state.began)
+
+    def seconds_left(self, waiting: int) -> float | None:
+        """Return about how long it still takes with so many tasks that wait; None while nothing is known."""
+        now = self.clock()
+        expected = {name: self._expected(state, now) for name, state in self._running.items()}
+        known = self._durations or [total for total in expected.values() if total is not None]
+        if not known:
+            return None
+        mean = math.fsum(known) / len(known)
+        free = [
+            max(0.0, (mean if (total := expected[name]) is None else total) - (now - state.began))
+            for name, state in self._running.items()
+        ]
+        free += [0.0] * max(0, self.places - len(free))
+        heapq.heapify(free)
+        for _ in range(waiting):
+            heapq.heapreplace(free, free[0] + mean)
+        return max(free, default=0.0)
+
+    def _expected(self, state: _Running, now: float) -> float | None:
+        """Return how long a task takes in all, by the share that is done; None before that says anything."""
+        share = _STEPS_SHARE * state.share
+        return (now - state.began) / share if share > 0.1 else None
+
+    @property
+    def running(self) -> dict[str, float]:
+        """The tasks that are under way, each with the share of its steps that is done."""
+        return {name: state.share for name, state in self._running.items()}
+
+
+def time_words(seconds: float) -> str:
+    """Return a time to wait in words.
+
+    Examples
+    --------
+    >>> time_words(39.6), time_words(125.0)
+    ('40 s', '2 min 5 s')
+    """
+    minutes, rest = divmod(max(1, round(seconds)), 60)
+    return f"{minutes} min {rest} s" if minutes >= 2 else f"{60 * minutes + rest} s"
+
+
+def progress_line(done: int, total: int, left: float | None) -> str:
+    """Return how far it is.
+
+    Examples
+    --------
+    >>> progress_line(3, 9, 40.2), progress_line(0, 9, None)
+    ('3 of 9, 40 s left', '0 of 9')
+    """
+    return f"{done} of {total}" + ("" if left is None or done == total else f", {time_words(left)} left")

@@ -1,0 +1,69 @@
+"""The demo's progress: one line that changes at a terminal, a line for each run elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from flower_vfl.simulations.demo.countdown import Countdown, progress_line
+
+
+class Display:
+    """Shows how many runs have finished, and how long the others take.
+
+    Parameters
+    ----------
+    total : int
+        How many runs there are.
+    countdown : Countdown
+        Estimates the time that is left.
+    console : Console
+        Where it is shown.
+    """
+
+    def __init__(self, total: int, countdown: Countdown, console: Console) -> None:
+        self._total, self._countdown, self._console = total, countdown, console
+        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def _start(self) -> None:
+        if self._console.is_terminal:
+            self._live.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the terminal to something else for the length of a block."""
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._start()
+
+    def refresh(self, done: int, waiting: int) -> None:
+        """Show the line anew, at a terminal."""
+        if not self._console.is_terminal:
+            return
+        under_way = ", ".join(f"{name} {100 * share:.0f} %" for name, share in self._countdown.running.items())
+        self._live.update(Text(f"{self._progress(done, waiting)} · {under_way}", overflow="ellipsis"), refresh=True)
+
+    def line(self, done: int, waiting: int, news: str) -> None:
+        """Print a line that stays."""
+        self._console.print(Text(f"{self._progress(done, waiting)}: {news}"), soft_wrap=True)
+        self.refresh(done, waiting)
+
+    def _progress(self, done: int, waiting: int) -> str:
+        return progress_line(done, self._total, self._countdown.seconds_left(waiting))

@@ -1,0 +1,79 @@
+"""The runs that the demo compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flower_vfl.config import Config, build_config, canonical_key, load_config
+from flower_vfl.errors import ConfigError
+from flower_vfl.parsing import parse_defenses
+from flower_vfl.sections import AttackConfig
+
+PRESET = "census"
+EPOCHS = 3
+"""Of the short demo; with --full it is the preset's number."""
+
+RUNS = {
+    "none": "",
+    "marvell-full-s4": "marvell_full(s=4.0)",
+    "marvell-s4": "marvell(s=4.0)",
+    "max-norm": "max_norm",
+    "iso-t25": "iso(t=25.0)",
+    "potential-energy": "potential_energy(alpha=1.0)",
+    "marvell-s25": "marvell(s=25.0)",
+    "marvell-s1": "marvell(s=1.0)",
+    "iso-t1": "iso(t=1.0)",
+}
+"""Names and defenses in the order in which they start: no defense and the recommended one are the first comparison."""
+
+FIRST = ("none", "marvell-full-s4")
+
+_LABELS = (1, 4, 16)
+FULL_ATTACKS = (
+    *("cosine", "remembered_norm"),
+    *(f"model_completion(k={k})" for k in _LABELS),
+    *(f"embedding_reader(reader=linear,k={k})" for k in _LABELS),
+)
+"""What --full adds to the attacks that every run has: an oracle, longitudinal curves, and labels to rebuild."""
+
+_REBUILD = "attack.rebuilt"
+
+
+def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[str, Config]:
+    """Return the configuration of each run of the demo, by its name.
+
+    Parameters
+    ----------
+    overrides : Mapping
+        Of the command line's `--set`.
+    full : bool
+        Whether the runs are as long as the preset's and have all attacks.
+
+    Raises
+    ------
+    ConfigError
+        When an override is unknown, wrong, or of no effect here.
+    """
+    given = {canonical_key(key): value for key, value in overrides.items()}
+    _check(given, full=full)
+    usual = {"attack.names": ", ".join(_all_attacks())} if full else {"training.epochs": str(EPOCHS)}
+    plain = load_config(PRESET, {**usual, **given}).model_dump()
+    return {name: build_config({**plain, "defenses": parse_defenses(text)}) for name, text in RUNS.items()}
+
+
+def _all_attacks() -> list[str]:
+    return list(dict.fromkeys([*AttackConfig().names, *FULL_ATTACKS]))
+
+
+def _check(given: Mapping[str, str], *, full: bool) -> None:
+    """Refuse settings that the demo would ignore."""
+    if "defenses" in given:
+        raise ConfigError(
+            "the demo compares defenses of its own: --set defenses has no effect on it; "
+            'for another defense use `flower-vfl run census --set "defenses=..."`'
+        )
+    unused = sorted(key for key in given if key.startswith("align."))
+    if unused:
+        raise ConfigError(f"the demo aligns no IDs: --set {unused[0]} has no effect on it")
+    if _REBUILD in given and not full and "attack.names" not in given:
+        raise ConfigError(f"without --full the demo rebuilds no model: --set {_REBUILD} has no effect on it")

@@ -1,0 +1,88 @@
+"""The demo's table: what each defense costs and what is still read of the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flower_vfl.apps.written import kept_utility
+
+COLUMNS = ("defense", "test AUC", "worst practical leak", "informed reader", "guessing")
+TITLE = "Leak AUC of the gradients alone: 0.5 is guessing, 1 reads every label"
+EXPLANATION = (
+    "Worst practical leak: the best of the attacks that a party can run with what it receives. Informed reader: fitted "
+    "to the labels of one half of the rows, scored on the other half. Guessing: what scores that know nothing reach on "
+    "the rows of that attack."
+)
+_STYLES = {"leaks": "red", "not tested": "yellow", "no leak found": "green"}
+
+
+def rows(summaries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield for each run the cells of `COLUMNS`; a dash where nothing was measured."""
+    from flower_vfl.reports.words import defenses, number
+
+    for summary in summaries:
+        last = kept_utility(summary)
+        auc, accuracy = last.get("test_auc"), last.get("test_accuracy")
+        yield (
+            defenses(summary),
+            number(auc, 4) if auc is not None else f"acc. {number(accuracy, 4)}",
+            *map(number, leaks(summary)),
+        )
+
+
+def leaks(summary: Mapping[str, Any]) -> tuple[float | None, float | None, float | None]:
+    """Return the worst practical leak of a run's verdict, its informed reader, and the chance level of the former.
+
+    Of several parties it is the worst of each; what the verdict does not have is None.
+    """
+    verdict = summary.get("verdict")
+    lines = [party.get("leak") or {} for party in verdict.get("parties", ())] if isinstance(verdict, dict) else []
+    practical = max((line["practical"] for line in lines if line.get("practical")), key=_reached, default=None)
+    informed = max((line["informed"] for line in lines if line.get("informed")), key=_reached, default=None)
+    return (
+        None if practical is None else practical.get("reached"),
+        None if informed is None else informed.get("reached"),
+        None if practical is None else practical.get("null"),
+    )
+
+
+def _reached(entry: Mapping[str, Any]) -> float:
+    value = entry.get("reached")
+    return -1.0 if value is None else float(value)
+
+
+def print_last(summaries: Sequence[Mapping[str, Any]], *, full: bool, as_markdown: bool) -> None:
+    """Print what a demo ends with: after a full one all that its runs have measured, and the demo's table last."""
+    from flower_vfl.simulations.tables import print_results
+
+    if full:
+        print_results(summaries)
+    if as_markdown:
+        Console().out(markdown(summaries), highlight=False)
+    else:
+        print_demo(summaries)
+        Console().print(EXPLANATION, highlight=False)
+
+
+def print_demo(summaries: Sequence[Mapping[str, Any]], *, title: str = TITLE) -> None:
+    """Print the table, coloured by the verdict, as wide as the terminal allows."""
+    table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(COLUMNS[0], overflow="fold")
+    for column in COLUMNS[1:]:
+        table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
+    for summary, (defense, auc, practical, informed, guessing) in zip(summaries, rows(summaries), strict=True):
+        style = _STYLES.get(str((summary.get("verdict") or {}).get("status")), "")
+        table.add_row(Text(defense), auc, Text(practical, style), Text(informed, style), guessing)
+    Console().print(table)
+
+
+def markdown(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table as Markdown: what README.md has between its two marks."""
+    lines = [COLUMNS, ("---", *("---:" for _ in COLUMNS[1:])), *rows(summaries)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,67 @@
+"""How a training feeds the conditional oracle: both labels' gradients of each row, and the defense's noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flower_vfl.auditing.conditional import ConditionalOracle
+from flower_vfl.auditing.noise import hypotheses
+from flower_vfl.parties.label import Inside, Step
+from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
+from flower_vfl.strategies.vertical import VerticalStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionalAudit:
+    """The conditional oracle of a training, with the one defense whose noise it knows.
+
+    Attributes
+    ----------
+    oracle
+        Scores what it is shown.
+    defense
+        Whose noise is on the gradients.
+    """
+
+    oracle: ConditionalOracle
+    defense: GradientDefense
+
+    def __call__(self, step: int, epoch: int, done: Step, inside: Inside) -> None:
+        """Score one step; `inside` is what its gradients were made of."""
+        base, defense = self.defense.base, self.defense
+        change = _label_slopes(base, inside)[:, None] * inside.slopes * inside.clipping
+        known = hypotheses(inside.gradients, inside.labels, change)
+        apart = defense.scope == "per-party" and len(base.widths) > 1
+        noise = [defense.noise_model(part) for part in range(len(base.widths) if apart else 1)]
+        self.oracle.observe(step, epoch, done.rows, done.gradients, known, noise)
+
+
+def build_conditional(strategy: HookedStrategy, steps: int) -> ConditionalAudit | None:
+    """Build the conditional oracle of a simulation; None where it is not wanted, or the law of the noise not known.
+
+    It belongs to the monitor of a run of so many steps, for two classes and one gradient defense with a `noise_model`.
+    """
+    base, attack = strategy.base, strategy.base.config.attack
+    perturbing = [defense for defense in strategy.chain() if type(defense).protect is not Defense.protect]
+    if not base.attacks or not attack.monitor or base.labels.classes != 2 or len(perturbing) != 1:
+        return None
+    defense = perturbing[0]
+    if not isinstance(defense, GradientDefense) or type(defense).noise_model is GradientDefense.noise_model:
+        return None
+    parties = [*base.parties, *base.config.parties.coalitions(base.parties)]
+    oracle = ConditionalOracle(parties, base.labels.train, every=attack.cadence(steps), record=base.observer.add)
+    return ConditionalAudit(oracle, defense)
+
+
+def _label_slopes(base: VerticalStrategy, inside: Inside) -> Tensor:
+    """Return how much the loss's derivative by each row's logit changes as its label turns from 0 to 1, (B,)."""
+    logits, found = inside.logits.detach(), []
+    for label in (0, 1):
+        leaf = logits.clone().requires_grad_()
+        with torch.enable_grad():
+            loss, _ = base.loss(leaf, torch.full_like(inside.labels, label), leaf[:, None].detach())
+        found.append(torch.autograd.grad(loss, leaf)[0])
+    return found[1] - found[0]

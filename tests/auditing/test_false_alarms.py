@@ -1,0 +1,60 @@
+"""With gradients that carry nothing about their rows a run is called leaking as often as it says, and no oftener."""
+
+import numpy as np
+import pytest
+import torch
+
+from flower_vfl.attacks import make_attacks
+from flower_vfl.auditing.halves import Split
+from flower_vfl.auditing.recorder import NoRecorder
+from flower_vfl.auditing.verdict import LEAKS, verdict_of
+from flower_vfl.parties.monitor import LeakageMonitor
+from flower_vfl.parties.scoring import AuditLabels
+from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.sections import PRACTICAL
+
+ROWS, BATCH, WIDTH, EPOCHS = 2000, 100, 6, 2
+
+
+def verdict(seed, *, shuffled):
+    """The verdict on one made-up training without a defense, its gradients given to other rows or to their own."""
+    rng = np.random.default_rng(seed)
+    y = (rng.random(ROWS) < 0.2).astype(np.int64)
+    z = (rng.normal(size=(ROWS, WIDTH)) + 0.8 * y[:, None]).astype(np.float32)
+    p = 1 / (1 + np.exp(-z[:, :2].sum(axis=1) + 2))
+    schedule = Schedule(seed, ROWS, 0, BATCH, BATCH, EPOCHS, validation=0.0)
+    labels = AuditLabels.of(y)
+    monitor = LeakageMonitor(
+        ["a"],
+        make_attacks([{"name": name} for name in PRACTICAL]),
+        labels,
+        schedule,
+        defended=False,
+        recorder=NoRecorder(),
+        every=1,
+        informed=ROWS * EPOCHS,
+        split=Split(seed),
+    )
+    slope = rng.normal(size=WIDTH)
+    for step in range(schedule.steps):
+        rows = schedule.train_batch(step)
+        g = (p - y)[rows, None] * (slope + 0.3 * rng.normal(size=(len(rows), WIDTH)))
+        g = rng.permutation(g) if shuffled else g
+        sent = {"a": torch.from_numpy(g.astype(np.float32))}
+        monitor.observe(step, schedule.epoch_of(step), rows, {"a": torch.from_numpy(z[rows])}, sent)
+    monitor.finish_audit()
+    result = {"leakage": monitor.entries(), "defenses": [], "parties": {"features": ["a"]}}
+    return verdict_of(result)
+
+
+@pytest.mark.slow
+def test_shuffled_gradients_are_called_a_leak_in_at_most_eighteen_of_200_runs():
+    found = [verdict(seed, shuffled=True) for seed in range(200)]
+    assert sum(one["status"] == LEAKS for one in found) <= 18  # at 5 % more come with probability 0.006
+    assert all(one["parties"][0]["not_run"] == [] for one in found)
+
+
+def test_the_same_gradients_at_their_own_rows_are_a_leak():
+    found = verdict(0, shuffled=False)
+    assert found["status"] == LEAKS
+    assert found["parties"][0]["leak"]["value"] > 0.99

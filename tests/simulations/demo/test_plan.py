@@ -1,0 +1,53 @@
+"""Which runs the demo has, and which settings it refuses."""
+
+import pytest
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.sections import AttackConfig
+from flower_vfl.simulations.demo.plan import FIRST, demo_configs
+
+
+def test_no_defense_and_the_recommended_one_come_first_and_differ_in_nothing_else():
+    configs = demo_configs({})
+    assert tuple(configs)[:2] == FIRST
+    first, second = (configs[name] for name in FIRST)
+    assert [defense["name"] for defense in first.defenses] == []
+    assert second.defenses == [{"name": "marvell_full", "s": 4.0}]
+    assert first.model_copy(update={"defenses": second.defenses}) == second
+    assert {(*(d["name"] for d in config.defenses),) for config in configs.values()} == {
+        *((name,) for name in ("marvell_full", "marvell", "max_norm", "iso", "potential_energy")),
+        (),
+    }
+
+
+def test_full_runs_are_the_presets_and_have_more_attacks_than_every_run_has():
+    short, full = demo_configs({})["none"], demo_configs({}, full=True)["none"]
+    assert short.training.epochs < full.training.epochs == 6
+    assert short.attack.names == AttackConfig().names
+    assert {*short.attack.names, "cosine", "model_completion(k=1)", "embedding_reader(reader=linear,k=16)"} <= {
+        *full.attack.names
+    }
+    assert len(set(full.attack.names)) == len(full.attack.names)
+
+
+def test_settings_are_those_of_every_run():
+    configs = demo_configs({"seed": "3", "training-epochs": "1"})
+    assert {(config.seed, config.training.epochs) for config in configs.values()} == {(3, 1)}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"defenses": "max_norm"}, "--set defenses has no effect"),
+        ({"align-method": "hash"}, "--set align.method has no effect"),
+        ({"attack.rebuilt": "0.5"}, "without --full"),
+        ({"nonsense": "1"}, "nonsense"),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused(given, words):
+    with pytest.raises(ConfigError, match=words):
+        demo_configs(given)
+
+
+def test_a_setting_of_rebuilt_models_is_taken_where_models_are_rebuilt():
+    assert demo_configs({"attack.rebuilt": "0.5"}, full=True)["none"].attack.rebuilt == 0.5
