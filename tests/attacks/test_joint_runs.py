@@ -13,10 +13,13 @@ from tests.faults.common import Interrupt
 from tests.toys import mixed_data, text_data, toy_config, toy_data
 
 NAMES = ["joint_regression", "joint_reader(k=5)"]
+ATTACK = {"names": NAMES, "informed": 0, "monitor": False}
 
 
 def config_of(*names, kind="inproc", defenses=(), attack=(), **sections):
-    config = toy_config(attack={"names": list(names), **dict(attack)}, transport={"kind": kind}, **sections)
+    config = toy_config(
+        attack={"names": list(names), "informed": 0, **dict(attack)}, transport={"kind": kind}, **sections
+    )
     return config.model_copy(update={"defenses": [{"name": name} for name in defenses]})
 
 
@@ -37,6 +40,17 @@ def test_every_attacker_is_read_on_training_rows_and_on_test_rows(in_process):
         assert entry["rows"] == (540 - known if part == "train" else 150)
         assert (entry["source"], entry["layer"], entry["q95"], entry["steps"]) == ("attacker", "cut", None, None)
         assert entry["interval95"][0] <= entry["mean"] <= entry["interval95"][1]
+        assert entry["advantage"] == pytest.approx(entry["mean"] - entry["baseline"])
+
+
+@pytest.mark.parametrize("rows", [400, 0])
+def test_the_informed_reader_with_columns_runs_beside_joint_attacks(rows):
+    result = run(config_of("joint_regression", attack={"informed": rows}), data=lambda _: mixed_data())
+    found = [e for e in result.summary["leakage"] if e["phase"] == "audit" and e["source"] == "attacker"]
+    assert [entry["party"] for entry in found] == (["a"] if rows else [])
+    if rows:
+        (entry,) = found
+        assert entry["sees"] == ["columns", "embeddings", "gradients"]
         assert entry["advantage"] == pytest.approx(entry["mean"] - entry["baseline"])
 
 
@@ -70,7 +84,7 @@ def test_a_party_reads_in_another_process_than_the_one_that_remembered(in_proces
 
 @pytest.mark.parametrize(
     "data",
-    [lambda: toy_data(rows=300, shape=(2, 30, 30)), lambda: text_data(rows=200, test_rows=60)],
+    [lambda: toy_data(rows=300, shape=(1100,)), lambda: text_data(rows=200, test_rows=60)],
     ids=["wide", "text"],
 )
 def test_images_and_texts_are_read_as_what_they_are(data):
@@ -78,7 +92,7 @@ def test_images_and_texts_are_read_as_what_they_are(data):
     positives = [] if opened.labels().classes == 2 else [1]
     network = {"network": "textcnn", "cut": 12} if positives else {"cut": 8, "bottom": [16]}
     training = {"epochs": 2, "batch_size": 64}
-    config = build_config({"attack": {"names": NAMES, "positives": positives}, "model": network, "training": training})
+    config = build_config({"attack": {**ATTACK, "positives": positives}, "model": network, "training": training})
     found = entries_of(run(config, data=lambda _: opened))
     assert found
     assert all(entry["mean"] is not None for entry in found.values())

@@ -17,7 +17,7 @@ from flower_vfl.attacks.joint.ridge import leave_one_out
 from flower_vfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -58,6 +58,16 @@ def read_own(view: JointView, sees: tuple[Sees, ...]) -> Margins | None:
     return Margins(expected, say(view.train), say(view.test))
 
 
+def _mean(margins: Sequence[Margins]) -> Margins:
+    """Return the mean of margins, each in units of its deviation over the training rows."""
+    units = [float(one.train.std()) or 1.0 for one in margins]
+    known, train, test = (
+        torch.stack([part / unit for part, unit in zip(parts, units, strict=True)]).mean(dim=0)
+        for parts in zip(*((one.known, one.train, one.test) for one in margins), strict=True)
+    )
+    return Margins(known, train, test)
+
+
 def combine(known: Tensor, labels: Tensor, *others: Tensor) -> list[Tensor]:
     """Fit a linear discriminant with Ledoit and Wolf's shrinkage to known rows (k, F); return what it says of others.
 
@@ -85,10 +95,10 @@ def combine(known: Tensor, labels: Tensor, *others: Tensor) -> list[Tensor]:
 class JointReaderAttack(JointAttack):
     """Scores each row by its gradient, columns and embedding together, by a reader fitted on k known rows a class.
 
-    Two kinds of fit are joined: ridge regressions of the known labels on columns, on embeddings and on both, and the
-    label-free regression of all rows' gradients on both (`JointRegressionAttack`). A linear discriminant of the known
-    rows weighs them with the row's own gradient: its place along the first direction, its length, and the length of
-    what the first directions leave. Of test rows there is no gradient.
+    Two kinds of fit are joined: ridge regressions of the known labels on columns, on embeddings and on both, of which
+    the mean counts, and the label-free regression of all rows' gradients on both (`JointRegressionAttack`). A linear
+    discriminant of the known rows weighs them with the row's own gradient: its place along the first direction, its
+    length, and the length of what the first directions leave. Of test rows there is no gradient.
 
     Parameters
     ----------
@@ -118,10 +128,10 @@ class JointReaderAttack(JointAttack):
         """Return what the fitted reader says of all rows."""
         rows, labels = torch.from_numpy(view.known.require(0, 1).rows), _signs(view)
         fit = fit_gradients(view.gradients, view.train, view.test, words=view.words)
-        found = [one for sees in _VIEWS if (one := read_own(view, sees)) is not None]
-        margins = [(one.known[:, None], one.train[:, None], one.test[:, None]) for one in found]
+        margins = _mean([one for sees in _VIEWS if (one := read_own(view, sees)) is not None])
+        parts = (margins.known[:, None], margins.train[:, None], margins.test[:, None])
         known, train, test = (
-            torch.cat(parts, dim=1) for parts in zip(*margins, (fit.train[rows], fit.train, fit.test), strict=True)
+            torch.cat(pair, dim=1) for pair in zip(parts, (fit.train[rows], fit.train, fit.test), strict=True)
         )
         without, other = combine(known, labels, train, test)
         (mine,) = combine(torch.cat([known, fit.own[rows]], dim=1), labels, torch.cat([train, fit.own], dim=1))
