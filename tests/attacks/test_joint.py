@@ -138,6 +138,14 @@ def test_the_side_is_the_one_of_longer_gradients():
         assert roc_auc_score(y["test"], scores.test) > roc_auc_score(y["test"], logit["test"]) - 0.03
 
 
+def test_the_side_is_not_that_of_fewer_rows_where_noise_is_skewed():
+    view, y, _ = draw(4, noise=0.3)
+    skew = np.random.default_rng(0).exponential(size=(len(view.gradients), 1)) - 1
+    g = view.gradients + torch.from_numpy(skew * direction_of(4)).float()
+    assert roc_auc_score(y["train"], evidence(g)[:, 0]) < 0.4  # the rarer side is the wrong one
+    assert roc_auc_score(y["train"], fit_gradients(g, view.train, view.test).own[:, 0]) > 0.6
+
+
 def test_a_rows_own_gradient_does_not_move_its_score_in_the_regression():
     view, _, _ = draw(5, rows=2000)
     moved = view.gradients.clone()
