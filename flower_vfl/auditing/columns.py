@@ -20,7 +20,7 @@ from flower_vfl.attacks.joint.regression import evidence
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.informed import AUDIT, INFORMED
 from flower_vfl.auditing.readers import DISCRIMINANTS, LEARNERS, Fit
-from flower_vfl.auditing.selection import EPOCHS, Candidate, Sample, best, candidates, measured
+from flower_vfl.auditing.selection import EPOCHS, Candidate, Sample, best, candidates, measured, strongest
 from flower_vfl.metrics import LeakSummary
 
 SEES = ["columns", "embeddings", "gradients"]
@@ -68,7 +68,7 @@ def read_with_columns(
     chosen = best(found)
     if chosen is None:
         return {**entry, "unavailable": bare.lacking(positives[0]) or "no reader could be fitted"}
-    baseline = best([one for one in without if one.positive == chosen.positive])
+    baseline = strongest(without, chosen.positive)
     return {**entry, "rows_of": "train", **measured(chosen, found, baseline)}
 
 

@@ -371,7 +371,7 @@ class CountingAttack(InferenceAttack):
 
     def infer(self, view):
         self.asked += 1
-        return view.z[:, 0] * (-1.0) ** self.asked
+        return view.embeddings[:, 0] * (-1.0) ** self.asked
 
 
 def test_an_attack_that_keeps_something_keeps_nothing_of_another_layer():
