@@ -228,7 +228,8 @@ def demo(
     full: Annotated[
         bool,
         typer.Option(
-            "--full", help="Train longer; also longitudinal curves, labels to rebuild and each party's columns alone."
+            "--full",
+            help="More and longer runs; longitudinal curves, labels to rebuild, parties alone.",
         ),
     ] = False,
     resume: Annotated[

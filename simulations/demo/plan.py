@@ -20,11 +20,15 @@ RUNS = {
     "max-norm": "max_norm",
     "iso-t25": "iso(t=25.0)",
     "potential-energy": "potential_energy(alpha=1.0)",
+}
+"""Names and defenses in the order in which they start: no defense and the recommended one are the first comparison."""
+
+FULL_RUNS = RUNS | {
     "marvell-s25": "marvell(s=25.0)",
     "marvell-s1": "marvell(s=1.0)",
     "iso-t1": "iso(t=1.0)",
 }
-"""Names and defenses in the order in which they start: no defense and the recommended one are the first comparison."""
+"""The runs of --full: also other strengths."""
 
 FIRST = ("none", "marvell-full-s4")
 
@@ -47,7 +51,7 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
     overrides : Mapping
         Of the command line's `--set`.
     full : bool
-        Whether the runs are as long as the preset's and have all attacks.
+        Whether there are more runs, as long as the preset's and with all attacks.
 
     Raises
     ------
@@ -57,8 +61,9 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
     given = {canonical_key(key): value for key, value in overrides.items()}
     _check(given, full=full)
     usual = {"attack.names": ", ".join(_all_attacks())} if full else {"training.epochs": str(EPOCHS)}
+    runs = FULL_RUNS if full else RUNS
     plain = load_config(PRESET, {**usual, **given}).model_dump()
-    return {name: build_config({**plain, "defenses": parse_defenses(text)}) for name, text in RUNS.items()}
+    return {name: build_config({**plain, "defenses": parse_defenses(text)}) for name, text in runs.items()}
 
 
 def _all_attacks() -> list[str]:

@@ -11,6 +11,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from flower_vfl.config import from_run_config, leaf_paths
+from flower_vfl.parsing import call, parse_defenses
+from flower_vfl.simulations.demo.plan import RUNS
+from flower_vfl.simulations.demo.table import COLUMNS
 from tests.packaging.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
@@ -118,6 +121,19 @@ def test_the_readmes_commands_install_into_a_new_environment_with_constraints(ma
     assert lines[0].startswith("python3 -m venv .venv")
     assert any(line.startswith("pip install -c constraints.txt ") and f".{extras}" in line for line in lines)
     assert lines[-1].startswith(last)
+
+
+def test_the_readmes_table_has_the_rows_and_columns_of_the_demo():
+    found = re.findall(r"<!-- demo-table -->\n(.*?)<!-- /demo-table -->", README, flags=re.DOTALL)
+    assert len(found) == 1, "README.md needs one demo-table; `python benchmarks/demo.py --readme` writes it"
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[0].splitlines() if "|" in line]
+    assert lines[0] == list(COLUMNS)
+    runs = (parse_defenses(text) for text in RUNS.values())
+    assert [line[0] for line in lines[2:]] == [
+        ", ".join(call(entry.pop("name"), entry) for entry in defenses) or "none" for defenses in runs
+    ]
+    for line in lines[2:]:
+        assert all(0.0 <= float(cell) <= 1.0 for cell in line[1:])
 
 
 def test_the_readme_and_the_classifiers_name_the_same_licence_and_python():

@@ -14,7 +14,7 @@ from flower_vfl.config import load_config
 from flower_vfl.errors import ConfigError, InputError, OutputExistsError, TrainingError
 from flower_vfl.reports import render
 from flower_vfl.simulations.demo import comparing
-from flower_vfl.simulations.demo.plan import FIRST, RUNS
+from flower_vfl.simulations.demo.plan import FIRST, FULL_RUNS, RUNS
 from tests.commands import flower_vfl
 from tests.toys import toy_config, toy_data
 
@@ -115,13 +115,13 @@ def test_the_first_comparison_is_shown_before_the_others_have_run(stage, capsys)
     assert "max_norm" not in shown.out
     lines = shown.err.splitlines()
     assert {line.split(": ")[1].split()[0] for line in lines[:2]} == set(FIRST)
-    assert [line.split(",")[0] for line in lines[:2]] == ["1 of 9", "2 of 9"]
-    assert lines[-1].startswith("9 of 9: ")
+    assert [line.split(",")[0] for line in lines[:2]] == [f"1 of {len(RUNS)}", f"2 of {len(RUNS)}"]
+    assert lines[-1].startswith(f"{len(RUNS)} of {len(RUNS)}: ")
 
 
 def test_a_worker_that_is_killed_is_named_and_its_run_alone_is_repeated(stage):
     stage.plan(max_norm="kill")
-    with pytest.raises(TrainingError, match=r"1 of 9 runs failed, max-norm .*killed \(SIGKILL\).*--resume"):
+    with pytest.raises(TrainingError, match=rf"1 of {len(RUNS)} runs failed, max-norm .*killed \(SIGKILL\).*--resume"):
         comparing.run_demo(stage.out, TOY)
     assert sorted(stage.begun) == sorted(RUNS)
     assert {*RUNS} - {summary["run"] for summary in stage.summary} == {"max-norm"}
@@ -175,8 +175,8 @@ def test_resuming_with_other_settings_or_elsewhere_is_refused(stage):
 
 def test_what_parties_reach_alone_is_in_every_result_of_a_full_demo(stage):
     summaries = comparing.run_demo(stage.out, TOY, full=True)
-    assert [summary["run"] for summary in summaries] == list(RUNS)
-    parties = {name for name in stage.begun if name not in RUNS}
+    assert [summary["run"] for summary in summaries] == list(FULL_RUNS)
+    parties = {name for name in stage.begun if name not in FULL_RUNS}
     assert parties
     assert all(summary["alone"] == dict.fromkeys(parties, 0.75) for summary in summaries)
     assert stage.begun.count("iso-t1") == 1
@@ -203,7 +203,7 @@ def test_resume_without_a_folder_is_refused():
 @pytest.mark.slow
 def test_a_run_of_the_demo_equals_the_same_run_by_itself(tmp_path):
     summaries = comparing.run_demo(tmp_path / "demo", TOY, full=True)
-    assert [summary["run"] for summary in summaries] == list(RUNS)
+    assert [summary["run"] for summary in summaries] == list(FULL_RUNS)
     for summary in summaries:
         folder = tmp_path / "demo" / summary["run"]
         assert (folder / "report.html").is_file()

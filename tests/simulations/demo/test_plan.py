@@ -21,6 +21,7 @@ def test_no_defense_and_the_recommended_one_come_first_and_differ_in_nothing_els
 
 
 def test_full_runs_are_the_presets_and_have_more_attacks_than_every_run_has():
+    assert demo_configs({}).keys() < demo_configs({}, full=True).keys()
     short, full = demo_configs({})["none"], demo_configs({}, full=True)["none"]
     assert short.training.epochs < full.training.epochs == 6
     assert short.attack.names == AttackConfig().names
