@@ -58,7 +58,10 @@ class BoundedNoise(NoiseDefense, Generic[C]):
 
     def _course(self, whose: str | None = None) -> C:
         """Return the course of a party or group, by default of the party whose turn it is."""
-        return self._courses.setdefault(self._whose if whose is None else whose, self._nothing_done())
+        name = self._whose if whose is None else whose
+        if name not in self._courses:
+            self._courses[name] = self._nothing_done()
+        return self._courses[name]
 
     @property
     def _whose(self) -> str:

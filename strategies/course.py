@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from flower_vfl.attacks import InferenceAttack
+from flower_vfl.attacks import InferenceAttack, JointAttack
 from flower_vfl.metrics import Embeddings, compact, sample_rows
 from flower_vfl.metrics.embeddings import READ, RECEIVED
 from flower_vfl.parties.label import LabelParty
@@ -144,7 +144,7 @@ class _Course:
         base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
         resumed = self._checkpointing is not None and base.resume and self._checkpointing.resume()
         if not resumed and self._audited:
-            test = any(isinstance(attack, InferenceAttack) for attack in base.attacks)
+            test = any(isinstance(attack, InferenceAttack | JointAttack) for attack in base.attacks)
             audited = {party: links[party] for party in self._audited}
             send_audit(audited, base.labels, test=test, timeout=base.config.transport.step_timeout)
         known, rows = outcome.in_flight if resumed else 0, self._schedule.batch_rows(0)

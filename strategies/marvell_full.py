@@ -107,12 +107,13 @@ def _draw(
         normals, levels = source.fresh(work, work.shape[1]), noise.alike.expand_as(noise.levels)
     if noise.everywhere > 0.0:
         stretched = beside((1.0 + levels / noise.everywhere).sqrt() - 1.0, work)
-        inside = (normals @ directions).mul_(stretched[y.long()])
+        inside = (normals @ directions).mul_(stretched.index_select(0, y.long()))
         normals = torch.addmm(normals, inside, directions.T)
     noisy = torch.add(work, normals, alpha=math.sqrt(noise.everywhere) * unit)
     if imitating is not None:
         lacking = beside((noise.levels - levels).sqrt(), work)
-        noisy = torch.addmm(noisy, (imitating.to(work) @ directions).mul_(lacking[y.long()]), directions.T, alpha=unit)
+        missing = (imitating.to(work) @ directions).mul_(lacking.index_select(0, y.long()))
+        noisy = torch.addmm(noisy, missing, directions.T, alpha=unit)
     lengths = source.draw(work, 1)[:, 0] * (math.sqrt(noise.along) * unit)
     return torch.addr(noisy, lengths, line).to(g.dtype)
 

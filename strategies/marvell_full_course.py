@@ -127,7 +127,7 @@ class FullCourse:
         if place < CHAINS:
             self._drawn[place : place + 1] = [release(pair, parts)]
         if rows is not None and pair.square > 0.0:
-            self._recurrence.add(working(g) / (pair.unit * math.sqrt(pair.square)), y, rows)
+            self._recurrence.add(working(g), y, rows, unit=pair.unit * math.sqrt(pair.square))
 
     def end_epoch(self, rho: float) -> dict[str, float]:
         """Close the epoch; return the joint divergence of all releases so far, and how much came again since the last.

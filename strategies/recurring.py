@@ -41,10 +41,15 @@ def sample(labels: NDArray[Any], width: int) -> Rows:
     return np.sort(np.concatenate([rows[:: max(1, -(-len(rows) // most))] for rows in members]))
 
 
-def deviations(g: Tensor, y: Tensor) -> Tensor:
-    """Return how gradients (..., B, D) with labels 0 or 1 (..., B) deviate from the mean of their class and batch."""
+def deviations(g: Tensor, y: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """Return how gradients (..., B, D) with labels 0 or 1 (..., B) deviate from the mean of their class and batch.
+
+    Where rows (n,) of a single batch are chosen, only theirs are returned.
+    """
     members = torch.stack([y == 0, y == 1], dim=-2).to(g.dtype)
     means = (members @ g) / members.sum(dim=-1, keepdim=True).clamp(min=1.0)
+    if chosen is not None:
+        g, y = g[chosen], y[chosen]
     return g - means.take_along_dim(y.long()[..., None], dim=-2)
 
 
@@ -70,9 +75,14 @@ class Recurrence:
         self._shared: Tensor | None = None  # that of runs that train together, of which `_now` is the rows from `_low`
         self._low = 0
 
-    def add(self, g: Tensor, y: Tensor, rows: Rows) -> None:
-        """Take in a batch: clean gradients (B, D) in units of its own, labels (B,) and rows of the table (B,)."""
-        take_in([self], deviations(g, y)[None], [rows])
+    def add(self, g: Tensor, y: Tensor, rows: Rows, unit: float = 1.0) -> None:
+        """Take in a batch: clean gradients (B, D), labels (B,), rows of the table (B,) and the unit to measure in."""
+        places, known = self._find(rows, g.shape[1])
+        if not len(known):
+            return
+        now = _together([self], g.device)
+        there, here = (torch.from_numpy(one).to(g.device, non_blocking=True) for one in (self._low + places, known))
+        now[there] = (deviations(g, y, here) / unit).float()
 
     def _find(self, rows: Rows, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where rows (B,) of which gradients (B, width) came are in the sample, and which of them are."""

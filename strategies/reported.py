@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack
+from flower_vfl.attacks.joint import JointAttack
+from flower_vfl.auditing.informed import AUDIT, INFORMED
 from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol.frame import Frame
 
@@ -31,7 +33,7 @@ class _Measure(_Said):
 class _Leak(_Said):
     label: str
     metric: str
-    phase: Literal["train", "remembered", "inference"]
+    phase: Literal["train", "remembered", "inference", "joint", "audit"]
     layer: str
     defended: bool
     q95: _Unknown
@@ -46,6 +48,11 @@ class _Leak(_Said):
     measures: dict[str, _Measure] = {}
     epochs: list[int] = []
     values: list[float] = []
+    p_value: _Unknown = None
+    advantage_p_value: _Unknown = None
+    interval95: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    advantage_interval95: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    baselines: dict[str, _Unknown] = {}
 
 
 class _Report(_Said):
@@ -96,9 +103,11 @@ def read_report(party: str, frame: Frame, attacks: Sequence[AttackMethod]) -> di
 
 
 def _attributed(entry: dict[str, Any], party: str, known: dict[str, AttackMethod]) -> dict[str, Any]:
+    if entry["phase"] == AUDIT and any(isinstance(attack, JointAttack) for attack in known.values()):
+        return {**entry, "attack": INFORMED, "label": INFORMED, "params": {}, "source": "attacker", "party": party}
     attack = known.get(entry["label"])
     if attack is None:
         raise ProtocolError(f"party {party!r} reports of the attack {entry['label']!r:.100}, which is none of this run")
     own = {"attack": attack.name, "params": attack.params, "source": "attacker", "party": party}
-    known_labels = {"known": attack.leaks} if isinstance(attack, InferenceAttack) else {}
+    known_labels = {"known": attack.leaks} if isinstance(attack, InferenceAttack | JointAttack) else {}
     return {**{key: value for key, value in entry.items() if key != "known"}, **own, **known_labels}

@@ -14,7 +14,8 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_vfl.attacks import Attack, InferenceAttack, MemoryAttack, make_attacks
+from flower_vfl.attacks import Attack, InferenceAttack, JointAttack, MemoryAttack, make_attacks
+from flower_vfl.auditing.joint import check_joint_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels, PartyTable, whole_labels
 from flower_vfl.data.ids import id_numbers
@@ -147,13 +148,14 @@ class VerticalStrategy(HookedStrategy):
             raise ConfigError("attack.max_leak is measured by attacks that look while training: name one, such as norm")
         audit, counts = self.audit_labels, np.bincount(self.labels.train.astype(np.int64), minlength=classes)
         check_memory_attacks(self.remembering, audit, repeats=self.config.training.order != "time")
+        check_joint_attacks(self.attacks, audit.numbers == audit.positive(0), audit.positives)
         check_side_information(
             self.watching,
             positives=min(int(counts[audit.positive(turn)]) for turn in range(classes)),
             batch_size=self.config.training.batch_size,
         )
         check_trained_attacks(
-            [attack for attack in self.attacks if not isinstance(attack, Attack | MemoryAttack)],
+            [attack for attack in self.attacks if not isinstance(attack, Attack | MemoryAttack | JointAttack)],
             self.labels.train,
             classes=classes,
             test_rows=len(self.labels.test),

@@ -15,6 +15,7 @@ import json
 import math
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,18 +89,22 @@ def _mean(values: Sequence[float], digits: int = 3) -> str:
 
 def sentence(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the measured headline of the recommended defense in words."""
-    practical = [one["practical"]["reached"] for one in runs if one["practical"]]
-    informed = [one["informed"]["reached"] for one in runs if one["informed"]]
-    chance = sum(one["practical"]["null"] for one in runs if one["practical"]) / max(len(practical), 1)
-    read = f"an informed reader {_mean(informed)}" if informed else "no informed reader has a number yet"
+    practical = [one["practical"] for one in runs if one["practical"]]
+    informed = [one["informed"] for one in runs if one["informed"]]
+    names = " or ".join(sorted({f"`{one['label']}`" for one in practical}))
+    over = "all epochs" if all(one["label"].startswith("remembered") for one in practical) else "q95 of single steps"
+    values, worst = [one["reached"] for one in informed], [one["reached"] for one in practical]
+    chance = sum(one["null"] for one in practical) / len(practical)
     leaks = sum(one["status"] == "leaks" for one in runs)
-    return (
-        f"Measured behind `{RECOMMENDED.replace('.0', '')}` on the census preset, seeds 0 to {len(runs) - 1}: the "
-        f"worst attack of the practical set reads {_mean(practical)} (q95 of single steps; guessing {chance:.3f}), "
-        f"{read}; "
-        f"test AUC {_mean([one['test_auc'] for one in runs], 4)}. The report calls it a leak in {leaks} of "
-        f"{len(runs)} runs (`docs/results/headline.py`)."
+    text = (
+        f"Measured behind `{RECOMMENDED.replace('.0', '')}` on the census preset (six epochs, seeds 0 to "
+        f"{len(runs) - 1}): the worst of the practical set, {names}, reads {_mean(worst)} "
+        f"({over}; guessing {chance:.3f}); the informed reader {_mean(values)} ({min(values):.3f} to "
+        f"{max(values):.3f}); test AUC {_mean([one['test_auc'] for one in runs], 4)}. The report says that it leaks in "
+        f"{leaks} of {len(runs)} runs: the defense makes the leak smaller, and does not end it "
+        "(`python docs/results/headline.py headline`)."
     )
+    return "\n".join(textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False))
 
 
 def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

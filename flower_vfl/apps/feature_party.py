@@ -77,5 +77,6 @@ def build_feature_party(
         every=config.attack.cadence(schedule.steps),
         positives=config.attack.positives,
         memory=memory,
+        informed=config.attack.informed,
         **shared,
     )

@@ -24,6 +24,7 @@ from flower_vfl.attacks.gradient_clustering import GradientClusteringAttack
 from flower_vfl.attacks.hint import HintAttack
 from flower_vfl.attacks.inference import InferenceAttack, Leaked, TrainedView
 from flower_vfl.attacks.inner_product import InnerProductAttack
+from flower_vfl.attacks.joint import JointAttack, JointReaderAttack, JointRegressionAttack
 from flower_vfl.attacks.model_completion import ModelCompletionAttack
 from flower_vfl.attacks.norm import NormAttack
 from flower_vfl.attacks.remembered_difference import RememberedDifferenceAttack
@@ -70,13 +71,15 @@ _EMBEDDINGS: tuple[type[AttackMethod], ...] = (
     EmbeddingReaderAttack,
 )
 
+_JOINT: tuple[type[AttackMethod], ...] = (JointRegressionAttack, JointReaderAttack)
+
 ATTACKS: Mapping[str, type[AttackMethod]] = MappingProxyType(
-    {attack.name: attack for attack in (*_GRADIENTS, *_MEMORIES, *_EMBEDDINGS)}
+    {attack.name: attack for attack in (*_GRADIENTS, *_MEMORIES, *_EMBEDDINGS, *_JOINT)}
 )
 """Every built-in attack by the name that configs and results use."""
 
 ATTACK_METHODS: Methods[AttackMethod] = Methods(
-    "attack", "flower_vfl.attacks", (Attack, InferenceAttack, MemoryAttack), ATTACKS
+    "attack", "flower_vfl.attacks", (Attack, InferenceAttack, MemoryAttack, JointAttack), ATTACKS
 )
 """The built-in attacks and those of other installed packages."""
 
@@ -148,6 +151,9 @@ __all__ = [
     "HintAttack",
     "InferenceAttack",
     "InnerProductAttack",
+    "JointAttack",
+    "JointReaderAttack",
+    "JointRegressionAttack",
     "KnownRows",
     "Leaked",
     "Memory",

@@ -21,7 +21,7 @@ SPARE = 2
 """Beyond, the first ones come from so many more than are wanted, in two rounds of subspace iteration."""
 
 ODD = 100
-"""One row of so many at either end of the lengths counts as the next ones where they are parted."""
+"""One row of so many at either end counts as the next ones where lengths are parted: a few odd ones are no class."""
 
 _ROUNDING = 16.0
 """Of the longest row, in units of the gradients' precision: residual lengths up to this may be rounding errors."""

@@ -27,7 +27,7 @@ from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.panel import Membership, RowPanel
 from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, Fit
 from flower_vfl.auditing.recorder import Recorder
-from flower_vfl.auditing.selection import BATCH, EPOCH, EPOCHS, Candidate, Sample, best, candidates, measured
+from flower_vfl.auditing.selection import BATCH, EPOCH, EPOCHS, Candidate, Sample, best, candidates, measured, strongest
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.protocol.schedule import Rows, Schedule
@@ -174,7 +174,7 @@ class InformedAudit:
         found, places = panel.places(rows)
         if found.size:
             at = torch.from_numpy(found)
-            panel.add(places, in_batch_units(g)[at], z[at])
+            panel.add(places, in_batch_units(g - g.mean(dim=0))[at], z[at])
         first = self._schedule.steps_of(epoch)[0]
         if (step - first) % self._stride(epoch, g.shape[1], z.shape[1]) == 0:
             self._now.add(step, rows, self._features.of(g), z)
@@ -291,7 +291,7 @@ class InformedAudit:
         if chosen is None:
             return {**entry, "unavailable": missing or "no row was sampled"}
         others = [] if baselines is None else baselines.get(chosen.span, [])
-        baseline = best([one for one in others if one.positive == chosen.positive])
+        baseline = strongest(others, chosen.positive)
         return {**entry, **measured(chosen, found, baseline)}
 
     def entries(self) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ class Sample:
     parts
         (n,) what each row is for: to fit, to choose or to score.
     batches
-        (n,) the batch that each row came in, where batches are read by themselves.
+        (n,) the batch that each row came in, where it is known: rows are compared within batches then.
     """
 
     x: Features
@@ -125,7 +125,7 @@ def candidates(
         parts, y = sample.parts[others], sample.y[others]
         for positive in readable:
             along = score_of(scores, positive)
-            if span == BATCH and sample.batches is not None:
+            if sample.batches is not None:
                 along = _ranks_within(along, sample.batches[others])
             choose = parts == CHOOSE
             auc = leak_auc(along[choose], y[choose] == positive)
@@ -136,6 +136,15 @@ def best(found: Sequence[Candidate]) -> Candidate | None:
     """Return the candidate with the largest AUC on the rows to choose on; None without any."""
     known = [one for one in found if not math.isnan(one.chosen_by)]
     return max(known, key=lambda one: one.chosen_by, default=None)
+
+
+def strongest(found: Sequence[Candidate], positive: int) -> Candidate | None:
+    """Return the candidate with the largest AUC of a class on the very rows to score; None without any.
+
+    That is how a baseline is chosen: in its favour, so that a gain over it is none of a poorer choice.
+    """
+    known = [one for one in found if one.positive == positive]
+    return max(known, key=lambda one: leak_auc(one.scores, one.labels), default=None)
 
 
 def measured(chosen: Candidate, found: Sequence[Candidate], baseline: Candidate | None = None) -> dict[str, Any]:
@@ -161,9 +170,10 @@ def measured(chosen: Candidate, found: Sequence[Candidate], baseline: Candidate 
         "positives": positives,
         "reader": chosen.reader,
         "span": chosen.span,
-        "class": chosen.positive,
+        "positive_class": chosen.positive,
         "candidates": [
-            {"reader": one.reader, "span": one.span, "class": one.positive, "auc": one.chosen_by} for one in found
+            {"reader": one.reader, "span": one.span, "positive_class": one.positive, "auc": one.chosen_by}
+            for one in found
         ],
     }
     if baseline is None:
@@ -218,7 +228,11 @@ def _by_batch(sample: Sample, fit: Fit, classes: int) -> Scores | None:
 
 
 def _ranks_within(values: NDArray[np.float64], batches: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return ranks between 0 and 1 within each batch: scores of different fits have no common scale."""
+    """Return ranks between 0 and 1 within each batch.
+
+    Fits of different batches have no common scale. And the gradients of a batch tell how many positives it has, in
+    whatever order they come: that is the batch's, and nothing about a row.
+    """
     from scipy.stats import rankdata
 
     ranks = np.empty(len(values))

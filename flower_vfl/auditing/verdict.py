@@ -75,7 +75,7 @@ class Finding:
     p_value: float
 
 
-def verdict_of(result: Result) -> dict[str, Any]:
+def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     """Return the verdict of a run (``verdict`` in ``result.json``): a status for it and for each party.
 
     A party leaks where a test says so at a level of 5 % for the whole run: Bonferroni over each practical attack at the
@@ -87,6 +87,8 @@ def verdict_of(result: Result) -> dict[str, Any]:
     result
         The content of ``result.json``; ``leakage`` and ``defenses`` are read, and where there are some ``attacks`` and
         ``parties``.
+    level
+        The rate of false alarms for the whole run; of n runs that are judged together, one n-th of 5 %.
 
     Returns
     -------
@@ -95,11 +97,11 @@ def verdict_of(result: Result) -> dict[str, Any]:
         ``leak``, ``gain`` and ``not_run``, see docs/decisions/0024-verdict.md.
     """
     findings = list(_findings(result))
-    alarm = LEVEL / max(1, len(findings))
+    alarm = level / max(1, len(findings))
     parties = [_of_party(result, party, findings, alarm) for party in parties_of(result)]
     statuses = {party["status"] for party in parties} or {NOT_TESTED}
     status = next(status for status in (LEAKS, NOT_TESTED, NO_LEAK) if status in statuses)
-    return {"status": status, "level": LEVEL, "tests": len(findings), "parties": parties}
+    return {"status": status, "level": level, "tests": len(findings), "parties": parties}
 
 
 def parties_of(result: Result) -> list[str]:
@@ -115,7 +117,9 @@ def parties_of(result: Result) -> list[str]:
 def _findings(result: Result) -> Iterator[Finding]:
     """Yield all tests of a run, each with its p-value."""
     for entry in practical_entries(result):
-        if entry.get("q95") is not None and (p_value := practical_p_value(entry)) is not None:
+        if entry.get("q95") is not None:
+            p_value = practical_p_value(entry)
+            p_value = 1.0 if p_value is None else p_value  # without a chance level a number is shown and proves nothing
             yield Finding(str(entry.get("party")), "practical", entry, reached(_worst_part(entry)), p_value)
     for entry in read(result):
         party, mean = str(entry.get("party")), entry.get("mean")
@@ -181,8 +185,8 @@ def practical_p_value(entry: Entry) -> float | None:
 
 
 def _step_p_value(entry: Entry) -> float | None:
-    sigma, steps = (null_of(entry) - 0.5) / _Z95, scored_steps(entry)
-    if steps < 1 or not sigma > 0:
+    sigma, steps = (null_of(entry) - 0.5) / _Z95, max(1, scored_steps(entry))
+    if not sigma > 0:
         return None
     sides = [float(entry["q95"])]
     sides += [turned(entry)] if entry.get("q95_turned") is not None or entry.get("mean") is not None else []
@@ -214,7 +218,8 @@ def _remembered_p_value(entry: Entry) -> float | None:
 
 def _of_party(result: Result, party: str, findings: Sequence[Finding], alarm: float) -> dict[str, Any]:
     worst = {kind: _worst(party, kind, findings, alarm) for kind in ("practical", "informed", "gain")}
-    leak, gain = _leak(worst["practical"], worst["informed"], alarm), _gain(worst["gain"], alarm)
+    several = (result.get("dataset") or {}).get("classes") not in (2, None)
+    leak, gain = _leak(worst["practical"], worst["informed"], alarm, several=several), _gain(worst["gain"], alarm)
     missing = not_run(result, party)
     leaks = leak["leaks"] or (gain is not None and gain["leaks"])
     status = LEAKS if leaks else NOT_TESTED if missing else NO_LEAK
@@ -227,7 +232,8 @@ def _worst(party: str, kind: str, findings: Sequence[Finding], alarm: float) -> 
     return max(here, key=lambda finding: (finding.p_value <= alarm, finding.value), default=None)
 
 
-def _leak(practical: Finding | None, informed: Finding | None, alarm: float) -> dict[str, Any]:
+def _leak(practical: Finding | None, informed: Finding | None, alarm: float, *, several: bool) -> dict[str, Any]:
+    """Return the first line; a reader of one class among several names it."""
     found = [finding for finding in (practical, informed) if finding is not None]
     return {
         "leaks": any(finding.p_value <= alarm for finding in found),
@@ -239,7 +245,12 @@ def _leak(practical: Finding | None, informed: Finding | None, alarm: float) -> 
             "reached": informed.value,
             "interval95": informed.entry.get("interval95"),
             "p_value": informed.p_value,
-            **{key: informed.entry.get(key) for key in ("reader", "span", "class") if key in informed.entry},
+            **{key: informed.entry.get(key) for key in ("reader", "span") if key in informed.entry},
+            **(
+                {"class": informed.entry.get("positive_class")}
+                if several and "positive_class" in informed.entry
+                else {}
+            ),
         },
     }
 

@@ -14,12 +14,14 @@ from torch.func import functional_call
 
 from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack
-from flower_vfl.attacks.remembering import MemoryAttack
+from flower_vfl.attacks.joint import JointAttack
+from flower_vfl.attacks.remembering import Memory, MemoryAttack
 from flower_vfl.auditing.recorder import NoRecorder, Recorder
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.feature import FeatureParty, _Pending
 from flower_vfl.parties.inference import FreshModels, TrainedModel, TrainedScorer
+from flower_vfl.parties.joint import JointObserver
 from flower_vfl.parties.remembering import MemoryScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Reference, Scorer
 from flower_vfl.parties.showing import read_only
@@ -62,7 +64,7 @@ class Attacker(FeatureParty):
     the audit channel, and tells oracle attacks the clean gradient of one positive that comes the same way; the attacks
     themselves see the transcript and the side information that they declare. Attacks that remember read, after each
     epoch, what it has added up for each row. Once training is finished, attacks on the trained model read the test
-    rows, scored in the same way.
+    rows, and joint attacks read gradients together with columns and embeddings, scored in the same way.
 
     Parameters
     ----------
@@ -89,6 +91,8 @@ class Attacker(FeatureParty):
         Classes that attacks on gradients look for, see `AuditLabels`.
     memory : Path, optional
         Folder for what it remembers; without one that has no name and is gone with the process.
+    informed : int
+        Rows that readers of gradients with columns are fitted to and scored on, where there are joint attacks; 0: none.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Attacker(FeatureParty):
         every: int = 1,
         positives: Sequence[int] = (),
         memory: Path | None = None,
+        informed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -138,11 +143,12 @@ class Attacker(FeatureParty):
             together=TOGETHER,
         )
         remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
+        self._joint = self._joint_observer(attacks, informed)
         self._remembered: MemoryScorer | None = None
-        if remembering:
+        if remembering or self._joint is not None:
             self._remembered = MemoryScorer(
                 remembering,
-                list(self._layers),
+                list(self._layers if remembering else ["cut"]),
                 self._audit,
                 self._schedule,
                 party=self.name,
@@ -150,7 +156,26 @@ class Attacker(FeatureParty):
                 defended=defended,
                 recorder=self._recorder,
                 folder=memory,
+                keeps=() if self._joint is None else ("mean",),
+                take=self._take,
             )
+
+    def _joint_observer(self, attacks: Sequence[AttackMethod], informed: int) -> JointObserver | None:
+        joint = [attack for attack in attacks if isinstance(attack, JointAttack)]
+        if not joint:
+            return None
+        return JointObserver(
+            *(joint, self._table, self._audit, self._test_audit),
+            party=self.name,
+            defended=self._defended,
+            placement=self._placement,
+            informed=informed,
+            seed=self._fresh.seed("joint") if self._fresh is not None else 0,
+        )
+
+    def _take(self, layer: str, epoch: int, memory: Memory) -> None:
+        if self._joint is not None and layer == "cut":
+            self._joint.take(epoch, memory)
 
     def _learn(self, step: int, frame: Frame) -> None:
         self._reference, self._references = self._read_reference(frame), None
@@ -287,8 +312,19 @@ class Attacker(FeatureParty):
         leakage = self._scorer.entries() if self._audit.complete else []
         if self._remembered is not None:
             leakage += self._remembered.entries() if self._audit.complete else []
+            leakage += self._read_jointly(self._remembered)
             self._remembered.forget()
         return {**super().report(), "leakage": [*leakage, *self._read_trained_model()]}
+
+    def _read_jointly(self, remembered: MemoryScorer) -> list[dict[str, Any]]:
+        """Run the joint attacks where true labels are at hand to score them."""
+        if self._joint is None or not self._audit.complete or self.discarded:
+            return []
+        if not self._joint.taken and self._joint.epoch:  # by another process, or before a checkpoint
+            memory = remembered.again("cut", self._joint.epoch)
+            if memory is not None:
+                self._joint.take(self._joint.epoch, memory)
+        return self._joint.entries(self.bottom, remembered.unread.get("cut", ""))
 
     def _read_trained_model(self) -> list[dict[str, Any]]:
         """Run the attacks on the trained model where true labels of the test rows are at hand to score them."""
@@ -322,7 +358,8 @@ class Attacker(FeatureParty):
             for name, audit in (("audit", self._audit), ("test_audit", self._test_audit))
         }
         remembered = None if self._remembered is None else self._remembered.state()
-        scores = {"scores": self._scorer.state(), "remembered": remembered}
+        joint = None if self._joint is None else self._joint.state()
+        scores = {"scores": self._scorer.state(), "remembered": remembered, "joint": joint}
         return {**super().state(), **scores, **audits, "classes": self._audit.classes, "changed": self._changed}
 
     def restore(self, state: Any) -> None:
@@ -332,6 +369,8 @@ class Attacker(FeatureParty):
         self._changed = state["changed"]
         if self._remembered is not None:
             self._remembered.restore(state["remembered"])
+        if self._joint is not None:
+            self._joint.restore(state["joint"])
         for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):
             if state[name] is not None and not audit.complete:
                 audit.fill(0, state[name], classes=state["classes"])

@@ -142,7 +142,7 @@ class TrainedScorer:
         baselines : Sequence[Mapping[str, float]]
             What the same draws reach without the trained model, by measure; empty where that is not known.
         """
-        readings = []
+        attack, readings = attack.fresh(), []  # what it keeps is of this party and layer alone
         for draw, view in enumerate(views):
             readings.append(self._read(attack, f"at layer {layer!r}", partial(attack.infer, view)))
             self._record(attack, layer, "inference", draw, readings[-1].values)

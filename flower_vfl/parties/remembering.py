@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.inference import LEAKED
-from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.remembering import NOBODY, Kept, KnownRows, Memory, MemoryAttack
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.errors import ConfigError, DataError
@@ -37,6 +37,8 @@ REMEMBERED = "remembered"
 WIDEST = 4096
 """Numbers of a row up to which a layer is remembered: a direction takes a matrix of their square."""
 
+
+Take: TypeAlias = Callable[[str, int, Memory], None]
 
 _UNSEEN = 255
 """Of rows that have not come, where 0 and 1 are what the label of a row can be."""
@@ -104,7 +106,7 @@ class MemoryScorer:
     Parameters
     ----------
     attacks : Sequence[MemoryAttack]
-        What is run, at least one; each layer gets an instance of its own.
+        What is run; each layer gets an instance of its own. May be empty where something else takes what is kept.
     layers : Sequence[str]
         Layers that are remembered.
     labels : AuditLabels
@@ -123,6 +125,10 @@ class MemoryScorer:
         Where the memory lies, see `RowMemory`.
     view : str
         What the names of the values for `recorder` begin with, as in "monitor_remembered_auc"; empty for an attacker's.
+    keeps : Iterable[Kept]
+        What is kept besides what the attacks read.
+    take : Callable, optional
+        Is given each layer, the epoch (from 1) and the memory at its end.
     """
 
     def __init__(
@@ -138,10 +144,15 @@ class MemoryScorer:
         recorder: Recorder,
         folder: Path | None = None,
         view: str = "",
+        keeps: Iterable[Kept] = (),
+        take: Take | None = None,
     ) -> None:
+        self._take = take
         self._labels, self._schedule, self._recorder, self._party = labels, schedule, recorder, party
         self._metrics = [f"{view}_{REMEMBERED}_{name}".lstrip("_") for name in ("auc", "detection_error")]
-        self._memory = RowMemory(schedule, {kept for attack in attacks for kept in attack.keeps}, folder=folder)
+        self._memory = RowMemory(
+            schedule, {*keeps, *(kept for attack in attacks for kept in attack.keeps)}, folder=folder
+        )
         self._layers = list(layers)
         self._unread: dict[str, str] = {}
         self._boot = boot()
@@ -196,6 +207,8 @@ class MemoryScorer:
         times, values = self._schedule.times_before(epoch) + 1, []
         for layer in layers:
             memory = self._memory.at(layer, epoch)
+            if self._take is not None:
+                self._take(layer, epoch, memory)
             labels = self._labels.at(memory.order) == self._labels.positive(0)
             for found in self._found:
                 if found.summary.layer == layer and found.attack.first_epoch <= times:
@@ -259,6 +272,16 @@ class MemoryScorer:
             }
             for found in self._found
         ]
+
+    def again(self, layer: str, epoch: int) -> Memory | None:
+        """Return what was remembered of a layer at the end of the last whole epoch; None where it is not there."""
+        self.check()  # another process may have written it
+        return self._memory.at(layer, epoch) if layer in self._layers and epoch else None
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """The layers at which nothing is remembered any more, and why."""
+        return self._unread
 
     def forget(self) -> None:
         """Let go of what is remembered, once no step can come any more."""

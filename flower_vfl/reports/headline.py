@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flower_vfl.auditing.entries import NAMED_PHASES, REMEMBERED, Result, label_of, phase_of, read
 from flower_vfl.auditing.verdict import (
     FEWEST_STEPS,
     LEAKS,
+    LEVEL,
     NO_LEAK,
     NOT_TESTED,
     is_informed,
     practical_entries,
     verdict_of,
 )
-from flower_vfl.reports.words import defenses, interval, listed, number, reading
+from flower_vfl.reports.words import defenses, interval, listed, number, reading, worst_leak
+
+if TYPE_CHECKING:
+    from flower_vfl.reports.run import Run
 
 TONES = {LEAKS: "bad", NOT_TESTED: "warn", NO_LEAK: "good"}
 """The colour of a status."""
@@ -108,7 +112,7 @@ class Lines:
         if found is None:
             return ""
         remembered = found["phase"] == REMEMBERED
-        return "the largest after any epoch, over all people" if remembered else "no higher in 95 of 100 steps"
+        return "the largest after any epoch" if remembered else "no higher in 95 of 100 steps"
 
     @property
     def informed(self) -> str:
@@ -222,6 +226,12 @@ def signed(value: Any, digits: int = 3) -> str:
     return text if float(text) == 0 else f"{'+' if value > 0 else '−'}{text}"
 
 
+def status_of(results: Sequence[Result]) -> str:
+    """Return the worst status of several runs that differ in their seeds only, judged together at a level of 5 %."""
+    found = (str(verdict_of(result, level=LEVEL / len(results))["status"]) for result in results)
+    return max(found, key=lambda status: _RANK[status])
+
+
 def headline_of(result: Result) -> Headline:
     """Return the headline of a result; its verdict is made anew from what was measured."""
     verdict = verdict_of(result)
@@ -231,6 +241,23 @@ def headline_of(result: Result) -> Headline:
     ran += ["informed reader" for entry in readers if is_informed(entry)]
     ran += [_name(entry) for entry in readers if not is_informed(entry)]
     return Headline(str(verdict["status"]), lines, list(dict.fromkeys(ran)), _missing(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The largest leak AUC of a run, also at layers below the cut, and what guessing reaches there."""
+
+    value: float
+    null: float
+
+
+def worst_of(run: Run) -> Worst | None:
+    """Return the largest leak of attacks that somebody could run and of the informed reader; None without any."""
+    leak, lines = worst_leak(run), headline_of(run.result).lines
+    found = [] if leak is None else [Worst(leak.reached, leak.null)]
+    informed = [line.verdict["leak"]["informed"] for line in lines]
+    found += [Worst(float(one["reached"]), 0.5) for one in informed if one is not None]
+    return max(found, key=lambda one: one.value, default=None)
 
 
 def _name(entry: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import words
 from flower_vfl.reports.export import to_csv, to_latex
 from flower_vfl.reports.figures import Point, setting_figure
+from flower_vfl.reports.headline import TONES, Worst, status_of, worst_of
 from flower_vfl.reports.leaks import reached, told, worst
 from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation, validation_name
 from flower_vfl.reports.run import Run, load_run
@@ -118,19 +119,27 @@ class SweepSetting:
 
     @property
     def worst(self) -> Estimate | None:
-        """Return the worst leak of attacks that somebody could run."""
-        leaks = [leak for run in self.runs if (leak := words.worst_leak(run)) is not None]
-        return estimate([leak.reached for leak in leaks])
+        """Return the worst leak: of attacks that somebody could run, and of the informed reader."""
+        return estimate([leak.value for leak in self._leaks])
 
     @property
     def level(self) -> int | None:
         """The grade of the worst leak of the worst seed."""
-        return max((leak.level for run in self.runs if (leak := words.worst_leak(run))), default=None)
+        return max((words.grade(leak.value, leak.null) for leak in self._leaks), default=None)
 
     @property
     def null(self) -> float | None:
         """What chance reaches where the worst leak was measured."""
-        return max((leak.null for run in self.runs if (leak := words.worst_leak(run))), default=None)
+        return max((leak.null for leak in self._leaks), default=None)
+
+    @property
+    def status(self) -> str:
+        """The verdict on all runs together."""
+        return status_of([run.result for run in self.runs])
+
+    @property
+    def _leaks(self) -> list[Worst]:
+        return [leak for run in self.runs if (leak := worst_of(run)) is not None]
 
 
 def settings_in(entries: Sequence[Entry], runs: Mapping[str, Run]) -> list[SweepSetting]:
@@ -169,6 +178,7 @@ def of_sweep(folder: Path) -> dict[str, Any]:
         problems.setdefault(setting.problem, []).append(setting)
     return {
         "title": folder.resolve().name,
+        "date": max(run.date for run in runs.values()),
         "entries": entries,
         "runs": runs,
         "keys": list(dict.fromkeys(key for entry in entries for key in entry.values)),
@@ -247,6 +257,8 @@ def _row(setting: SweepSetting, places: Sequence[tuple[str, str]], measure: str)
         "loss": setting.utility("test_loss"),
         "worst": setting.worst,
         "level": setting.level,
+        "status": setting.status,
+        "tone": TONES[setting.status],
         "null": setting.null,
         "leaks": [setting.leak(attack, layer) for attack, layer in places],
         "front": False,

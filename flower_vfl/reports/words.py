@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flower_vfl.apps.alone import BETTER
-from flower_vfl.auditing.entries import READER_PHASES, phase_of
+from flower_vfl.auditing.entries import CONDITIONAL, READER_PHASES, phase_of
 from flower_vfl.parsing import call
 from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, on_embeddings, reached, received, told
 
@@ -314,8 +314,8 @@ def not_tested(run: Run) -> list[str]:
     """Return what the run says nothing about, in sentences; an attack that ran and has no value has tested nothing."""
     named = [entry for entry in run.result["leakage"] if phase_of(entry) not in READER_PHASES]
     leakage = [entry for entry in named if entry.get("q95") is not None]
-    attacks = sorted({label_of(entry) for entry in leakage})
-    silent = [entry for entry in named if label_of(entry) not in attacks]
+    attacks = sorted({label_of(entry) for entry in leakage} - {CONDITIONAL})
+    silent = [entry for entry in named if label_of(entry) not in {*attacks, CONDITIONAL}]
     gaps = []
     if attacks:
         measured = "measured anything" if silent else "ran"

@@ -23,6 +23,7 @@ from flower_vfl.attacks.base import (
     SideInformation,
 )
 from flower_vfl.attacks.inference import InferenceAttack
+from flower_vfl.attacks.joint import JointAttack
 from flower_vfl.attacks.remembering import MemoryAttack
 from flower_vfl.errors import InputError
 from flower_vfl.protocol.transcript import StepTrace, Transcript
@@ -37,6 +38,7 @@ from flower_vfl.testing.common import (
     scaled,
     score_problems,
 )
+from flower_vfl.testing.joint import JOINT, JointSubject
 from flower_vfl.testing.remembering import MEMORIES, MemorySubject
 from flower_vfl.testing.sequences import repeated, sequence, stacked
 from flower_vfl.testing.trained import TRAINED, TrainedSubject
@@ -56,12 +58,12 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
     with the same scores. A `RowAttack` rates three batches at once as it scores each of them. An
     attack on the trained model says one thing a row in the same way, of two classes and of five, from the seed that it
     is given and no other randomness. One on what is remembered gives one score for each row that has come, after any
-    number of epochs.
+    number of epochs. A joint attack scores training rows and test rows of a view, with columns and without.
 
     Parameters
     ----------
     attack_class : type[AttackMethod]
-        The class: an `Attack`, an `InferenceAttack` or a `MemoryAttack`, or several of them.
+        The class: an `Attack`, an `InferenceAttack`, a `MemoryAttack` or a `JointAttack`, or several.
     **params
         Its parameters.
 
@@ -71,11 +73,11 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
         Listing everything that is wrong.
     """
     title = str(getattr(attack_class, "__name__", attack_class))
-    watching, trained, remembering = (
+    watching, trained, remembering, joint = (
         isinstance(attack_class, type) and issubclass(attack_class, base)
-        for base in (Attack, InferenceAttack, MemoryAttack)
+        for base in (Attack, InferenceAttack, MemoryAttack, JointAttack)
     )
-    if watching or not (trained or remembering):
+    if watching or not (trained or remembering or joint):
         checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _stack, _devices)
         every = (_declarations, *checks, repeated, sequence)
         run_checks("an attack", title, params, _Subject(attack_class, params), every)
@@ -83,6 +85,8 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
         run_checks("an attack on the trained model", title, params, TrainedSubject(attack_class, params), TRAINED)
     if remembering:
         run_checks("an attack that remembers", title, params, MemorySubject(attack_class, params), MEMORIES)
+    if joint:
+        run_checks("a joint attack", title, params, JointSubject(attack_class, params), JOINT)
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def _side(attack: Attack, g: Tensor) -> SideInformation:
 def _declarations(subject: _Subject) -> Iterator[str]:
     cls: Any = subject.attack_class
     if not isinstance(cls, type) or not issubclass(cls, Attack):
-        yield "it is no subclass of flower_vfl.attacks.Attack, InferenceAttack or MemoryAttack"
+        yield "it is no subclass of flower_vfl.attacks.Attack, InferenceAttack, MemoryAttack or JointAttack"
         return
     yield from name_problems(getattr(cls, "name", None))
     if cls.sees not in ("gradients", "embeddings"):

@@ -17,6 +17,7 @@ from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.parties.label import Log
 from flower_vfl.protocol.schedule import Rows
+from flower_vfl.registry import METHOD_NAME
 from flower_vfl.strategies import DEFENSE_METHODS
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
 from flower_vfl.testing import protection
@@ -41,14 +42,14 @@ _SETTLED = 100
 def check_defense(defense_class: type[Defense], **params: Any) -> None:
     """Check a defense of your own: run it in your tests, once for each set of parameters that matters.
 
-    What is checked: name and documentation are declared; parameters go into ``result.json`` and make the same defense
-    again; gradients keep shape and number format, for one party and several, joint and per-party, vectors and flattened
-    feature maps, on every device of this machine; noise follows from the label party's secret and from nothing else, is
-    never drawn twice, and is zero on average where the class declares ``unbiased``; a saved state goes on exactly where
-    it was, noise included; batches of one class, one row, no row, of zeros, with a zero row, with values that are not
-    finite or of 1e-30 and 1e30 are changed, withheld as zeros or refused with an error of ours, never sent as they are;
-    what is logged are numbers, also at the end of an epoch; what `bound` promises then is a leak AUC; embeddings and
-    losses can be differentiated; it delegates to the strategy that it wraps.
+    What is checked: name, documentation and `read_by` are declared; parameters go into ``result.json`` and make the
+    same defense again; gradients keep shape and number format, for one party and several, joint and per-party, vectors
+    and flattened feature maps, on every device of this machine; noise follows from the label party's secret and from
+    nothing else, is never drawn twice, and is zero on average where the class declares ``unbiased``; a saved state goes
+    on exactly where it was, noise included; batches of one class, one row, no row, of zeros, with a zero row, with
+    values that are not finite or of 1e-30 and 1e30 are changed, withheld as zeros or refused with an error of ours,
+    never sent as they are; what is logged are numbers, also at the end of an epoch; what `bound` promises then is a
+    leak AUC; embeddings and losses can be differentiated; it delegates to the strategy that it wraps.
 
     Parameters
     ----------
@@ -94,6 +95,7 @@ def _declarations(subject: Subject) -> Iterator[str]:
         yield f"it is abstract: it does not define {', '.join(missing)}"
         return
     yield from name_problems(getattr(cls, "name", None))
+    yield from _read_by_problems(getattr(cls, "read_by", None))
     if not (cls.__doc__ or "").strip():
         yield "the class has no docstring"
     if cls.start is not HookedStrategy.start:
@@ -105,6 +107,11 @@ def _declarations(subject: Subject) -> Iterator[str]:
     for hook in written:
         if not (getattr(cls, hook).__doc__ or "").strip():
             yield f"`{hook}` has no docstring"
+
+
+def _read_by_problems(names: object) -> Iterator[str]:
+    if not isinstance(names, tuple) or not all(isinstance(name, str) and METHOD_NAME.fullmatch(name) for name in names):
+        yield f"its `read_by` is {names!r}; give a tuple of names of attacks that are known to read it"
 
 
 def _parameters(subject: Subject) -> Iterator[str]:

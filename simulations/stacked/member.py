@@ -18,7 +18,7 @@ from flower_vfl.apps.build import default_bottom, default_top
 from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.keeping import LABEL, Keeping
 from flower_vfl.apps.label_party import build_strategy
-from flower_vfl.attacks import InferenceAttack
+from flower_vfl.attacks import InferenceAttack, JointAttack
 from flower_vfl.config import Config
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.nn.optim import State
@@ -145,7 +145,7 @@ class Member:
         base, schedule = self.strategy.base, self.schedule
         keeping = Keeping.of_label_party(folder, resume=False)
         machines, links = self._parties(self.config, folder, keeping.training)
-        test = any(isinstance(attack, InferenceAttack) for attack in base.attacks)
+        test = any(isinstance(attack, InferenceAttack | JointAttack) for attack in base.attacks)
         audited = {party: links[party] for party in self.audited}
         send_audit(audited, self.labels, test=test, timeout=self.config.transport.step_timeout)
         for party, machine in machines.items():

@@ -81,7 +81,8 @@ def test_a_run_finds_them_and_results_say_whose_they_are(defense, attack, instal
             "read_by": ["norm", "remembered_direction"],
         },
     ]
-    assert {(entry["label"], entry.get("class"), entry["source"]) for entry in result["leakage"]} == {
+    steps = [entry for entry in result["leakage"] if entry["phase"] == "train"]
+    assert {(entry["label"], entry.get("class"), entry["source"]) for entry in steps} == {
         (label, whose, source)
         for label, whose in (
             ("norm", None),
@@ -243,7 +244,10 @@ def test_a_run_that_ends_by_an_error_without_a_text_leaves_its_result(overrides,
 def test_a_reader_that_fails_without_a_text_costs_a_finished_run_its_own_entry_alone(install, tmp_path):
     install("own-parts", {"own_parts": METHODS})
     install("mute", {"mute": MUTE})
-    result = run(build_config(SMALL, {"attack.names": "mute:MuteReader"}), data=lambda _: toy_data(rows=200)).summary
+    result = run(
+        build_config(SMALL, {"attack.names": "mute:MuteReader", "attack.informed": 0}),
+        data=lambda _: toy_data(rows=200),
+    ).summary
     assert result["status"] == "finished"
     assert {entry["unavailable"] for entry in result["leakage"]} == {NO_TEXT}
 

@@ -48,6 +48,9 @@ class Watching(InferenceAttack):
         self.needs = frozenset({"leaked"} if leaks else ())
         self._leaks, self._draws, self.seen, self.baselines = leaks, draws, [], 0
 
+    def fresh(self):
+        return self
+
     @property
     def leaks(self):
         return self._leaks
@@ -356,3 +359,27 @@ def test_every_draw_stands_in_the_log_behind_the_steps_of_the_training(source, p
     ]
     assert {(row["epoch"], row["party"], row["attack"]) for row in kept.rows} == {(7, "a", "watching")}
     assert all(row["value"] == pytest.approx(1 / 3) for row in kept.rows)
+
+
+class CountingAttack(InferenceAttack):
+    """Says as much more of each row as it was asked before."""
+
+    name, reads = "counting", "scores"
+
+    def __init__(self):
+        self.asked = 0
+
+    def infer(self, view):
+        self.asked += 1
+        return view.embeddings[:, 0] * (-1.0) ** self.asked
+
+
+def test_an_attack_that_keeps_something_keeps_nothing_of_another_layer():
+    labels = np.array([0, 0, 1, 1, 1, 0])
+    scorer = TrainedScorer(
+        labels, 2, party="a", source="monitor", defended=False, recorder=NoRecorder(), step=0, epoch=1
+    )
+    z = torch.from_numpy(labels).float()[:, None]
+    attack = CountingAttack()
+    first, cut = (scorer.entry(attack, layer, [TrainedView(z, 2, 0)])["mean"] for layer in ("first", "cut"))
+    assert first == cut == 0.0

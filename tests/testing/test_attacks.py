@@ -27,6 +27,8 @@ SETTINGS = [
     *((ATTACKS[f"remembered_{reader}"], {"k": 1, "reads": "last"}) for reader in ("fit", "quadratic", "network")),
     (ATTACKS["remembered_network"], {"hidden": 2, "steps": 5, "seed": 3, "reads": "difference"}),
     (ATTACKS["remembered_quadratic"], {"k": 2, "shrinkage": 1.0}),
+    *((ATTACKS["joint_regression"], {"target": target}) for target in ("direction", "length")),
+    (ATTACKS["joint_reader"], {"k": 2}),
     *((ATTACKS["embedding_reader"], {"reader": reader, "k": 1}) for reader in ("quadratic", "network")),
 ]
 

@@ -1,0 +1,122 @@
+"""The interface of joint attacks: what a feature party holds at the end of training in, scores of its rows out.
+
+A feature party owns its columns and its bottom model. Noise on gradients averages out over people whose columns are
+alike, so that a party may learn from noisy gradients what a single gradient does not tell.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from flower_vfl.attacks.base import AttackMethod
+from flower_vfl.attacks.remembering import NOBODY, KnownRows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+Sees: TypeAlias = Literal["columns", "embeddings", "gradients"]
+"""Parts of a party's view."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnRows:
+    """A party's own columns and embeddings of some rows.
+
+    Attributes
+    ----------
+    inputs
+        (n, ...) what the party's model takes: numbers as floating point tensors, category numbers or word ids as
+        integers.
+    embeddings
+        (n, ...) what the trained bottom model gives for them.
+    """
+
+    inputs: tuple[Tensor, ...]
+    embeddings: Tensor
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointView:
+    """A party's view at the end of training; everything that a joint attack may look at.
+
+    Attributes
+    ----------
+    gradients
+        (n, D) of training rows: the mean over the epochs, in units of the batches (`in_batch_units`).
+    train
+        Columns and embeddings of the same n rows.
+    test
+        Columns and embeddings of N rows that were never trained on.
+    known
+        Rows whose labels the attack knows, by their position among the n rows; who measures the attack leaves them out.
+    words
+        Whether integers of ``inputs`` are word ids of a text, not category numbers.
+    seed
+        Where the attack's own randomness starts.
+    """
+
+    gradients: Tensor
+    train: OwnRows
+    test: OwnRows
+    known: KnownRows = NOBODY
+    words: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointScores:
+    """Scores of the rows of a view; higher means more likely positive.
+
+    Attributes
+    ----------
+    train, test
+        (n,) and (N,).
+    without_own
+        (n,) scores of the training rows by the same reader without each row's own gradient, as it reads test rows; a
+        further baseline of ``train``. None where there is none.
+    """
+
+    train: Tensor
+    test: Tensor
+    without_own: Tensor | None = None
+
+
+class JointAttack(AttackMethod):
+    """A curious feature party's way to read labels from gradients together with its own columns and embeddings.
+
+    It runs once, at the end of training, in a simulation. It sees a `JointView` and the labels that it declares to
+    know, nothing else.
+
+    Attributes
+    ----------
+    needs
+        Empty; or ``{"leaked"}``, the labels of `leaks` rows of each class.
+    reads_own
+        Whether the score of a training row depends on that row's own gradient. If not, what it reads is a model of
+        everybody, which any training that is of use hands over, and no p-value is reported for its advantage.
+    """
+
+    reads_own: ClassVar[bool] = True
+
+    @property
+    def leaks(self) -> int:
+        """How many labelled rows of each class it knows."""
+        return 0
+
+    @abstractmethod
+    def read(self, view: JointView) -> JointScores:
+        """Score the training rows and the test rows of a view; never NaN for finite views."""
+
+    def baselines(self, view: JointView) -> Mapping[str, JointScores]:
+        """Return what the party could read without the gradients, with the same labels, by what is read.
+
+        What an attack reads is compared with the best of these; without one, with guessing.
+        """
+        return {}

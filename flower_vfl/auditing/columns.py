@@ -1,0 +1,94 @@
+"""The informed reader of a party that has columns: what it could read that knew the labels of half of its rows.
+
+In a simulation the scorer beside an attacker has the party's columns and embeddings and the true labels. It fits the
+readers of the informed audit to one half, with the gradients and without, and scores both on the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flower_vfl.attacks.joint import JointView, OwnRows
+from flower_vfl.attacks.joint.features import fit_features
+from flower_vfl.attacks.joint.regression import evidence
+from flower_vfl.attacks.rows import as_rows
+from flower_vfl.auditing.informed import AUDIT, INFORMED
+from flower_vfl.auditing.readers import DISCRIMINANTS, LEARNERS, Fit
+from flower_vfl.auditing.selection import EPOCHS, Candidate, Sample, best, candidates, measured, strongest
+from flower_vfl.metrics import LeakSummary
+
+SEES = ["columns", "embeddings", "gradients"]
+
+MOST_ROWS = 1 << 15
+"""Rows that are fitted to and scored on at most: a column for each category makes them wide."""
+
+MOST_FIT = 8192
+"""Rows to which trees and a network are fitted; they are fitted twice, with the gradients and without."""
+
+Matrix = NDArray[np.float32]
+
+
+def read_with_columns(
+    view: JointView, y: NDArray[np.int64], parts: NDArray[np.int8], *, party: str, defended: bool, classes: int = 2,
+    positives: tuple[int, ...] = (1,),
+) -> dict[str, Any]:  # fmt: skip
+    """Return the entry of the informed reader of gradients, columns and embeddings, for `result.json`.
+
+    Parameters
+    ----------
+    view : JointView
+        The party's view; the labels that an attack knows are not used.
+    y : NDArray
+        (n,) true class of each of its training rows.
+    parts : NDArray
+        (n,) what each row is for, see `Split`.
+    party : str
+        The feature party.
+    defended : bool
+        Whether any defense is in force.
+    classes : int
+        Number of classes.
+    positives : tuple of int
+        Classes that are read.
+    """
+    summary = LeakSummary(INFORMED, party, phase=AUDIT, source="attacker", defended=defended)
+    entry = {**summary.result(), "label": INFORMED, "sees": SEES, "steps": None, "one_class_steps": None}
+    gradients = torch.cat([view.gradients.double(), evidence(view.gradients)], dim=1).float().numpy()
+    own = _matrices(view.train, words=view.words)
+    bare = Sample(np.zeros((len(y), 0), dtype=np.float32), y, parts)
+    with_gradients = [np.concatenate([matrix, gradients], axis=1) for matrix in own]
+    read = partial(_read, bare, classes=classes, positives=positives)
+    found, without = read(with_gradients), read(list(own))
+    chosen = best(found)
+    if chosen is None:
+        return {**entry, "unavailable": bare.lacking(positives[0]) or "no reader could be fitted"}
+    baseline = strongest(without, chosen.positive)
+    return {**entry, "rows_of": "train", **measured(chosen, found, baseline)}
+
+
+def _read(bare: Sample, matrices: list[Matrix], *, classes: int, positives: tuple[int, ...]) -> list[Candidate]:
+    """Fit discriminants and a network to columns that are 0 or 1 for each category, trees to category numbers."""
+    coded, ordered = (bare.with_columns(matrix) for matrix in matrices)
+    trees: Mapping[str, Fit] = {"trees": partial(LEARNERS["trees"], most=MOST_FIT)}
+    others: Mapping[str, Fit] = {**DISCRIMINANTS, "network": partial(LEARNERS["network"], most=MOST_FIT)}
+    return [
+        candidate
+        for sample, fits in ((coded, others), (ordered, trees))
+        for candidate in candidates(sample, fits, EPOCHS, classes=classes, positives=positives)
+    ]
+
+
+def _matrices(rows: OwnRows, *, words: bool) -> tuple[Matrix, Matrix]:
+    """Return columns and embeddings as rows of numbers: with a column for each category, and with category numbers."""
+    features = fit_features(rows, ("columns", "embeddings"), words=words)
+    every = torch.cat(list(features.pieces(rows))) if features is not None else torch.zeros(len(rows), 0)
+    if words or features is None:
+        return every.numpy(), every.numpy()
+    numbers = [tensor.detach().flatten(1).float().cpu() for tensor in rows.inputs if tensor[:1].numel() <= 1024]
+    return every.numpy(), torch.cat([*numbers, as_rows(rows.embeddings).float().cpu()], dim=1).numpy()

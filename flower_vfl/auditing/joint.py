@@ -1,0 +1,257 @@
+"""Joint attacks meet true labels: what a party reads of gradients with its own columns, and what it could know anyway.
+
+Each attack is scored on training rows and on test rows, and compared with the best reader that sees no gradient. That
+one is chosen on the other rows, so that the choice costs the comparison nothing.
+
+A p-value of the advantage is reported where scores depend on the row's own gradient: gradients that carry nothing then
+add noise, and the advantage is not above 0. A regression of all rows' gradients is different. Of gradients that carry
+nothing it still follows the directions in which the columns vary most, to a random side, and that may read labels.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.attacks.base import AttackMethod
+from flower_vfl.attacks.joint import JointAttack, JointScores, JointView
+from flower_vfl.errors import ArgumentError, ConfigError
+from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
+from flower_vfl.metrics.arrays import as_numpy
+from flower_vfl.metrics.paired import auc_difference, auc_p_value
+from flower_vfl.protocol.printable import reason_of
+from flower_vfl.registry import from_elsewhere
+from flower_vfl.rng import scattered
+
+_log = logging.getLogger(__name__)
+
+JOINT = "joint"
+"""The phase of an entry of `result.json` that was read of gradients, columns and embeddings together."""
+
+WITHOUT_OWN = "without the row's own gradient"
+"""A baseline: the same reader, of a row as if it were somebody else's."""
+
+ROWS, TEST_ROWS, WIDE_ROWS = 1 << 17, 1 << 15, 1 << 13
+"""Training rows and test rows that are read at most, and either where a row of columns is wider than 1,024 numbers."""
+
+BYTES = 64 << 20
+"""Of gradients that are held at most; of wider ones, fewer rows are."""
+
+Labels = NDArray[np.bool_]
+
+
+def sample_rows(rows: NDArray[np.integer], most: int) -> NDArray[np.int64]:
+    """Return at most so many of some rows, sorted: those whose hashes are smallest, the same in each run.
+
+    Examples
+    --------
+    >>> sample_rows(np.array([5, 3, 9]), 5), len(sample_rows(np.arange(100), 10))
+    (array([3, 5, 9]), 10)
+    """
+    chosen = np.sort(rows).astype(np.int64)
+    if len(chosen) <= most:
+        return chosen
+    order = scattered(chosen.astype(np.uint64) + np.uint64(1 << 62)).argsort()
+    return np.sort(chosen[order[:most]])
+
+
+def most_rows(width: int, *, columns: int) -> int:
+    """Return how many training rows are read, of gradients of so many numbers and so many columns."""
+    return min(WIDE_ROWS if columns > 1024 else ROWS, max(1, BYTES // (4 * max(1, width))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointLabels:
+    """The true labels of the rows of a `JointView`: whether each is of the class that is looked for.
+
+    Attributes
+    ----------
+    train, test
+        (n,) and (N,); ``test`` is empty where there are no test rows.
+    """
+
+    train: Labels
+    test: Labels
+
+
+class JointScorer:
+    """Compares what joint attacks say with true labels, and with what they say without the gradients.
+
+    Parameters
+    ----------
+    party : str
+        The feature party whose view is attacked.
+    defended : bool
+        Whether any defense is in force.
+    positive : int
+        The class that is looked for.
+    classes : int
+        Number of classes.
+    """
+
+    def __init__(self, *, party: str, defended: bool, positive: int = 1, classes: int = 2) -> None:
+        self._party, self._defended, self._positive, self._classes = party, defended, positive, classes
+
+    def entries(self, attack: JointAttack, view: JointView, labels: JointLabels) -> list[dict[str, Any]]:
+        """Run an attack and return one entry for training rows and one for test rows, for `result.json`.
+
+        A mistake of an attack of one's own must not cost the run: its entries say why there is no number.
+        """
+        parts = {"train": labels.train, **({"test": labels.test} if len(labels.test) else {})}
+        try:
+            scores = _scores(attack.read(view), parts)
+            baselines = {name: _scores(found, parts) for name, found in attack.baselines(view).items()}
+            return [self._entry(attack, view, parts, rows_of, scores, baselines) for rows_of in parts]
+        except Exception as error:  # noqa: BLE001 - the training is done, and an attack may be anybody's
+            why = reason_of(error)
+            _log.warning("party %r: the joint attack %s cannot be run: %s", self._party, attack.label, why)
+            return [self.unavailable(attack, why, rows_of) for rows_of in parts]
+
+    def unavailable(self, attack: JointAttack, why: str, rows_of: str = "train") -> dict[str, Any]:
+        """Return the entry of an attack that has no number, and why."""
+        empty = dict.fromkeys(("interval95", "p_value", "advantage_interval95", "advantage_p_value"))
+        return {**self._base(attack, rows_of), **empty, "rows": 0, "positives": 0, "unavailable": why}
+
+    def _base(self, attack: JointAttack, rows_of: str) -> dict[str, Any]:
+        summary = LeakSummary(
+            *(attack.name, self._party, "cut", attack.params), phase=JOINT, source="attacker", defended=self._defended
+        )
+        return {
+            **summary.result(),
+            "steps": None,
+            "label": attack.label,
+            "sees": ["columns", "embeddings", "gradients"],
+            "rows_of": rows_of,
+            "known": attack.leaks,
+            **({"class": self._positive} if self._classes > 2 else {}),
+            **from_elsewhere(type(attack)),
+        }
+
+    def _entry(
+        self,
+        attack: JointAttack,
+        view: JointView,
+        parts: Mapping[str, Labels],
+        rows_of: str,
+        scores: Mapping[str, NDArray[Any]],
+        baselines: Mapping[str, Mapping[str, NDArray[Any]]],
+    ) -> dict[str, Any]:
+        """Measure one part of the rows, without those whose labels the attack knows."""
+        kept = {part: np.ones(len(truth), dtype=bool) for part, truth in parts.items()}
+        kept["train"][view.known.rows] = False
+        mine, truth = kept[rows_of], parts[rows_of][kept[rows_of]]
+        found = measured(scores[rows_of][mine], truth)
+        if found["mean"] is None:
+            few = f"{found['rows']} rows, {found['positives']} of them positive: at least 2 of each class are needed"
+            return self.unavailable(attack, few, rows_of)
+        others = dict(baselines)
+        if rows_of == "train" and WITHOUT_OWN in scores:
+            others[WITHOUT_OWN] = {**scores, "train": scores[WITHOUT_OWN]}
+        reached = {
+            name: {part: leak_auc(said[part][kept[part]], parts[part][kept[part]]) for part in parts}
+            for name, said in others.items()
+        }
+        other = next((part for part in parts if part != rows_of), rows_of)
+        best = max(reached, key=lambda name: _known(reached[name][other]), default="")
+        without = others[best][rows_of] if best else np.zeros(len(mine))
+        gain = advantage(scores[rows_of][mine], without[mine], truth)
+        if rows_of == "test" or not attack.reads_own:
+            gain["advantage_p_value"] = None
+        return {
+            **self._base(attack, rows_of),
+            **found,
+            **gain,
+            "baselines": {name: _or_none(reached[name][rows_of]) for name in reached},
+            "baseline_reader": best or None,
+        }
+
+
+def measured(scores: NDArray[Any], truth: Labels) -> dict[str, Any]:
+    """Return the AUC of scores over rows with its interval and p-value, and how many rows; None where it has none."""
+    positives = int(np.count_nonzero(truth))
+    interval = auc_interval(scores, truth)
+    auc = leak_auc(scores, truth) if interval is not None else math.nan
+    return {
+        "mean": _or_none(auc),
+        "interval95": None if interval is None else list(interval),
+        "p_value": None if interval is None else auc_p_value(auc, len(truth) - positives, positives),
+        "rows": len(truth),
+        "positives": positives,
+    }
+
+
+def advantage(scores: NDArray[Any], baseline: NDArray[Any], truth: Labels) -> dict[str, Any]:
+    """Return by how much scores read more than a baseline does on the same rows, with its paired interval."""
+    found = auc_difference(scores, baseline, truth)
+    return {
+        "baseline": _or_none(leak_auc(baseline, truth)),
+        "advantage": None if found is None else found.value,
+        "advantage_interval95": None if found is None else list(found.interval95),
+        "advantage_p_value": None if found is None else found.p_value,
+    }
+
+
+def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool_], positives: Sequence[int]) -> None:
+    """Refuse joint attacks that nobody could tell what they need.
+
+    Parameters
+    ----------
+    attacks : Iterable[AttackMethod]
+        What is run; those of other kinds are passed over.
+    labels : NDArray of bool
+        (N,) which training rows are of the class that is looked for.
+    positives : Sequence[int]
+        The classes that are looked for.
+
+    Raises
+    ------
+    ConfigError
+        For more known rows than there are, and where it is not one class that is looked for.
+    """
+    count = int(np.count_nonzero(labels))
+    fewest = min(count, len(labels) - count)
+    for attack in attacks:
+        if not isinstance(attack, JointAttack):
+            continue
+        if len(positives) != 1:
+            raise ConfigError(
+                f"the attack {attack.label!r} looks for one class; here {len(positives)} take turns "
+                f"({', '.join(map(str, positives))}): name one in attack.positives"
+            )
+        if attack.leaks >= fewest:
+            raise ConfigError(
+                f"the attack {attack.label!r} knows {attack.leaks} rows of each class and reads others; the training "
+                f"rows have {fewest} of the rarer class, so that it can know {max(fewest - 1, 0)} at most: lower k"
+            )
+
+
+def _scores(said: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArray[Any]]:
+    """Return scores as arrays, one number a row.
+
+    Raises
+    ------
+    ArgumentError
+        Where there is not one number a row.
+    """
+    found = {part: as_numpy(getattr(said, part)) for part in parts}
+    if said.without_own is not None:
+        found[WITHOUT_OWN] = as_numpy(said.without_own)
+    for part, scores in found.items():
+        rows = len(parts.get(part, parts["train"]))
+        if scores.shape != (rows,):
+            raise ArgumentError(f"it says {scores.shape} of {rows} {part} rows: ({rows},) is needed")
+    return found
+
+
+def _known(auc: float) -> float:
+    return -1.0 if math.isnan(auc) else auc
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,67 @@
+"""The informed reader with columns: near the best score where that is known, and no gain where there is nothing."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from flower_vfl.attacks.joint import JointView, OwnRows
+from flower_vfl.auditing.columns import read_with_columns
+from flower_vfl.auditing.halves import SCORE, Split
+
+
+def draw(seed, *, rows=4000, shift=1.5):
+    """Columns that tell a known logit, and gradients whose first number is moved by the label, in unit noise."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 2)).astype(np.float32)
+    ids = rng.integers(0, 3, (rows, 1))
+    logit = x[:, 0] + 1.5 * (ids[:, 0] == 1) - 1.5
+    y = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.int64)
+    g = rng.normal(size=(rows, 4))
+    g[:, 0] += shift * y
+    own = OwnRows((torch.from_numpy(x), torch.from_numpy(ids)), torch.from_numpy(x[:, :1] - x[:, 1:]))
+    nobody = OwnRows(tuple(tensor[:0] for tensor in own.inputs), own.embeddings[:0])
+    parts = Split(seed).parts(np.arange(rows))
+    best = logit + shift * (g[:, 0] - shift / 2)
+    return JointView(torch.from_numpy(g).float(), own, nobody), y, parts, logit, best
+
+
+def test_the_reader_comes_near_the_best_score_with_gradients_and_without():
+    view, y, parts, logit, best = draw(0)
+    entry = read_with_columns(view, y, parts, party="a", defended=True)
+    scored = parts == SCORE
+    assert (entry["rows"], entry["positives"]) == (scored.sum(), y[scored].sum())
+    assert (entry["phase"], entry["source"], entry["sees"]) == (
+        "audit",
+        "attacker",
+        ["columns", "embeddings", "gradients"],
+    )
+    reached = {name: roc_auc_score(y[scored], score[scored]) for name, score in (("baseline", logit), ("mean", best))}
+    for name, value in reached.items():
+        assert value - 0.02 < entry[name] < value + 0.01
+    low, high = entry["advantage_interval95"]
+    assert low < reached["mean"] - reached["baseline"] < high
+
+
+def test_gradients_that_carry_nothing_add_nothing():
+    p_values = []
+    for seed in range(6):
+        view, y, parts, *_ = draw(seed, rows=1500, shift=0.0)
+        p_values.append(read_with_columns(view, y, parts, party="a", defended=True)["advantage_p_value"])
+    assert sum(p < 0.05 for p in p_values) <= 1
+
+
+def test_too_few_rows_of_a_class_have_no_number():
+    view, y, parts, *_ = draw(1, rows=1500)
+    y = np.where(np.arange(1500) < 8, 1, 0 * y)
+    entry = read_with_columns(view, y, parts, party="a", defended=True)
+    assert entry["mean"] is None
+    assert "too few rows" in entry["unavailable"]
+
+
+@pytest.mark.parametrize("inputs", [True, False], ids=["columns", "embeddings alone"])
+def test_a_party_whose_columns_are_too_wide_is_read_by_its_embeddings(inputs):
+    view, y, parts, *_ = draw(2, rows=1500)
+    own = view.train if inputs else OwnRows((torch.zeros(1500, 1100),), view.train.embeddings)
+    entry = read_with_columns(JointView(view.gradients, own, view.test), y, parts, party="a", defended=False)
+    assert entry["advantage"] > 0.03
