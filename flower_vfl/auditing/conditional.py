@@ -23,6 +23,7 @@ from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.errors import ArgumentError
 from flower_vfl.metrics import separation
 from flower_vfl.metrics.summary import LeakSummary
+from flower_vfl.protocol.tensors import brought
 
 NEEDS = ("noise", "predictions", "reference", "slopes")
 """What it is given; `reference`, a clean gradient, makes it an oracle for every reader of a result."""
@@ -79,6 +80,9 @@ class ConditionalOracle:
         for party, tensor in sent.items():
             width = tensor.shape[1:].numel()
             places[party], start = slice(start, start + width), start + width
+        if known.device.type != "cpu":  # a GPU is waited for once
+            *tensors, known = brought([*sent.values(), known])
+            sent = dict(zip(sent, tensors, strict=True))
         labels = self._labels[rows]
         positives = int(np.count_nonzero(labels))
         for name, leaks in self._leaks.items():

@@ -112,7 +112,7 @@ def test_the_configuration_reaches_the_parties_through_flowers_run_config():
         (
             {"attack.names": "own_parts:Doubled"},
             "a subclass of flower_vfl.attacks.Attack or flower_vfl.attacks.inference.InferenceAttack or "
-            "flower_vfl.attacks.remembering.MemoryAttack is needed",
+            "flower_vfl.attacks.remembering.MemoryAttack or flower_vfl.attacks.joint.JointAttack is needed",
         ),
         ({"defenses": "doubld"}, "did you mean 'doubled'? Allowed: distance_correlation, doubled, iso"),
         ({"attack.names": "first_colum"}, "did you mean 'first_column'?"),

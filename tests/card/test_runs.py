@@ -162,13 +162,13 @@ FOLLOWED = {"tensors.is_finite": 4, "attacker.Attacker._follow_alone": 1}
         ("", [], CHECKED),
         ("", ["norm", "direction_count", "residual", "hint(k=3)"], CHECKED),
         ("", ON_GRADIENTS, CHECKED | {"tensors.is_finite": 4, "attacker._holds": 1}),
-        ("iso(t=1.0)", ON_GRADIENTS, CHECKED | FOLLOWED | {"iso._perturb": 1}),
-        ("max_norm", ON_GRADIENTS, CHECKED | FOLLOWED | {"max_norm._perturb": 1}),
-        ("marvell(s=1.0)", ON_GRADIENTS, CHECKED | FOLLOWED | {"tensors.brought": 1}),
+        ("iso(t=1.0)", ON_GRADIENTS, CHECKED | FOLLOWED | {"iso._perturb": 1, "tensors.brought": 1}),
+        ("max_norm", ON_GRADIENTS, CHECKED | FOLLOWED | {"max_norm._perturb": 1, "tensors.brought": 1}),
+        ("marvell(s=1.0)", ON_GRADIENTS, CHECKED | FOLLOWED | {"tensors.brought": 2}),
         (
             "marvell_full(s=1.0)",
             ON_GRADIENTS,
-            CHECKED | FOLLOWED | {"marvell_full_noise.estimate": 1, "tensors.brought": 1},
+            CHECKED | FOLLOWED | {"marvell_full_noise.estimate": 1, "tensors.brought": 2},
         ),
         ("label_dp", ON_GRADIENTS, CHECKED | {"tensors.is_finite": 4, "attacker._holds": 1}),
         (

@@ -85,7 +85,7 @@ def test_colluding_parties_are_also_attacked_on_what_would_have_been_sent(gradie
     ],
 )
 def test_all_attackers_collude_unless_the_configuration_says_otherwise(parties, groups):
-    config = toy_config(parties=parties, training={"epochs": 1})
+    config = toy_config(parties=parties, training={"epochs": 1}, attack={"names": ["norm"], "informed": 0})
     leakage = run(config, data=lambda _: toy_data(rows=200, parties=3)).summary["leakage"]
     together = [entry for entry in leakage if "+" in entry["party"]]
     assert [entry["party"] for entry in together] == groups
