@@ -26,6 +26,7 @@ def draw(seed, *, rows=4000, shift=1.5):
     return JointView(torch.from_numpy(g).float(), own, nobody), y, parts, logit, best
 
 
+@pytest.mark.slow
 def test_the_reader_comes_near_the_best_score_with_gradients_and_without():
     view, y, parts, logit, best = draw(0)
     entry = read_with_columns(view, y, parts, party="a", defended=True)
@@ -43,6 +44,7 @@ def test_the_reader_comes_near_the_best_score_with_gradients_and_without():
     assert low < reached["mean"] - reached["baseline"] < high
 
 
+@pytest.mark.slow
 def test_gradients_that_carry_nothing_add_nothing():
     p_values = []
     for seed in range(6):

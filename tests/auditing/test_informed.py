@@ -140,7 +140,7 @@ def test_a_class_with_too_few_rows_gives_a_reason_and_no_number():
 
 
 def test_of_three_classes_the_one_that_leaks_is_named():
-    y = np.arange(N) % 3
+    y = np.arange(N // 2) % 3
 
     def send(step, rows):
         g = noise(step, rows)
@@ -149,7 +149,7 @@ def test_of_three_classes_the_one_that_leaks_is_named():
 
     alone, _ = entries_of(y, send, classes=3, positives=(0, 1, 2))
     assert alone["positive_class"] == 2
-    assert alone["mean"] == pytest.approx(norm.cdf(2 / np.sqrt(2)), abs=0.03)
+    assert alone["mean"] == pytest.approx(norm.cdf(2 / np.sqrt(2)), abs=0.04)
 
 
 def test_batches_of_zeros_do_not_keep_others_from_being_read():

@@ -66,8 +66,8 @@ def test_quadratic_scores_are_the_log_likelihood_ratio_of_the_distributions():
 
 @pytest.mark.parametrize("fit", ALL)
 def test_a_leak_in_one_of_many_columns_is_found_beside_a_constant_one(fit):
-    x, y = gaussians(4000, shift=3.0, width=WIDEST + 40)
-    more_x, more_y = gaussians(4000, shift=3.0, width=WIDEST + 40, seed=1)
+    x, y = gaussians(2500, shift=4.0, width=WIDEST + 20)
+    more_x, more_y = gaussians(2500, shift=4.0, width=WIDEST + 20, seed=1)
     for columns in (x, more_x):
         columns[:, 7] = 5.0
     assert held_out_auc(fit, x, y, more_x, more_y) > 0.9

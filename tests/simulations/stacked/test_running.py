@@ -124,6 +124,7 @@ def test_every_step_of_a_run_in_a_stack_is_that_of_the_run_by_itself(setting, tm
         assert cost["steps"] == read_result(tmp_path / f"alone-{number}")["cost"]["steps"]
 
 
+@pytest.mark.slow
 def test_informed_readers_read_of_a_run_in_a_stack_what_they_read_of_it_alone(tmp_path):
     data = toy_data(rows=1500)
     runs = configs({"attack": {"informed": 5000, "names": ["norm"]}}, ["", "marvell_full(s=1.0)"], [0, 1])
