@@ -34,7 +34,9 @@ class Membership:
 
     def __init__(self, split: Split, labels: NDArray[Any], classes: int, count: int) -> None:
         self._split, self._labels = split, labels
-        counts = np.bincount(labels.astype(np.int64), minlength=classes) if len(labels) else np.zeros(classes)
+        counts = np.zeros(classes, dtype=np.int64)
+        for low in range(0, len(labels), _CHUNK):  # as whole numbers of eight bytes, labels may need gigabytes
+            counts += np.bincount(labels[low : low + _CHUNK].astype(np.int64), minlength=classes)
         self._share = count / 2 / max(len(labels), 1)
         self._of_class = count / 2 / classes / np.maximum(counts, 1)
 
