@@ -104,17 +104,6 @@ def test_what_embeddings_tell_by_themselves_is_no_gain():
     assert joint["advantage_interval95"][0] < 0.005
 
 
-@pytest.mark.slow
-def test_noise_alone_has_small_p_values_as_often_as_they_say():
-    values = []
-    for seed in range(200):
-        y = np.random.default_rng(seed).permutation(Y[:1500])
-        alone, _ = entries_of(y, lambda step, rows, s=seed: (Z[rows], noise(step, rows, salt=100 + s)), seed=seed)
-        values.append(alone["p_value"])
-    assert np.count_nonzero(np.array(values) < 0.05) <= 18  # of 200 trials of 5 %: more with probability 0.006
-    assert 0.4 < np.median(values) < 0.6
-
-
 def test_an_audit_that_was_interrupted_reads_what_an_undisturbed_one_does():
     whole, schedule = audit_of(Y, epochs=2)
     follow(whole, schedule, shifted)
