@@ -92,7 +92,8 @@ def test_a_limit_that_is_passed_stops_the_run_and_every_party_keeps_the_model_fr
         name = f"{party}.safetensors"
         ours, theirs = load_file(folder / name), load_file(tmp_path / "local" / "weights" / name)
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    assert f"the model of step {result['model']['step']} is kept" in done.stdout
+    model = result["model"]
+    assert f"the model of step {model['step']}, epoch {model['epoch']}, is kept" in done.stdout
 
 
 def test_a_server_app_that_is_terminated_keeps_what_was_measured_and_goes_on_to_the_same_result(hosts, parts):
