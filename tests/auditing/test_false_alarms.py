@@ -13,7 +13,7 @@ from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.sections import PRACTICAL
 
-ROWS, BATCH, WIDTH, EPOCHS = 2000, 100, 6, 2
+ROWS, BATCH, WIDTH, EPOCHS = 1000, 50, 6, 2
 
 
 def verdict(seed, *, shuffled):
