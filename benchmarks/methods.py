@@ -27,7 +27,7 @@ from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.sections import AttackConfig
 
 DEFAULTS, CENSUS_STEPS = AttackConfig(), 792
-"""What attacks by default, and the steps of the preset, by which its cadence is chosen."""
+"""Default attack settings, and the number of steps of the preset, which sets their cadence."""
 
 BATCH = 1024
 
