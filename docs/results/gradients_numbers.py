@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 from studies import Summary, Values, family, finished, places, share_with_interval, shown, table
 
 LAYERS = ("cut", "first")
-SHOWN = ("norm", "cosine", "inner_product", "direction_count", "hint")
+SHOWN = ("norm", "cosine", "inner_product", "direction_count", "hint", "residual")
+INFORMED = "informed"
 UTILITY = ("test_auc", "test_loss", "test_ace", "train_loss", "validation_auc")
 
 
@@ -30,20 +31,29 @@ def collect(folder: Path, settings: Iterable[str]) -> Summary:
                 "steps": results[0]["cost"]["steps"],
                 "seconds": [round(result["cost"]["seconds"], 1) for result in results],
                 **{name: [result["utility"]["last"][name] for result in results] for name in UTILITY},
-                "leak": _leaks(results),
+                "leak": _leaks(results, defended=setting != "none"),
+                INFORMED: [_informed(result) for result in results],
             }
     return found
 
 
-def _leaks(results: list[Summary]) -> Summary:
+def _leaks(results: list[Summary], *, defended: bool) -> Summary:
     """Return q95, mean and the null's q95 of each attack and layer, one value a seed."""
     leaks: Summary = {}
     for result in results:
         for entry in result["leakage"]:
+            if entry["phase"] != "train" or entry["defended"] is not defended:
+                continue  # read after training, or of what would have left without a defense
             place = leaks.setdefault(f"{entry['label']} {entry['layer']}", {})
             for key in ("q95", "mean", "q95_null", "one_class_steps"):
                 place.setdefault(key, []).append(entry[key])
     return leaks
+
+
+def _informed(result: Summary) -> float:
+    """Return what the informed reader of one run reads from gradients alone."""
+    (found,) = (entry for entry in result["leakage"] if entry.get("sees") == ["gradients"])
+    return float(found["mean"])
 
 
 def _probe(paths: list[Path]) -> Summary:
@@ -90,8 +100,9 @@ def leak_table(summary: Summary) -> str:
                 f"({np.mean(leak(summary, setting, attack, layer, 'q95_null')):.3f})"
                 for attack in SHOWN
             ]
-            rows.append([setting, layer, str(len(values["seeds"])), *leaks])
-    return table(["defense", "layer", "seeds", *SHOWN], rows)
+            informed = shown(values[INFORMED]) if layer == "cut" else ""
+            rows.append([setting, layer, str(len(values["seeds"])), *leaks, informed])
+    return table(["defense", "layer", "seeds", *SHOWN, INFORMED], rows)
 
 
 def utility_table(summary: Summary) -> str:
