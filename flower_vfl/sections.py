@@ -19,7 +19,7 @@ _LONGEST = 1e9
 PRACTICAL = ("norm", "residual", "direction", "shell")
 """Attacks that need nothing but the gradients that a party receives; what runs where nobody names any."""
 
-SCORED, MOST_APART = 200, 8
+SCORED, MOST_APART = 64, 16
 """Steps of a run that are scored where nobody says how many, and how far apart they are at most: more steps make a
 quantile no truer, and cost time."""
 
@@ -209,7 +209,7 @@ class AttackConfig(Section):
         description="layers of their own models that attackers look at; empty: the cut and what the model watches",
     )
     every: int = Field(
-        default=0, ge=0, description="score each so many steps; 0: about 200 steps of a run, each eighth at least"
+        default=0, ge=0, description="score each so many steps; 0: about 64 steps of a run, each 16th at least"
     )
     informed: int = Field(
         default=65536,
@@ -274,7 +274,7 @@ class AttackConfig(Section):
         Examples
         --------
         >>> AttackConfig().cadence(792), AttackConfig().cadence(100_000), AttackConfig(every=2).cadence(792)
-        (3, 8, 2)
+        (12, 16, 2)
         """
         return self.every or min(MOST_APART, max(1, steps // SCORED))
 

@@ -59,4 +59,4 @@ class DirectionAttack(FollowingAttack):
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return the places of the rows along the line of their runs."""
-        return narrowed(self.place(rows).along, rows)
+        return narrowed(self.follower.place(rows).along, rows)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from flower_vfl.attacks.base import RowAttack
+from flower_vfl.attacks.base import Attack, RowAttack
 from flower_vfl.attacks.rows import in_safe_units
 from flower_vfl.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch import Tensor
 
@@ -190,26 +190,25 @@ def _settled(along: Tensor, line: Line) -> tuple[Tensor, Tensor]:
     return torch.where(still, line.evidence + score, line.evidence), line.batches + still.to(line.batches)
 
 
-class FollowingAttack(RowAttack):
-    """An attack that follows the first principal direction from batch to batch; what it keeps is a `Line`."""
-
-    sequential = True
+class Follower:
+    """Follows the line of one sequence of batches, and places each batch once for all attacks that share it."""
 
     def __init__(self) -> None:
         self._line: Line | None = None
+        self._last: tuple[Tensor, int, Placed] | None = None
 
     def place(self, rows: Tensor) -> Placed:
-        """Return the rows (..., B, D) beside the line, and keep it for the next batch."""
+        """Return the rows (..., B, D) beside the line, which has them in it then."""
+        if self._last is not None:
+            last, version, placed = self._last  # the last rows are held: no other tensor can lie where they do
+            if version == rows._version and rows.data_ptr() and _where(last) == _where(rows):
+                return placed
         line = self._line
         if line is not None and line.direction.device != rows.device:
             line = Line(**{name: tensor.to(rows.device) for name, tensor in line.state().items()})
         placed = follow(rows, line)
-        self._line = placed.line
+        self._line, self._last = placed.line, (rows, rows._version, placed)
         return placed
-
-    def fresh(self) -> Self:
-        """Return an instance that has seen nothing."""
-        return type(self)(**self.params)
 
     def state(self) -> dict[str, Any]:
         """Return the line."""
@@ -217,4 +216,43 @@ class FollowingAttack(RowAttack):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
-        self._line = Line(**state) if state else None
+        self._line, self._last = Line(**state) if state else None, None
+
+
+def _where(rows: Tensor) -> tuple[Any, ...]:
+    """Return where in memory rows lie, and how."""
+    return rows.data_ptr(), rows.shape, rows.stride(), rows.dtype, rows.device
+
+
+class FollowingAttack(RowAttack):
+    """An attack that follows the first principal direction from batch to batch; what it keeps is a `Line`."""
+
+    sequential = True
+
+    def __init__(self) -> None:
+        self.follower = Follower()
+        """What places its batches; attacks on the same gradients may share one."""
+
+    def fresh(self) -> Self:
+        """Return an instance that has seen nothing."""
+        return type(self)(**self.params)
+
+    def state(self) -> dict[str, Any]:
+        """Return the line."""
+        return self.follower.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self.follower.restore(state)
+
+
+def fresh_together(attacks: Iterable[Attack]) -> list[Attack]:
+    """Return fresh instances of attacks that look at one layer of one party, side by side.
+
+    Those that follow its principal direction share what follows it: each batch is placed once.
+    """
+    follower, found = Follower(), [attack.fresh() for attack in attacks]
+    for attack in found:
+        if isinstance(attack, FollowingAttack):
+            attack.follower = follower
+    return found

@@ -79,19 +79,30 @@ def _scores(rows: Tensor, r: int) -> Tensor:
     count, width = rows.shape[-2:]
     if count < 2 or not rows.numel():
         return narrowed(rows.new_zeros(rows.shape[:-1]), rows)
-    x = rows.to(torch.promote_types(rows.dtype, torch.float64 if min(count, width) <= DENSE else torch.float32))
-    x, longest, finite = in_safe_units(x.reshape(-1, count, width))
-    r = min(r, width // 2, count - 1)
-    left = _lengths_beyond(x, r) if min(count, width) <= DENSE or r == 0 else _lengths_beyond_most(x, r)
+    x = rows.to(torch.promote_types(rows.dtype, torch.float32)).reshape(-1, count, width)
+    x, longest, finite = in_safe_units(x)
+    left = residual_lengths(x, r)
     rounding = _ROUNDING * torch.finfo(torch.promote_types(rows.dtype, torch.float32)).eps
-    scores = _parted((left.double() / longest[:, None]).clamp_(min=rounding).log_())
+    scores = _parted((left.double() / longest.double()[:, None]).clamp_(min=rounding).log_())
     if finite is not None:
         scores = scores.where(finite[:, None], torch.nan)
     return narrowed(scores, rows).view(rows.shape[:-1])
 
 
+def residual_lengths(x: Tensor, r: int) -> Tensor:
+    """Return the lengths (R, B) of rows (R, B, D), once centred, outside their first r principal directions.
+
+    Never more than half of D directions are taken out, and fewer than B.
+    """
+    count, width = x.shape[-2:]
+    r = max(min(r, width // 2, count - 1), 0)
+    if min(count, width) <= DENSE:
+        x = x.double()
+    return _lengths_beyond(x, r) if min(count, width) <= DENSE or r == 0 else _lengths_beyond_most(x, r)
+
+
 def _lengths_beyond(x: Tensor, r: int) -> Tensor:
-    """Return the lengths (R, B) of rows (R, B, D), once centred, outside their first r principal directions."""
+    """Return them from all principal directions."""
     x = x - x.mean(dim=-2, keepdim=True)
     lengths: Tensor
     if r > 0 and x.shape[-1] <= x.shape[-2]:

@@ -69,4 +69,4 @@ class ShellAttack(FollowingAttack):
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
         """Return the scores of the rows by the line of their runs."""
-        return narrowed(_scores(self.place(rows)), rows)
+        return narrowed(_scores(self.follower.place(rows)), rows)

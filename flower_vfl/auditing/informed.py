@@ -42,7 +42,7 @@ DIRECTION = "remembered_direction"
 MOST_BYTES = 1 << 27
 """Of one sample of rows, and of the panel."""
 
-QUICK = 8192
+QUICK = 4096
 """Rows of an epoch that discriminants read while training goes on."""
 
 TOGETHER = 16
@@ -173,8 +173,8 @@ class InformedAudit:
         panel = self._panel or self._begin(g.shape[1], z.shape[1])
         found, places = panel.places(rows)
         if found.size:
-            at = torch.from_numpy(found)
-            panel.add(places, in_batch_units(g - g.mean(dim=0))[at], z[at])
+            x, at = in_batch_units(g - g.mean(dim=0)), torch.from_numpy(found)
+            panel.add(places, x.index_select(0, at), z.index_select(0, at))
         first = self._schedule.steps_of(epoch)[0]
         if (step - first) % self._stride(epoch, g.shape[1], z.shape[1]) == 0:
             self._now.add(step, rows, self._features.of(g), z)
@@ -194,6 +194,8 @@ class InformedAudit:
 
     def _end_epoch(self, step: int, epoch: int) -> None:
         """Let discriminants read the epoch's sample, keep it where it gives most away, and read the panel."""
+        if self._panel is not None:
+            self._panel.settle()
         sample = self._sample(self._now).thinned(self._classes, QUICK)
         chosen = best(self._read(sample, EPOCH, DISCRIMINANTS))
         if chosen is not None:
@@ -255,6 +257,8 @@ class InformedAudit:
     def finish(self) -> None:
         """Let all readers read what was kept; called once, when training has ended."""
         self._settle()
+        if self._panel is not None:
+            self._panel.settle()
         if not self._kept.steps:
             self._kept, self._now = self._now, Collected()  # ended within the first epoch
         whole = self._fits

@@ -13,12 +13,15 @@ from torch import Tensor
 from flower_vfl.auditing.halves import Split
 
 _CHUNK = 1 << 20
+_TOGETHER = 16
+"""Batches whose rows are added up at once: each index operation costs the same for one batch."""
+
 _RANDOM, _BY_CLASS = 1, 2
 """Purposes of the draws that choose rows."""
 
 
 class Membership:
-    """Which rows of a table are followed: a draw by the number of the row, which needs no memory.
+    """Which rows of a table are followed: a draw by the number of the row, which a resumed run repeats.
 
     Half is drawn from all rows, half evenly from the classes: readers need enough rows of a rare one.
 
@@ -39,6 +42,11 @@ class Membership:
             counts += np.bincount(labels[low : low + _CHUNK].astype(np.int64), minlength=classes)
         self._share = count / 2 / max(len(labels), 1)
         self._of_class = count / 2 / classes / np.maximum(counts, 1)
+
+    @property
+    def total(self) -> int:
+        """The rows of the table."""
+        return len(self._labels)
 
     def drawn(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Return which rows (n,) were drawn whatever their class."""
@@ -77,27 +85,42 @@ class RowPanel:
     """
 
     def __init__(self, membership: Membership, width: int, z_width: int) -> None:
-        self._membership = membership
         self.rows = membership.all()
+        self._followed = np.zeros(membership.total, dtype=np.bool_)
+        self._followed[self.rows] = True
         self.random = membership.drawn(self.rows)
         self.times = torch.zeros(len(self.rows), dtype=torch.int64)
         self.sums, self.first, self.last = (torch.zeros(len(self.rows), width) for _ in range(3))
         self.embeddings = torch.zeros(len(self.rows), z_width)
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def places(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where in a batch rows of the panel are, and their places in it."""
-        found = np.flatnonzero(self._membership.of(rows))
+        found = np.flatnonzero(self._followed[rows])
         return found, self.rows.searchsorted(rows[found])
 
     def add(self, places: NDArray[np.int64], x: Tensor, z: Tensor) -> None:
-        """Take in gradients (m, D) in units of their batches and embeddings (m, E) of rows at these places."""
-        at = torch.from_numpy(places)
-        new = self.times[at] == 0
+        """Take in gradients (m, D) in units of their batches and embeddings (m, E) of rows at these places.
+
+        They count from the next `settle` on, which comes at the end of an epoch at the latest.
+        """
+        self._waiting.append((torch.from_numpy(places), x, z))
+        if len(self._waiting) >= _TOGETHER:
+            self.settle()
+
+    def settle(self) -> None:
+        """Add up what waits: of several batches at once, which have no row in common."""
+        if not self._waiting:
+            return
+        at, x, z = (torch.cat(pieces) for pieces in zip(*self._waiting, strict=True))
+        self._waiting = []
+        times = self.times[at]
+        new = times == 0
         self.first[at[new]] = x[new]
-        self.sums[at] += x
-        self.last[at] = x
-        self.embeddings[at] = z
-        self.times[at] += 1
+        self.sums.index_add_(0, at, x)
+        self.last.index_copy_(0, at, x)
+        self.embeddings.index_copy_(0, at, z)
+        self.times[at] = times + 1
 
     @property
     def arrived(self) -> Tensor:
@@ -111,10 +134,12 @@ class RowPanel:
 
     def state(self) -> dict[str, Tensor]:
         """Return what a resumed run needs; the rows derive from the secret."""
+        self.settle()
         names = ("times", "sums", "first", "last", "embeddings")
         return {name: getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state` returned."""
+        self._waiting = []
         for name, values in state.items():
             setattr(self, name, values.clone())

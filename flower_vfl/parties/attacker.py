@@ -41,12 +41,14 @@ class _Seen:
     """
 
     def __init__(self) -> None:
+        self.wanted = True
+        """Whether this step is looked at; what nobody looks at is not held, for it costs time."""
         self.outputs: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
 
     def watch(self, layer: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.requires_grad:
+            if self.wanted and isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(keep)  # type: ignore[no-untyped-call] # `retain_grad` would copy it
                 self.outputs[layer] = output
 
@@ -78,7 +80,7 @@ class Attacker(FeatureParty):
         What it looks at: "cut", a layer that the model watches or any of its modules by name; by default the cut and
         all that the model watches.
     transcript : Transcript, optional
-        Where it records; by default the last step only.
+        Where it records every step; by default the last one that is scored.
     simulation : bool
         Whether the audit channel may be opened; a deployment refuses it.
     defended : bool
@@ -112,7 +114,7 @@ class Attacker(FeatureParty):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.transcript = transcript or Transcript()
+        self.transcript, self._records_all = transcript or Transcript(), transcript is not None
         self._simulation, self._defended, self._fresh = simulation, defended, fresh
         self._trained_attacks = [attack for attack in attacks if isinstance(attack, InferenceAttack)]
         self._recorder = recorder or NoRecorder()
@@ -177,6 +179,14 @@ class Attacker(FeatureParty):
         if self._joint is not None and layer == "cut":
             self._joint.take(epoch, memory)
 
+    def _looks_at(self, step: int) -> bool:
+        """Return whether anybody looks at this step."""
+        return self._records_all or self._remembered is not None or self._scorer.scores(step)
+
+    def _embed(self, step: int) -> Frame:
+        self._seen.wanted = self._looks_at(step)
+        return super()._embed(step)
+
     def _learn(self, step: int, frame: Frame) -> None:
         self._reference, self._references = self._read_reference(frame), None
         self._received = False
@@ -188,6 +198,7 @@ class Attacker(FeatureParty):
         super()._learn(step, frame)
 
     def _repeat(self, pending: _Pending) -> Tensor:
+        self._seen.wanted = self._looks_at(pending.step)
         output = super()._repeat(pending)
         self._follow(pending.rows, output)
         return output
@@ -262,6 +273,8 @@ class Attacker(FeatureParty):
         return {layer: g[row].flatten() for layer, g in zip(watched, found, strict=True) if g is not None}
 
     def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:
+        if not self._looks_at(step):
+            return
         gradients = {"cut": gradient, **self._seen.gradients}
         outputs = {layer: output.detach() for layer, output in self._seen.outputs.items()}
         self._seen.outputs, self._seen.gradients = {}, {}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flower_vfl.attacks.base import HINTS, KINDS, REFERENCE, Attack, AttackMethod, SideInformation
 from flower_vfl.attacks.clustering import matched_accuracy
 from flower_vfl.attacks.inference import LEAKED
+from flower_vfl.attacks.principal import fresh_together
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import ArgumentError, separation
@@ -284,16 +285,21 @@ class Scorer:
         self._labels, self._recorder, self._every, self._party = labels, recorder, every, party
         self._prefix = view or ("" if source == "attacker" else "monitor")
         self._warned: set[str] = set()
+        by_layer = [[(layer, attack) for attack in fresh_together(attacks)] for layer in layers]
         self._leaks = [
-            StepLeaks(attack.fresh(), party, layer, source=source, defended=defended)
-            for attack in attacks
-            for layer in layers
+            StepLeaks(attack, party, layer, source=source, defended=defended)
+            for of_attack in zip(*by_layer, strict=True)
+            for layer, attack in of_attack
         ]
         self._epoch: tuple[int, list[list[float]]] = (-1, [])
         self._hinted = any(HINTS in attack.needs for attack in attacks)
         self._together, self._waiting = together, list[Waiting]()
         self.latest = math.nan
         """The largest leak of the last step that was compared; it lags by what waits."""
+
+    def scores(self, step: int) -> bool:
+        """Return whether a step is scored."""
+        return step % self._every == 0
 
     def score(self, transcript: Transcript, reference: Reference | None = None) -> None:
         """Attack the last step; `reference` is what oracle attacks are told, where there is one.
@@ -304,7 +310,7 @@ class Scorer:
             When an attack writes into what it is shown.
         """
         trace = transcript.last
-        if trace.step % self._every:
+        if not self.scores(trace.step):
             return
         labels, positive = self._labels.at(trace.rows), self._labels.positive(trace.step // self._every)
         nothing = SideInformation(classes=self._labels.classes)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.attacks import DirectionAttack, NormAttack
+from flower_vfl.attacks import DirectionAttack, NormAttack, ShellAttack
+from flower_vfl.attacks.principal import fresh_together
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.metrics import leak_auc
@@ -123,3 +124,14 @@ def test_the_monitor_follows_each_party_and_what_would_be_sent_by_themselves():
     for party, (clean, _) in seen.items():
         found = kept.values[party, "cut", "direction", "undefended_auc"]
         assert found == pytest.approx(alone(clean, labels), abs=1e-9)
+
+
+def test_attacks_that_follow_a_line_side_by_side_read_what_each_reads_by_itself():
+    seen = [g for g, _ in batches(STEPS, rows=ROWS, width=6, turning=0.3)]
+    together, buffer = fresh_together([DirectionAttack(), NormAttack(), ShellAttack()]), torch.empty_like(seen[0])
+    apart = DirectionAttack(), NormAttack(), ShellAttack()
+    for g in seen:
+        buffer.copy_(g)  # each batch lies where the last one lay
+        for one, other in zip(together, apart, strict=True):
+            assert torch.equal(one.rate(buffer.flatten(1), None), other.rate(g, None))
+    assert torch.equal(together[2].state()["evidence"], apart[2].state()["evidence"])
