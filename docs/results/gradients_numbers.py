@@ -31,16 +31,17 @@ def collect(folder: Path, settings: Iterable[str]) -> Summary:
                 "steps": results[0]["cost"]["steps"],
                 "seconds": [round(result["cost"]["seconds"], 1) for result in results],
                 **{name: [result["utility"]["last"][name] for result in results] for name in UTILITY},
-                "leak": _leaks(results, defended=setting != "none"),
-                INFORMED: [_informed(result) for result in results],
+                "leak": _leaks(results),
+                INFORMED: [read for result in results for read in _informed(result)],
             }
     return found
 
 
-def _leaks(results: list[Summary], *, defended: bool) -> Summary:
+def _leaks(results: list[Summary]) -> Summary:
     """Return q95, mean and the null's q95 of each attack and layer, one value a seed."""
     leaks: Summary = {}
     for result in results:
+        defended = any(entry["defended"] for entry in result["leakage"])
         for entry in result["leakage"]:
             if entry["phase"] != "train" or entry["defended"] is not defended:
                 continue  # read after training, or of what would have left without a defense
@@ -50,10 +51,9 @@ def _leaks(results: list[Summary], *, defended: bool) -> Summary:
     return leaks
 
 
-def _informed(result: Summary) -> float:
-    """Return what the informed reader of one run reads from gradients alone."""
-    (found,) = (entry for entry in result["leakage"] if entry.get("sees") == ["gradients"])
-    return float(found["mean"])
+def _informed(result: Summary) -> list[float]:
+    """Return what the informed reader of one run reads from gradients alone; nothing where there was none."""
+    return [float(entry["mean"]) for entry in result["leakage"] if entry.get("sees") == ["gradients"]]
 
 
 def _probe(paths: list[Path]) -> Summary:

@@ -222,10 +222,12 @@ def undefended(studies: Iterable[str], collect: Callable[[str], Summary]) -> dic
 
 
 def write_page(page: Path, studies: Mapping[str, Summary], blocks: Mapping[str, str]) -> None:
-    """Write the numbers beside a page, and its generated blocks into it."""
-    text = json.dumps(studies, indent=1, allow_nan=False)
+    """Write the numbers beside a page, and its generated blocks into it; studies without runs here stay as they are."""
+    numbers = page.with_suffix(".json")
+    there = json.loads(numbers.read_text(encoding="utf8")) if numbers.is_file() else {}
+    text = json.dumps({**there, **studies}, indent=1, allow_nan=False)
     text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)  # a list, a line
-    page.with_suffix(".json").write_text(f"{text}\n", encoding="utf8")
+    numbers.write_text(f"{text}\n", encoding="utf8")
     if page.is_file():
         page.write_text(fill(page.read_text(encoding="utf8"), blocks), encoding="utf8")
 
