@@ -93,16 +93,18 @@ def trade_off(summary: Summary, attack: str, layer: str) -> dict[str, float]:
 def leak_table(summary: Summary) -> str:
     """Write the q95 of every attack and layer, behind each in brackets what a score that knows nothing reaches."""
     rows = []
+    first = next(iter(summary["settings"].values()))
+    attacks, informed = [attack for attack in SHOWN if f"{attack} cut" in first["leak"]], bool(first.get(INFORMED))
     for setting, values in summary["settings"].items():
         for layer in LAYERS:
             leaks = [
                 f"{shown(leak(summary, setting, attack, layer))} "
                 f"({np.mean(leak(summary, setting, attack, layer, 'q95_null')):.3f})"
-                for attack in SHOWN
+                for attack in attacks
             ]
-            informed = shown(values[INFORMED]) if layer == "cut" else ""
-            rows.append([setting, layer, str(len(values["seeds"])), *leaks, informed])
-    return table(["defense", "layer", "seeds", *SHOWN, INFORMED], rows)
+            leaks += [shown(values[INFORMED]) if layer == "cut" else ""] * informed
+            rows.append([setting, layer, str(len(values["seeds"])), *leaks])
+    return table(["defense", "layer", "seeds", *attacks, *[INFORMED] * informed], rows)
 
 
 def utility_table(summary: Summary) -> str:
