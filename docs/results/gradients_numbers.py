@@ -102,7 +102,8 @@ def leak_table(summary: Summary) -> str:
                 f"({np.mean(leak(summary, setting, attack, layer, 'q95_null')):.3f})"
                 for attack in attacks
             ]
-            leaks += [shown(values[INFORMED]) if layer == "cut" else ""] * informed
+            if informed:
+                leaks.append(shown(values[INFORMED]) if layer == "cut" else "")
             rows.append([setting, layer, str(len(values["seeds"])), *leaks])
     return table(["defense", "layer", "seeds", *attacks, *[INFORMED] * informed], rows)
 
