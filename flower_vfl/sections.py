@@ -20,8 +20,8 @@ PRACTICAL = ("norm", "residual", "direction", "shell")
 """Attacks that need nothing but the gradients that a party receives; what runs where nobody names any."""
 
 SCORED, MOST_APART = 64, 16
-"""Steps of a run that are scored where nobody says how many, and how far apart they are at most: more steps make a
-quantile no truer, and cost time."""
+"""Steps of a run that are scored by default, and how many steps lie between two of them at most: so many give a 95 %
+quantile, and each costs time."""
 
 
 def require_plain(value: Any) -> None:

@@ -195,8 +195,8 @@ def make_page(runs: Path, out: Path) -> None:
         summary["spectra"] = spectra_of(runs / study)
         blocks[f"{study} leaks"] = leak_table(summary)
         blocks[f"{study} claims"] = claim_table(summary["claims"])
-    draw([(study, summary["spectra"]) for study, summary in studies.items()], out / "shapes-spectra.png")
-    write_page(out / "shapes.md", studies, blocks)
+    found = write_page(out / "shapes.md", studies, blocks)
+    draw([(study, found[study]["spectra"]) for study in STUDIES if study in found], out / "shapes-spectra.png")
 
 
 if __name__ == "__main__":

@@ -200,7 +200,8 @@ class Follower:
     def place(self, rows: Tensor) -> Placed:
         """Return the rows (..., B, D) beside the line, which has them in it then."""
         if self._last is not None:
-            last, version, placed = self._last  # the last rows are held: no other tensor can lie where they do
+            last, version, placed = self._last  # these rows are held: no other tensor can lie where they do
+            # no address: an empty batch, or a device that has none
             if version == rows._version and rows.data_ptr() and _where(last) == _where(rows):
                 return placed
         line = self._line
@@ -231,7 +232,7 @@ class FollowingAttack(RowAttack):
 
     def __init__(self) -> None:
         self.follower = Follower()
-        """What places its batches; attacks on the same gradients may share one."""
+        """The line that it follows; attacks on the same gradients may share one."""
 
     def fresh(self) -> Self:
         """Return an instance that has seen nothing."""

@@ -14,14 +14,14 @@ from flower_vfl.auditing.halves import Split
 
 _CHUNK = 1 << 20
 _TOGETHER = 16
-"""Batches whose rows are added up at once: each index operation costs the same for one batch."""
+"""Batches whose rows are added up at once: an index operation for all of them costs as much as for one."""
 
 _RANDOM, _BY_CLASS = 1, 2
 """Purposes of the draws that choose rows."""
 
 
 class Membership:
-    """Which rows of a table are followed: a draw by the number of the row, which a resumed run repeats.
+    """A choice of rows of a table, drawn from their numbers, so that a resumed run makes the same one.
 
     Half is drawn from all rows, half evenly from the classes: readers need enough rows of a rare one.
 
@@ -45,7 +45,7 @@ class Membership:
 
     @property
     def total(self) -> int:
-        """The rows of the table."""
+        """Number of rows of the table."""
         return len(self._labels)
 
     def drawn(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:

@@ -42,7 +42,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.wanted = True
-        """Whether this step is looked at; what nobody looks at is not held, for it costs time."""
+        """Whether an attack reads this step; other steps are not held, which would cost time."""
         self.outputs: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
 
@@ -79,8 +79,6 @@ class Attacker(FeatureParty):
     layers : Sequence[str]
         What it looks at: "cut", a layer that the model watches or any of its modules by name; by default the cut and
         all that the model watches.
-    transcript : Transcript, optional
-        Where it records every step; by default the last one that is scored.
     simulation : bool
         Whether the audit channel may be opened; a deployment refuses it.
     defended : bool
@@ -103,7 +101,6 @@ class Attacker(FeatureParty):
         attacks: Sequence[AttackMethod],
         fresh: FreshModels | None = None,
         layers: Sequence[str] = (),
-        transcript: Transcript | None = None,
         simulation: bool = False,
         defended: bool = False,
         recorder: Recorder | None = None,
@@ -114,7 +111,7 @@ class Attacker(FeatureParty):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.transcript, self._records_all = transcript or Transcript(), transcript is not None
+        self.transcript = Transcript()
         self._simulation, self._defended, self._fresh = simulation, defended, fresh
         self._trained_attacks = [attack for attack in attacks if isinstance(attack, InferenceAttack)]
         self._recorder = recorder or NoRecorder()
@@ -180,8 +177,8 @@ class Attacker(FeatureParty):
             self._joint.take(epoch, memory)
 
     def _looks_at(self, step: int) -> bool:
-        """Return whether anybody looks at this step."""
-        return self._records_all or self._remembered is not None or self._scorer.scores(step)
+        """Return whether an attack reads this step."""
+        return self._remembered is not None or self._scorer.scores(step)
 
     def _embed(self, step: int) -> Frame:
         self._seen.wanted = self._looks_at(step)

@@ -218,6 +218,15 @@ def test_a_simulated_attacker_scores_the_cut_and_the_first_layer():
     assert set(attacker.transcript.last.gradients) == {"cut", "first"}
 
 
+def test_a_step_that_no_attack_reads_is_not_held():
+    attacker = make_attacker(simulation=True, every=2)
+    attacker.handle(audit_frame())
+    fill(attacker, 1)
+    drive(attacker, 0, 4, 1)
+    assert attacker.report()["leakage"][0]["steps"] == 2
+    assert attacker.transcript.last.step == 2
+
+
 def test_half_of_the_audit_labels_are_not_enough_to_score():
     attacker = make_attacker(simulation=True)
     attacker.handle(audit_frame(rows=50))
