@@ -18,6 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
+from flower_vfl.cli_deployment import keys, show_version, wait
+
 app = typer.Typer(
     name="flower-vfl",
     help="Vertical federated learning for Flower in which label privacy is measured.",
@@ -28,6 +30,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: which there are, and preparing your own.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.command()(keys)
+app.command()(wait)
 
 _INTERRUPTED = 130
 _MEASURING = frozenset({"demo", "run", "sweep"})
@@ -70,6 +74,9 @@ def _say(message: str) -> None:
 @app.callback()
 def _options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every stage, not only warnings.")] = False,
+    _: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show what is installed, and exit.")
+    ] = False,
 ) -> None:
     from flower_vfl.terminal import show_log
 
@@ -368,26 +375,6 @@ def write_app(
 
     write_deployment(out, load_config(source, parse_assignments(set_ or [])), results)
     _say(f"start it with: flwr run {out} NAME --stream")
-
-
-@app.command()
-def keys(
-    out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
-    host: Annotated[list[str], typer.Option(help="Name or address by which the SuperLink is dialled; repeatable.")],
-    parties: Annotated[str, typer.Option(help="Feature parties, e.g. a,b.")],
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificates are valid.")] = 90,
-) -> None:
-    """Write certificates and keys for a trial deployment, one folder a host."""
-    from flower_vfl.parsing import read_list
-    from flower_vfl.simulations.keys import LABEL_FOLDER, write_keys
-
-    names = read_list(str, parties)
-    write_keys(out, host, names, days=days)
-    _say(f"trial set-up, valid for {days} days")
-    _say(f"{out}/{LABEL_FOLDER} is for the host of the SuperLink and the label party")
-    for name in names:
-        _say(f"{out}/{name} is for the host of party {name}; take it there and delete it here: it holds a private key")
-    _say("the authority's key was not kept; for more than a trial use your own authority: docs/deployment/")
 
 
 @data_app.command("list")

@@ -59,6 +59,10 @@ class SessionError(FlowerVflError):
     """A session could not be opened, or it broke."""
 
 
+class RunStoppedError(SessionError):
+    """A run of Flower was stopped on purpose."""
+
+
 class UnreachableError(SessionError):
     """The label party's session endpoint did not answer; nothing of the session was used yet."""
 

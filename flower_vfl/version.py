@@ -1,10 +1,30 @@
-"""The version of this package, which both sides of a session must have, and those of others."""
+"""The software of one host: the release and the build of this package, and the libraries that it computes with.
+
+Two hosts of a session must run the same code. The release alone does not show that: many builds have the same one. So
+the hosts compare a digest of the package's own source files, which needs no version control and no build tool.
+"""
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 
 VERSION = "0.1.0"
+"""The release that this code belongs to."""
+
+FROM_SOURCE = "source"
+"""Local version of a package that runs from a folder of sources, as an editable installation does."""
+
+_CODE = (".py", ".toml")
+_LIBRARIES = ("flwr", "torch")
+_BUILT = re.compile(r"(?P<release>\d+(\.\d+)*)(\+(?P<date>\d{12})\.g[0-9a-f]+(\.dirty)?)?")
+_READABLE = re.compile(r"[0-9A-Za-z.+_-]{1,64}")
 
 
 def package_version(name: str) -> str:
@@ -13,3 +33,106 @@ def package_version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
+
+
+def installed_version() -> str:
+    """Return the release and, where the package was built from a git repository, the commit and its date in UTC.
+
+    Code that does not lie where an installation put it, as in an editable one, is of no known commit.
+    """
+    try:
+        found = distribution("flower-vfl")
+    except PackageNotFoundError:
+        return f"{VERSION}+{FROM_SOURCE}"
+    here = Path(str(found.locate_file("flower_vfl/version.py"))).resolve() == Path(__file__).resolve()
+    return found.version if here else f"{VERSION}+{FROM_SOURCE}"
+
+
+@cache
+def build_digest() -> str:
+    """Return the SHA-256 of the package's own source files: of each its path and its text, in the order of paths.
+
+    Line ends do not count, nor do compiled files, templates and whatever else computes nothing.
+    """
+    digest = hashlib.sha256()
+    for path, text in sorted(_sources(files("flower_vfl"), "")):
+        digest.update(f"{path}\0{len(text)}\0".encode())
+        digest.update(text)
+    return digest.hexdigest()
+
+
+def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _sources(entry, f"{path}{entry.name}/")
+        elif entry.name.endswith(_CODE):
+            yield path + entry.name, entry.read_bytes().replace(b"\r\n", b"\n")
+
+
+def software() -> dict[str, str]:
+    """Return what of this host's software another host compares: fields of a greeting, and of `result.json`."""
+    return {
+        "version": installed_version(),
+        "build": build_digest(),
+        **{name: package_version(name) for name in _LIBRARIES},
+    }
+
+
+def refusal(theirs: Mapping[str, object], host: str, *, asking: str) -> str:
+    """Say why two hosts cannot take part in one session, and which of them to change; empty where they can.
+
+    Parameters
+    ----------
+    theirs : Mapping[str, object]
+        What the other host says of its `software`.
+    host, asking : str
+        What the other host and this one are called.
+    """
+    own = software()
+    if theirs.get("build") == own["build"]:
+        return ""
+    words = f"{host} has flower-vfl {_build(theirs)}, {asking} has {_build(own)}: their code is not the same"
+    older = _older(_readable(theirs.get("version")), own["version"])
+    if older is None:
+        change = "install one build on both hosts (`flower-vfl --version` shows which each has)"
+    else:
+        change = f"{host if older else asking} has the older one: install the other host's there"
+    return f"{words}; {change}"
+
+
+def unequal(theirs: Mapping[str, object], host: str, *, asking: str) -> str:
+    """Say which libraries are of other versions on another host, so that bits may differ; empty where none are.
+
+    A build for GPUs and one for processors are of one version.
+    """
+    own = software()
+    pairs = [(name, _readable(theirs.get(name)), own[name]) for name in _LIBRARIES]
+    return "; ".join(
+        f"{host} has {name} {their}, {asking} has {mine}"
+        for name, their, mine in pairs
+        if their.partition("+")[0] != mine.partition("+")[0]
+    )
+
+
+def _readable(value: object) -> str:
+    """Return a version that another host sent if it can be one: it is shown on this host."""
+    return value if isinstance(value, str) and _READABLE.fullmatch(value) else "unknown"
+
+
+def _build(found: Mapping[str, object]) -> str:
+    return f"{_readable(found.get('version'))} (build {_readable(found.get('build'))[:12]})"
+
+
+def _older(one: str, other: str) -> bool | None:
+    """Say whether a version is older than another; None where neither the release nor the commit's date shows it."""
+    found = (
+        _BUILT.fullmatch(one.removesuffix(f"+{FROM_SOURCE}")),
+        _BUILT.fullmatch(other.removesuffix(f"+{FROM_SOURCE}")),
+    )
+    if found[0] is None or found[1] is None:
+        return None
+    first, second = (tuple(map(int, match["release"].split("."))) for match in found if match)
+    if first != second:
+        return first < second
+    dates = found[0]["date"], found[1]["date"]
+    return None if None in dates or dates[0] == dates[1] else str(dates[0]) < str(dates[1])

@@ -22,7 +22,7 @@ from typing import Any
 
 from flower_vfl.errors import SetupError
 from flower_vfl.simulations.endings import passing_folder
-from flower_vfl.version import package_version
+from flower_vfl.version import refusal, software
 
 AUTO = "auto"
 _ENVIRONMENT = {
@@ -261,17 +261,18 @@ def _check_answers(folder: Path, nodes: list[dict[str, Any]], asked: list[Any]) 
     for node, answer in zip(nodes, asked, strict=True):
         name = node["NodeManagerAddress"]
         try:
-            version, sees = ray.get(answer, timeout=_LOOK_SECONDS)
+            found, sees = ray.get(answer, timeout=_LOOK_SECONDS)
         except ray.exceptions.RayError as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise SetupError(f"node {name} cannot be used: {line}; install flower-vfl there") from None
-        if version != package_version("flower-vfl"):
-            raise SetupError(f"node {name} has flower-vfl {version}, this one {package_version('flower-vfl')}")
+        words = refusal(found, f"node {name}", asking="this one")
+        if words:
+            raise SetupError(words)
         if not sees:
             raise SetupError(
                 f"node {name} does not see {folder}: name with --out a folder on a file system that all nodes share"
             )
 
 
-def _look(sign: str) -> tuple[str, bool]:
-    return package_version("flower-vfl"), Path(sign).is_file()
+def _look(sign: str) -> tuple[dict[str, str], bool]:
+    return software(), Path(sign).is_file()

@@ -35,7 +35,7 @@ from flower_vfl.simulations.cluster import Cluster, check_reachable, ray_cluster
 from flower_vfl.simulations.endings import ending_with_this, passing_folder
 from flower_vfl.simulations.resources import Resources, read_resources
 from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIABLE
-from flower_vfl.version import package_version
+from flower_vfl.version import VERSION
 
 BUNDLES_VARIABLE = "FLOWER_VFL_BUNDLES"
 """What each feature party's process is given, in Ray's words, as JSON."""
@@ -349,7 +349,7 @@ def write_app(folder: Path, run_config: Mapping[str, Value]) -> None:
     project = {
         "project": {
             "name": _NAME,
-            "version": package_version("flower-vfl") or "0",
+            "version": VERSION,
             "description": "One run of flower-vfl",
             "license": "Apache-2.0",
             "dependencies": [],

@@ -36,7 +36,7 @@ from flower_vfl.data.dataset import Dataset, open_dataset
 from flower_vfl.errors import ConfigError, FlowerVflError
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, read_secret
 from flower_vfl.simulations.doctor import Finding
-from flower_vfl.version import package_version
+from flower_vfl.version import build_digest, installed_version, package_version
 
 _SECONDS = 5.0
 _AHEAD, _BEHIND = 5.0, 300.0  # what Flower's SuperLink forgives a SuperNode's clock (flwr.supercore.constant)
@@ -86,7 +86,9 @@ def findings(host: Host) -> Iterator[Finding]:
     """
     for address in filter(None, (host.superlink, host.dial, host.listen)):
         split_address(address)
-    for name in ("flower-vfl", "flwr", "torch"):
+    words = f"{installed_version()}, build {build_digest()[:12]}; every host needs the same build"
+    yield "flower-vfl", "ok", words
+    for name in ("flwr", "torch"):
         found = package_version(name)
         yield (
             name,

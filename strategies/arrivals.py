@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -14,10 +15,13 @@ from flower_vfl.errors import ConfigError, PartyError, ProtocolError
 from flower_vfl.parties.feature import batch_limit
 from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.printable import printable
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.protocol.tensors import DTYPES
 from flower_vfl.transport.base import Link, expect
-from flower_vfl.version import VERSION
+from flower_vfl.version import refusal, software, unequal
+
+_log = logging.getLogger(__name__)
 
 _TOGETHER = 64
 """Pieces of labels that are under way at once: a transport keeps few messages that were not confirmed."""
@@ -35,9 +39,9 @@ def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str, *,
     ProtocolError, ConfigError
         As in `negotiate`.
     """
+    check_software(link)
     hello = link.hello
     expected: dict[str, str | int] = {
-        "version": VERSION,
         "rows": schedule.rows,
         "test_rows": schedule.test_rows,
         "alignment": alignment,
@@ -46,7 +50,6 @@ def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str, *,
     }
     other_ids = "its IDs differ or are in another order: prepare or align the data again at both parties"
     cures = {
-        "version": "install the same version of flower-vfl on both hosts, then start the party's SuperNode again",
         **dict.fromkeys(("rows", "test_rows", "alignment"), other_ids),
         "schedule": "it runs with another configuration, or its rows are of other days",
     }
@@ -59,6 +62,35 @@ def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str, *,
     negotiate(link, config, max(schedule.batch_size, schedule.eval_batch_size))
     if link.party in audited:
         link.frame_limit = max(link.frame_limit, config.transport.max_frame_mib * 2**20)
+
+
+def check_software(link: Link) -> None:
+    """Refuse a party whose host runs other code of this package, and warn where bits may differ.
+
+    Raises
+    ------
+    PartyError
+        Naming what each host has, and which of them to change.
+    """
+    host, asking = f"the host of party {link.party!r}", "the label party's host"
+    words = refusal(link.hello.fields, host, asking=asking)
+    if words:
+        raise PartyError(f"party {link.party!r} does not fit: {words}, then start its SuperNode or SuperLink again")
+    words = unequal(link.hello.fields, host, asking=asking)
+    if words:
+        _log.warning(
+            "%s: the training is valid, and another with equal versions need not repeat it bit for bit; install both "
+            "hosts with -c constraints.txt",
+            words,
+        )
+
+
+def software_of(links: Mapping[str, Link]) -> dict[str, dict[str, str]]:
+    """Return the software of each party's host, which `check_software` has accepted."""
+    return {
+        party: {name: printable(link.hello.fields.get(name), 64) for name in software()}
+        for party, link in links.items()
+    }
 
 
 def negotiate(link: Link, config: Config, rows: int) -> None:

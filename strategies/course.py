@@ -17,7 +17,7 @@ from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.scoring import Oracle
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.rng import Secret
-from flower_vfl.strategies.arrivals import check_fit, send_audit
+from flower_vfl.strategies.arrivals import check_fit, send_audit, software_of
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.building import (
     build_checkpointing,
@@ -66,7 +66,7 @@ def run_training(
         base.session = sessions.session
         links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment, audited=audited))
         base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
-        base.cut = cut_of(links)
+        base.cut, base.outcome.hosts = cut_of(links), software_of(links)
         if bounded:
             strategy.check_bound(schedule.epochs)
         label = base.label_party = build_label_party(strategy, prepared, schedule, links, initial_arrays)

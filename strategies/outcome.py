@@ -62,6 +62,8 @@ class Outcome:
         What each feature party reported at the end.
     weights : str
         Digest of the label party's weights.
+    hosts : dict[str, dict[str, str]]
+        The software of each feature party's host.
     """
 
     epochs: list[Epoch] = field(default_factory=list)
@@ -81,6 +83,7 @@ class Outcome:
     leakage: list[dict[str, Any]] = field(default_factory=list)
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights: str = ""
+    hosts: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def model_step(self) -> int | None:

@@ -19,7 +19,7 @@ from flower_vfl.parties.label import LabelModel
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.printable import printable
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.strategies.arrivals import negotiate
+from flower_vfl.strategies.arrivals import check_software, negotiate
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.building import build_models
 from flower_vfl.strategies.grids import is_simulation
@@ -138,6 +138,7 @@ def _receive(links: Mapping[str, Link], index: int, count: int, timeout: float) 
 
 def _check(link: Link, strategy: HookedStrategy, ask: Ask) -> None:
     """Refuse a party with other weights or other rows, and settle the shape of its embeddings."""
+    check_software(link)
     said = link.hello.fields
     if said.get("weights") != ask.weights.get(link.party):
         raise PartyError(

@@ -16,7 +16,7 @@ from flower_vfl.checkpoint import DATA, Checkpoints, read_committed
 from flower_vfl.config import Config, leaf_paths
 from flower_vfl.data.memory import VerticalData, content_digest
 from flower_vfl.errors import ProtocolError
-from flower_vfl.version import package_version
+from flower_vfl.version import VERSION, package_version
 
 LABEL = "label"
 """What the label party's states and weights are called; a feature party's are called as the party is."""
@@ -104,7 +104,7 @@ class Keeping:
             "config": config_digest(config),
             "alignment": f"{alignment.rows} + {alignment.test_rows} rows {alignment.digest}",
             DATA: content_digest(dataset, columns, labels=labels),
-            "flower_vfl": package_version("flower-vfl"),
+            "flower_vfl": VERSION,
             "torch": package_version("torch"),
         }
         return Checkpoints(self.folder, facts, keep=config.checkpoint.keep)

@@ -25,7 +25,7 @@ from flower_vfl.data.memory import VerticalData
 from flower_vfl.registry import from_elsewhere
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.outcome import LIMITS, Epoch, Outcome
-from flower_vfl.version import package_version
+from flower_vfl.version import software
 
 _UTILITY = ("test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch")
 _MORE_UTILITY = ("test_macro_auc", "test_balanced_accuracy")
@@ -129,6 +129,11 @@ def _attacks(attacks: Sequence[AttackMethod], leakage: Sequence[Mapping[str, Any
     return found
 
 
+def _software(found: Mapping[str, str]) -> dict[str, str]:
+    """Return a host's software with the names that `result.json` has had for it."""
+    return {"flower_vfl" if name == "version" else name: words for name, words in found.items()}
+
+
 def summarise(
     outcome: Outcome, strategy: HookedStrategy, config: Config, data: dict[str, Any], *, status: str, error: str = ""
 ) -> dict[str, Any]:
@@ -177,12 +182,13 @@ def summarise(
         },
         "weights": {"label": outcome.weights, **parties},
         "environment": {
-            **{name.replace("-", "_"): package_version(name) for name in ("flower-vfl", "flwr", "torch")},
+            **_software(software()),
             "python": platform.python_version(),
             "seed": config.seed,
             "transport": config.transport.kind,
             "device": config.device,
             "threads": config.threads,
+            "hosts": {party: _software(found) for party, found in outcome.hosts.items()},
         },
     }
     return {**summary, "verdict": verdict_of(summary)}

@@ -27,7 +27,7 @@ from flower_vfl.parties.loading import Loader, gather
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows, Schedule, is_part
-from flower_vfl.version import VERSION
+from flower_vfl.version import software
 
 MOST_IN_FLIGHT = 64
 """Steps that may be under way at once."""
@@ -138,7 +138,7 @@ class FeatureParty:
                 "dtype": str(self._dtype).removeprefix("torch."),
                 "rows": len(self._table.train),
                 "test_rows": len(self._table.test),
-                "version": VERSION,
+                **software(),
                 "alignment": self._alignment,
                 "schedule": self._schedule.digest,
                 "in_flight": self._configured,

@@ -14,6 +14,7 @@ from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.feature import batch_limit, embed, embedding_shape
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
+from flower_vfl.version import software
 
 
 class Predictor:
@@ -77,6 +78,7 @@ class Predictor:
                 "count": len(self._source),
                 "rows": self._rows,
                 "weights": self._weights,
+                **software(),
             },
         )
 

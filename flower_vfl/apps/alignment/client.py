@@ -21,7 +21,7 @@ from flower_vfl.data.party_names import check_party_name
 from flower_vfl.errors import ConfigError, DataError, FlowerVflError, ProtocolError
 from flower_vfl.protocol.frame import Frame
 from flower_vfl.protocol.printable import printable
-from flower_vfl.version import VERSION
+from flower_vfl.version import refusal
 
 _log = logging.getLogger(__name__)
 
@@ -95,12 +95,9 @@ def _simulated(request: Frame, config: Config, party: str) -> Owner:
 
 def _terms(request: Frame, session: str, party: str, owner: Owner) -> Terms:
     """Read what the label party proposes, and refuse what this host's owner does not agree to."""
-    version = request.text("version")
-    if version != VERSION:
-        raise ProtocolError(
-            f"party {party!r} has flower-vfl {VERSION}, the label party {version!r:.40}: install the same on both "
-            "hosts, then start the party's SuperNode again"
-        )
+    words = refusal(request.fields, "the label party's host", asking=f"the host of party {party!r}")
+    if words:
+        raise ProtocolError(f"{words}, then start its SuperNode or SuperLink again")
     method, label_ids, piece = request.text("method"), request.integer("ids"), request.integer("piece")
     names = _names(request)
     if method not in METHODS or label_ids < 1 or piece < 1 or len(set(names)) != len(names):

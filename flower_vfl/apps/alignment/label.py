@@ -37,7 +37,7 @@ from flower_vfl.data.files import IdSource
 from flower_vfl.errors import DataError, PartyError, ProtocolError
 from flower_vfl.protocol.frame import Frame
 from flower_vfl.sections import AlignConfig
-from flower_vfl.version import VERSION
+from flower_vfl.version import software
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class LabelSide:
     def _greet(self) -> None:
         """Say what is asked for, find out which node is whose, and get counts and keys."""
         terms = {"ids": len(self._ids), "piece": self._piece}
-        proposal = frame(Stage.HELLO, 0, {"version": VERSION, "method": self._config.method, **terms})
+        proposal = frame(Stage.HELLO, 0, {**software(), "method": self._config.method, **terms})
         for party, reply in self._talk.open(self._parties, proposal).items():
             with _blaming(party):
                 count, limit = reply.integer("ids"), self._config.max_ids
