@@ -79,8 +79,8 @@ def check_software(link: Link) -> None:
     words = unequal(link.hello.fields, host, asking=asking)
     if words:
         _log.warning(
-            "%s: the training is valid, and another with equal versions need not repeat it bit for bit; install both "
-            "hosts with -c constraints.txt",
+            "%s: numbers are valid, and may differ in single bits from those of equal versions; install both hosts "
+            "with -c constraints.txt",
             words,
         )
 

@@ -41,7 +41,7 @@ def finished(preset, tmp_path_factory):
 
 
 def test_every_command_has_help():
-    groups = ("run", "align", "demo", "report", "doctor", "methods", "keys", "app", "data", "predict")
+    groups = ("run", "wait", "align", "demo", "report", "doctor", "methods", "keys", "app", "data", "predict")
     for command in ("", *groups, "data list", "data prepare", "data show", "data part"):
         done = flower_vfl(*command.split(), "--help")
         assert done.returncode == 0

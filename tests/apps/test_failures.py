@@ -25,6 +25,7 @@ from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.strategies import Observer, VerticalStrategy
 from flower_vfl.strategies.reported import read_report
 from flower_vfl.tracking import read_steps
+from flower_vfl.version import software
 from tests.toys import toy_config, toy_data
 
 TRANSPORTS = ("inproc", "stream", "messages")
@@ -239,14 +240,31 @@ def test_a_party_with_another_configuration_does_not_fit(change):
 
 
 def test_a_party_with_another_version_of_the_package_does_not_fit_and_both_sides_hear_what_to_do(monkeypatch):
-    monkeypatch.setattr("flower_vfl.parties.feature.VERSION", "0.0.9")
-    words = r"its version is '0\.0\.9', here it is .*install the same version of flower-vfl on both hosts"
+    other = {**software(), "version": "0.0.9", "build": "f00"}
+    monkeypatch.setattr("flower_vfl.parties.feature.software", lambda: other)
+    words = (
+        r"the host of party 'a' has flower-vfl 0\.0\.9 \(build f00\), the label party's host has .*the host of party "
+    )
+    words += r"'a' has the older one: install the other host's there, then start its SuperNode"
     grid = grid_of(toy_data(parties=1), config := toy_config(transport={"kind": "stream"}))
     strategy = VerticalStrategy(nn.Linear(8, 1), toy_data(parties=1).labels(), parties=["a"], config=config)
     with pytest.raises(PartyError, match=words):
         strategy.start(grid)
     grid.join(5)
     assert re.search(words, str(grid.failures[0]))
+
+
+def test_another_torch_trains_and_is_named_with_what_it_costs(monkeypatch, caplog):
+    monkeypatch.setattr("flower_vfl.parties.feature.software", lambda: {**software(), "torch": "2.6.0+cu124"})
+    result = run(toy_config(), data=lambda _: toy_data())
+    assert "the host of party 'a' has torch 2.6.0+cu124, the label party's host has" in caplog.text
+    assert "may differ in single bits" in caplog.text
+    environment = result.summary["environment"]
+    assert environment["hosts"]["a"] == {
+        **environment["hosts"]["a"],
+        "torch": "2.6.0+cu124",
+        "build": environment["build"],
+    }
 
 
 def test_parties_must_agree_on_the_steps_in_flight():

@@ -166,8 +166,9 @@ def test_a_name_that_rests_on_a_partys_own_word_is_logged(deployment, caplog):
 
 
 def test_another_version_of_the_package_is_refused_with_what_to_do(deployment, monkeypatch):
-    monkeypatch.setattr("flower_vfl.apps.alignment.label.VERSION", "0.0.9")
-    with pytest.raises(PartyError, match=r"has flower-vfl .*, the label party '0\.0\.9': install the same on both"):
+    monkeypatch.setattr("flower_vfl.apps.alignment.label.software", lambda: {"version": "0.0.9"})
+    words = r"the label party's host has flower-vfl 0\.0\.9 \(build unknown\), the host of party .* has the older one"
+    with pytest.raises(PartyError, match=words):
         deployment.align()
 
 
