@@ -96,7 +96,10 @@ def deployment(root: Path, data: str) -> Iterator[dict[str, str]]:
             node = [tool("flower-supernode"), "--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
             node += ["--root-certificates", str(authority)]
             node += ["--auth-supernode-private-key", str(keys / party / f"{party}.key")]
-            start([*node, "--node-config", f"party='{party}' data-path='{root / party}'"], root / f"{party}-home")
+            start(
+                [*node, "--node-config", f"party='{party}' data-path='{root / party}' train-epochs=1000"],
+                root / f"{party}-home",
+            )
         yield environment
 
 

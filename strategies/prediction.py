@@ -27,6 +27,7 @@ from flower_vfl.strategies.probe import check_restored, cut_of
 from flower_vfl.strategies.training import EVALUATIONS_UNDER_WAY
 from flower_vfl.transport.base import Link, expect
 from flower_vfl.transport.sessions import Sessions
+from flower_vfl.transport.signing import Signer
 
 _LAST_ANSWERS = 3600.0
 """Seconds to wait for the parties' last answers."""
@@ -69,6 +70,7 @@ def run_prediction(
     ask: Ask,
     load: Callable[[nn.Module], None],
     offer: Mapping[str, str],
+    sign: Signer | None = None,
 ) -> Generator[tuple[Rows, Tensor]]:
     """Open the sessions and yield rows with their logits, batch by batch, in the order in which they are asked for.
 
@@ -84,6 +86,8 @@ def run_prediction(
         Puts the trained weights into the label party's module.
     offer : Mapping[str, str]
         What the parties are told beside how to reach the label party.
+    sign : Signer, optional
+        Signs every offer.
 
     Raises
     ------
@@ -95,7 +99,7 @@ def run_prediction(
     base, simulation = strategy.base, is_simulation(grid)
     config = base.config
     with Sessions(
-        grid, base.parties, config.transport, simulation=simulation, offer=offer, purpose="query"
+        grid, base.parties, config.transport, simulation=simulation, offer=offer, purpose="query", sign=sign
     ) as sessions:
         links = sessions.open(lambda link: _check(link, strategy, ask))
         probe = None if ask.own is None else (ask.own, np.arange(min(2, len(ask.own))))

@@ -14,7 +14,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message
 
 from flower_vfl.apps.build import BottomFactory, DataFactory, check_device, computing, open_data
-from flower_vfl.apps.client import _attend, _forgotten, _greeting, _offer_of, _reply, _state_folder
+from flower_vfl.apps.client import _attend, _forgotten, _greeting, _offer_of, _reply, _state_folder, consent_of
 from flower_vfl.apps.discretion import outward_of
 from flower_vfl.apps.model import check_data, check_factories, check_features, load_card, load_model, model_path
 from flower_vfl.apps.node import Node
@@ -148,7 +148,9 @@ class Answering:
     def query(self, message: Message, context: Context) -> Message:
         """Answer the offer of a session by taking part in it."""
         offer = _offer_of(message.content)
-        asked = _asked(offer, context)
+        consent, asked = consent_of(context), _asked(offer, context)
+        if consent is not None:
+            consent.check_signature(offer, context.run_config)
         if asked is None:
             return _reply(message, SPARE, f"it is none of the run's parties: {offer.get('parties')!s}")
         if asked.quota is not None:  # at the beginning: half an answer would be of no use

@@ -26,6 +26,7 @@ from flower_vfl.apps.build import (
     open_data,
     party_names,
 )
+from flower_vfl.apps.consent import Consent
 from flower_vfl.apps.discretion import Outward, discreet, outward_of
 from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.folder import WEIGHTS
@@ -153,8 +154,12 @@ class _Client:
 
     def train(self, message: Message, context: Context) -> Message:
         """Answer the offer of a session by taking part in it."""
-        config, offer = self._config_of(context), _offer_of(message.content)
+        config, offer, consent = self._config_of(context), _offer_of(message.content), consent_of(context)
+        if consent is not None:
+            consent.check_offer(offer, context.run_config)
         dataset = self._data(config)
+        if consent is not None:
+            consent.check_rows(dataset.alignment.digest)
         party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
         if not party:
             return _reply(message, SPARE, "this run has fewer feature parties than nodes")
@@ -204,10 +209,13 @@ class _Client:
         return answer_alignment(message, context, self._config or from_run_config(context.run_config))
 
     def _config_of(self, context: Context) -> Config:
-        node = Node.of(context.node_config)
+        node, consent = Node.of(context.node_config), consent_of(context)
+        asked = self._config or from_run_config(context.run_config)
+        if consent is not None:
+            consent.check(asked)
         if self._data is open_data:
             node.require_data()
-        config = node.view(self._config or from_run_config(context.run_config))
+        config = node.view(asked)
         check_device(config)
         return config
 
@@ -322,6 +330,12 @@ def _stored(context: Context) -> tuple[ConfigRecord, int]:
 def _state_folder() -> Path:
     root = os.environ.get(STATE_FOLDER_VARIABLE) or os.environ.get("XDG_STATE_HOME")
     return (Path(root) if root else Path.home() / ".local" / "state") / "flower-vfl"
+
+
+def consent_of(context: Context) -> Consent | None:
+    """Return what the owner of a deployed node allows; None for a simulated node, which has no owner."""
+    node = Node.of(context.node_config)
+    return Consent.of(context.node_config, node.party) if node.deployed else None
 
 
 def _who(context: Context, config: Config, dataset: VerticalData, offered_simulation: bool) -> tuple[str, bool]:

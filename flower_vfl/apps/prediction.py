@@ -47,6 +47,7 @@ from flower_vfl.strategies import HookedStrategy, Observer, Outcome
 from flower_vfl.strategies.grids import is_simulation
 from flower_vfl.strategies.prediction import Ask, run_prediction
 from flower_vfl.strategies.probe import fixed_rows
+from flower_vfl.transport.signing import signer_of_this_host
 
 _log = logging.getLogger(__name__)
 
@@ -201,12 +202,13 @@ def score(
     fixed = None if card.spec is None else fixed_rows(dataset.party(dataset.label_party))
     ask = Ask(batches, rows.count, rows.digest, run.weights, own, fixed, card.answer)
     offer = _offer(run, request, len(chosen), simulation=simulation)
+    sign = None if simulation else signer_of_this_host(run_config)
     if simulation and not isinstance(grid, LocalGrid):
         wait_for_workers(len(card.features), at_once=config.transport.kind == "stream")
     _log.info("%d rows are scored with %s", len(chosen), ", ".join(card.features))
     with computing(config), writing(request.out, card.classes) as writer:
         done = 0
-        with closing(run_prediction(strategy, grid, ask, run.model.load_into, offer)) as predicted:
+        with closing(run_prediction(strategy, grid, ask, run.model.load_into, offer, sign)) as predicted:
             for positions, logits in predicted:
                 writer.write(rows.ids(positions), logits)
                 done += len(positions)

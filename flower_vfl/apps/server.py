@@ -44,6 +44,7 @@ from flower_vfl.strategies.grids import is_simulation
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.strategies.outcome import Outcome
 from flower_vfl.transport.sessions import TRAINING, Sessions
+from flower_vfl.transport.signing import Signer, signer_of_this_host
 
 if TYPE_CHECKING:
     from flower_vfl.apps.result import ResultCallback
@@ -116,13 +117,19 @@ def make_server_app(
 
                 align_as_label(grid, settings, given)
             else:
-                train(grid, settings, given, goes_on=resume or context.run_config.get("resume") is True)
+                train(
+                    grid,
+                    settings,
+                    given,
+                    _signer(grid, context),
+                    goes_on=resume or context.run_config.get("resume") is True,
+                )
         except Exception as error:
             if on_error is not None:
                 on_error(words_of(error))
             raise
 
-    def train(grid: Grid, settings: Config, given: Path | None, *, goes_on: bool) -> None:
+    def train(grid: Grid, settings: Config, given: Path | None, sign: Signer | None, *, goes_on: bool) -> None:
         if settings.sinks and given is None:
             raise ConfigError("sinks need a folder: set `out`")
         simulation = is_simulation(grid)
@@ -143,7 +150,7 @@ def make_server_app(
                 secret.keep(keeping.secret)
                 offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
                 _log.info("results go to %s", folder.path)
-            with _offered(grid, parties, settings, offer) as sessions:
+            with _offered(grid, parties, settings, offer, sign) as sessions:
                 with nothing_collected():
                     from flower_vfl.apps.label_party import build_strategy
                     from flower_vfl.apps.training import train_and_write
@@ -171,15 +178,20 @@ def make_server_app(
     return app
 
 
+def _signer(grid: Grid, context: Context) -> Signer | None:
+    """Return what signs the offers of a deployed label party that has a key for it."""
+    return None if is_simulation(grid) else signer_of_this_host(context.run_config)
+
+
 @contextmanager
 def _offered(
-    grid: Grid, parties: Sequence[str], config: Config, offer: Mapping[str, str]
+    grid: Grid, parties: Sequence[str], config: Config, offer: Mapping[str, str], sign: Signer | None
 ) -> Generator[Sessions | None]:
     """Offer sessions to the hosts of a deployment; a simulation's parties are there at once, after their workers."""
     if is_simulation(grid):
         yield None
         return
-    with Sessions(grid, parties, config.transport, simulation=False, offer=offer) as sessions:
+    with Sessions(grid, parties, config.transport, simulation=False, offer=offer, sign=sign) as sessions:
         sessions.invite()
         yield sessions
 

@@ -25,6 +25,7 @@ from flower_vfl.transport.base import Endpoint, Link
 from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.mailbox import Mailbox, check_registered, passes, raised, reason
 from flower_vfl.transport.messages import MessagesLink, unbundle
+from flower_vfl.transport.signing import Signer
 from flower_vfl.transport.stream import StreamEndpoint
 
 _log = logging.getLogger(__name__)
@@ -96,6 +97,8 @@ class Sessions:
         What else goes into every offer.
     purpose : {"train", "query"}
         Flower's type of the messages: "train" to train, "query" to predict.
+    sign : Signer, optional
+        Signs every offer.
     """
 
     def __init__(
@@ -107,8 +110,9 @@ class Sessions:
         simulation: bool,
         offer: Mapping[str, str] | None = None,
         purpose: str = "train",
+        sign: Signer | None = None,
     ) -> None:
-        self._purpose = purpose
+        self._purpose, self._sign = purpose, sign
         self.session = secrets.token_hex(16)
         self.links: dict[str, Link] = {}
         self.reports: dict[str, Frame] = {}
@@ -339,8 +343,9 @@ class Sessions:
         self._names.update(connected)
         newcomers = connected.keys() - self._invited
         for node in sorted(newcomers):
-            offer = ConfigRecord({**self._offer, **self._endpoint.offer(str(node))})
-            self._mailbox.push(node, RecordDict({OFFER: offer}), self._purpose)
+            offer = {**self._offer, **self._endpoint.offer(str(node))}
+            signed = ConfigRecord(offer if self._sign is None else self._sign(offer))  # type: ignore[arg-type]
+            self._mailbox.push(node, RecordDict({OFFER: signed}), self._purpose)
             self._invited.add(node)
         return bool(newcomers)
 

@@ -64,7 +64,7 @@ class Host:
 
     def __init__(self, root):
         self.root, self.run = root, root / "run"
-        self.node = {"party": "shop", "data-path": str(root / "parts" / "shop")}
+        self.node = {"party": "shop", "data-path": str(root / "parts" / "shop"), "train-epochs": 9}
 
     def predict(self, out, grid_kind=DeployedGrid, node=(), transport="stream", fallback="none", **more):
         run_config = {"job": "predict", "predict-run": str(self.run), "predict-out": str(out)}

@@ -67,7 +67,7 @@ def deploy(nodes, label_folder, monkeypatch, tmp_path, config=CONFIG, grid=Deplo
 def nodes_of(folders, **changes):
     root, dataset = folders
     parties = [party for party in dataset.parties if party != dataset.label_party]
-    return [{"party": party, "data-path": str(root / party), **changes} for party in parties]
+    return [{"party": party, "data-path": str(root / party), "train-epochs": 9, **changes} for party in parties]
 
 
 def test_hosts_that_hold_only_their_own_parts_train_to_the_weights_of_the_local_run(folders, monkeypatch, tmp_path):
@@ -97,7 +97,7 @@ def test_parties_that_prepared_their_own_files_alone_train_together(monkeypatch,
     config = toy_config(
         data={"name": "files"}, parties={"features": ["shop", "club"]}, training={"epochs": 1}, attack={"names": []}
     )
-    nodes = [{"party": party, "data-path": str(tmp_path / party)} for party in ("shop", "club")]
+    nodes = [{"party": party, "data-path": str(tmp_path / party), "train-epochs": 1} for party in ("shop", "club")]
     done = deploy(nodes, tmp_path / "bank", monkeypatch, tmp_path, config)
     assert set(done.summary["weights"]) == {"label", "shop", "club"}
     assert done.summary["status"] == "finished"

@@ -31,7 +31,7 @@ class DeployedGrid(LocalGrid):
     def __init__(self, client_app, parties):
         super().__init__(client_app, len(parties), {})
         for context, party in zip(self._contexts.values(), parties, strict=True):
-            context.node_config = {"party": party, "role": "attacker", "partition-id": 0, "out": ""}
+            context.node_config = {"party": party, "role": "attacker", "train-epochs": 9, "partition-id": 0, "out": ""}
 
 
 class Wiretap(Iso):

@@ -147,7 +147,7 @@ class DeployedGrid(LocalGrid):
     def __init__(self, client_app, parties):
         super().__init__(client_app, len(parties), {})
         for context, party in zip(self._contexts.values(), parties, strict=True):
-            context.node_config = {"party": party, "partition-id": 0, "out": ""}
+            context.node_config = {"party": party, "train-epochs": 99, "partition-id": 0, "out": ""}
 
 
 def start(grid_of, config, data):

@@ -174,7 +174,7 @@ class Hosts:
         keys, port = self.keys / host, free_port()
         environment = self.environment(host, **self._secret(host), **(more or {}))
         if not config:
-            config = f"party='{party or host}' data-path='{data or self.parties[party or host]}' "
+            config = f"party='{party or host}' data-path='{data or self.parties[party or host]}' train-epochs=1000 "
             config += f"out='{self.folder / host / 'out'}'"
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.dialled}", "--port", str(port)]
         command += [

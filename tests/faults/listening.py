@@ -118,6 +118,7 @@ class Deployed(LocalGrid):
         for node, (party, host) in zip(self._contexts, hosts.items(), strict=True):
             self._contexts[node].node_config = {
                 "party": party,
+                "train-epochs": 1000,
                 "out": str(host / "out"),
                 "predict-rows-per-day": 10_000,
                 "ids": str(host / "people.csv"),

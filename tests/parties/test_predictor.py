@@ -11,6 +11,7 @@ from flower_vfl.data.source import ArraySource
 from flower_vfl.errors import PermissionDeniedError, ProtocolError, TrainingError
 from flower_vfl.parties.predictor import Predictor
 from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.version import software
 
 COLUMNS = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
 
@@ -49,7 +50,8 @@ def test_answering_changes_nothing_in_the_model():
 
 def test_it_introduces_itself_with_its_weights_and_rows():
     fields = predictor().hello().fields
-    assert fields == {"party": "a", "shape": "[4]", "dtype": "float32", "count": 20, "rows": "r", "weights": "w"}
+    own = {"party": "a", "shape": "[4]", "dtype": "float32", "count": 20, "rows": "r", "weights": "w"}
+    assert fields == {**own, **software()}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,196 @@
+"""What a node's owner lets trainings ask of it: nothing, until `--node-config` says otherwise.
+
+The run configuration is the label party's. An owner who has named data says with these keys how much of it may be
+learned from, until when, and for whom. An app that the label party ships could leave all this out, so consent binds
+only where the SuperNode runs no other app than those that its owner trusts: docs/decisions/0028-consent.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Self, TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from flower_vfl.config import Config
+from flower_vfl.errors import ConfigError, PermissionDeniedError
+from flower_vfl.registry import suggestion
+from flower_vfl.transport.signing import LABEL_KEY_VARIABLE, is_signed, read_public_key
+
+EPOCHS, UNTIL, ATTACKERS, ALIGNMENT = "train-epochs", "train-until", "train-attackers", "train-alignment"
+LABEL_KEY = "label-key"
+"""Keys of `--node-config`."""
+
+_PREFIX = "train-"
+T = TypeVar("T")
+
+_HOW = "in the --node-config of its SuperNode"
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What the owner of a deployed node allows.
+
+    Attributes
+    ----------
+    party : str
+        Whose node it is.
+    epochs : int or None
+        Most epochs of a training; None where the owner allows no training.
+    until : date or None
+        The last day, in UTC, on which a training may begin.
+    attackers : bool
+        Whether a training may name attackers.
+    alignment : str
+        How the digest of the only rows begins that may be trained on; empty for any.
+    label_key : Ed25519PublicKey or None
+        Who must have signed an offer.
+    """
+
+    party: str
+    epochs: int | None = None
+    until: date | None = None
+    attackers: bool = True
+    alignment: str = ""
+    label_key: Ed25519PublicKey | None = None
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, object], party: str) -> Self:
+        """Read a deployed node's `--node-config`.
+
+        Raises
+        ------
+        ConfigError
+            When a key is misspelt, which would allow what it should forbid, or a value cannot be.
+        """
+        known = (EPOCHS, UNTIL, ATTACKERS, ALIGNMENT)
+        for key in node_config:
+            if key.startswith(_PREFIX) and key not in known:
+                raise ConfigError(f"--node-config has no key {key!r}; {suggestion(key, known)}")
+        return cls(
+            party,
+            _read(node_config, EPOCHS, "a whole number of at least 0", _whole),
+            _read(node_config, UNTIL, "a day, such as '2027-01-31' with its quotation marks", _day),
+            _read(node_config, ATTACKERS, "true or false", _switch) is not False,
+            _read(node_config, ALIGNMENT, "at least the 16 hexadecimal digits that `flower-vfl doctor` shows", _hex)
+            or "",
+            _read(node_config, LABEL_KEY, "the label party's public key, which begins with ssh-ed25519", _key),
+        )
+
+    def check(self, config: Config) -> None:
+        """Refuse a training that asks for more than the owner allows.
+
+        Raises
+        ------
+        PermissionDeniedError
+            With the key to change, here or in the run's configuration.
+        """
+        if self.epochs is None:
+            raise PermissionDeniedError(
+                f"party {self.party!r} allows no training; its owner can: {EPOCHS}=N {_HOW} allows trainings of at "
+                "most N epochs"
+            )
+        if config.training.epochs > self.epochs:
+            raise self._denied(
+                f"trainings of at most {self.epochs} epochs ({EPOCHS}), this one has {config.training.epochs}",
+                f"{EPOCHS}={config.training.epochs}",
+                f"training.epochs to {self.epochs} or less",
+            )
+        if config.parties.attackers and not self.attackers:
+            names = ", ".join(config.parties.attackers)
+            raise self._denied(
+                f"no training with attackers ({ATTACKERS}), this one names {names}",
+                f"{ATTACKERS}=true",
+                "parties.attackers to []",
+            )
+
+    def check_rows(self, digest: str) -> None:
+        """Refuse other rows than those that the owner named.
+
+        Raises
+        ------
+        PermissionDeniedError
+            When the digest of the alignment is another one.
+        """
+        if not digest.startswith(self.alignment):
+            found = digest[:16] or "no digest"
+            words = f"trainings on the rows {self.alignment[:16]} alone ({ALIGNMENT}), its data has {found}"
+            raise self._denied(words, f"{ALIGNMENT}='{found}'", "")
+
+    def check_offer(
+        self, offer: Mapping[str, object], run_config: Mapping[str, object], today: Callable[[], date] = _today
+    ) -> None:
+        """Refuse what begins too late, or is not offered by the label party that the owner named.
+
+        Raises
+        ------
+        PermissionDeniedError
+            When the last day has passed, or the offer has no signature of that label party.
+        """
+        if self.until is not None and today() > self.until:
+            raise self._denied(
+                f"trainings until {self.until} ({UNTIL}), today is {today()} in UTC", f"a later {UNTIL}", ""
+            )
+        self.check_signature(offer, run_config)
+
+    def check_signature(self, offer: Mapping[str, object], run_config: Mapping[str, object]) -> None:
+        """Refuse an offer that the label party of the owner's choice has not signed.
+
+        Raises
+        ------
+        PermissionDeniedError
+            When there is no signature, or one of another key, offer or run configuration.
+        """
+        if self.label_key is not None and not is_signed(offer, run_config, self.label_key):
+            raise PermissionDeniedError(
+                f"party {self.party!r} takes part only in what its label party has signed ({LABEL_KEY}), and this "
+                f"offer is not: name the private key in {LABEL_KEY_VARIABLE}, in the environment of the SuperLink (or of "
+                "its SuperExec), or give the party the public key that belongs to it"
+            )
+
+    def _denied(self, words: str, here: str, there: str) -> PermissionDeniedError:
+        instead = f", or set {there} in the run's configuration" if there else ""
+        return PermissionDeniedError(
+            f"party {self.party!r} allows {words}; its owner can change it: {here} {_HOW}{instead}"
+        )
+
+
+def _read(node_config: Mapping[str, object], key: str, needed: str, read: Callable[[object], T | None]) -> T | None:
+    """Return the value of a key, None where it is not there."""
+    value = node_config.get(key)
+    if value is None:
+        return None
+    found = read(value)
+    if found is None:
+        raise ConfigError(f"{key} in --node-config is {value!r:.100}; it must be {needed}")
+    return found
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _day(value: object) -> date | None:
+    try:
+        return date.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _switch(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _hex(value: object) -> str | None:
+    return value if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{16,64}", value) else None
+
+
+def _key(value: object) -> Ed25519PublicKey | None:
+    return read_public_key(str(value))
