@@ -151,8 +151,8 @@ class Consent:
         if self.label_key is not None and not is_signed(offer, run_config, self.label_key):
             raise PermissionDeniedError(
                 f"party {self.party!r} takes part only in what its label party has signed ({LABEL_KEY}), and this "
-                f"offer is not: name the private key in {LABEL_KEY_VARIABLE}, in the environment of the SuperLink (or of "
-                "its SuperExec), or give the party the public key that belongs to it"
+                f"offer is not: name the private key in {LABEL_KEY_VARIABLE}, in the environment of the SuperLink (or "
+                "of its SuperExec), or give the party the public key that belongs to it"
             )
 
     def _denied(self, words: str, here: str, there: str) -> PermissionDeniedError:
