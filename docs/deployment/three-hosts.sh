@@ -71,7 +71,7 @@ for party in left right; do
         --superlink "${address[label]}:9092" --root-certificates "$party/keys/ca.crt" --dial "${address[label]}:9093"
     on "$party" env -u FLOWER_VFL_DATA flower-supernode --superlink "${address[label]}:9092" --port 9094 \
         --root-certificates "$party/keys/ca.crt" --auth-supernode-private-key "$party/keys/$party.key" \
-        --node-config "party='$party' data-path='$work/$party/data' out='$work/$party/weights'" \
+        --node-config "party='$party' data-path='$work/$party/data' train-epochs=1000 out='$work/$party/weights'" \
         > "$party/supernode.log" 2>&1 &
 done
 
