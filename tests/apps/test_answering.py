@@ -25,6 +25,8 @@ from flower_vfl.data.dataset import open_dataset
 from flower_vfl.data.parts import write_part
 from flower_vfl.errors import ConfigError, DataError, PartyError, PermissionDeniedError, UnreachableError
 from flower_vfl.metrics import leak_auc
+from flower_vfl.transport.signing import LABEL_KEY_VARIABLE
+from tests.apps.test_consent import write_key
 from tests.toys import toy_config
 
 
@@ -139,6 +141,16 @@ def test_a_party_whose_owner_said_nothing_answers_nothing(host, tmp_path):
         host.predict(tmp_path / "scores.csv")
     assert not (tmp_path / "scores.csv").exists()
     assert counts(tmp_path) == 0
+
+
+def test_only_the_label_party_that_the_owner_named_gets_predictions(host, tmp_path, monkeypatch):
+    named = {**ALLOWED, "label-key": write_key(tmp_path / "label.key")}
+    with pytest.raises(PartyError, match="takes part only in what its label party has signed"):
+        host.predict(tmp_path / "no.csv", node=named)
+    assert counts(tmp_path) == 0
+    monkeypatch.setenv(LABEL_KEY_VARIABLE, str(tmp_path / "label.key"))
+    host.predict(tmp_path / "scores.csv", node=named)
+    assert (tmp_path / "scores.csv").is_file()
 
 
 @pytest.mark.parametrize("transport", ["stream", "messages"])

@@ -7,10 +7,11 @@ import zipfile
 
 import pytest
 
-from tests.packaging.conftest import ROOT, build
+from tests.packaging.conftest import ROOT, build, clone_to
 
 pytestmark = pytest.mark.slow
 
+SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
 LINKED = ("strategies", "simulations")
 
 
@@ -47,8 +48,7 @@ def test_a_wheel_holds_no_links(built_wheel):
 
 def test_a_source_distribution_builds_the_same_wheel_again(built_sdist, built_wheel, tmp_path):
     with tarfile.open(built_sdist) as archive:
-        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
-        archive.extractall(tmp_path, **safely)
+        archive.extractall(tmp_path, **SAFELY)
     (tree,) = tmp_path.iterdir()
     assert not (tree / "tests").exists()
     assert files_of(build(tree, "wheel", tmp_path / "dist")) == files_of(built_wheel)
@@ -62,3 +62,27 @@ def test_a_wheel_can_be_used_without_a_clone(built_wheel, tmp_path):
         [sys.executable, "-c", path + code + check], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_built_from_a_repository_names_its_commit_and_a_release_does_not(tmp_path):
+    tree = clone_to(tmp_path / "clone")
+    as_somebody = ["git", "-C", str(tree), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+
+    def git(*words):
+        return subprocess.run([*as_somebody, *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-q", "-m", "All", "--date", "2026-01-02T03:04:05Z")
+    head = git("log", "-1", "--abbrev=7", "--format=%h")
+    sdist = build(tree, "sdist", tmp_path / "sdist")
+    assert f".g{head}" in sdist.name
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", **SAFELY)
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert f".g{head}-py3" in build(unpacked, "wheel", tmp_path / "wheel").name
+    (tree / "strategies" / "iso.py").write_text("")
+    assert f".g{head}.dirty-py3" in build(tree, "wheel", tmp_path / "dirty").name
+    git("checkout", "-q", ".")
+    git("tag", "v0.1.0")
+    assert build(tree, "wheel", tmp_path / "release").name == "flower_vfl-0.1.0-py3-none-any.whl"
