@@ -36,6 +36,7 @@ from flower_vfl.data.dataset import Dataset, open_dataset
 from flower_vfl.errors import ConfigError, FlowerVflError
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, read_secret
 from flower_vfl.simulations.doctor import Finding
+from flower_vfl.transport.signing import LABEL_KEY_VARIABLE, signer_of_this_host
 from flower_vfl.version import build_digest, installed_version, package_version
 
 _SECONDS = 5.0
@@ -139,6 +140,13 @@ def _environment() -> Iterator[Finding]:
                 yield variable, "wrong", str(error)
             else:
                 yield variable, "ok", words
+    if os.environ.get(LABEL_KEY_VARIABLE):
+        try:
+            signer_of_this_host({})
+        except ConfigError as error:
+            yield LABEL_KEY_VARIABLE, "wrong", str(error)
+        else:
+            yield LABEL_KEY_VARIABLE, "ok", "readable; offers of trainings and predictions are signed with it"
     state = os.environ.get(STATE_FOLDER_VARIABLE)
     if state:
         existing = next(path for path in (Path(state), *Path(state).absolute().parents) if path.exists())

@@ -103,6 +103,12 @@ def test_the_label_partys_data_is_found_where_its_environment_says(parts, monkey
     assert found("data", party="b")[0] == "ok"
 
 
+def test_a_key_that_cannot_sign_offers_is_found_before_a_run_needs_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWER_VFL_LABEL_KEY_FILE", str(tmp_path / "label.key"))
+    state, words = found("FLOWER_VFL_LABEL_KEY_FILE", party="b")
+    assert (state, "`ssh-keygen -t ed25519" in words) == ("wrong", True)
+
+
 def test_a_folder_of_all_data_sets_is_nobodys_data(parts, monkeypatch):
     monkeypatch.setenv("FLOWER_VFL_DATASETS", str(parts))
     state, text = found("data", party="b")
