@@ -119,6 +119,16 @@ class Config(Section):
             raise ValueError("parties.colluding is measured by the monitor: set attack.monitor to true")
         return self
 
+    def fitted(self, rows: int) -> Self:
+        """Return the configuration with numbers that fit so many training rows for each "auto".
+
+        A bound on what training gives away holds for a number of epochs that was set beforehand: nothing ends it early.
+        """
+        training = self.training
+        if self.attack.max_bound < 1.0 and training.patience < 0:
+            training = training.model_copy(update={"patience": 0})
+        return self.model_copy(update={"training": training.fitted(rows)})
+
     @property
     def shared_seed(self) -> int:
         """The schedule seed that is in force."""
@@ -128,9 +138,9 @@ class Config(Section):
 def _check_time_order(training: TrainingConfig) -> None:
     """Refuse what means nothing where each row is trained on once, in time order."""
     refused = {
-        "training.epochs": (training.epochs, 1, "each row is trained on once"),
+        "training.epochs": (training.epochs or 1, 1, "each row is trained on once"),
         "training.validation": (training.validation, 0.0, "each day is scored before it is trained on"),
-        "training.patience": (training.patience, 0, "no day can be compared with another"),
+        "training.patience": (max(training.patience, 0), 0, "no day can be compared with another"),
     }
     wrong = [
         f"{key} is {given}, set it to {needed}: {why}"

@@ -153,8 +153,8 @@ class _Client:
 
     def train(self, message: Message, context: Context) -> Message:
         """Answer the offer of a session by taking part in it."""
-        config, offer = self._config_of(context), _offer_of(message.content)
-        dataset = self._data(config)
+        offer = _offer_of(message.content)
+        config, dataset = self._open_data(context)
         party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
         if not party:
             return _reply(message, SPARE, "this run has fewer feature parties than nodes")
@@ -178,9 +178,8 @@ class _Client:
 
     def frames(self, message: Message, context: Context) -> Message:
         """Answer the frames of one Flower message (transport `messages`)."""
-        config = self._config_of(context)
         offer, count = _stored(context)
-        dataset = self._data(config)
+        config, dataset = self._open_data(context)
         party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
         session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
         with computing(config), session.hold(), ExitStack() as failing:
@@ -203,13 +202,15 @@ class _Client:
 
         return answer_alignment(message, context, self._config or from_run_config(context.run_config))
 
-    def _config_of(self, context: Context) -> Config:
+    def _open_data(self, context: Context) -> tuple[Config, VerticalData]:
+        """Return the run's configuration, with numbers that fit the rows for what is "auto", and this node's data."""
         node = Node.of(context.node_config)
         if self._data is open_data:
             node.require_data()
         config = node.view(self._config or from_run_config(context.run_config))
         check_device(config)
-        return config
+        dataset = self._data(config)
+        return config.fitted(dataset.alignment.rows), dataset
 
     def _build(self, session: _Session, config: Config, dataset: VerticalData) -> tuple[FeatureParty, StepLog | None]:
         keeping = session.keeping
