@@ -127,7 +127,7 @@ class Config(Section):
         training = self.training
         if self.attack.max_bound < 1.0 and training.patience < 0:
             training = training.model_copy(update={"patience": 0})
-        return self.model_copy(update={"training": training.fitted(rows)})
+        return self.model_copy(update={"training": training.fitted(rows), "model": self.model.fitted(rows)})
 
     @property
     def shared_seed(self) -> int:

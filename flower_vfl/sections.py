@@ -34,6 +34,10 @@ PATIENT_STEPS, LEAST_PATIENCE, LEARNING_RATE = 600, 8, 1e-3
 """How long training goes on without a better validation: so many steps, and so many epochs at least."""
 
 
+MANY_ROWS = 20_000
+"""With fewer training rows, embeddings of numbers cost accuracy more often than they add some."""
+
+
 def _automatic(mark: int) -> tuple[BeforeValidator, PlainSerializer]:
     """Return how a number is read and written for which "auto" may stand; inside, this mark stands for it."""
 
@@ -155,9 +159,10 @@ class ModelConfig(Section):
     embedding_width: int = Field(
         default=8, ge=1, le=4096, description="width of the embedding of one category, one number, or one word"
     )
-    numeric_embedding: Literal["bins", "none"] = Field(
-        default="bins",
-        description='for tables: "bins": numbers have embeddings too, linear within bins of the training rows',
+    numeric_embedding: Literal["auto", "bins", "none"] = Field(
+        default="auto",
+        description='for tables: "bins": numbers have embeddings too, linear within bins of the training rows; "auto": '
+        "from 20,000 training rows on",
     )
     embedding_device: Literal["same", "cpu"] = Field(
         default="same",
@@ -187,6 +192,12 @@ class ModelConfig(Section):
         if any(width < 1 for width in widths):
             raise ValueError("layer widths must be at least 1")
         return widths
+
+    def fitted(self, rows: int) -> Self:
+        """Return the section with a choice that fits so many training rows for "auto", of the network that has it."""
+        if self.network != "auto" or self.numeric_embedding != AUTO:
+            return self
+        return self.model_copy(update={"numeric_embedding": "bins" if rows >= MANY_ROWS else "none"})
 
 
 class TrainingConfig(Section):
