@@ -128,11 +128,11 @@ def test_an_empty_string_in_the_run_config_leaves_what_the_preset_says():
         ("sead", "seed"),
     ],
 )
-def test_an_unknown_key_gives_the_nearest_name_and_all_others(given, meant):
+def test_an_unknown_key_gives_the_nearest_name_and_those_near_it(given, meant):
     with pytest.raises(ConfigError) as caught:
         build_config({}, {given: "1"})
     assert f"no configuration key {given!r}; did you mean {meant!r}?" in str(caught.value)
-    assert all(path in str(caught.value) for path in leaf_paths())
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
