@@ -85,7 +85,10 @@ def _options(
 
 @app.command()
 def run(
-    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset's name or a TOML file.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="PRESET|FILE.toml|DATA", help="A preset's name, a TOML file or a prepared data set."),
+    ],
     set_: SetOption = None,
     engine: Annotated[Engine, typer.Option(help="In this process, or in Flower's simulation runtime.")] = Engine.local,
     out: Annotated[Path | None, typer.Option(help="Folder of the results [default: runs/<preset>-<time>].")] = None,
@@ -359,6 +362,22 @@ def doctor(
     asked = host.Host(data, party, superlink, root_certificates, key, certificate, dial, listen)
     if doctor.show(host.findings(asked) if asked.given else doctor.findings()):
         raise typer.Exit(1)
+
+
+@app.command()
+def init(
+    files: Annotated[list[str] | None, typer.Argument(metavar="PARTY=FILE ...", help="Each party's table.")] = None,
+    id_: Annotated[str, typer.Option("--id", help="Column of the ID, the same in all files.")] = "",
+    label: Annotated[str, typer.Option(help="Column of the label.")] = "",
+    label_party: Annotated[str, typer.Option(help="Whose label counts, where several files have it.")] = "",
+    out: Annotated[Path, typer.Option(help="The configuration to write.")] = Path("run.toml"),
+) -> None:
+    """Write a commented configuration for tables of your own; asks for what is not given."""
+    from flower_vfl.apps.beginning import ask_person, files_of, write_first_config
+
+    given = files_of(files or [])
+    holder = write_first_config(given, out, id_column=id_, label=label, label_party=label_party, ask=ask_person)
+    _say(f"{holder} is the label party. Next: flower-vfl run {shlex.quote(str(out))}")
 
 
 @app.command("app")

@@ -119,6 +119,16 @@ class Config(Section):
             raise ValueError("parties.colluding is measured by the monitor: set attack.monitor to true")
         return self
 
+    def fitted(self, rows: int) -> Self:
+        """Return the configuration with numbers that fit so many training rows for each "auto".
+
+        A bound on what training gives away holds for a number of epochs that was set beforehand: nothing ends it early.
+        """
+        training = self.training
+        if self.attack.max_bound < 1.0 and training.patience < 0:
+            training = training.model_copy(update={"patience": 0})
+        return self.model_copy(update={"training": training.fitted(rows), "model": self.model.fitted(rows)})
+
     @property
     def shared_seed(self) -> int:
         """The schedule seed that is in force."""
@@ -128,9 +138,9 @@ class Config(Section):
 def _check_time_order(training: TrainingConfig) -> None:
     """Refuse what means nothing where each row is trained on once, in time order."""
     refused = {
-        "training.epochs": (training.epochs, 1, "each row is trained on once"),
+        "training.epochs": (training.epochs or 1, 1, "each row is trained on once"),
         "training.validation": (training.validation, 0.0, "each day is scored before it is trained on"),
-        "training.patience": (training.patience, 0, "no day can be compared with another"),
+        "training.patience": (max(training.patience, 0), 0, "no day can be compared with another"),
     }
     wrong = [
         f"{key} is {given}, set it to {needed}: {why}"
@@ -295,7 +305,10 @@ def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) 
     elif source in presets:
         text = preset_text(source)
     else:
-        raise ConfigError(f"there is no {preset} {source!r}; {suggestion(source, presets)}, or a path ending in .toml")
+        raise ConfigError(
+            f"there is no {preset} {source!r}; {suggestion(source, presets)}, a path ending in .toml, or a folder of "
+            "prepared data"
+        )
     try:
         return text, tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -307,17 +320,27 @@ def _presets() -> list[str]:
 
 
 def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Read a preset by name or a TOML file by path, with flat overrides.
+    """Read a preset by name, a TOML file by path, or the defaults for a folder of prepared data, with flat overrides.
 
     Raises
     ------
     ConfigError
-        When there is no such preset or file, or when something in it is wrong.
+        When there is no such preset, file or folder, or when something in it is wrong.
     """
+    if (manifest := Path(source) / "manifest.json").is_file():
+        return build_config({"data": {"name": _name_of(manifest), "path": source}}, overrides)
     if source in sweep_names():
         raise ConfigError(f"{source!r} is a sweep, many runs: flower-vfl sweep {source}")
     _, values = read_source(source, preset_names(), preset="preset", file="configuration file")
     return build_config(values, overrides)
+
+
+def _name_of(manifest: Path) -> str:
+    """Return the name of the data set that was prepared in a folder."""
+    try:
+        return str(json.loads(manifest.read_text(encoding="utf8"))["name"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{manifest} is no manifest of prepared data: {error}") from None
 
 
 def to_toml(config: Config) -> str:

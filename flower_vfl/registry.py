@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -59,8 +59,12 @@ def _changed(place: str) -> int:
         return 0
 
 
+SHOWN = 12
+"""So many names fit a message."""
+
+
 def suggestion(name: str, choices: Iterable[str]) -> str:
-    """Say which of `choices` was probably meant, and list them all.
+    """Return which of `choices` was probably meant, and what is allowed; of many, those that come nearest.
 
     Examples
     --------
@@ -70,7 +74,21 @@ def suggestion(name: str, choices: Iterable[str]) -> str:
     known = sorted(choices)
     close = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Allowed: {', '.join(known) if known else 'nothing'}"
+    near = known if len(known) <= SHOWN else sorted(get_close_matches(name, known, n=SHOWN, cutoff=0.4)) or known
+    return f"{hint}Allowed: {named(near, of=len(known)) if known else 'nothing'}"
+
+
+def named(names: Sequence[str], *, of: int = 0) -> str:
+    """Return names as words, of many the first ones and how many there are more.
+
+    Examples
+    --------
+    >>> named(["a", "b"]), named([f"x{i}" for i in range(30)])[-14:]
+    ('a, b', 'x11, 18 others')
+    """
+    shown = names[:SHOWN]
+    others = max(of, len(names)) - len(shown)
+    return ", ".join([*shown, *([f"{others} others"] if others else [])])
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:

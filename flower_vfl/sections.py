@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
 from flower_vfl.parsing import Value, feature_party_name, parse_calls
 
@@ -22,6 +22,31 @@ PRACTICAL = ("norm", "residual", "direction", "shell")
 SCORED, MOST_APART = 64, 16
 """Steps of a run that are scored by default, and how many steps lie between two of them at most: so many give a 95 %
 quantile, and each costs time."""
+
+
+AUTO: Any = "auto"
+"""Instead of a number: one that fits the data."""
+
+STEPS, BATCHES, BATCH_SIZES, EPOCHS = 4000, 50, (16, 1024), (10, 200)
+"""What fits the data: so many steps at most, so many batches an epoch, and the bounds of batch size and epochs."""
+
+PATIENT_STEPS, LEAST_PATIENCE, LEARNING_RATE = 600, 8, 1e-3
+"""How long training goes on without a better validation: so many steps, and so many epochs at least."""
+
+
+MANY_ROWS = 20_000
+"""With fewer training rows, embeddings of numbers cost accuracy more often than they add some."""
+
+
+def _automatic(mark: int) -> tuple[BeforeValidator, PlainSerializer]:
+    """Return how a number is read and written for which "auto" may stand; inside, this mark stands for it."""
+
+    def read(value: Any) -> Any:
+        if type(value) in (int, float) and value == mark:
+            raise ValueError(f"give a number above {mark}, or {AUTO!r}")
+        return mark if value == AUTO else value
+
+    return BeforeValidator(read), PlainSerializer(lambda value: AUTO if value == mark else value)
 
 
 def require_plain(value: Any) -> None:
@@ -132,7 +157,12 @@ class ModelConfig(Section):
         description="width of each party's embedding at the cut layer, of feature maps: channels; 0: the network's own",
     )
     embedding_width: int = Field(
-        default=8, ge=1, le=4096, description="width of the embedding of one category, or of one word"
+        default=8, ge=1, le=4096, description="width of the embedding of one category, one number, or one word"
+    )
+    numeric_embedding: Literal["auto", "bins", "none"] = Field(
+        default="auto",
+        description='for tables: "bins": numbers have embeddings too, linear within bins of the training rows; "auto": '
+        "from 20,000 training rows on",
     )
     embedding_device: Literal["same", "cpu"] = Field(
         default="same",
@@ -163,19 +193,31 @@ class ModelConfig(Section):
             raise ValueError("layer widths must be at least 1")
         return widths
 
+    def fitted(self, rows: int) -> Self:
+        """Return the section with a choice that fits so many training rows for "auto", of the network that has it."""
+        if self.network != "auto" or self.numeric_embedding != AUTO:
+            return self
+        return self.model_copy(update={"numeric_embedding": "bins" if rows >= MANY_ROWS else "none"})
+
 
 class TrainingConfig(Section):
     """How the network is trained."""
 
-    epochs: int = Field(default=6, ge=1, description="passes over the training rows")
+    epochs: Annotated[int, *_automatic(0)] = Field(
+        default=AUTO, ge=0, description='passes over the training rows; "auto": as many as the rows need, at most'
+    )
     order: Literal["random", "time"] = Field(
         default="random",
         description='order of the rows; "time": day after day, each scored before it is trained on, one pass',
     )
-    batch_size: int = Field(default=1024, ge=1, description="rows of one step")
+    batch_size: Annotated[int, *_automatic(0)] = Field(
+        default=AUTO, ge=0, description='rows of one step; "auto": about 50 steps an epoch, 16 to 1024 rows'
+    )
     eval_batch_size: int = Field(default=8192, ge=1, description="rows of one evaluation message")
     optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="optimizer of every party")
-    learning_rate: float = Field(default=1e-3, gt=0.0, description="learning rate")
+    learning_rate: Annotated[float, *_automatic(0)] = Field(
+        default=AUTO, ge=0.0, description='learning rate; "auto": 0.001'
+    )
     schedule: Literal["constant", "cosine", "step", "linear"] = Field(
         default="constant", description="learning-rate schedule"
     )
@@ -190,11 +232,41 @@ class TrainingConfig(Section):
         default=0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off"
     )
     validation: float = Field(default=0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
-    patience: int = Field(
-        default=0,
-        ge=0,
-        description="stop after so many epochs without a better validation, keep the best model; 0: off",
+    patience: Annotated[int, *_automatic(-1)] = Field(
+        default=AUTO,
+        ge=-1,
+        description="stop after so many epochs without a better validation, keep the best model; 0: off; "
+        '"auto": off where epochs is a number',
     )
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether training may end before its last epoch."""
+        automatic = not self.epochs and self.order == "random" and self.validation > 0.0
+        return automatic if self.patience < 0 else self.patience > 0
+
+    def fitted(self, rows: int) -> Self:
+        """Return the section with numbers that fit so many training rows, validation included, for each "auto".
+
+        Examples
+        --------
+        >>> fitted = TrainingConfig().fitted(30_000)
+        >>> fitted.batch_size, fitted.epochs, fitted.patience
+        (512, 76, 12)
+        >>> TrainingConfig(epochs=3).fitted(1_000).patience
+        0
+        """
+        trained = max(1, rows - int(rows * self.validation))
+        low, high = BATCH_SIZES
+        batch_size = self.batch_size or min(high, max(low, 2 ** round(math.log2(max(1, trained / BATCHES)))))
+        steps = math.ceil(trained / batch_size)
+        several = min(EPOCHS[1], max(EPOCHS[0], math.ceil(STEPS / steps)))
+        epochs = self.epochs or (1 if self.order == "time" else several)
+        patience = self.patience
+        if patience < 0:
+            patience = max(LEAST_PATIENCE, math.ceil(PATIENT_STEPS / steps)) if self.ends_early else 0
+        numbers = {"batch_size": batch_size, "epochs": epochs, "patience": patience}
+        return self.model_copy(update={**numbers, "learning_rate": self.learning_rate or LEARNING_RATE})
 
 
 class AttackConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ def prepare_data(
             "categorical=... or ignore=... (in a configuration: data.options)",
             highlight=False,
         )
-    Console().print(f'use it with: --set "data.path={out}"', markup=False, highlight=False)
+    Console().print(f"next: flower-vfl run {shlex.quote(str(out))}", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_columns(dataset: Dataset) -> None:

@@ -30,7 +30,8 @@ def schedule_of(
     ConfigError
         When rows shall be trained on in time order, and the data has no periods or `epochs` asks for several passes.
     """
-    training, epochs = config.training, epochs or config.training.epochs
+    training = config.training.fitted(rows)
+    epochs = epochs or training.epochs
     lengths = _lengths(periods, epochs) if training.order == "time" else ()
     return Schedule(
         config.shared_seed,
@@ -65,7 +66,7 @@ def optimizers_of(
 
     if factory is not None:
         return OwnOptimizer(module, factory(module, config))
-    training = config.training
+    training = config.training.fitted(schedule.rows)
     return Optimizers(
         module,
         training.optimizer,

@@ -101,9 +101,9 @@ class VerticalStrategy(HookedStrategy):
         observer: Observer | None = None,
         outcome: Outcome | None = None,
     ) -> None:
-        self.config = config or Config()
-        self.parties = tuple(parties)
         self.labels = labels if isinstance(labels, Labels) else _wrap_labels(labels)
+        self.config = (config or Config()).fitted(len(self.labels.train))
+        self.parties = tuple(parties)
         self.top, self.bottom, self.table = top, bottom, table
         self.alignment, self.periods = alignment, periods
         self.optimizer = optimizer

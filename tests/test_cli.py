@@ -425,11 +425,10 @@ def test_a_users_own_files_are_prepared_and_run(tmp_path):
     rows = [f"{i},{v:.4f},{y}\n" for i, v, y in zip(ids, z, label, strict=True)]
     rng.shuffle(rows)
     (tmp_path / "right.csv").write_text("id,z,label\n" + "".join(rows))
-    (tmp_path / "own.toml").write_text(
-        '[data]\nname = "files"\n[data.options]\n'
-        f'files = {{ left = "{tmp_path}/left.csv", right = "{tmp_path}/right.csv" }}\nlabel = "label"\nid = "id"\n'
-        "[training]\nepochs = 20\nbatch_size = 32\nlearning_rate = 0.01\n[model]\ncut = 8\n"
-    )
+    files = [f"{party}={tmp_path}/{party}.csv" for party in ("left", "right")]
+    done = flower_vfl("init", *files, "--label", "label", "--out", tmp_path / "own.toml")
+    assert done.returncode == 0, done.stderr
+    assert flower_vfl("init", *files, "--out", tmp_path / "own.toml").returncode == 2  # it is there
     done = flower_vfl("run", tmp_path / "own.toml", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())

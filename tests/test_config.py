@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 
 import pytest
 from hypothesis import given, settings
@@ -127,11 +128,11 @@ def test_an_empty_string_in_the_run_config_leaves_what_the_preset_says():
         ("sead", "seed"),
     ],
 )
-def test_an_unknown_key_gives_the_nearest_name_and_all_others(given, meant):
+def test_an_unknown_key_gives_the_nearest_name_and_those_near_it(given, meant):
     with pytest.raises(ConfigError) as caught:
         build_config({}, {given: "1"})
     assert f"no configuration key {given!r}; did you mean {meant!r}?" in str(caught.value)
-    assert all(path in str(caught.value) for path in leaf_paths())
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -172,8 +173,9 @@ BAD = [
     ("model.fusion", "product", "'concat', 'sum' or 'mean'"),
     ("training.epochs", True, "integer"),
     ("training.epochs", "many", "integer"),
-    ("training.batch_size", 0, "greater than or equal to 1"),
-    ("training.learning_rate", 0.0, "greater than 0"),
+    ("training.batch_size", 0, "above 0, or 'auto'"),
+    ("training.batch_size", -1, "greater than or equal to 0"),
+    ("training.learning_rate", 0.0, "above 0, or 'auto'"),
     ("training.learning_rate", math.inf, "finite"),
     ("training.learning_rate", math.nan, "finite"),
     ("training.learning_rate", True, "number"),
@@ -225,10 +227,12 @@ def test_all_bad_values_are_named_at_once():
         ({"training.validation": 0, "training.patience": 2}, "patience needs a validation part"),
         (
             {"training.order": "time", "training.patience": 2},
-            "days once; training.epochs is 6, set it to 1: .*; training.validation is 0.1, set it to 0.0: .*; "
-            "training.patience is 2, set it to 0",
+            "days once; training.validation is 0.1, set it to 0.0: .*; training.patience is 2, set it to 0",
         ),
-        ({"training.order": "time", "training.validation": 0}, "training.epochs is 6, set it to 1: [a-z ]*$"),
+        (
+            {"training.order": "time", "training.validation": 0, "training.epochs": 6},
+            "training.epochs is 6, set it to 1: [a-z ]*$",
+        ),
         ({"attack.monitor": False, "attack.max_leak": 0.7}, "set attack.monitor to true"),
         ({"attack.names": [], "attack.max_leak": 0.7}, "at least one in attack.names"),
         ({"transport.wire_dtype": "float16"}, "'inproc' has no wire: set transport.kind to 'stream'"),
@@ -421,3 +425,40 @@ def test_an_endpoint_on_every_address_must_say_which_one_parties_dial(host):
     with pytest.raises(ConfigError, match="no party can dial that"):
         build_config({"transport": {"host": host}})
     assert build_config({"transport": {"host": host, "advertise": "label.example"}}).transport.host == host
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "epochs"), [(20, 16, 200), (1_437, 32, 98), (30_000, 512, 76), (300_000, 1024, 16)]
+)
+def test_what_is_auto_becomes_numbers_that_fit_the_rows(rows, batch_size, epochs):
+    fitted = build_config({}).fitted(rows).training
+    assert (fitted.batch_size, fitted.epochs, fitted.learning_rate) == (batch_size, epochs, 1e-3)
+    steps = math.ceil((rows - rows // 10) / batch_size)
+    assert fitted.patience == max(8, math.ceil(600 / steps))
+    assert fitted.fitted(10) == fitted  # numbers stay, whatever the rows
+
+
+@pytest.mark.parametrize(
+    ("values", "patience"),
+    [
+        ({"training.epochs": 3}, 0),
+        ({"training.patience": 5}, 5),
+        ({"training.patience": 0}, 0),
+        ({"training.validation": 0}, 0),
+        ({"attack.max_bound": 0.8}, 0),
+        ({"training.order": "time", "training.validation": 0}, 0),
+    ],
+)
+def test_training_ends_early_only_where_nothing_fixes_its_length(values, patience):
+    config = build_config({}, values)
+    assert config.fitted(1_000).training.patience == patience
+    assert build_config(tomllib.loads(to_toml(config))) == config
+    assert from_run_config(to_run_config(config)) == config
+
+
+def test_auto_is_a_word_and_no_number_stands_for_it():
+    assert build_config({}, {"training.epochs": "auto"}).training.fitted(1_000).epochs == 71
+    with pytest.raises(ConfigError, match=r"training\.patience: give a number above -1, or 'auto'"):
+        build_config({}, {"training.patience": -1})
+    with pytest.raises(ConfigError, match="eval_batch_size"):
+        build_config({}, {"training.eval_batch_size": "auto"})

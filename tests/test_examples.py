@@ -12,7 +12,12 @@ import pytest
 from flower_vfl.simulations.flower_engine import super_link
 
 ROOT = Path(__file__).parent.parent
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf8"), flags=re.DOTALL)
+PAGES = [ROOT / "README.md", ROOT / "docs" / "commands.md"]
+SNIPPETS = [
+    snippet
+    for page in PAGES
+    for snippet in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf8"), flags=re.DOTALL)
+]
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))

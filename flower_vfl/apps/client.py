@@ -154,10 +154,10 @@ class _Client:
 
     def train(self, message: Message, context: Context) -> Message:
         """Answer the offer of a session by taking part in it."""
-        config, offer, consent = self._config_of(context), _offer_of(message.content), consent_of(context)
+        offer, consent = _offer_of(message.content), consent_of(context)
         if consent is not None:
             consent.check_offer(offer, context.run_config)
-        dataset = self._data(config)
+        config, dataset = self._open_data(context)
         if consent is not None:
             consent.check_rows(dataset.alignment.digest)
         party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
@@ -183,9 +183,8 @@ class _Client:
 
     def frames(self, message: Message, context: Context) -> Message:
         """Answer the frames of one Flower message (transport `messages`)."""
-        config = self._config_of(context)
         offer, count = _stored(context)
-        dataset = self._data(config)
+        config, dataset = self._open_data(context)
         party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
         session = _Session(offer, party, simulation, _folder(context, offer, party, simulation))
         with computing(config), session.hold(), ExitStack() as failing:
@@ -208,7 +207,8 @@ class _Client:
 
         return answer_alignment(message, context, self._config or from_run_config(context.run_config))
 
-    def _config_of(self, context: Context) -> Config:
+    def _open_data(self, context: Context) -> tuple[Config, VerticalData]:
+        """Return the run's configuration, with numbers that fit the rows for what is "auto", and this node's data."""
         node, consent = Node.of(context.node_config), consent_of(context)
         asked = self._config or from_run_config(context.run_config)
         if consent is not None:
@@ -217,7 +217,11 @@ class _Client:
             node.require_data()
         config = node.view(asked)
         check_device(config)
-        return config
+        dataset = self._data(config)
+        fitted = config.fitted(dataset.alignment.rows)
+        if consent is not None:
+            consent.check(fitted)  # how many epochs "auto" are is known only now
+        return fitted, dataset
 
     def _build(self, session: _Session, config: Config, dataset: VerticalData) -> tuple[FeatureParty, StepLog | None]:
         keeping = session.keeping

@@ -48,11 +48,15 @@ from flower_vfl.transport.signing import Signer, signer_of_this_host
 
 if TYPE_CHECKING:
     from flower_vfl.apps.result import ResultCallback
+    from flower_vfl.data import Labels, VerticalData
 
 _log = logging.getLogger(__name__)
 
 JOBS = ("train", "predict", "align")
 """What `job` in Flower's run config can be."""
+
+FEW_STEPS = 200
+"""Fewer steps of a run, where the rows allow many more, deserve a warning: most networks have not learned by then."""
 
 
 def make_server_app(
@@ -135,7 +139,7 @@ def make_server_app(
         simulation = is_simulation(grid)
         dataset = data(settings if simulation else with_data_of_this_host(settings))
         labels, parties = dataset.labels(), party_names(settings, dataset)
-        schedule_of(settings, len(labels.train), len(labels.test), periods=dataset.alignment.periods)
+        settings = _planned(settings, dataset, labels)
         keeping = None if given is None else Keeping.of_label_party(given, resume=goes_on)
         secret = _secret(settings, keeping, simulation=simulation)
         journal, offer = Journal((EpochLog(), *observers)), dict[str, str]()
@@ -194,6 +198,28 @@ def _offered(
     with Sessions(grid, parties, config.transport, simulation=False, offer=offer, sign=sign) as sessions:
         sessions.invite()
         yield sessions
+
+
+def _planned(settings: Config, dataset: VerticalData, labels: Labels) -> Config:
+    """Return the configuration with a number for each "auto", once it was logged what it means for this data."""
+    rows, periods = len(labels.train), dataset.alignment.periods
+    fitted = settings.fitted(rows)
+    schedule = schedule_of(fitted, rows, len(labels.test), periods=periods)
+    _log.info(
+        "%s training rows, %s of them for validation; at most %s steps: %s of up to %s rows",
+        *(f"{count:,}" for count in (rows, schedule.validation_rows, schedule.steps)),
+        f"{schedule.epochs} epoch{'s' * (schedule.epochs > 1)}",
+        f"{schedule.batch_size:,}",
+    )
+    free = settings.training.model_copy(update={"epochs": 0, "batch_size": 0}).fitted(rows)
+    enough = schedule_of(settings.model_copy(update={"training": free}), rows, len(labels.test), periods=periods).steps
+    if schedule.steps < min(FEW_STEPS, enough // 4):
+        _log.warning(
+            "%s steps are few: without training.epochs and training.batch_size, there are up to %s (%s epochs, %s rows "
+            "a step), and training ends when validation no longer improves",
+            *(f"{count:,}" for count in (schedule.steps, enough, free.epochs, free.batch_size)),
+        )
+    return fitted
 
 
 def _predict(grid: Grid, run_config: Mapping[str, Value], **more: Any) -> None:

@@ -178,6 +178,7 @@ class Builder:
                 files[name] = layout.digest(self.folder / party / name)
         width = 0 if spec.vectors is None else spec.vectors.shape[1]
         shown = {**asdict(replace(spec, vectors=None)), "vectors": width}
+        del shown["quantiles"]
         facts = {"spec": shown, "columns": list(columns), "files": files}
         layout.write_json(self.folder / party / layout.PARTY, facts)
         self._parties.append(party)

@@ -17,9 +17,9 @@ A prepared folder looks like this, and a party's host needs only the manifest an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
+_SAMPLE = 2**16
+"""Rows that quantiles are taken of, at most."""
+
 _SHARED = frozenset({"uint8", "int8", "int16", "int32", "int64"})
 """Whole numbers that a tensor can share with an array."""
 
@@ -62,6 +65,9 @@ class FeatureSpec:
         Word ids V, those of filling and of unseen words included; 0 where rows are no texts.
     vectors : ndarray of float32, (V, W), or None
         Of texts: where the vector of each word starts, for instance GloVe. Only the party that has the texts has them.
+    quantiles : callable, optional
+        Of tables: returns, for probabilities (Q,), the quantiles of each numeric column in the training rows and, below
+        them, those of its distinct values, (2 Q, F). Only the party that has the columns has it: `PartyTable` adds it.
     """
 
     numeric: int
@@ -70,6 +76,9 @@ class FeatureSpec:
     pixels: bool = False
     vocabulary: int = 0
     vectors: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
+    quantiles: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         numbers = (self.numeric, *self.cardinalities, *self.shape, self.vocabulary)
@@ -125,6 +134,22 @@ class PartyTable:
     train: FeatureSource
     test: FeatureSource
     columns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.spec.numeric and self.spec.quantiles is None:
+            spec = replace(self.spec, quantiles=partial(_quantiles, self.train))
+            object.__setattr__(self, "spec", spec)
+
+
+def _quantiles(source: FeatureSource, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return quantiles of the numeric columns of some rows, evenly spread, and of their distinct values, (2 Q, F)."""
+    rows = np.linspace(0, len(source), min(len(source), _SAMPLE), endpoint=False).astype(np.int64)
+    columns = source.gather(rows)[0].double().numpy().T
+    found = [
+        np.concatenate([np.quantile(column, probabilities), np.quantile(np.unique(column), probabilities)])
+        for column in columns
+    ]
+    return np.stack(found, axis=1)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,17 @@ class Auto(Network):
     """A perceptron for tables, convolutions for images, of any widths; what lies on which side of the cut is set."""
 
     reads: ClassVar[frozenset[str]] = frozenset(
-        {"embedding_width", "embedding_device", "bottom", "channels", "pools", "top_channels", "top", "dropout"}
+        {
+            "embedding_width",
+            "embedding_device",
+            "numeric_embedding",
+            "bottom",
+            "channels",
+            "pools",
+            "top_channels",
+            "top",
+            "dropout",
+        }
     )
 
     def bottom(self, spec: FeatureShape, model: ModelConfig) -> nn.Module:
@@ -36,7 +46,12 @@ class Auto(Network):
         if spec.shape:
             return ConvBottom(spec, channels=model.channels, cut=cut, pools=model.pools, dropout=model.dropout)
         return TabularBottom(
-            spec, embedding_width=model.embedding_width, hidden=model.bottom, cut=cut, dropout=model.dropout
+            spec,
+            embedding_width=model.embedding_width,
+            numeric_embedding=model.numeric_embedding == "bins",
+            hidden=model.bottom,
+            cut=cut,
+            dropout=model.dropout,
         )
 
     def top(self, shape: tuple[int, ...], classes: int, model: ModelConfig) -> nn.Module:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, TrainingError
+from flower_vfl.nn.numbers import NumericEmbedding, Quantiles
 
 EMBEDDING_SCALE = 0.1
 
@@ -43,9 +44,14 @@ class FeatureShape(Protocol):
         """Of texts: where the vector of each word starts, (V, W)."""
         ...
 
+    @property
+    def quantiles(self) -> Quantiles | None:
+        """Of tables: gives quantiles of the numeric columns."""
+        ...
+
 
 class TabularBottom(nn.Module):
-    """Embeddings of all categorical columns, concatenated with the numeric ones, then a perceptron up to the cut.
+    """Embeddings of all columns, concatenated with the numbers themselves, then a perceptron up to the cut.
 
     All categorical columns share one embedding table with sparse gradients: a step touches the rows of its batch and
     costs the same whatever the vocabulary.
@@ -59,7 +65,9 @@ class TabularBottom(nn.Module):
     spec : FeatureShape
         Numeric columns and cardinalities.
     embedding_width : int
-        Width of the embedding of one category.
+        Width of the embedding of one category, and of one number.
+    numeric_embedding : bool
+        Whether numbers have embeddings too (`NumericEmbedding`).
     hidden : sequence of int
         Widths of hidden layers.
     cut : int
@@ -78,6 +86,7 @@ class TabularBottom(nn.Module):
         spec: FeatureShape,
         *,
         embedding_width: int = 8,
+        numeric_embedding: bool = False,
         hidden: Sequence[int] = (128,),
         cut: int = 32,
         dropout: float = 0.0,
@@ -95,6 +104,10 @@ class TabularBottom(nn.Module):
             self.register_buffer("offsets", column_offsets(spec.cardinalities), persistent=False)
             self.offsets: Tensor
         width = spec.numeric + columns * embedding_width
+        self.numbers: NumericEmbedding | None = None
+        if numeric_embedding and spec.numeric:
+            self.numbers = NumericEmbedding(spec.numeric, embedding_width, spec.quantiles)
+            width += spec.numeric * embedding_width
         self.layers = _perceptron(width, [*hidden, cut], dropout)
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -103,6 +116,8 @@ class TabularBottom(nn.Module):
         parts: list[Tensor] = []
         if numbers is not None:
             parts.append(numbers)
+            if self.numbers is not None:
+                parts.append(self.numbers(numbers))
         if ids is not None:
             parts.append(self.embedding(ids + self.offsets).flatten(1))
         z: Tensor = self.layers(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])

@@ -49,10 +49,10 @@ def train_stack(
     FlowerVflError
         When the runs cannot be trained together, or one cannot run at all.
     """
-    first = configs[0]
-    check_device(first)
-    dataset = data(first)
-    with ExitStack() as open_folders, computing(first):
+    check_device(configs[0])
+    dataset = data(configs[0])
+    configs = [config.fitted(dataset.alignment.rows) for config in configs]
+    with ExitStack() as open_folders, computing(configs[0]):
         for config, folder in zip(configs, folders, strict=True):
             open_folders.enter_context(RunFolder(folder, config, resume=True))
         members = [Member(config, dataset) for config in configs]

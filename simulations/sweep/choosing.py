@@ -161,10 +161,12 @@ def measure_stack(trials: Sequence[Trial], data: Callable[[Config], VerticalData
         When they cannot be trained together.
     """
     first = trials[0].config
-    part = part_of(data(first), first)
+    whole = data(first)
+    fitted = [trial.config.fitted(whole.alignment.rows) for trial in trials]  # to all rows, not to these few
+    part = part_of(whole, fitted[0])
     reset_peak()
     with computing(first):
-        training = StackedTraining([Member(trial.config, part) for trial in trials], part)
+        training = StackedTraining([Member(config, part) for config in fitted], part)
         seconds = training.rehearse(STEPS)
     memory = peak() if first.device == "cpu" else torch.cuda.max_memory_allocated()
     return Measured(len(trials), seconds, memory)

@@ -62,7 +62,7 @@ def obstacle(config: Config) -> str:
 def _obstacles(config: Config) -> Iterator[str]:
     training, attack = config.training, config.attack
     wrong = {
-        "training.patience": training.patience > 0,
+        "training.patience": training.ends_early,
         "training.clip_norm": training.clip_norm > 0.0,
         "training.order = 'time'": training.order == "time",
         "attack.max_leak": attack.max_leak < 1.0,

@@ -168,6 +168,7 @@ def measure(config: Config, data: Callable[[Config], VerticalData]) -> Probe:
     The same path as a trial: journal, checkpoint and report included. On the processor where there is no card.
     """
     whole = data(config)
+    config = config.fitted(whole.alignment.rows)
     part = part_of(whole, config)
     card = config.device != "cpu" and torch.cuda.is_available()
     training = config.training.model_copy(update={"epochs": 1, "patience": 0, "order": "random"})

@@ -91,7 +91,7 @@ def test_a_run_finds_them_and_results_say_whose_they_are(defense, attack, instal
         )
         for source in ("attacker", "monitor")
     }
-    assert load_config(str(tmp_path / "run" / "config.toml")) == config
+    assert load_config(str(tmp_path / "run" / "config.toml")) == config.fitted(result["dataset"]["rows"])
 
 
 def test_the_configuration_reaches_the_parties_through_flowers_run_config():

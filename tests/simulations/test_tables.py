@@ -15,4 +15,4 @@ def test_a_folder_is_named_with_its_brackets(monkeypatch, capsys, tmp_path):
     tables.prepare_data("toy-gap", None, tmp_path / "own[v2]", {})
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(f"-> {tmp_path}/own[v2]")
-    assert lines[-1] == f'use it with: --set "data.path={tmp_path}/own[v2]"'
+    assert lines[-1] == f"next: flower-vfl run '{tmp_path}/own[v2]'"

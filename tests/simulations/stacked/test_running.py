@@ -35,6 +35,7 @@ SETTINGS = {
         {"parties": {"attackers": ["b"]}, "attack": {"every": 3, "layers": ["layers.0"]}},
     ),
     "classes in turn": (toy_data, {"attack": {"positives": [1, 0]}}),
+    "numbers in bins": (mixed_data, {"model": {"numeric_embedding": "bins"}}),
     "without monitor": (mixed_data, {"attack": {"monitor": False}, "model": {"fusion": "sum"}}),
 }
 DEFENSES = [
@@ -46,8 +47,10 @@ DEFENSES = [
     "marvell(s=4.0,scope=per-party)",
 ]
 WEIGHTS, LOSS, LEAK, TIED = 1e-5, 1e-6, 0.01, 0.05
-"""The stated tolerances: of a weight, of a loss and a utility, of the leak AUC of one step (64 rows here), and of the
-same where rounding alone ranks rows: cosines of gradients that max_norm stretches along themselves."""
+NARROW = 1e-3
+"""The stated tolerances: of a weight (of one behind bins, which stretch rounding by their slope: `NARROW`), of a loss
+and a utility, of the leak AUC of one step (64 rows here), and of the same where rounding alone ranks rows: cosines of
+gradients that max_norm stretches along themselves."""
 
 
 def configs(more, defenses, seeds):
@@ -91,7 +94,8 @@ def check_same(stacked, alone):
     for party in results[0]["weights"]:
         tensors, expected = (load_model(model_path(folder, party)).tensors for folder in (stacked, alone))
         for name, tensor in expected.items():
-            torch.testing.assert_close(tensors[name], tensor, rtol=WEIGHTS, atol=WEIGHTS)
+            allowed = NARROW if any(key.endswith("numbers.knots") for key in expected) else WEIGHTS
+            torch.testing.assert_close(tensors[name], tensor, rtol=allowed, atol=allowed)
     assert read_snapshots(stacked).num_rows == read_snapshots(alone).num_rows > 0
     assert len(read_embeddings(stacked)) == len(read_embeddings(alone)) > 0
 

@@ -1,0 +1,149 @@
+"""A first configuration for tables of one's own: what `flower-vfl init` asks, checks and writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from flower_vfl.data.party_names import check_party_name
+from flower_vfl.data.tables import read_header
+from flower_vfl.errors import ConfigError, DataError
+from flower_vfl.files import write_text_atomic
+from flower_vfl.registry import named, suggestion
+
+Ask = Callable[[str, str, str], str]
+"""Asks for the value of an option in words, given the answer that is taken for an empty line; "" for none."""
+
+_TEMPLATE = """\
+# Tables of {parties}, joined by {id!r}; {holder!r} has the label {label!r}.
+#   flower-vfl run {name}
+[data]
+name = "files"
+
+[data.options]
+{options}
+# test_fraction = 0.2              # of the IDs, for the test
+# categorical = ["postcode"]       # columns of numbers that are categories
+# ignore = ["comment"]             # columns to leave out
+
+[training]
+# epochs, batch_size and learning_rate fit the data; training ends when validation no longer improves.
+# epochs = 20
+# class_weights = "balanced"       # where a class is rare
+
+# What the other parties receive tells them the labels, unless it is defended:
+# [[defenses]]
+# name = "marvell_full"
+# s = 4.0
+"""
+
+
+def ask_person(option: str, question: str, usual: str) -> str:
+    """Ask at the terminal.
+
+    Raises
+    ------
+    ConfigError
+        Where there is no terminal to ask at.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{option} is needed where there is no terminal to ask at: {question}")
+    while not (answer := input(f"{question}{f' [{usual}]' if usual else ''}: ").strip() or usual):
+        pass
+    return answer
+
+
+def files_of(assignments: Sequence[str]) -> dict[str, Path]:
+    """Return each party's file, from `party=path`.
+
+    Raises
+    ------
+    ConfigError
+        For anything else, and for fewer than one party.
+    """
+    found: dict[str, Path] = {}
+    for assignment in assignments:
+        party, equals, path = assignment.partition("=")
+        if not equals or not party or not path:
+            raise ConfigError(f"files are named PARTY=FILE, as in bank=bank.csv, given {assignment!r}")
+        check_party_name(party)
+        if party in found:
+            raise ConfigError(f"party {party!r} has two files: {found[party]} and {path}; join them first")
+        found[party] = Path(path)
+    return found
+
+
+def write_first_config(
+    files: Mapping[str, Path], out: Path, *, id_column: str = "", label: str = "", label_party: str = "", ask: Ask
+) -> str:
+    """Write a commented configuration for these tables, once their headers were checked; return who has the labels.
+
+    Parameters
+    ----------
+    files : Mapping
+        Party to its table.
+    out : Path
+        The file to write; one that is there already stays.
+    id_column, label, label_party : str
+        Column of the ID, column of the label, who holds it; "" to ask where the headers leave a choice.
+    ask : callable
+        Asks a person, or raises where nobody can be asked.
+
+    Raises
+    ------
+    ConfigError
+        When `out` exists, or a column is not where it must be.
+    DataError
+        When a file is missing or cannot be read.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} exists already; name another file with --out")
+    if not files:
+        raise ConfigError("name each party's file: flower-vfl init bank=bank.csv shop=shop.csv")
+    headers = {party: _header(path) for party, path in files.items()}
+    id_column = _id_column(headers, id_column, label, ask)
+    label = label or ask("--label", f"column of the label, of {named(_rest(headers, id_column))}", "")
+    holders = [party for party, names in headers.items() if label in names]
+    if not holders:
+        raise ConfigError(f"no file has the label column {label!r}; {suggestion(label, _rest(headers, id_column))}")
+    holder = label_party or (
+        holders[0] if len(holders) == 1 else ask("--label-party", f"whose {label!r} counts", holders[0])
+    )
+    if holder not in holders:
+        raise ConfigError(f"the label {label!r} is in the file of {' and '.join(holders)}, not in that of {holder!r}")
+    chosen = {"id": id_column, "label": label, "label_party": holder, "join": "inner", "missing": "mean"}
+    lines = [f"files.{json.dumps(party)} = {json.dumps(str(path.resolve()))}" for party, path in files.items()]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in chosen.items()]
+    text = _TEMPLATE.format(
+        parties=", ".join(files), id=id_column, holder=holder, label=label, name=out, options="\n".join(lines)
+    )
+    write_text_atomic(out, text)
+    return holder
+
+
+def _header(path: Path) -> list[str]:
+    if not path.exists():
+        raise DataError(f"there is no file {path}")
+    return list(read_header(path).column_names)
+
+
+def _rest(headers: Mapping[str, Sequence[str]], id_column: str) -> list[str]:
+    return sorted({name for names in headers.values() for name in names} - {id_column})
+
+
+def _id_column(headers: Mapping[str, Sequence[str]], given: str, label: str, ask: Ask) -> str:
+    """Return the column that all tables have and that says whose row it is."""
+    first, *others = headers.values()
+    shared = [name for name in first if name != label and all(name in names for names in others)]
+    if not shared:
+        raise ConfigError("no column is in all files; an ID column of one name must be in each")
+    usual = next((name for name in shared if name.lower() in ("id", "uid", "key")), shared[0])
+    chosen = given or (shared[0] if len(shared) == 1 else ask("--id", f"column of the ID, of {named(shared)}", usual))
+    if chosen not in shared:
+        lacking = [party for party, names in headers.items() if chosen not in names]
+        raise ConfigError(
+            f"the file of {' and '.join(lacking)} has no ID column {chosen!r}; {suggestion(chosen, shared)}"
+        )
+    return chosen

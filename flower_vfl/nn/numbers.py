@@ -1,0 +1,80 @@
+"""Numeric columns as vectors: piecewise linear in bins of the training rows, then a small layer a column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+BINS = 32
+"""Bins of a column at most."""
+
+_BEYOND = 2.0
+"""So many bins beyond the first and the last, a number is still what it is; further out it counts as that far."""
+
+Quantiles = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""Returns quantiles (Q, F) of numeric columns in the training rows, and below them those of their distinct values."""
+
+
+def knots_of(quantiles: Quantiles | None, columns: int) -> Tensor:
+    """Return where the bins of columns begin and end, (F, `BINS` + 1), the last one repeated where there are fewer.
+
+    Half of them are quantiles of the rows, half of the distinct values: a column that is mostly zero has bins where it
+    is not. No label is needed. Without quantiles, of a model whose weights come from elsewhere, they are evenly spaced.
+    """
+    if quantiles is None:
+        return torch.linspace(-2.0, 2.0, BINS + 1).expand(columns, -1).clone()
+    found = quantiles(np.linspace(0.0, 1.0, BINS // 2 + 1))
+    rows = np.empty((columns, BINS + 1), dtype=np.float32)
+    for row, column in zip(rows, found.T, strict=True):
+        knots = np.unique(column.astype(np.float32))
+        if len(knots) < 2:
+            knots = np.array([knots[0], knots[0] + 1.0], dtype=np.float32)
+        row[: len(knots)] = knots[: BINS + 1]
+        row[len(knots) :] = knots[-1]
+    return torch.from_numpy(rows)
+
+
+class NumericEmbedding(nn.Module):
+    r"""Embeds each numeric column by itself: its piecewise linear encoding, a linear layer and a ReLU.
+
+    In bin t from :math:`b_{t-1}` to :math:`b_t`, a number x becomes :math:`(x - b_{t-1}) / (b_t - b_{t-1})`, cut at 0
+    and 1; the first bin goes on below, the last one above.
+
+    Parameters
+    ----------
+    columns : int
+        Numeric columns F.
+    width : int
+        Width W of the embedding of one column.
+    quantiles : callable, optional
+        See `knots_of`.
+
+    References
+    ----------
+    Gorishniy et al., *On Embeddings for Numerical Features in Tabular Deep Learning*, NeurIPS 2022, equation 1.
+    """
+
+    def __init__(self, columns: int, width: int, quantiles: Quantiles | None = None) -> None:
+        super().__init__()
+        self.register_buffer("knots", knots_of(quantiles, columns))
+        self.knots: Tensor
+        self.weight = nn.Parameter(torch.randn(columns, BINS, width) / BINS**0.5)
+        self.bias = nn.Parameter(torch.zeros(columns, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embed numbers (B, F), (B, F W)."""
+        encoded = torch.einsum("bft,ftw->bfw", self._encoded(x), self.weight)
+        return torch.relu(encoded + self.bias).flatten(1)
+
+    def _encoded(self, x: Tensor) -> Tensor:
+        """Return the piecewise linear encoding (B, F, `BINS`); bins that a column does not have stay 0."""
+        low, high = self.knots[:, :-1], self.knots[:, 1:]
+        there = high > low
+        last = there & (high == self.knots[:, -1:])
+        first = (low == self.knots[:, :1]) & there
+        inside = (x[:, :, None] - low) / torch.where(there, high - low, 1.0)
+        return torch.clamp(inside, -_BEYOND * first, 1.0 + _BEYOND * last) * there

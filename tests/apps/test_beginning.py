@@ -1,0 +1,65 @@
+"""A first configuration for one's own tables: what is asked, what is refused, what comes out."""
+
+import pytest
+
+from flower_vfl.apps.beginning import files_of, write_first_config
+from flower_vfl.config import load_config
+from flower_vfl.errors import ConfigError, DataError
+
+BANK, SHOP = "customer,income,default\nc1,3,0\n", "customer,town,spent\nc1,Ulm,4\n"
+
+
+def nobody(option, question, usual):
+    raise ConfigError(f"{option}: {question}")
+
+
+def begin(tmp_path, ask=nobody, *, bank=BANK, shop=SHOP, **given):
+    (tmp_path / "bank 'x'.csv").write_text(bank)
+    (tmp_path / "shop.csv").write_text(shop)
+    files = files_of([f"bank={tmp_path}/bank 'x'.csv", f"shop={tmp_path}/shop.csv"])
+    return write_first_config(files, tmp_path / "run.toml", ask=ask, **given)
+
+
+def test_what_the_headers_leave_open_is_asked_and_the_file_says_it(tmp_path):
+    asked = []
+
+    def ask(option, question, usual):
+        asked.append(option)
+        return usual or "default"
+
+    assert begin(tmp_path, ask) == "bank"
+    assert asked == ["--label"]
+    options = load_config(str(tmp_path / "run.toml")).data.options
+    assert options["files"] == {"bank": f"{tmp_path}/bank 'x'.csv", "shop": f"{tmp_path}/shop.csv"}
+    assert (options["id"], options["label"], options["label_party"]) == ("customer", "default", "bank")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "--label: column of the label, of default, income, spent, town"),
+        ({"label": "defualt"}, "no file has the label column 'defualt'; did you mean 'default'"),
+        ({"label": "default", "id_column": "income"}, "the file of shop has no ID column 'income'"),
+        ({"label": "default", "shop": "town,spent\nUlm,4\n"}, "no column is in all files"),
+        ({"label": "default", "shop": "customer,default\nc1,1\n"}, "--label-party: whose 'default' counts"),
+        ({"label": "default", "label_party": "shop"}, "in the file of bank, not in that of 'shop'"),
+    ],
+)
+def test_a_column_that_is_not_where_it_must_be_is_named(changes, words, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        begin(tmp_path, **changes)
+    assert words in str(caught.value)
+    assert not (tmp_path / "run.toml").exists()
+
+
+@pytest.mark.parametrize("files", [["bank"], ["=x.csv"], ["a=x.csv", "a=y.csv"], ["label/x=y.csv"]])
+def test_files_that_are_no_partys_are_refused(files):
+    with pytest.raises((ConfigError, DataError)):
+        files_of(files)
+
+
+def test_a_configuration_that_is_there_stays(tmp_path):
+    (tmp_path / "run.toml").write_text("seed = 1\n")
+    with pytest.raises(ConfigError, match="exists already"):
+        begin(tmp_path, label="default")
+    assert (tmp_path / "run.toml").read_text() == "seed = 1\n"
