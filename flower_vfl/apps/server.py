@@ -35,6 +35,7 @@ from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.errors import ConfigError
+from flower_vfl.files import keep_private
 from flower_vfl.lazy import nothing_collected
 from flower_vfl.parsing import Value
 from flower_vfl.protocol.printable import words_of
@@ -102,8 +103,7 @@ def make_server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        if not isinstance(grid, LocalGrid):
-            log_as_flower_does()
+        _settle_in(grid)
         try:
             job = _job(context.run_config)
             if job == "predict":
@@ -169,6 +169,14 @@ def make_server_app(
                 )
 
     return app
+
+
+def _settle_in(grid: Grid) -> None:
+    """Show the log where Flower shows its own, and let a deployment's files be this user's alone."""
+    if not is_simulation(grid):
+        keep_private()
+    if not isinstance(grid, LocalGrid):
+        log_as_flower_does()
 
 
 @contextmanager
