@@ -31,6 +31,7 @@ from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.journal import EpochLog, Journal
 from flower_vfl.apps.keeping import LABEL, Keeping
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.metrics import serve_metrics
 from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config, from_run_config
@@ -131,11 +132,12 @@ def make_server_app(
         schedule_of(settings, len(labels.train), len(labels.test), periods=dataset.alignment.periods)
         keeping = None if given is None else Keeping.of_label_party(given, resume=goes_on)
         secret = _secret(settings, keeping, simulation=simulation)
-        journal, offer = Journal((EpochLog(), *observers)), dict[str, str]()
         with (
+            serve_metrics(settings.metrics_port) as metrics,
             nullcontext() if given is None else RunFolder(given, settings, resume=goes_on) as folder,
             ExitStack() as undo,
         ):
+            journal, offer = Journal((EpochLog(), *metrics, *observers)), dict[str, str]()
             if folder is not None and keeping is not None:
                 undo.callback(folder.discard)
                 undo.callback(journal.close)

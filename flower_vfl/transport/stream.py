@@ -126,8 +126,7 @@ class StreamLink(Link):
                 self._connection.end()
 
     @property
-    def queued(self) -> int:
-        """Frames that have come and wait to be read."""
+    def queued(self) -> int:  # noqa: D102
         return self.incoming.qsize()
 
     def attach(self, context: Any, taken: int, certificate: bytes = b"") -> _Connection:
