@@ -27,9 +27,9 @@ from flower_vfl.apps.build import (
     party_names,
 )
 from flower_vfl.apps.flower_log import log_as_flower_does
-from flower_vfl.apps.folder import RunFolder
+from flower_vfl.apps.folder import RunFolder, has_ended
 from flower_vfl.apps.journal import EpochLog, Journal
-from flower_vfl.apps.keeping import LABEL, Keeping
+from flower_vfl.apps.keeping import LABEL, Keeping, ended_error
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.metrics import serve_metrics
 from flower_vfl.apps.node import with_data_of_this_host
@@ -130,7 +130,7 @@ def make_server_app(
         dataset = data(settings if simulation else with_data_of_this_host(settings))
         labels, parties = dataset.labels(), party_names(settings, dataset)
         schedule_of(settings, len(labels.train), len(labels.test), periods=dataset.alignment.periods)
-        keeping = None if given is None else Keeping.of_label_party(given, resume=goes_on)
+        keeping = None if given is None else _place(given, goes_on=goes_on, simulation=simulation)
         secret = _secret(settings, keeping, simulation=simulation)
         with (
             serve_metrics(settings.metrics_port) as metrics,
@@ -171,6 +171,13 @@ def make_server_app(
                 )
 
     return app
+
+
+def _place(out: Path, *, goes_on: bool, simulation: bool) -> Keeping:
+    """Return where the label party keeps its states; a deployed run that has ended by itself does not go on."""
+    if goes_on and not simulation and has_ended(out):
+        raise ended_error(f"the run in {out}")
+    return Keeping.of_label_party(out, resume=goes_on)
 
 
 def _settle_in(grid: Grid) -> None:

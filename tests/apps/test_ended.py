@@ -1,5 +1,7 @@
 """What only a resumed run needs is gone once a deployed run's results are written, and not a moment before."""
 
+import shutil
+
 import pytest
 
 from flower_vfl.apps.keeping import CHECKPOINTS, Keeping
@@ -42,6 +44,11 @@ def test_a_finished_run_leaves_no_secret_and_no_state_and_cannot_go_on(hosts, tm
     assert (tmp_path / "noise.key").read_bytes() == bytes(32)
     with pytest.raises(SetupError, match=r"has finished and its results are written.* Begin a new run in another"):
         start(resume=True)
+    shutil.rmtree(label.parent)  # as a backup without states leaves it
+    result = (tmp_path / "run" / "result.json").read_bytes()
+    with pytest.raises(SetupError, match=r"the run in \S+ has finished"):
+        start(resume=True)
+    assert (tmp_path / "run" / "result.json").read_bytes() == result
     (ended,) = party.glob("ended-*")
     with pytest.raises(SetupError, match="nothing is left to go on with"):
         Keeping(party, party.name, ended.name.removeprefix("ended-")).check_open()
