@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-VERSION = 2
+VERSION = 3
 """Version of the header; a peer with another one is refused."""
 
 Scalar = str | int | float | bool
