@@ -47,6 +47,7 @@ class TrainingMetrics(Observer):
     """The present values of one training, as Prometheus reads them."""
 
     def __init__(self) -> None:
+        self._version = package_version("flower-vfl")
         self._values: dict[str, float] = {}
         self._epoch: dict[str, float] = {}
         self._links: Mapping[str, Link] = {}
@@ -94,7 +95,7 @@ class TrainingMetrics(Observer):
         return "\n".join(lines) + "\n"
 
     def _samples(self) -> Iterable[Sample]:
-        yield "info", {"version": package_version("flower-vfl")}, 1.0
+        yield "info", {"version": self._version}, 1.0
         for name, value in dict(self._values).items():
             yield name, {}, value
         for name, value in self._epoch.items():
