@@ -37,12 +37,12 @@ def save_state(path: Path, state: Any) -> None:
     """
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_strip(state, tensors))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_tensors(path, tensors, {_TREE: tree}, private=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    save_tensors(path, tensors, {_TREE: tree})
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], *, private: bool = False) -> None:
-    """Write a safetensors file, atomically; a `private` one is only its owner's to read.
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file, atomically, for its owner alone to read.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     """
     from safetensors.torch import save_file  # it imports torch
 
-    with replacing(path, private=private) as temporary:
+    with replacing(path) as temporary:
         try:
             save_file(tensors, temporary, metadata=metadata)
         except SafetensorError as error:  # it hides the number of the operating system's error in its words
@@ -131,7 +131,7 @@ class Checkpoints:
         That after `hold` steps is not removed, however many came since.
         """
         with writing_to(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._folder.chmod(0o700)
         save_state(self._path(step), {"facts": self._facts, "step": step, "state": state})
         earlier = sorted(known for known in self.steps if known < step)

@@ -463,6 +463,7 @@ def _finish(summaries: Sequence[dict[str, Any]], folder: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     from flower_vfl.errors import FlowerVflError, InputError
+    from flower_vfl.files import keep_private
 
     signals: list[int] = []
 
@@ -471,6 +472,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, terminate)
+    keep_private()
     try:
         code = app(list(arguments) if arguments is not None else None, standalone_mode=False)
     except InputError as error:

@@ -52,6 +52,12 @@ class Config(Section):
         default=1, ge=0, le=1024, description="torch threads of each party; 0: leave torch's own choice"
     )
     sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list, description="live trackers")
+    metrics_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="port at which the label party serves metrics for Prometheus, on its loopback only; 0: off",
+    )
     data: DataConfig = Field(default_factory=DataConfig)
     parties: PartiesConfig = Field(default_factory=PartiesConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)

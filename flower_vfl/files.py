@@ -39,11 +39,16 @@ LEFTOVERS = ".*.tmp"
 """What the temporary files of `replacing` are called."""
 
 
+def keep_private() -> None:
+    """Let all that this process writes from now on, and what it starts, be its user's alone."""
+    os.umask(0o077)
+
+
 @contextmanager
-def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
+def replacing(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that takes its place once the block has ended well.
 
-    A block that raises leaves ``path`` as it was and no temporary file behind. A ``private`` file is only its owner's.
+    A block that raises leaves ``path`` as it was and no temporary file behind. The file is its owner's alone.
 
     Raises
     ------
@@ -66,14 +71,18 @@ def replacing(path: Path | str, *, private: bool = False) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            if not private:
-                temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 would hide results from colleagues
             _sync(temporary)
             os.replace(temporary, target)
         except BaseException:
             with suppress(FileNotFoundError):
                 temporary.unlink()
             raise
+
+
+def append_private(path: Path, mode: str = "a") -> IO[Any]:
+    """Open a file to append to it; one that is new is its owner's alone."""
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -166,7 +175,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._path = folder / self.NAME
         with writing_to(self._path):
-            self._file: IO[str] = self._path.open("a+", encoding="utf-8")
+            self._file: IO[str] = append_private(self._path, "a+")
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -222,9 +231,3 @@ def _finite(value: Any) -> Any:
 def _sync(path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -135,8 +135,8 @@ class Secret:
         """Write a secret that was drawn for this training to this party's own disk, for its owner alone to read."""
         if self.origin != "operating system":
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, private=True) as temporary:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(path) as temporary:
             temporary.write_bytes(self._value)
 
     def seed(self, *purpose: str | int) -> int:

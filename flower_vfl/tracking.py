@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flower_vfl.errors import ConfigError, InputError
-from flower_vfl.files import replacing, writing_to
+from flower_vfl.files import append_private, replacing, writing_to
 from flower_vfl.metrics import Embeddings
 from flower_vfl.registry import lookup
 
@@ -119,7 +119,7 @@ class StepLog:
         if not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*", name):
             raise ConfigError(f"{name!r} cannot name a journal: use letters, digits and any of _ . + -")
         self.path = Path(folder) / f"{name}.journal"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sinks = tuple(sinks)
         self._series: dict[Series, int] = {}
         self._rows: list[Row] = []
@@ -379,7 +379,7 @@ def write_embeddings(folder: Path | str, samples: Sequence[Embeddings]) -> None:
         z = pa.ListArray.from_arrays(offsets, sample.z.ravel())
         columns = [*keys, pa.array(sample.rows), pa.array(sample.labels), z]
         tables.append(pa.table(columns, schema=EMBEDDING_SCHEMA))
-    with replacing(Path(folder) / EMBEDDINGS, private=True) as temporary:
+    with replacing(Path(folder) / EMBEDDINGS) as temporary:
         pq.write_table(pa.concat_tables(tables), temporary, use_dictionary=["party", "view"], compression="zstd")
 
 
@@ -465,7 +465,7 @@ def _frames(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def _append(path: Path, frame: bytes) -> None:
-    with writing_to(path), path.open("ab") as file:
+    with writing_to(path), append_private(path, "ab") as file:
         size = file.tell()
         try:
             file.write(frame)

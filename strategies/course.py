@@ -84,6 +84,8 @@ def run_training(
         course.begin()
         course.train(after_epoch)
         course.finish(timeout)
+        base.on_finished()
+        sessions.tell_exported()
     outcome = base.outcome
     return VerticalResult(
         outcome=outcome,

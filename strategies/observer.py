@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.metrics import Embeddings, Values
 
+if TYPE_CHECKING:
+    from flower_vfl.transport.base import Link
+
 
 class Observer(NoRecorder):
     """Does nothing; override what is of interest."""
+
+    def on_links(self, links: Mapping[str, Link]) -> None:
+        """Sessions are open: these are their ends at the label party, also after one was lost and came back."""
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
         """Sessions are open; training of at most so many steps begins."""

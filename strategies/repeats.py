@@ -82,8 +82,8 @@ class Repeats:
         self._floor, self._told = self._next, False
 
     def _write(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self._path, private=True) as temporary:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(self._path) as temporary:
             temporary.write_text("".join(_line(*entry) for entry in self._first.items()), encoding="ascii")
 
 

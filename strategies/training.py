@@ -116,6 +116,7 @@ class Training:
         save : Callable[[int], None], optional
             Called with the number of steps done whenever everybody's state is to be kept.
         """
+        self._observer.on_links(self._links)
         self._observer.on_start(self._schedule.steps, self._schedule.epochs, tuple(self._links))
         self._started = time.perf_counter()
         try:

@@ -124,6 +124,7 @@ class VerticalStrategy(HookedStrategy):
         self.ledger: Ledger | None = None
         self.memory: Path | None = None  # of the monitor; a run with a ledger has a folder that survives it
         self.resume = False
+        self.on_finished: Callable[[], None] = lambda: None  # called before the parties of a finished training may go
         self._secret = secret
         self._ids = ids
         self._class_weights: Tensor | None = None

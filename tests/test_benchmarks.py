@@ -59,7 +59,15 @@ def test_memory_that_the_system_does_not_say_is_never_taken_for_none(harness, mo
         *("checkpoints.py", "prepare.py", "sparse.py", "memory.py", "often.py"),
         *(
             pytest.param(name, marks=pytest.mark.release)
-            for name in ("watching.py", "table_size.py", "vocabulary.py", "utility.py", "sweep.py", "stacked.py")
+            for name in (
+                "metrics.py",
+                "watching.py",
+                "table_size.py",
+                "vocabulary.py",
+                "utility.py",
+                "sweep.py",
+                "stacked.py",
+            )
         ),
         *(pytest.param(name, marks=pytest.mark.release) for name in ("real_size.py", "loading.py", "card.py")),
     ],

@@ -9,7 +9,15 @@ import stat
 import pytest
 
 from flower_vfl.errors import DataError, StorageError
-from flower_vfl.files import replacing, reserve, write_json_atomic, write_private, write_text_atomic, writing_to
+from flower_vfl.files import (
+    append_private,
+    replacing,
+    reserve,
+    write_json_atomic,
+    write_private,
+    write_text_atomic,
+    writing_to,
+)
 
 
 def test_a_file_is_reserved_where_the_system_cannot_promise_its_places(tmp_path, monkeypatch):
@@ -51,13 +59,15 @@ def test_until_the_block_ends_readers_see_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_others_may_read_what_the_umask_allows(tmp_path):
-    before = os.umask(0o022)
+def test_what_is_written_and_appended_is_its_owners_alone_whatever_the_umask(tmp_path):
+    before = os.umask(0)
     try:
         write_text_atomic(tmp_path / "a.txt", "")
+        with append_private(tmp_path / "b.txt") as log:
+            log.write("b")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o644
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
 
 
 def test_a_private_file_is_its_owners_alone_and_takes_nobodys_place(tmp_path):

@@ -181,7 +181,7 @@ def test_a_write_that_fails_leaves_no_half_frame_and_loses_no_row(tmp_path, monk
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tracking.Path, "open", lambda path, mode: Disk(builtins.open(path, mode)))  # noqa: SIM115
+        patch.setattr(tracking, "append_private", lambda path, mode: Disk(builtins.open(path, mode)))  # noqa: SIM115
         with pytest.raises(OSError, match="No space"):
             log.flush()
     assert steps_of(tmp_path) == [0]

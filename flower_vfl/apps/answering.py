@@ -90,7 +90,7 @@ class Quota:
         PermissionDeniedError
             When they are more than today has left; nothing is counted then.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another run of this host may answer too
             counts = self._read()

@@ -111,7 +111,7 @@ class _Session:
         if self.simulation:
             return nullcontext()
         with writing_to(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             lock = FolderLock(self.folder)
         except OutputExistsError as error:
@@ -230,6 +230,7 @@ class _Client:
         else:
             secret = Secret.of_this_host(None if keeping is None else keeping.secret)
         if keeping is not None:
+            keeping.check_open()
             secret.keep(keeping.secret)
         journal = StepLog(session.folder, name=session.party) if session.offer.get("out") else None
         machine = build_feature_party(
@@ -247,6 +248,8 @@ class _Client:
         )
         card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)
         machine.on_finish = partial(_keep_results, session, journal, card)
+        if keeping is not None and not session.simulation:
+            machine.on_exported = lambda _: keeping.end()
         _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
         return machine, journal
 

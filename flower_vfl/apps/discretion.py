@@ -18,6 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flower_vfl.apps.flower_log import log_as_flower_does
 from flower_vfl.apps.node import in_simulation
 from flower_vfl.errors import OutputExistsError, PermissionDeniedError, ProtocolError, SessionError, WithheldError
+from flower_vfl.files import keep_private
 from flower_vfl.protocol.printable import words_of
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ _TOLD = (ProtocolError, PermissionDeniedError, SessionError, WithheldError)
 
 def discreet(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer a message, and fail with no other words than may leave this host (a mod of Flower's ClientApp)."""
+    if not in_simulation():
+        keep_private()
     outward = outward_of(message, context)
     try:
         return call_next(message, context)

@@ -54,7 +54,7 @@ class RunFolder:
         else:
             check_free(self.path)
             with writing_to(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
         for folder in (self.path, self.path / WEIGHTS):
             remove_leftovers(folder)

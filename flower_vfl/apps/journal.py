@@ -9,6 +9,7 @@ from pathlib import Path
 from flower_vfl.metrics import Embeddings, Values
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.tracking import StepLog, add_snapshot, make_sink, write_embeddings
+from flower_vfl.transport.base import Link
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,10 @@ class Journal(Observer):
             self.log.flush()
         for other in self._others:
             other.flush()
+
+    def on_links(self, links: Mapping[str, Link]) -> None:  # noqa: D102
+        for other in self._others:
+            other.on_links(links)
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:  # noqa: D102
         for other in self._others:

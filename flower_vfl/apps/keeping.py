@@ -15,15 +15,17 @@ from typing import Self
 from flower_vfl.checkpoint import DATA, Checkpoints, read_committed
 from flower_vfl.config import Config, leaf_paths
 from flower_vfl.data.memory import VerticalData, content_digest
-from flower_vfl.errors import ProtocolError
+from flower_vfl.errors import ProtocolError, SetupError
+from flower_vfl.files import writing_to
 from flower_vfl.version import VERSION, package_version
 
 LABEL = "label"
 """What the label party's states and weights are called; a feature party's are called as the party is."""
 
 CHECKPOINTS = "checkpoints"
+_OF_RESUME = ("step-*", "received*", "memory-*")
 _PLACES = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")
-MAY_CHANGE = ("sinks", "checkpoint.keep", *(f"transport.{name}" for name in _PLACES))
+MAY_CHANGE = ("sinks", "metrics_port", "checkpoint.keep", *(f"transport.{name}" for name in _PLACES))
 """What an interrupted run may go on with another value of: nothing of it changes what is computed."""
 
 
@@ -56,12 +58,16 @@ class Keeping:
         ------
         DataError
             When it cannot be read what was begun.
+        SetupError
+            When it has ended: see `check_open`.
         """
         folder = out.expanduser().absolute() / CHECKPOINTS / LABEL
         committed = read_committed(folder) if resume else None
         if committed is None:
             return cls(folder, LABEL, secrets.token_hex(16))
-        return cls(folder, LABEL, checked_training(committed[1].get("training")), begun=True)
+        found = cls(folder, LABEL, checked_training(committed[1].get("training")), begun=True)
+        found.check_open()
+        return found
 
     @classmethod
     def of_feature_party(cls, out: Path, party: str, training: object) -> Self:
@@ -78,6 +84,38 @@ class Keeping:
     def secret(self) -> Path:
         """Where the party keeps a secret that it drew for this training."""
         return self.folder / f"secret-{self.training}"
+
+    @property
+    def _ended(self) -> Path:
+        return self.folder / f"ended-{self.training}"
+
+    def check_open(self) -> None:
+        """Refuse to go on with a training that has ended here; what is there of other trainings is removed.
+
+        Raises
+        ------
+        SetupError
+            With what was removed, and what to do.
+        """
+        for other in (*self.folder.glob("secret-*"), *self.folder.glob("ended-*")):
+            if other not in (self.secret, self._ended):
+                other.unlink(missing_ok=True)
+        if self._ended.is_file():
+            raise ended_error(f"training {self.training} of party {self.party!r}")
+
+    def end(self) -> None:
+        """Remove what only a resumed run needs: its results are written, at the label party and here.
+
+        From a secret, or from where generators stand in a state, noise can be computed and subtracted.
+        """
+        with writing_to(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._ended.touch(mode=0o600)  # first: who is killed here must not go on with half of it
+        for path in (self.secret, *(path for name in _OF_RESUME for path in self.folder.glob(name))):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def memory(self, config: Config) -> Path | None:
         """Return the folder for what the party remembers of each row; None where no states are kept to go on from.
@@ -108,6 +146,14 @@ class Keeping:
             "torch": package_version("torch"),
         }
         return Checkpoints(self.folder, facts, keep=config.checkpoint.keep)
+
+
+def ended_error(what: str) -> SetupError:
+    """Return the error of who goes on with a training that has ended and left no state."""
+    return SetupError(
+        f"{what} has finished and its results are written, so that its secret and its states were removed: nothing is "
+        "left to go on with. Begin a new run in another folder"
+    )
 
 
 def is_begun(out: Path) -> bool:

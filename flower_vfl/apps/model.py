@@ -198,7 +198,7 @@ def save_model(folder: Path, card: ModelCard, module: nn.Module) -> None:
     """Write a party's final weights and their card to `weights/<party>.safetensors`, atomically."""
     target = model_path(folder, card.party)
     with writing_to(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
     content = {"schema": _SCHEMA, "weights": state_digest(tensors), **_plain(card)}
     save_tensors(target, tensors, {_CARD: json.dumps(content, allow_nan=False)})

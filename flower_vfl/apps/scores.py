@@ -80,5 +80,5 @@ def _columns(logits: Tensor, classes: tuple[str, ...]) -> list[pa.Array]:
 def writing(path: Path, classes: tuple[str, ...]) -> Iterator[ScoreWriter]:
     """Open a file of scores that appears at `path` when all is written, for its owner alone; after an error nothing."""
     schema = schema_of(classes)
-    with replacing(path, private=True) as temporary, _WRITERS[path.suffix.lower()](temporary, schema) as writer:
+    with replacing(path) as temporary, _WRITERS[path.suffix.lower()](temporary, schema) as writer:
         yield ScoreWriter(writer, classes)

@@ -27,14 +27,16 @@ from flower_vfl.apps.build import (
     party_names,
 )
 from flower_vfl.apps.flower_log import log_as_flower_does
-from flower_vfl.apps.folder import RunFolder
+from flower_vfl.apps.folder import RunFolder, has_ended
 from flower_vfl.apps.journal import EpochLog, Journal
-from flower_vfl.apps.keeping import LABEL, Keeping
+from flower_vfl.apps.keeping import LABEL, Keeping, ended_error
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.metrics import serve_metrics
 from flower_vfl.apps.node import with_data_of_this_host
 from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.errors import ConfigError
+from flower_vfl.files import keep_private
 from flower_vfl.lazy import nothing_collected
 from flower_vfl.parsing import Value
 from flower_vfl.protocol.printable import words_of
@@ -107,8 +109,7 @@ def make_server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        if not isinstance(grid, LocalGrid):
-            log_as_flower_does()
+        _settle_in(grid)
         try:
             job = _job(context.run_config)
             if job == "predict":
@@ -140,13 +141,14 @@ def make_server_app(
         dataset = data(settings if simulation else with_data_of_this_host(settings))
         labels, parties = dataset.labels(), party_names(settings, dataset)
         settings = _planned(settings, dataset, labels)
-        keeping = None if given is None else Keeping.of_label_party(given, resume=goes_on)
+        keeping = None if given is None else _place(given, goes_on=goes_on, simulation=simulation)
         secret = _secret(settings, keeping, simulation=simulation)
-        journal, offer = Journal((EpochLog(), *observers)), dict[str, str]()
         with (
+            serve_metrics(settings.metrics_port) as metrics,
             nullcontext() if given is None else RunFolder(given, settings, resume=goes_on) as folder,
             ExitStack() as undo,
         ):
+            journal, offer = Journal((EpochLog(), *metrics, *observers)), dict[str, str]()
             if folder is not None and keeping is not None:
                 undo.callback(folder.discard)
                 undo.callback(journal.close)
@@ -185,6 +187,21 @@ def make_server_app(
 def _signer(grid: Grid, context: Context) -> Signer | None:
     """Return what signs the offers of a deployed label party that has a key for it."""
     return None if is_simulation(grid) else signer_of_this_host(context.run_config)
+
+
+def _place(out: Path, *, goes_on: bool, simulation: bool) -> Keeping:
+    """Return where the label party keeps its states; a deployed run that has ended by itself does not go on."""
+    if goes_on and not simulation and has_ended(out):
+        raise ended_error(f"the run in {out}")
+    return Keeping.of_label_party(out, resume=goes_on)
+
+
+def _settle_in(grid: Grid) -> None:
+    """Show the log where Flower shows its own, and let a deployment's files be this user's alone."""
+    if not is_simulation(grid):
+        keep_private()
+    if not isinstance(grid, LocalGrid):
+        log_as_flower_does()
 
 
 @contextmanager

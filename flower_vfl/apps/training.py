@@ -21,6 +21,7 @@ from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import InputError, StorageError
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.grids import is_simulation
 from flower_vfl.strategies.probe import answer, fixed_rows, warn_of_learning
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ def train_and_write(
             classes=class_names(dataset, base.labels.classes),
             features=base.parties,
         )
-        _train(grid, strategy, describe_data(dataset, base.labels), folder, journal, on_result, card)
+        of_resume = None if is_simulation(grid) else keeping
+        _train(grid, strategy, describe_data(dataset, base.labels), folder, of_resume, journal, on_result, card)
 
 
 def _train(
@@ -61,13 +63,31 @@ def _train(
     strategy: HookedStrategy,
     data: dict[str, Any],
     folder: RunFolder | None,
+    keeping: Keeping | None,
     journal: Journal,
     on_result: ResultCallback | None,
     card: ModelCard,
 ) -> None:
+    """Train and leave the results: of a finished training while every party can still go back to its last state.
+
+    What only a resumed run needs is removed at once, where `keeping` says what that is.
+    """
     base = strategy.base
     outcome, status = base.outcome, "failed"
     failure: BaseException | None = None
+    results: list[RunResult] = []
+
+    def leave() -> None:
+        results.append(_leave(strategy, data, folder, journal, card, status, failure))
+
+    def finished() -> None:
+        nonlocal status
+        status = outcome.stopped
+        leave()
+        if keeping is not None:
+            keeping.end()
+
+    base.on_finished = finished
     try:
         strategy.start(grid)
         status = outcome.stopped
@@ -79,9 +99,10 @@ def _train(
         raise
     finally:
         try:
-            result = _leave(strategy, data, folder, journal, card, status, failure)
+            if not results:
+                leave()
             if on_result is not None:
-                on_result(result)
+                on_result(results[-1])
         except StorageError as error:
             if failure is None:
                 raise

@@ -79,7 +79,7 @@ class AlignmentFile:
         table = pa.table({"id": pa.array(self.ids, pa.string())}).replace_schema_metadata({_KEY: json.dumps(facts)})
         with writing_to(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path, private=True) as temporary:
+            with replacing(path) as temporary:
                 pq.write_table(table, temporary)
 
     @classmethod

@@ -72,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object."""
     with writing_to(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf8")
 
 
@@ -208,7 +208,7 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
         When the disk is full or fails.
     """
     with writing_to(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if 0 in shape:
             np.save(path, np.zeros(shape, dtype))
             return np.zeros(shape, dtype)
@@ -233,7 +233,7 @@ class ArrayFile:
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: str) -> None:
         self._path, self._dtype = path, np.dtype(dtype)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         header = io.BytesIO()
         facts = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(header, facts)
@@ -288,7 +288,7 @@ def write_ids(path: Path, ids: Sequence[str]) -> None:
     import pyarrow.parquet as pq
 
     with writing_to(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         pq.write_table(pa.table({"id": pa.array(ids, pa.string())}), path)
 
 
@@ -404,7 +404,7 @@ def lasting_folder(out: Path, plan: str) -> Iterator[tuple[Path, Path]]:
                     shutil.rmtree(folder, ignore_errors=True)
                 write_text_atomic(planned, plan)
             for folder in (data, notes):
-                folder.mkdir(exist_ok=True)
+                folder.mkdir(mode=0o700, exist_ok=True)
             yield data, notes
             _become(data, target)
             shutil.rmtree(place, ignore_errors=True)
@@ -424,7 +424,7 @@ def _workplace(out: Path) -> Iterator[tuple[Path, Path]]:
     lock = None
     while lock is None:
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"{out} cannot be written: {error.strerror}") from None
         lock = _locked(place)

@@ -55,7 +55,7 @@ def write_part(source: Path, party: str, out: Path) -> Dataset:
 
 def _copy(file: Path, target: Path) -> None:
     with file.open("rb") as content, writing_to(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with target.open("wb") as copy:
             shutil.copyfileobj(content, copy)
 

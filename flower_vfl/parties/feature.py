@@ -116,6 +116,7 @@ class FeatureParty:
         self._store = store
         self._best: BestModel | None = None
         self.on_finish: Callable[[FeatureParty], None] = lambda _party: None
+        self.on_exported: Callable[[FeatureParty], None] = lambda _party: None
         self._shape, self._dtype = self._probe()
 
     def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -161,7 +162,7 @@ class FeatureParty:
                 return self._evaluate(frame)
             if frame.kind is Kind.FINISH:
                 return self._finish()
-            if frame.kind in (Kind.SAVE, Kind.RESTORE, Kind.KEEP, Kind.BEST):
+            if frame.kind in (Kind.SAVE, Kind.RESTORE, Kind.KEEP, Kind.BEST, Kind.EXPORTED):
                 return self._keep(frame)
             if frame.kind in (Kind.REHEARSE, Kind.IN_FLIGHT):
                 return self._settle_pace(frame)
@@ -236,6 +237,11 @@ class FeatureParty:
 
     def _keep(self, frame: Frame) -> Frame | None:
         """Keep the state after so many steps, or go back to it or to its model alone."""
+        if frame.kind is Kind.EXPORTED:
+            if not self.finished:
+                raise ProtocolError(f"an {frame.kind} frame came before training was finished")
+            self.on_exported(self)
+            return None
         if frame.kind is Kind.KEEP:
             return self._choose_model(frame)
         if frame.kind is Kind.BEST:

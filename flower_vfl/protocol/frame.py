@@ -3,7 +3,8 @@
 Down (label party to feature party) go `STEP` (the gradient of one step and the request for another, fused to one round
 trip), `EVALUATE`, `SAVE` and `RESTORE` (keep your state of this step, go back to it), `BEST` (copy your weights, this
 epoch was the best so far; not answered), `KEEP` (the model of this step is the one that stays; -1: none does), `AUDIT`
-(simulations only) and `FINISH`; of a finished training `PREDICT`. Up go `HELLO`, `EMBEDDING`, `SAVED`, `RESTORED`,
+(simulations only), `FINISH` and `EXPORTED` (a finished training's results are written: nobody goes back any more; not
+answered); of a finished training `PREDICT`. Up go `HELLO`, `EMBEDDING`, `SAVED`, `RESTORED`,
 `KEPT`, `AUDITED`, `REPORT` and `ERROR`.
 Where the steps in flight are to be chosen, `REHEARSE` asks what a step takes (or, without tensors, what a round trip
 takes), `REHEARSED` answers and `IN_FLIGHT` tells the choice. `ALIGN` goes both ways, before any training.
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-VERSION = 2
+VERSION = 3
 """Version of the header; a peer with another one is refused."""
 
 Scalar = str | int | float | bool
@@ -56,6 +57,7 @@ class Kind(StrEnum):
     AUDITED = "audited"
     FINISH = "finish"
     REPORT = "report"
+    EXPORTED = "exported"
     ERROR = "error"
     ALIGN = "align"
 

@@ -7,14 +7,20 @@ import ipaddress
 from dataclasses import dataclass
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flower_vfl.errors import SessionError
+from flower_vfl.errors import ProtocolError, SessionError
 
 _DAY = datetime.timedelta(days=1)
 _VALID = datetime.timedelta(days=31)
+
+OFFER_SECONDS = 3600.0
+"""How long the certificate of an offer is valid beyond the time that the label party waits for who has it."""
+
+_ECDSA = ec.ECDSA(hashes.SHA256())
 
 SERVER_NAME = "label-party.flower-vfl"
 """The name in the label party's certificate; parties pin it, whatever address they dial."""
@@ -31,56 +37,143 @@ class Identity:
         return "Identity(<hidden>)"
 
 
-class Authority:
-    """Signs one server certificate and one client certificate a party; its key lives in memory only.
+class SessionKey:
+    """A party's own key for one session: made when it dials, in the memory of its process only.
 
-    Curve P-256 (Ed25519 fails in gRPC); valid from a day ago, because clocks differ.
+    It proves that a party which dials again is the one that was admitted. An offer lies in the SuperLink's database; a
+    proof by what is in the offer would be one that the database can give.
+    """
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+
+    def __repr__(self) -> str:
+        return "SessionKey(<hidden>)"
+
+    @property
+    def public(self) -> str:
+        """The public key, as hexadecimal digits."""
+        form = serialization.PublicFormat.SubjectPublicKeyInfo
+        return self._key.public_key().public_bytes(serialization.Encoding.DER, form).hex()
+
+    def sign(self, words: str) -> str:
+        """Return the signature of some words, as hexadecimal digits."""
+        return self._key.sign(words.encode(), _ECDSA).hex()
+
+    def identity(self, certificate: bytes) -> Identity:
+        """Return the key with the certificate that the label party has issued for it.
+
+        Raises
+        ------
+        ProtocolError
+            When it is no certificate of this key.
+        """
+        try:
+            own = x509.load_pem_x509_certificate(certificate).public_key() == self._key.public_key()
+        except ValueError:
+            own = False
+        if not own:
+            raise ProtocolError("the label party sent no certificate of this party's session key")
+        return Identity(certificate, _pem(self._key))
+
+
+def public_key(digits: str) -> ec.EllipticCurvePublicKey:
+    """Return the public key that a party has sent.
+
+    Raises
+    ------
+    ProtocolError
+        When it is none of the curve P-256.
+    """
+    try:
+        key = serialization.load_der_public_key(bytes.fromhex(digits[:1000]))
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ProtocolError("a party's session key is no public key of the curve P-256")
+    return key
+
+
+def is_signed(key: ec.EllipticCurvePublicKey, signature: object, words: str) -> bool:
+    """Say whether a signature that came is that of some words by the owner of a key."""
+    try:
+        key.verify(bytes.fromhex(signature if isinstance(signature, str) else ""), words.encode(), _ECDSA)
+    except (ValueError, InvalidSignature):
+        return False
+    return True
+
+
+class Authority:
+    """Signs one server certificate and the parties' client certificates; its key lives in memory only.
+
+    Curve P-256 (Ed25519 fails in gRPC); valid from a day ago, because clocks differ. What comes with a private key in
+    an offer is valid for a short time, by the label party's own clock, which alone looks at it.
     """
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "flower-vfl run authority")])
-        builder = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, 0), critical=True)
+        builder = self._builder(self._name, self._key.public_key()).add_extension(
+            x509.BasicConstraints(True, 0), critical=True
+        )
         self.certificate = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, valid: datetime.timedelta = _VALID
+    ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
-            .public_key(key.public_key())
+            .public_key(key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _DAY)
-            .not_valid_after(now + _VALID)
+            .not_valid_after(now + valid)
         )
 
-    def _issue(self, name: str, usage: x509.ObjectIdentifier, hosts: list[x509.GeneralName]) -> Identity:
-        key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key)
+    def _issue(
+        self,
+        name: str,
+        key: ec.EllipticCurvePublicKey,
+        usage: x509.ObjectIdentifier,
+        hosts: list[x509.GeneralName],
+        valid: datetime.timedelta = _VALID,
+    ) -> bytes:
+        builder = self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key, valid)
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
         builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
         builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-        certificate = builder.sign(self._key, hashes.SHA256())
-        return Identity(
-            certificate.public_bytes(serialization.Encoding.PEM),
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            ),
-        )
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def server(self) -> Identity:
         """Issue the label party's certificate."""
         hosts: list[x509.GeneralName] = [x509.DNSName(SERVER_NAME), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        return self._issue(SERVER_NAME, ExtendedKeyUsageOID.SERVER_AUTH, hosts)
+        key = ec.generate_private_key(ec.SECP256R1())
+        return Identity(self._issue(SERVER_NAME, key.public_key(), ExtendedKeyUsageOID.SERVER_AUTH, hosts), _pem(key))
 
-    def client(self, name: str) -> Identity:
-        """Issue a certificate whose common name is `name`."""
-        return self._issue(name, ExtendedKeyUsageOID.CLIENT_AUTH, [x509.DNSName(name)])
+    def client(self, name: str, *, seconds: float = OFFER_SECONDS) -> Identity:
+        """Issue a key, for an offer, with a certificate whose common name is `name`, valid for so many seconds."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        valid = datetime.timedelta(seconds=min(seconds, _VALID.total_seconds()))
+        return Identity(self._client(name, key.public_key(), valid), _pem(key))
+
+    def certify(self, name: str, key: ec.EllipticCurvePublicKey) -> bytes:
+        """Issue the certificate, as long as the run's own, with which the owner of a session key dials again."""
+        return self._client(name, key, _VALID)
+
+    def _client(self, name: str, key: ec.EllipticCurvePublicKey, valid: datetime.timedelta) -> bytes:
+        return self._issue(name, key, ExtendedKeyUsageOID.CLIENT_AUTH, [x509.DNSName(name)], valid)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 def check_clock(certificate: bytes) -> None:
-    """Refuse a fresh certificate that is not valid at this host's time: then the clocks differ by a day or more.
+    """Refuse a run's fresh certificate that is not valid at this host's time: then the clocks differ by a day or more.
 
     Raises
     ------

@@ -50,11 +50,14 @@ class Link(ABC):
         What was negotiated: one row's embedding, and the most bytes of a frame.
     bytes_up, bytes_down : int
         Bytes of frames handed to the transport; with `inproc`, bytes of the tensors.
+    reconnects, queued : int
+        How often a broken stream went on, and frames that have come and wait to be read; 0 where nothing breaks.
     watch : Callable[[], None]
         Called now and then while a link waits for a party that may come back; raises PartyLostError when it will not.
     """
 
     dtype: torch.dtype
+    reconnects = 0
 
     def __init__(self, party: str, hello: Frame, node: str = "") -> None:
         self.party = party
@@ -65,6 +68,11 @@ class Link(ABC):
         self.bytes_up = 0
         self.bytes_down = 0
         self.watch: Callable[[], None] = lambda: None
+
+    @property
+    def queued(self) -> int:
+        """Frames that have come and wait to be read."""
+        return 0
 
     @abstractmethod
     def send(self, frame: Frame) -> None:

@@ -17,9 +17,9 @@ from flower_vfl.errors import ProtocolError, SessionError, UnreachableError
 from flower_vfl.protocol.codec import encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
 from flower_vfl.protocol.printable import printable
-from flower_vfl.transport.authority import SERVER_NAME, check_clock
+from flower_vfl.transport.authority import SERVER_NAME, Identity, SessionKey, check_clock
 from flower_vfl.transport.base import Machine, check_refusal, error_frame
-from flower_vfl.transport.wire import METHOD, NONCE, SERVICE, Traffic, Wire, key_of, options, proof
+from flower_vfl.transport.wire import METHOD, NONCE, SERVICE, Traffic, Wire, key_of, options, proof, words_to_sign
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def attend(
     SessionError
         When it refuses or breaks off, or the clocks differ by a day or more.
     """
-    check_clock(_pem(offer, "certificate"))
+    check_clock(_pem(offer, "authority"))
     dialler = _Dialler(offer, session, machine, outward)
     wait, pause, since = timeout, _PAUSES[0], math.inf
     while True:
@@ -112,9 +112,8 @@ class _Dialler:
             ("grpc.ssl_target_name_override", SERVER_NAME),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        self._credentials = grpc.ssl_channel_credentials(
-            _pem(offer, "authority"), _pem(offer, "key"), _pem(offer, "certificate")
-        )
+        self._authority, self._key = _pem(offer, "authority"), SessionKey()
+        self._identity = Identity(_pem(offer, "certificate"), _pem(offer, "key"))
         self._dialled = False
 
     def converse(self, timeout: float) -> None:
@@ -129,7 +128,9 @@ class _Dialler:
         """
         self.broken = None
         outgoing: Outgoing = queue.SimpleQueue()
-        with grpc.secure_channel(self._address, self._credentials, self._options) as channel:
+        identity = self._identity
+        credentials = grpc.ssl_channel_credentials(self._authority, identity.key, identity.certificate)
+        with grpc.secure_channel(self._address, credentials, self._options) as channel:
             if not _becomes_ready(channel, timeout):
                 error = UnreachableError(_unreachable(self._address, timeout))
                 if not self._dialled:
@@ -151,12 +152,17 @@ class _Dialler:
                 outgoing.put(_END)
 
     def _greet(self, answers: Any, outgoing: Outgoing) -> None:
-        """Show the token the first time; later sign what the label party asks to be signed."""
-        fields = dict(self._hello.fields)
+        """Show the token the first time; later sign what the label party asks to be signed.
+
+        Where nothing has come yet, the first greeting may be lost, and the label party does not know the key.
+        """
+        fields = {**self._hello.fields, "key": self._key.public}
         if self._dialled:
             nonce = str(dict(answers.initial_metadata()).get(NONCE, ""))
-            taken = self._traffic.taken
-            fields |= {"taken": taken, "proof": proof(key_of(self._token), nonce, self._wire.session, taken)}
+            taken, session = self._traffic.taken, self._wire.session
+            fields |= {"taken": taken, "signature": self._key.sign(words_to_sign(nonce, session, taken))}
+            if not self.heard:
+                fields["proof"] = proof(key_of(self._token), nonce, session, taken)
         else:
             fields["token"] = self._token
         self._dialled = True
@@ -167,11 +173,11 @@ class _Dialler:
         for message in answers:
             self.heard += 1
             try:
-                data = self._traffic.take(message)
-                if not welcomed:  # the first message says what the label party has taken
+                if not welcomed:
                     welcomed = True
-                    for missed in self._traffic.missed():
-                        outgoing.put(missed)
+                    self._welcome(message, outgoing)
+                    continue
+                data = self._traffic.take(message)
                 if not data:
                     continue
                 frame = self._wire.unpack(data, self._machine.frame_limit)
@@ -190,6 +196,17 @@ class _Dialler:
                 outgoing.put(self._traffic.pack(answer))
             elif self._traffic.owes_confirmation:
                 outgoing.put(self._traffic.confirmation())
+
+    def _welcome(self, message: bytes, outgoing: Outgoing) -> None:
+        """Learn what the label party has taken, send the rest, and dial next with the certificate that it gives.
+
+        The key in the offer is another one, which the SuperLink's database has too, and its certificate ends soon.
+        """
+        certificate = self._traffic.take_welcome(message)
+        if certificate:
+            self._identity = self._key.identity(certificate)
+        for missed in self._traffic.missed():
+            outgoing.put(missed)
 
     def _report(self, error: Exception, answers: Any, outgoing: Outgoing) -> None:
         """Tell the label party what went wrong, and wait until it has read it and closed."""

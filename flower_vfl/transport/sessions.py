@@ -21,12 +21,13 @@ from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.printable import printable
 from flower_vfl.sections import TransportConfig
+from flower_vfl.transport.authority import OFFER_SECONDS
 from flower_vfl.transport.base import Endpoint, Link
 from flower_vfl.transport.inproc import InprocEndpoint
 from flower_vfl.transport.mailbox import Mailbox, check_registered, passes, raised, reason
 from flower_vfl.transport.messages import MessagesLink, unbundle
 from flower_vfl.transport.signing import Signer
-from flower_vfl.transport.stream import StreamEndpoint
+from flower_vfl.transport.stream import StreamEndpoint, StreamLink
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +157,7 @@ class Sessions:
             wire_dtype=config.wire_dtype,
             limit=config.max_frame_mib * 2**20,
             reconnect=config.reconnect_timeout,
+            offer_seconds=max(config.connect_timeout, config.rejoin_timeout) + OFFER_SECONDS,
         )
 
     def __enter__(self) -> Self:
@@ -236,7 +238,7 @@ class Sessions:
             if time.monotonic() > until:
                 raise self._give_up()
         _log.info("all %d parties have arrived: %s", len(self.links), ", ".join(self.links))
-        self._in_order()
+        self._complete()
         return self.links
 
     def drop(self, party: str) -> None:
@@ -283,7 +285,7 @@ class Sessions:
                     self._returning_reply(node, reply, lost={self._seats[party] for party in missing})
             self._invite()
             self._admit_arrivals()
-        self._in_order()
+        self._complete()
 
     def _returning_reply(self, node: int, reply: Message, *, lost: set[str]) -> None:
         """Handle what a node answers while the parties of the nodes `lost` are to come back."""
@@ -315,8 +317,11 @@ class Sessions:
         self._given_up.discard(node)
         self._invited.discard(node)
 
-    def _in_order(self) -> None:
-        """Put the links into the order of the parties, in the mapping that others hold."""
+    def _complete(self) -> None:
+        """Put the links into the order of the parties, in the mapping that others hold; nobody else can arrive."""
+        streams = {link.node for link in self.links.values() if isinstance(link, StreamLink)}
+        for node in {str(node) for node in self._invited} - streams:
+            self._endpoint.revoke(node)
         links = {party: self.links[party] for party in self._parties}
         self.links.clear()
         self.links.update(links)
@@ -444,3 +449,9 @@ class Sessions:
                     raise ProtocolError(f"party {party!r} should have reported, it sent {report.kind}")
                 self.reports[party] = report
         return self.reports
+
+    def tell_exported(self) -> None:
+        """Tell the parties at the other end of a stream that no state of this training will be asked for any more."""
+        for link in self.links.values():
+            if isinstance(link, StreamLink):
+                link.send(Frame(Kind.EXPORTED))

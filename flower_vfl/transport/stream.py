@@ -15,19 +15,20 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from flower_vfl.errors import PartyError, PartyLostError, ProtocolError, SetupError
 from flower_vfl.protocol.codec import OVERHEAD, decode
 from flower_vfl.protocol.frame import Frame, Kind, from_records
-from flower_vfl.transport.authority import Authority
+from flower_vfl.transport.authority import OFFER_SECONDS, Authority, is_signed, public_key
 from flower_vfl.transport.base import Link
-from flower_vfl.transport.wire import METHOD, NONCE, SERVICE, Traffic, Wire, key_of, options, proof
+from flower_vfl.transport.wire import METHOD, NONCE, SERVICE, Traffic, Wire, key_of, options, proof, words_to_sign
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ _HELLO_LIMIT = OVERHEAD
 _HELLO_SECONDS = 10.0
 _GREETINGS = 2  # of one node at a time: a stream that hangs must not block its successor, nor other parties
 _WATCH_SECONDS = 0.2
-_SHOWN = ("token", "taken", "proof")
+_SHOWN = ("token", "taken", "proof", "signature", "key")
 _END = None
 Outgoing = queue.SimpleQueue[bytes | None]
 
@@ -62,9 +63,11 @@ class StreamLink(Link):
     A stream that breaks may come back; meanwhile `receive` waits and asks `watch` now and then.
     """
 
-    def __init__(self, party: str, hello: Frame, node: str, wire: Wire, *, key: bytes, reconnect: float) -> None:
+    def __init__(
+        self, party: str, hello: Frame, node: str, wire: Wire, *, key: EllipticCurvePublicKey, reconnect: float
+    ) -> None:
         super().__init__(party, hello, node)
-        self.key = key
+        self.key, self.reconnects = key, 0
         self._wire, self._reconnect = wire, reconnect
         self._traffic, self._lock = Traffic(), threading.Lock()
         self._connection: _Connection | None = None
@@ -122,8 +125,14 @@ class StreamLink(Link):
             if self._connection is not None:
                 self._connection.end()
 
-    def attach(self, context: Any, taken: int) -> _Connection:
+    @property
+    def queued(self) -> int:  # noqa: D102
+        return self.incoming.qsize()
+
+    def attach(self, context: Any, taken: int, certificate: bytes = b"") -> _Connection:
         """Go on over a new stream with a party that has taken so many frames, and let go of the old one.
+
+        The party dials with the certificate when this stream breaks.
 
         Raises
         ------
@@ -133,12 +142,13 @@ class StreamLink(Link):
         new = _Connection(context)
         with self._lock:
             self._traffic.confirm(taken)
-            for message in (self._traffic.confirmation(), *self._traffic.missed()):
+            for message in (self._traffic.welcome(certificate), *self._traffic.missed()):
                 new.outgoing.put(message)
             old, self._connection, self._broken = self._connection, new, math.inf
             if self._closed:
                 new.end()
         if old is not None:
+            self.reconnects += 1
             _log.warning("party %r is back after a break", self.party)
             old.end()
             old.context.cancel()
@@ -197,6 +207,8 @@ class StreamEndpoint:
         Most bytes of a frame that gRPC takes at all; the limit of a party's frames follows from its embedding.
     reconnect : float
         Seconds that a party whose stream broke has to come back.
+    offer_seconds : float
+        Seconds that the certificate of an offer is valid. Who was admitted has another one, which is in no offer.
 
     Raises
     ------
@@ -215,10 +227,11 @@ class StreamEndpoint:
         wire_dtype: str,
         limit: int,
         reconnect: float = 0.0,
+        offer_seconds: float = OFFER_SECONDS,
     ) -> None:
         self.session = session
         self._wire = Wire(session, wire_dtype)
-        self._limit, self._reconnect = limit, reconnect
+        self._limit, self._reconnect, self._offer_seconds = limit, reconnect, offer_seconds
         self._authority = Authority()
         self._tokens: dict[str, str] = {}
         self._greeting: Counter[str] = Counter()
@@ -251,7 +264,7 @@ class StreamEndpoint:
 
     def offer(self, node: str) -> dict[str, str | bytes | int]:
         """Return what `node` needs to dial; it is for that node alone, and it opens one session once."""
-        token, identity = secrets.token_hex(32), self._authority.client(node)
+        token, identity = secrets.token_hex(32), self._authority.client(node, seconds=self._offer_seconds)
         self._tokens[node] = token
         return {
             "address": self.address,
@@ -299,27 +312,29 @@ class StreamEndpoint:
         hello = self._greeting_of(node, requests, context)
         if hello.kind is not Kind.HELLO:
             raise ProtocolError(f"node {node} did not greet")
-        taken = hello.integer("taken") if "proof" in hello.fields else 0
-        link, new = self._known(node, hello, proof_of=lambda key: proof(key, nonce, self.session, taken))
-        connection = link.attach(context, taken)
+        taken = hello.integer("taken") if "signature" in hello.fields else 0
+        link, new = self._known(node, hello, nonce, taken)
+        connection = link.attach(context, taken, self._authority.certify(node, link.key))
         if new:
             self._arrived.put(link)
         return link, connection
 
-    def _known(self, node: str, hello: Frame, proof_of: Callable[[bytes], str]) -> tuple[StreamLink, bool]:
-        """Return the link of who shows its token for the first time, or signs with it, and whether it is a new one."""
+    def _known(self, node: str, hello: Frame, nonce: str, taken: int) -> tuple[StreamLink, bool]:
+        """Return the link of who shows its token for the first time, or signs, and whether it is a new one."""
+        key = public_key(hello.text("key"))
         with self._lock:
             token, link = self._tokens.get(node), self._links.get(node)
             if token is not None:
-                key = key_of(token)
-                if _shows(hello, "token", token) or _shows(hello, "proof", proof_of(key)):
+                proven = proof(key_of(token), nonce, self.session, taken)
+                if _shows(hello, "token", token) or _shows(hello, "proof", proven):
                     del self._tokens[node]
                     shown = Frame(Kind.HELLO, fields={k: v for k, v in hello.fields.items() if k not in _SHOWN})
                     link = StreamLink(hello.text("party"), shown, node, self._wire, key=key, reconnect=self._reconnect)
                     self._links[node] = link
                     return link, True
-            elif link is not None and _shows(hello, "proof", proof_of(link.key)):
-                return link, False
+        signed = words_to_sign(nonce, self.session, taken)
+        if token is None and link is not None and is_signed(link.key, hello.fields.get("signature"), signed):
+            return link, False
         raise ProtocolError(f"node {node} showed no valid token")
 
     def _greeting_of(self, node: str, requests: Iterator[bytes], context: Any) -> Frame:

@@ -2,7 +2,8 @@
 
 Each message begins with how many messages its sender has taken so far, 8 bytes, big-endian; behind it comes a frame, or
 nothing. Each end keeps what the other has not taken. After a break each says its count and gets what it has missed: no
-frame is lost, none comes twice.
+frame is lost, none comes twice. The first message from the label party on each connection has a certificate behind its
+count, for the key that the party made for this session.
 """
 
 from __future__ import annotations
@@ -42,13 +43,18 @@ def options(limit: int) -> list[tuple[str, int]]:
 
 
 def key_of(token: str) -> bytes:
-    """Return what a party signs with when it comes again; the token itself is shown once only."""
+    """Return the key of the proof that a party has a token; the token itself is shown once only."""
     return hmac.digest(token.encode(), b"flower-vfl: the same party again", "sha256")
 
 
 def proof(key: bytes, nonce: str, session: str, taken: int) -> str:
-    """Return what shows that a party that comes again is the one that was admitted."""
+    """Return what shows that a party has its token, where its first greeting may have been lost."""
     return hmac.digest(key, f"{nonce}|{session}|{taken}".encode(), "sha256").hex()
+
+
+def words_to_sign(nonce: str, session: str, taken: int) -> str:
+    """Return what a party signs that dials again: it holds for one stream of one session."""
+    return f"flower-vfl: the same party again|{nonce}|{session}|{taken}"
 
 
 class Wire:
@@ -107,6 +113,21 @@ class Traffic:
         """Return a message that only says what was taken."""
         return self._message(b"")
 
+    def welcome(self, certificate: bytes) -> bytes:
+        """Return the label party's first message on each connection: what was taken, and how the party dials next."""
+        return self._message(certificate)
+
+    def take_welcome(self, message: bytes) -> bytes:
+        """Return the certificate in the label party's first message on a connection; empty where there is none.
+
+        Raises
+        ------
+        ProtocolError
+            As `take`.
+        """
+        self.confirm(_count(message))
+        return message[_COUNT.size :]
+
     @property
     def owes_confirmation(self) -> bool:
         """Whether so many messages were taken without a word that the other end should hear of it."""
@@ -120,9 +141,7 @@ class Traffic:
         ProtocolError
             When it is none, or confirms what was never sent.
         """
-        if len(message) < _COUNT.size:
-            raise ProtocolError(f"a message of {len(message)} bytes is too short")
-        self.confirm(_COUNT.unpack_from(message)[0])
+        self.confirm(_count(message))
         data = message[_COUNT.size :]
         self.taken += bool(data)
         return data
@@ -150,3 +169,9 @@ class Traffic:
     def _message(self, data: bytes) -> bytes:
         self._said = self.taken
         return _COUNT.pack(self.taken) + data
+
+
+def _count(message: bytes) -> int:
+    if len(message) < _COUNT.size:
+        raise ProtocolError(f"a message of {len(message)} bytes is too short")
+    return int(_COUNT.unpack_from(message)[0])

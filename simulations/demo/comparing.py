@@ -17,7 +17,7 @@ from flower_vfl.apps.build import open_data
 from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
 from flower_vfl.config import Config
 from flower_vfl.errors import InputError, OutputExistsError, TrainingError
-from flower_vfl.files import LEFTOVERS, FolderLock, write_json_atomic, writing_to
+from flower_vfl.files import LEFTOVERS, FolderLock, append_private, write_json_atomic, writing_to
 from flower_vfl.machine import cores
 from flower_vfl.parties.memory import free_memory
 from flower_vfl.protocol.printable import shortened
@@ -94,7 +94,7 @@ def _folder(out: Path, configs: Mapping[str, Config], *, resume: bool) -> Iterat
     else:
         check_free(out)
     with writing_to(out):
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with FolderLock(out):
         (out / ERRORS).unlink(missing_ok=True)
         for name, config in configs.items():
@@ -218,7 +218,7 @@ class _Demo:
         if event.by_input:
             raise InputError(event.reason)
         self.failures[event.name] = event.reason
-        with writing_to(self.out / ERRORS), (self.out / ERRORS).open("a", encoding="utf-8") as log:
+        with writing_to(self.out / ERRORS), append_private(self.out / ERRORS) as log:
             log.write(f"{event.name}: {event.reason}\n{event.trace}\n")
 
     def _compare_first(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from flower_vfl.apps.folder import RESULT, check_folder, check_free, read_result
 from flower_vfl.apps.sweeps import DEFINITION, ERRORS, Entry, is_sweep, read_record, write_record
 from flower_vfl.errors import ConfigError, InputError, OutputExistsError
-from flower_vfl.files import FolderLock, remove_leftovers, write_text_atomic, writing_to
+from flower_vfl.files import FolderLock, append_private, remove_leftovers, write_text_atomic, writing_to
 from flower_vfl.protocol.printable import printable
 from flower_vfl.simulations.sweep.trials import Trial
 
@@ -70,7 +70,7 @@ class SweepFolder:
         self.attempts = {entry.run: entry.attempts for entry in known.values()}
         self._origin = origin
         with writing_to(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
         remove_leftovers(self.path)
         try:
@@ -97,7 +97,7 @@ class SweepFolder:
     def failed(self, run: str, text: str) -> None:
         """Note in full what ended a try of a trial or of a stack, wherever it came from: a console shows one line."""
         lines = [printable(line, len(line)) for line in text.splitlines()]
-        with writing_to(self.path / ERRORS), (self.path / ERRORS).open("a", encoding="utf8") as log:
+        with writing_to(self.path / ERRORS), append_private(self.path / ERRORS) as log:
             log.write("\n".join([f"{run}:", *lines, "\n"]))
 
     def _record(self) -> None:

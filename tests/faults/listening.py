@@ -36,6 +36,10 @@ _CHANGING = re.compile(r'"seconds_compute", [0-9.e+-]+|"seconds_compute": [0-9.e
 """Times and ports, which no two runs share."""
 
 
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----\n")
+"""In the first message of a stream: of a key that the party drew."""
+
+
 def fix_randomness(monkeypatch: Any, folder: Path) -> None:
     """Let what is drawn anew for each run be the same in every run."""
     secret = folder / "secret"
@@ -207,7 +211,8 @@ def tap(monkeypatch: Any) -> list[Deployed]:
 
         context.abort = aborted
         for message in serve(endpoint, requests, context):
-            mine.append(("bytes", message[8:]))  # before them, how many of the party's own messages came until now
+            # Before them stands how many of the party's own messages came until now.
+            mine.append(("bytes", _CERTIFICATE.sub(b"random", message[8:])))
             yield message
         mine.append(("end", ""))
 

@@ -12,7 +12,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from flower_vfl.errors import SessionError
 from flower_vfl.transport import authority as module
-from flower_vfl.transport.authority import SERVER_NAME, Authority, check_clock
+from flower_vfl.transport.authority import SERVER_NAME, Authority, SessionKey, check_clock, public_key
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,16 @@ def test_a_partys_certificate_cannot_sign_others(authority):
         assert constraints.value.ca is may
 
 
-def test_certificates_are_valid_from_a_day_ago_for_about_a_month(authority):
+def test_certificates_are_valid_from_a_day_ago_and_those_of_offers_not_for_long(authority):
     now = datetime.datetime.now(datetime.UTC)
-    for pem in (authority.certificate, authority.server().certificate, authority.client("2").certificate):
+    key = public_key(SessionKey().public)
+    run = [authority.certificate, authority.server().certificate, authority.certify("2", key)]
+    hour, month = datetime.timedelta(hours=1), datetime.timedelta(days=31)
+    offers = [(authority.client("2").certificate, hour), (authority.client("2", seconds=1e9).certificate, month)]
+    for pem, expected in [(pem, month) for pem in run] + offers:
         certificate = parse(pem)
         assert certificate.not_valid_before_utc < now - datetime.timedelta(hours=23)
-        assert datetime.timedelta(days=30) < certificate.not_valid_after_utc - now < datetime.timedelta(days=32)
+        assert abs(certificate.not_valid_after_utc - now - expected) < datetime.timedelta(minutes=5)
 
 
 def test_every_key_is_fresh_and_belongs_to_its_certificate(authority):
@@ -99,7 +103,7 @@ def test_a_clock_that_is_days_off_is_told_with_both_times(authority, monkeypatch
         def now(cls, zone=None):
             return now
 
-    certificate = authority.client("2").certificate
+    certificate = authority.certificate
     monkeypatch.setattr(module.datetime, "datetime", Clock)
     words = f"the clocks of the two hosts differ: .* this host's says {now:%Y-%m-%d %H:%M}; set the wrong one"
     with pytest.raises(SessionError, match=words) if refused else nullcontext():

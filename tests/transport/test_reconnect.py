@@ -8,6 +8,8 @@ import time
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,10 +17,10 @@ from hypothesis import strategies as st
 from flower_vfl.errors import PartyError, PartyLostError, ProtocolError, SessionError
 from flower_vfl.protocol.codec import encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
-from flower_vfl.transport.authority import SERVER_NAME
+from flower_vfl.transport.authority import SERVER_NAME, Authority, SessionKey, is_signed, public_key
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.stream import StreamLink
-from flower_vfl.transport.wire import KEPT, METHOD, NONCE, SERVICE, Traffic, Wire, key_of, proof
+from flower_vfl.transport.wire import KEPT, METHOD, NONCE, SERVICE, Traffic, Wire, key_of, proof, words_to_sign
 from tests.transport.fakes import FakeParty, converse, fit
 from tests.transport.proxies import Line
 from tests.transport.test_stream import SESSION, arrived, listening
@@ -227,8 +229,22 @@ def test_a_party_that_comes_back_to_a_session_that_is_closed_hears_its_end():
 
 
 def test_a_signature_holds_for_one_key_one_nonce_one_session_and_one_count():
-    given = itertools.product((b"k", b"l"), ("n", "m"), ("s", "t"), (1, 2))
+    given = list(itertools.product((b"k", b"l"), ("n", "m"), ("s", "t"), (1, 2)))
     assert len({proof(*values) for values in given}) == 16
+    keys = [SessionKey(), SessionKey()]
+    said = [(key, words_to_sign(*values)) for key, (_, *values) in itertools.product(keys, given[:8])]
+    key, words = said[0]
+    signature = key.sign(words)
+    holds = [is_signed(public_key(other.public), signature, text) for other, text in said]
+    assert holds == [True] + 15 * [False]
+
+
+KEY = SessionKey()
+
+
+def signed_by(key, nonce, *, session=SESSION, taken=0):
+    """Greet again as the owner of a session key does."""
+    return {"taken": taken, "signature": key.sign(words_to_sign(nonce, session, taken))}
 
 
 def greeted(offer, *fields_of):
@@ -240,8 +256,8 @@ def greeted(offer, *fields_of):
         with grpc.secure_channel(offer["address"], credentials, options) as channel:
             outgoing = queue.SimpleQueue()
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, None), timeout=10)
-            nonce = dict(call.initial_metadata())[NONCE]
-            frame = Frame(Kind.HELLO, fields={"party": "a", **fields(nonce)})
+            nonce = dict(call.initial_metadata()).get(NONCE, "")  # none where the handshake fails
+            frame = Frame(Kind.HELLO, fields={"party": "a", "key": KEY.public, **fields(nonce)})
             outgoing.put(encode(to_records(frame, SESSION)))
             try:
                 next(call)
@@ -258,24 +274,26 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED
 def test_a_party_comes_again_by_its_signature_and_a_listener_cannot():
     with listening(reconnect=20.0) as endpoint:
         offer = endpoint.offer("2")
-        token, key = offer["token"], key_of(offer["token"])
+        token, other_key = offer["token"], SessionKey()
         old = {}
 
         def signed(nonce):
-            old["proof"] = proof(key, nonce, SESSION, 0)
-            return {"taken": 0, **old}
+            old.update(signed_by(KEY, nonce))
+            return old
 
         right = greeted(offer, lambda nonce: {"token": token}, signed)
         arrived(endpoint).send(Frame(Kind.STEP, 0, {"gradient_of": -1}))
         wrong = greeted(
             offer,
             lambda nonce: {"token": token},  # the token opens one session once
-            lambda nonce: {"taken": 0, **old},  # a signature of another nonce
-            lambda nonce: {"taken": 0, "proof": proof(key, nonce, "another", 0)},
-            lambda nonce: {"taken": 1, "proof": proof(key, nonce, SESSION, 0)},  # a signature of another count
-            lambda nonce: {"taken": 0, "proof": proof(key_of("f" * 64), nonce, SESSION, 0)},
-            lambda nonce: {"taken": 99, "proof": proof(key, nonce, SESSION, 99)},  # so many were never sent
-            lambda nonce: {"taken": -1, "proof": proof(key, nonce, SESSION, -1)},
+            lambda nonce: dict(old),  # a signature of another nonce
+            lambda nonce: signed_by(KEY, nonce, session="another"),
+            lambda nonce: {**signed_by(KEY, nonce), "taken": 1},  # a signature of another count
+            lambda nonce: signed_by(other_key, nonce),
+            lambda nonce: {**signed_by(other_key, nonce), "key": other_key.public},
+            lambda nonce: {**signed_by(KEY, nonce), "signature": "é"},
+            lambda nonce: signed_by(KEY, nonce, taken=99),  # so many were never sent
+            lambda nonce: signed_by(KEY, nonce, taken=-1),
             lambda nonce: {},
         )
         assert right == [None, None]
@@ -283,6 +301,82 @@ def test_a_party_comes_again_by_its_signature_and_a_listener_cannot():
         assert greeted(offer, signed) == [None]
         other = endpoint.offer("3")
         assert greeted(other, signed) == [DENIED]  # the signature of one party with the certificate of another
+
+
+def test_who_has_the_offer_of_an_open_session_cannot_take_it_over():
+    """As whoever reads the SuperLink's database has it: with its certificate, key and token."""
+    with listening(reconnect=20.0) as endpoint:
+        session = Session(endpoint, FakeParty(), 20.0)
+        link = arrived(endpoint)
+        fit(link)
+        converse({"a": link}, 2)
+        thief = SessionKey()
+
+        def forged(nonce, taken=3):
+            proven = proof(key_of(session.offer["token"]), nonce, SESSION, taken)
+            return {**signed_by(thief, nonce, taken=taken), "key": thief.public, "proof": proven}
+
+        taken = [forged, lambda nonce: {**forged(nonce), "token": session.offer["token"]}]
+        assert greeted(session.offer, *taken) == [DENIED, DENIED]
+        converse({"a": link}, 2)  # its own party goes on, and comes back over a new line
+        session.line.cut()
+        assert greeted(session.offer, *taken) == [DENIED, DENIED]
+        converse({"a": link}, 2)
+        link.send(Frame(Kind.FINISH))
+        assert link.receive(30).kind is Kind.REPORT
+        endpoint.close()
+        assert greeted(session.offer, forged) == [grpc.StatusCode.UNAVAILABLE]  # after the run nobody listens
+        session.end()
+    assert session.errors == []
+
+
+def test_an_offer_opens_no_connection_once_it_has_expired_and_its_party_comes_back():
+    with listening(reconnect=20.0, offer_seconds=2.0) as endpoint:
+        session = Session(endpoint, FakeParty(), 20.0)
+        link = arrived(endpoint)
+        fit(link)
+        time.sleep(3.0)
+        assert greeted(session.offer, lambda nonce: {"token": session.offer["token"]}) == [grpc.StatusCode.UNAVAILABLE]
+        session.line.cut()
+        converse({"a": link}, 2)
+        link.send(Frame(Kind.FINISH))
+        assert link.receive(30).kind is Kind.REPORT
+        endpoint.close()
+        session.end()
+    assert link.reconnects == 1
+    assert session.errors == []
+
+
+def test_a_party_whose_first_greeting_was_lost_is_admitted_by_the_proof_of_its_token():
+    with listening(reconnect=20.0) as endpoint:
+        offer = endpoint.offer("2")
+        key = key_of(offer["token"])
+        assert greeted(
+            offer,
+            lambda nonce: signed_by(KEY, nonce),  # who signs alone was never admitted
+            lambda nonce: {**signed_by(KEY, nonce), "proof": proof(key, nonce, SESSION, 0)},
+            lambda nonce: signed_by(KEY, nonce),
+        ) == [DENIED, None, None]
+
+
+@pytest.mark.parametrize("key", ["", "00", "é", "a" * 2000, 5, None, "ed25519"])
+def test_a_greeting_without_a_session_key_of_its_curve_is_refused(key):
+    if key == "ed25519":
+        form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        key = ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(*form).hex()
+    with listening() as endpoint:
+        offer = endpoint.offer("2")
+        assert greeted(offer, lambda nonce: {"token": offer["token"], "key": key or ""}) == [DENIED]
+        assert greeted(offer, lambda nonce: {"token": offer["token"]}) == [None]
+
+
+@pytest.mark.parametrize("sent", [b"garbage", b"", "another"])
+def test_a_party_takes_no_certificate_but_one_of_its_own_session_key(sent):
+    key, authority = SessionKey(), Authority()
+    certificate = authority.client("2").certificate if sent == "another" else sent
+    with pytest.raises(ProtocolError, match="no certificate of this party's session key"):
+        key.identity(certificate)
+    assert key.identity(authority.certify("2", public_key(key.public))).certificate.startswith(b"-----BEGIN")
 
 
 def test_a_party_that_is_invited_anew_is_known_by_its_new_token_only():
@@ -293,7 +387,7 @@ def test_a_party_that_is_invited_anew_is_known_by_its_new_token_only():
         again = endpoint.offer("2")
 
         def by_old(nonce):
-            return {"taken": 0, "proof": proof(key_of(offer["token"]), nonce, SESSION, 0)}
+            return {**signed_by(KEY, nonce), "proof": proof(key_of(offer["token"]), nonce, SESSION, 0)}
 
         assert greeted(offer, by_old) == [DENIED]
         assert greeted(again, lambda nonce: {"token": again["token"]}) == [None]

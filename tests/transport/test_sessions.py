@@ -52,6 +52,21 @@ def test_the_greeting_of_a_party_is_seen_and_its_token_is_not(sessions, kind):
     assert link.hello == Frame(Kind.HELLO, fields={"party": "a", "width": 9})
 
 
+def test_an_offer_that_nobody_took_up_opens_nothing_once_all_parties_are_here(sessions):
+    kept = []
+
+    def spare(message):
+        kept.append(message.content[OFFER])
+        content = RecordDict({REPLY: ConfigRecord({"status": "spare", "reason": "not needed"})})
+        return Message(content, reply_to=message)
+
+    with sessions("stream", [spare, FakeParty("a")], names=["a"]) as opened:
+        with pytest.raises(SessionError, match=r"PERMISSION_DENIED.* showed no valid token"):
+            attend(kept[0], kept[0]["session"], FakeParty("a"), timeout=5)
+        assert len(converse(opened.links, 3)) == 3
+        opened.finish(10)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_spare_nodes_are_ignored(sessions, kind):
     parties = [None, FakeParty("a"), None, FakeParty("b")]

@@ -20,7 +20,7 @@ from flower_vfl.errors import PartyLostError, ProtocolError
 from flower_vfl.protocol.codec import OVERHEAD, encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
 from flower_vfl.transport import stream
-from flower_vfl.transport.authority import SERVER_NAME, Authority
+from flower_vfl.transport.authority import SERVER_NAME, Authority, SessionKey
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.sessions import Sessions
 from tests.transport.fakes import FakeParty, client_app, converse, fit
@@ -40,8 +40,11 @@ def endpoint():
         yield opened
 
 
+KEY = SessionKey().public
+
+
 def greeting(token, *, session=SESSION, kind=Kind.HELLO, **fields):
-    fields = {"party": "a", "token": token, **fields}
+    fields = {"party": "a", "token": token, "key": KEY, **fields}
     return encode(to_records(Frame(kind, fields={k: v for k, v in fields.items() if v is not None}), session))
 
 
@@ -315,7 +318,7 @@ def test_a_greeting_may_be_as_long_as_a_header_and_no_longer(endpoint):
     def padded(padding):
         hello = Frame(
             Kind.HELLO,
-            fields={"party": "a", "token": offer["token"]},
+            fields={"party": "a", "token": offer["token"], "key": KEY},
             tensors={"x": torch.zeros(padding, dtype=torch.uint8)},
         )
         return encode(to_records(hello, SESSION))

@@ -1,0 +1,72 @@
+"""What only a resumed run needs is gone once a deployed run's results are written, and not a moment before."""
+
+import shutil
+
+import pytest
+
+from flower_vfl.apps.keeping import CHECKPOINTS, Keeping
+from flower_vfl.config import build_config
+from flower_vfl.errors import SetupError, StorageError
+from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE
+from tests.apps.test_node import CONFIG, deploy, folders, nodes_of  # noqa: F401 - `folders` is a fixture
+
+STATES = ("secret-*", "step-*", "received*", "memory-*")
+
+
+def left(folder):
+    """What of these lies in a party's folder of checkpoints."""
+    return sorted({name for name in STATES for _ in folder.glob(name)})
+
+
+@pytest.fixture
+def hosts(folders, monkeypatch, tmp_path):  # noqa: F811
+    """A function that runs a deployment, and the folders of the label party's and of one feature party's states."""
+    root, dataset = folders
+    monkeypatch.setenv(NOISE_KEY_FILE_VARIABLE, str(tmp_path / "noise.key"))
+    (tmp_path / "noise.key").write_bytes(bytes(32))
+    nodes = nodes_of(folders)
+    for node in nodes:
+        node["out"] = str(tmp_path / node["party"])
+    config = build_config({**CONFIG.model_dump(), "checkpoint": {"every": 1}})
+
+    def start(**changed):
+        label = root / dataset.label_party
+        return deploy(nodes, label, monkeypatch, tmp_path, config, out=str(tmp_path / "run"), **changed)
+
+    party = nodes[0]["party"]
+    return start, tmp_path / "run" / CHECKPOINTS / "label", tmp_path / party / CHECKPOINTS / party
+
+
+def test_a_finished_run_leaves_no_secret_and_no_state_and_cannot_go_on(hosts, tmp_path):
+    start, label, party = hosts
+    assert start().status == "finished"
+    assert (left(label), left(party)) == ([], [])
+    assert (tmp_path / "noise.key").read_bytes() == bytes(32)
+    with pytest.raises(SetupError, match=r"has finished and its results are written.* Begin a new run in another"):
+        start(resume=True)
+    shutil.rmtree(label.parent)  # as a backup without states leaves it
+    result = (tmp_path / "run" / "result.json").read_bytes()
+    with pytest.raises(SetupError, match=r"the run in \S+ has finished"):
+        start(resume=True)
+    assert (tmp_path / "run" / "result.json").read_bytes() == result
+    (ended,) = party.glob("ended-*")
+    with pytest.raises(SetupError, match="nothing is left to go on with"):
+        Keeping(party, party.name, ended.name.removeprefix("ended-")).check_open()
+    (party / "secret-00").write_bytes(b"of a training that never ended")
+    Keeping(party, party.name, "another").check_open()  # the next training in this folder
+    assert not [*party.glob("ended-*"), *party.glob("secret-*")]
+
+
+def test_a_run_whose_results_could_not_be_written_keeps_all_that_it_needs_to_go_on(hosts, monkeypatch):
+    start, label, party = hosts
+
+    def full(*_):
+        raise StorageError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flower_vfl.apps.training.save_model", full)
+        with pytest.raises(StorageError):
+            start()
+    assert {"secret-*", "step-*"} <= set(left(label)) & set(left(party))
+    assert start(resume=True).status == "finished"
+    assert (left(label), left(party)) == ([], [])
