@@ -125,7 +125,8 @@ class LeakageMonitor:
 
         remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self._every, self._defended, self._recorder = every, defended, recorder
-        self._informed, self._split, self._audits = informed, split, len(parties)
+        self._informed, self._split = informed, split
+        self._audits = sum(1 + len(_members(party)) for party in parties)
         self._sent = [self._view("monitor", party, watching, remembering, defended=defended) for party in parties]
         on_gradients = [attack for attack in watching if attack.sees == "gradients"]  # embeddings are what they are
         self._unsent: list[_View] = []
@@ -166,6 +167,7 @@ class LeakageMonitor:
             defended=self._defended,
             recorder=self._recorder,
             rows=self._informed,
+            members=_members(party),
             every=self._every,
             audits=self._audits,
             direction=DIRECTION not in (attack.label for attack in remembering),
@@ -218,7 +220,8 @@ class LeakageMonitor:
         """Keep of one step what informed readers are fitted to and scored on, see `observe`, and run no attack."""
         for view in self._sent:
             if view.informed is not None:
-                view.informed.observe(step, epoch, rows, view.joined(embeddings), view.joined(gradients))
+                widths = [gradients[party].flatten(1).shape[1] for party in view.parties]
+                view.informed.observe(step, epoch, rows, view.joined(embeddings), view.joined(gradients), widths)
 
     @property
     def audited(self) -> list[dict[str, Any] | None]:
@@ -337,6 +340,11 @@ class LeakageMonitor:
                 view.remembered.forget()
         if self._memory is not None:
             shutil.rmtree(self._memory, ignore_errors=True)
+
+
+def _members(party: str) -> list[str]:
+    """Return the members of a group such as "a+b"; none of a party alone."""
+    return party.split("+") if "+" in party else []
 
 
 def _largest(values: Iterable[float]) -> float:

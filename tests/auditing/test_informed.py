@@ -77,6 +77,23 @@ def test_what_a_shift_of_means_gives_away_is_its_closed_form():
     assert alone["rows"] == pytest.approx(N / 2, rel=0.1)
 
 
+def test_a_group_reads_what_its_member_with_all_the_signal_does():
+    y, widths = Y[:1600], (8, 64)
+
+    def send(step, rows):
+        g = noise(step, rows, width=sum(widths))
+        g[:, : widths[0]] += 2.5 / np.sqrt(2 * widths[0]) * y[rows][:, None]  # over two epochs 2.5 deviations
+        return np.zeros_like(g), g
+
+    group, joint = entries_of(y, send, epochs=2, members=("a", "b"), widths=widths)
+    best = norm.cdf(2.5 / np.sqrt(2))
+    for entry in (group, joint):
+        assert entry["member"] == "a"
+        assert entry["mean"] == pytest.approx(best, abs=0.02)
+    together = max(one["auc"] for one in group["candidates"] if "member" not in one)
+    assert together < best - 0.03  # noise of many numbers hides a signal of a few
+
+
 def test_noise_that_is_drawn_anew_is_averaged_over_epochs():
     alone, _ = entries_of(Y, slow, epochs=16)
     assert alone["span"] == "epochs"
