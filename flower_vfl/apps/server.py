@@ -128,7 +128,7 @@ def make_server_app(
         simulation = is_simulation(grid)
         dataset = data(settings if simulation else with_data_of_this_host(settings))
         labels, parties = dataset.labels(), party_names(settings, dataset)
-        schedule_of(settings, len(labels.train), len(labels.test), periods=dataset.alignment.periods)
+        schedule = schedule_of(settings, len(labels.train), len(labels.test), periods=dataset.alignment.periods)
         keeping = None if given is None else Keeping.of_label_party(given, resume=goes_on)
         secret = _secret(settings, keeping, simulation=simulation)
         journal, offer = Journal((EpochLog(), *observers)), dict[str, str]()
@@ -142,7 +142,6 @@ def make_server_app(
                 journal.open(folder.path, settings.sinks)
                 secret.keep(keeping.secret)
                 offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
-                _log.info("results go to %s", folder.path)
             with _offered(grid, parties, settings, offer) as sessions:
                 with nothing_collected():
                     from flower_vfl.apps.label_party import build_strategy
@@ -160,9 +159,13 @@ def make_server_app(
                     observer=journal,
                     outcome=Outcome(),
                 )
+                if settings.attack.max_bound < 1.0:
+                    strategy.check_bound(schedule.epochs)
                 if simulation and not isinstance(grid, LocalGrid):
                     wait_for_workers(len(parties), at_once=settings.transport.kind == "stream")
                 strategy.base.sessions, strategy.base.offer = sessions, offer
+                if folder is not None:
+                    _log.info("results go to %s", folder.path)
                 undo.pop_all()  # from now on what was measured is kept
                 train_and_write(
                     grid, strategy, dataset, folder, keeping, journal, on_result, {"top": top, "bottom": bottom}
