@@ -128,7 +128,7 @@ def make_server_app(
         simulation = is_simulation(grid)
         dataset = data(settings if simulation else with_data_of_this_host(settings))
         labels, parties = dataset.labels(), party_names(settings, dataset)
-        schedule = schedule_of(settings, len(labels.train), len(labels.test), periods=dataset.alignment.periods)
+        schedule_of(settings, len(labels.train), len(labels.test), periods=dataset.alignment.periods)
         keeping = None if given is None else Keeping.of_label_party(given, resume=goes_on)
         secret = _secret(settings, keeping, simulation=simulation)
         journal, offer = Journal((EpochLog(), *observers)), dict[str, str]()
@@ -159,13 +159,9 @@ def make_server_app(
                     observer=journal,
                     outcome=Outcome(),
                 )
-                if settings.attack.max_bound < 1.0:
-                    strategy.check_bound(schedule.epochs)
                 if simulation and not isinstance(grid, LocalGrid):
                     wait_for_workers(len(parties), at_once=settings.transport.kind == "stream")
                 strategy.base.sessions, strategy.base.offer = sessions, offer
-                if folder is not None:
-                    _log.info("results go to %s", folder.path)
                 undo.pop_all()  # from now on what was measured is kept
                 train_and_write(
                     grid, strategy, dataset, folder, keeping, journal, on_result, {"top": top, "bottom": bottom}

@@ -18,10 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_vfl.attacks.joint import JointView
 from flower_vfl.attacks.remembered_direction import score as direction_score
-from flower_vfl.attacks.remembering import in_batch_units
+from flower_vfl.attacks.remembering import centred_in_batch_units
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.collected import Collected
+from flower_vfl.auditing.columns import joint_view, read_with_columns
+from flower_vfl.auditing.entries import AUDIT
 from flower_vfl.auditing.features import GradientFeatures, with_embeddings
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.members import ALONE, Members
@@ -30,12 +33,11 @@ from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, Fi
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.selection import BATCH, EPOCH, EPOCHS, Candidate, Sample, best, candidates, measured, strongest
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
+from flower_vfl.auditing.verdict import INFORMED
+from flower_vfl.data.dataset import PartyTable
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.protocol.tensors import brought
-
-INFORMED, AUDIT = "informed", "audit"
-"""The attack and the phase that an entry of ``result.json`` names."""
 
 DIRECTION = "remembered_direction"
 """The attack on all epochs that the panel is read by, which needs no label."""
@@ -157,6 +159,7 @@ class InformedAudit:
         )
         self._pending: list[tuple[int, int, Rows, Tensor, Tensor]] = []
         self._entries: list[dict[str, Any]] | None = None
+        self._with_columns: list[dict[str, Any]] = []
 
     def observe(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor, widths: Sequence[int] = ()) -> None:
         """Take in one step: embeddings (B, ...) that came and gradients (B, ...) that leave.
@@ -190,7 +193,7 @@ class InformedAudit:
         panel = self._panel or self._begin(g.shape[1], z.shape[1])
         found, places = panel.places(rows)
         if found.size:
-            x, at = in_batch_units(g - g.mean(dim=0)), torch.from_numpy(found)
+            x, at = centred_in_batch_units(g), torch.from_numpy(found)
             panel.add(places, x.index_select(0, at), z.index_select(0, at))
         first = self._schedule.steps_of(epoch)[0]
         if (step - first) % self._stride(epoch, g.shape[1], z.shape[1]) == 0:
@@ -281,6 +284,45 @@ class InformedAudit:
             )
         ]
 
+    def panel_of(self, tables: Sequence[PartyTable], *, random: bool) -> tuple[NDArray[np.int64], JointView] | None:
+        """Return rows that were followed, and what their parties have of them with their columns; None without any.
+
+        Parameters
+        ----------
+        tables : Sequence[PartyTable]
+            The columns of the party, or of each member.
+        random : bool
+            Whether only rows are wanted that were drawn whatever their class.
+        """
+        self._settle()
+        panel = self._panel
+        if panel is None or not len(panel.rows):
+            return None
+        panel.settle()
+        arrived = panel.arrived & torch.from_numpy(panel.random) if random else panel.arrived
+        rows = panel.rows[arrived.numpy()]
+        return rows, joint_view(tables, rows, panel.mean[arrived], panel.embeddings[arrived])
+
+    def read_columns(self, tables: Sequence[PartyTable]) -> None:
+        """Let readers read the followed rows with the columns of their parties, which a simulation has; once.
+
+        Call it before `finish`, which lets go of what was kept.
+        """
+        found = self.panel_of(tables, random=False)
+        if found is None:
+            return
+        rows, view = found
+        y, parts = self._labels[rows].astype(np.int64), self._split.parts(rows)
+        entry = read_with_columns(
+            *(view, y, parts),
+            party=self._party,
+            defended=self._defended,
+            classes=self._classes,
+            positives=self._positives,
+            members=self._members,
+        )
+        self._with_columns = [entry]
+
     def finish(self) -> None:
         """Let all readers read what was kept; called once, when training has ended."""
         self._settle()
@@ -325,7 +367,7 @@ class InformedAudit:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the entries of ``result.json``; before `finish`, those of the panel alone."""
-        return [*self._directions.entries(), *(self._entries or [])]
+        return [*self._directions.entries(), *(self._entries or []), *self._with_columns]
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain values and tensors."""
@@ -342,7 +384,7 @@ class InformedAudit:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` returned."""
-        self._pending, self._entries = [], None
+        self._pending, self._entries, self._with_columns = [], None, []
         if state["widths"]:
             self._join(state["widths"])
         self._features.restore(state["features"])
