@@ -29,7 +29,7 @@ from flower_vfl.auditing.features import GradientFeatures, with_embeddings
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.panel import Membership, RowPanel
-from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, Fit
+from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, WITHIN_BATCH, Fit
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.selection import BATCH, EPOCH, EPOCHS, Candidate, Sample, best, candidates, measured, strongest
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
@@ -332,7 +332,7 @@ class InformedAudit:
             self._kept, self._now = self._now, Collected()  # ended within the first epoch
         whole, sample, panel = self._fits, self._sample(self._kept), self._panel_sample()
         gradients, z = self._features.views(self._kept.columns), self._members.views(self._kept.embeddings)
-        alone = [*self._read(sample, gradients, EPOCH, whole), *self._read(sample, gradients, BATCH, DISCRIMINANTS)]
+        alone = [*self._read(sample, gradients, EPOCH, whole), *self._read(sample, gradients, BATCH, WITHIN_BATCH)]
         both = [(name, with_embeddings(x, own)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
         joint, baselines = self._read(sample, both, EPOCH, whole), {EPOCH: self._read(sample, z, EPOCH, whole)}
         if panel is not None:

@@ -43,6 +43,12 @@ def sparse(step, rows):
     return Z[rows], g / np.linalg.norm(g, axis=1, keepdims=True)
 
 
+def rounded(step, rows):
+    """Noise on a fine grid that lies half a cell aside for positives."""
+    cells = np.floor(noise(step, rows, width=32) / 0.05)
+    return np.zeros_like(cells), (0.05 * (cells + 0.5 * Y[rows][:, None])).astype(np.float32)
+
+
 def masked(step, rows):
     """The side of a gradient says the label only to somebody who has the embedding."""
     g = noise(step, rows)
@@ -59,8 +65,8 @@ def slow(step, rows):
 
 @pytest.mark.parametrize(
     ("send", "least"),
-    [(turned, 0.9), (paired, 0.98), (sparse, 0.95)],
-    ids=["a direction a batch", "a product of two", "zeros at chosen places"],
+    [(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97)],
+    ids=["a direction a batch", "a product of two", "zeros at chosen places", "a grid"],
 )
 def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
     alone, _ = entries_of(Y, send)
