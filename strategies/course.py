@@ -165,7 +165,7 @@ class _Course:
             )
             self._read_trained()
             if self._monitor is not None:
-                self._monitor.finish_audit()
+                self._monitor.finish_audit(base.columns if base.config.attack.audit else None)
         finally:
             outcome.leakage = [] if self._monitor is None else self._monitor.entries()
             outcome.leakage += [] if self._conditional is None else self._conditional.oracle.entries()

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack
 from flower_vfl.attacks.joint import JointAttack
-from flower_vfl.auditing.informed import AUDIT, INFORMED
 from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol.frame import Frame
 
@@ -33,7 +32,7 @@ class _Measure(_Said):
 class _Leak(_Said):
     label: str
     metric: str
-    phase: Literal["train", "remembered", "inference", "joint", "audit"]
+    phase: Literal["train", "remembered", "inference", "joint"]
     layer: str
     defended: bool
     q95: _Unknown
@@ -103,8 +102,6 @@ def read_report(party: str, frame: Frame, attacks: Sequence[AttackMethod]) -> di
 
 
 def _attributed(entry: dict[str, Any], party: str, known: dict[str, AttackMethod]) -> dict[str, Any]:
-    if entry["phase"] == AUDIT and any(isinstance(attack, JointAttack) for attack in known.values()):
-        return {**entry, "attack": INFORMED, "label": INFORMED, "params": {}, "source": "attacker", "party": party}
     attack = known.get(entry["label"])
     if attack is None:
         raise ProtocolError(f"party {party!r} reports of the attack {entry['label']!r:.100}, which is none of this run")

@@ -123,6 +123,7 @@ class VerticalStrategy(HookedStrategy):
         self.session = ""
         self.ledger: Ledger | None = None
         self.memory: Path | None = None  # of the monitor; a run with a ledger has a folder that survives it
+        self.columns: Callable[[str], PartyTable] | None = None  # of the feature parties, which only a simulation has
         self.resume = False
         self.on_finished: Callable[[], None] = lambda: None  # called before the parties of a finished training may go
         self._secret = secret

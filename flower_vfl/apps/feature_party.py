@@ -77,6 +77,5 @@ def build_feature_party(
         every=config.attack.cadence(schedule.steps),
         positives=config.attack.positives,
         memory=memory,
-        informed=config.attack.informed,
         **shared,
     )

@@ -22,7 +22,7 @@ from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.networks import network_of
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.configured import OptimizerFactory
+from flower_vfl.strategies.configured import OptimizerFactory, schedule_of
 from flower_vfl.strategies.defenses import DEFENSE_METHODS
 from flower_vfl.strategies.observer import Observer
 from flower_vfl.strategies.outcome import Outcome
@@ -79,7 +79,11 @@ def build_strategy(
         observer=observer,
         outcome=outcome,
     )
-    return defend(strategy, config.defenses)
+    defended = defend(strategy, config.defenses)
+    if config.attack.max_bound < 1.0:
+        schedule = schedule_of(config, len(labels.train), len(labels.test), periods=dataset.alignment.periods)
+        defended.check_bound(schedule.epochs)
+    return defended
 
 
 def defend(strategy: HookedStrategy, defenses: list[dict[str, Any]]) -> HookedStrategy:

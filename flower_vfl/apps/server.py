@@ -155,7 +155,6 @@ def make_server_app(
                 journal.open(folder.path, settings.sinks)
                 secret.keep(keeping.secret)
                 offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
-                _log.info("results go to %s", folder.path)
             with _offered(grid, parties, settings, offer, sign) as sessions:
                 with nothing_collected():
                     from flower_vfl.apps.label_party import build_strategy

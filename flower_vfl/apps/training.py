@@ -39,10 +39,13 @@ def train_and_write(
 ) -> None:
     """Train and write the result, whatever ends the training; bad input leaves nothing behind."""
     base = strategy.base
+    if folder is not None:
+        _log.info("results go to %s", folder.path)
     own = base.table.name if base.table is not None else ""
     if keeping is not None:
         base.ledger, base.resume = keeping.store(base.config, dataset, own, labels=True), keeping.begun
         base.memory = keeping.memory(base.config)
+    base.columns = dataset.party if is_simulation(grid) else None
     with computing(base.config):
         card = make_card(
             LABEL,

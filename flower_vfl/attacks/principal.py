@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -137,21 +137,25 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
             f"Gradients {tuple(rows.shape)} came after batches whose principal direction is "
             f"{tuple(line.direction.shape)}: an attack that follows batches sees those of one layer and party."
         )
-    before = line.direction
+    placed = _placed(x, line, NEXT if started else FIRST)
+    if finite is None:
+        return placed
+    return replace(placed, along=placed.along.where(finite[..., None], torch.nan))
+
+
+def _placed(x: Tensor, line: Line, iterations: int) -> Placed:
+    """Return rows (..., B, D) of finite numbers beside the line with them in it."""
     lengths = torch.linalg.vector_norm(x, dim=-1)
     square = lengths.square().mean(dim=-1) if x.shape[-2] else x.new_zeros(x.shape[:-2])
     some = square > 0.0
     square = square.where(some, 1.0)
-    found, weight = _direction(x, lengths, square, line, NEXT if started else FIRST)
-    found, weight = found.where(some[..., None], before), weight.where(some, line.weight)
+    found, weight = _direction(x, lengths, square, line, iterations)
+    found, weight = found.where(some[..., None], line.direction), weight.where(some, line.weight)
     size = square.sqrt()[..., None]
     along = (x @ found[..., None])[..., 0] / size
     evidence, batches = _settled(along, line)
     side = torch.where(evidence < 0.0, -1.0, 1.0)[..., None]
-    along = along * side
-    if finite is not None:
-        along = along.where(finite[..., None], torch.nan)
-    return Placed(along, lengths / size, Line(found, weight, evidence, batches))
+    return Placed(along * side, lengths / size, Line(found, weight, evidence, batches))
 
 
 def _direction(x: Tensor, lengths: Tensor, square: Tensor, line: Line, iterations: int) -> tuple[Tensor, Tensor]:

@@ -76,6 +76,25 @@ def in_batch_units(g: Tensor) -> Tensor:
     return (rows * (math.sqrt(rows.numel()) / norm if norm else 0.0)).float()
 
 
+def centred_in_batch_units(g: Tensor) -> Tensor:
+    r"""Return gradients less their batch's mean, in units of the root mean square of what is left.
+
+    The mean of a batch depends on how many positives it has, in whatever order its rows come. Added up over epochs, it
+    would tell of each row in how many batches with many positives it was, one of which it may be itself: a property of
+    batches, not of the row's gradient. Gradients that were shuffled within their batches would seem to leak. A batch
+    of one row has nothing to compare it with, and becomes zeros.
+
+    Examples
+    --------
+    >>> centred_in_batch_units(torch.tensor([[9.0, 1.0], [5.0, 1.0]]))
+    tensor([[ 1.4142,  0.0000],
+            [-1.4142,  0.0000]])
+    """
+    rows = as_rows(g)
+    rows = rows if rows.dtype.itemsize >= 4 else rows.float()
+    return in_batch_units(rows - rows.mean(dim=0)) if len(rows) else in_batch_units(rows)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
     """What a party remembers of one layer at the end of an epoch.
@@ -88,7 +107,8 @@ class Memory:
     times
         How often each of them came, at least 1.
     sums
-        Running sums of gradients in units of their batches (`in_batch_units`), (R, D) each: as they stand, as they
+        Running sums of gradients in units of their batches (`in_batch_units`; where the mean alone is read,
+        `centred_in_batch_units`), (R, D) each: as they stand, as they
         stood before the last time, and before that; so many as are kept. Of float32, or of float16 where the mean alone
         is read. They may be larger than the machine's memory: read them piece by piece. In a run they are read-only,
         as all arrays here: training goes on from them.

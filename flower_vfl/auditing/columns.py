@@ -1,12 +1,12 @@
 """The informed reader of a party that has columns: what it could read that knew the labels of half of its rows.
 
-In a simulation the scorer beside an attacker has the party's columns and embeddings and the true labels. It fits the
-readers of the informed audit to one half, with the gradients and without, and scores both on the other half.
+In a simulation the columns of all parties are at hand. The readers of the informed audit are fitted to one half of the
+rows, with the gradients and without, and both are scored on the other half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,15 +18,15 @@ from flower_vfl.attacks.joint import JointView, OwnRows
 from flower_vfl.attacks.joint.features import fit_features
 from flower_vfl.attacks.joint.regression import evidence
 from flower_vfl.attacks.rows import as_rows
-from flower_vfl.auditing.informed import AUDIT, INFORMED
+from flower_vfl.auditing.entries import AUDIT
+from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.readers import DISCRIMINANTS, LEARNERS, Fit
 from flower_vfl.auditing.selection import EPOCHS, Candidate, Sample, best, candidates, measured, strongest
+from flower_vfl.auditing.verdict import INFORMED
+from flower_vfl.data.dataset import PartyTable
 from flower_vfl.metrics import LeakSummary
 
 SEES = ["columns", "embeddings", "gradients"]
-
-MOST_ROWS = 1 << 15
-"""Rows that are fitted to and scored on at most: a column for each category makes them wide."""
 
 MOST_FIT = 8192
 """Rows to which trees and a network are fitted; they are fitted twice, with the gradients and without."""
@@ -34,32 +34,63 @@ MOST_FIT = 8192
 Matrix = NDArray[np.float32]
 
 
+def joint_view(
+    tables: Sequence[PartyTable], rows: NDArray[np.int64], gradients: torch.Tensor, embeddings: torch.Tensor
+) -> JointView:
+    """Return what parties hold of training rows together: gradients, columns and embeddings, side by side.
+
+    Parameters
+    ----------
+    tables : Sequence[PartyTable]
+        The parties' columns. Where some have texts and others category numbers, the texts are left to the embeddings.
+    rows : NDArray
+        (n,) rows of the training table.
+    gradients, embeddings : Tensor
+        (n, D) and (n, E) of these rows.
+    """
+    texts = [table for table in tables if table.spec.vocabulary > 0]
+    read = tables if len(texts) == len(tables) else [table for table in tables if table not in texts]
+    inputs = tuple(tensor for table in read for tensor in table.train.gather(rows))
+    nobody = OwnRows(tuple(tensor[:0] for tensor in inputs), embeddings[:0])
+    return JointView(gradients, OwnRows(inputs, embeddings), nobody, words=bool(texts) and len(texts) == len(tables))
+
+
 def read_with_columns(
-    view: JointView, y: NDArray[np.int64], parts: NDArray[np.int8], *, party: str, defended: bool, classes: int = 2,
-    positives: tuple[int, ...] = (1,),
-) -> dict[str, Any]:  # fmt: skip
+    view: JointView,
+    y: NDArray[np.int64],
+    parts: NDArray[np.int8],
+    *,
+    party: str,
+    defended: bool,
+    classes: int = 2,
+    positives: Sequence[int] = (1,),
+    members: Members = ALONE,
+) -> dict[str, Any]:
     """Return the entry of the informed reader of gradients, columns and embeddings, for `result.json`.
 
     Parameters
     ----------
     view : JointView
-        The party's view; the labels that an attack knows are not used.
+        What the party has of training rows; the labels that an attack knows are not used.
     y : NDArray
         (n,) true class of each of its training rows.
     parts : NDArray
         (n,) what each row is for, see `Split`.
     party : str
-        The feature party.
+        The feature party, or several that put together what they have, as "a+b".
     defended : bool
         Whether any defense is in force.
     classes : int
         Number of classes.
-    positives : tuple of int
+    positives : Sequence[int]
         Classes that are read.
+    members : Members
+        Whose gradients lie where, of several parties.
     """
-    summary = LeakSummary(INFORMED, party, phase=AUDIT, source="attacker", defended=defended)
+    summary = LeakSummary(INFORMED, party, phase=AUDIT, source="monitor", defended=defended)
     entry = {**summary.result(), "label": INFORMED, "sees": SEES, "steps": None, "one_class_steps": None}
-    gradients = torch.cat([view.gradients.double(), evidence(view.gradients)], dim=1).float().numpy()
+    told = [evidence(part) for _, part in members.views(view.gradients)]
+    gradients = torch.cat([view.gradients.double(), *told], dim=1).float().numpy()
     own = _matrices(view.train, words=view.words)
     bare = Sample(np.zeros((len(y), 0), dtype=np.float32), y, parts)
     with_gradients = [np.concatenate([matrix, gradients], axis=1) for matrix in own]
@@ -72,7 +103,7 @@ def read_with_columns(
     return {**entry, "rows_of": "train", **measured(chosen, found, baseline)}
 
 
-def _read(bare: Sample, matrices: list[Matrix], *, classes: int, positives: tuple[int, ...]) -> list[Candidate]:
+def _read(bare: Sample, matrices: list[Matrix], *, classes: int, positives: Sequence[int]) -> list[Candidate]:
     """Fit discriminants and a network to columns that are 0 or 1 for each category, trees to category numbers."""
     coded, ordered = (bare.with_columns(matrix) for matrix in matrices)
     trees: Mapping[str, Fit] = {"trees": partial(LEARNERS["trees"], most=MOST_FIT)}

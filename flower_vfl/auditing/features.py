@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,10 @@ from flower_vfl.attacks.principal import Follower
 from flower_vfl.attacks.remembering import in_batch_units
 from flower_vfl.attacks.residual import residual_lengths
 from flower_vfl.attacks.rows import as_rows
+from flower_vfl.auditing.members import ALONE, Members
 
 MORE = 8
-"""Columns beside the gradient itself."""
+"""Quantities beside the gradient itself."""
 
 DIRECTIONS = 4
 """Principal directions of the batch whose remainder counts as residual."""
@@ -27,52 +30,77 @@ class GradientFeatures:
     how far that is from the batch's root mean square, the logarithm of what the first principal directions leave of
     the row, the share of exact zeros, how evenly its entries are spread, its cosine with the batch's mean, and its
     place along the first principal direction, which is followed from batch to batch, signed and not.
+
+    Parameters
+    ----------
+    members : Members
+        Parties whose gradients lie side by side. The quantities of each member's gradient follow those of the whole.
     """
 
-    def __init__(self) -> None:
-        self._follower = Follower()
+    def __init__(self, members: Members = ALONE) -> None:
+        self._members = members
+        self._followers = [Follower() for _ in range(1 + len(members.names))]
+
+    @property
+    def more(self) -> int:
+        """How many columns stand beside the gradient."""
+        return MORE * len(self._followers)
 
     def of(self, g: Tensor) -> Tensor:
-        """Return the columns (B, D + `MORE`) of a batch's gradients (B, ...), float32 and finite."""
+        """Return the columns (B, D + `more`) of a batch's gradients (B, ...), float32 and finite."""
         x = in_batch_units(g)
-        width = max(x.shape[1], 1)
-        length = torch.linalg.vector_norm(x, dim=1)
-        relative = (length / width**0.5).clamp(min=_TINY).log()
-        residual = residual_lengths(x[None], DIRECTIONS)[0].float()
-        even = (torch.linalg.vector_norm(x, ord=1, dim=1) / (length * width**0.5).clamp(min=_TINY)).clamp(min=_TINY)
-        along = self._follower.place(x).along
-        mean = x.mean(dim=0)
-        cosine = (x @ mean) / (length * torch.linalg.vector_norm(mean)).clamp(min=_TINY)
-        more = [
-            relative,
-            relative.abs(),
-            (residual / width**0.5).clamp(min=_TINY).log(),
-            torch.eq(x, 0.0).float().mean(dim=1),
-            even.log(),
-            cosine,
-            along,
-            along.abs(),
-        ]
-        return torch.cat([x, torch.stack(more, dim=1)], dim=1)
+        parts = [x, *(in_batch_units(part) for _, part in self._members.split(x))]
+        found = [_quantities(part, follower) for part, follower in zip(parts, self._followers, strict=True)]
+        return torch.cat([x, *found], dim=1)
 
-    def state(self) -> dict[str, Tensor]:
+    def views(self, columns: Tensor) -> list[tuple[str, Tensor]]:
+        """Return what readers may look at: all columns (n, F), named "", and each member's gradient and quantities."""
+        width = columns.shape[1] - self.more
+        found = [("", columns)]
+        for place, (name, part) in enumerate(self._members.split(columns[:, :width])):
+            first = width + MORE * (1 + place)
+            found.append((name, torch.cat([part, columns[:, first : first + MORE]], dim=1)))
+        return found
+
+    def state(self) -> list[dict[str, Tensor]]:
         """Return what a resumed run needs."""
-        return self._follower.state()
+        return [follower.state() for follower in self._followers]
 
-    def restore(self, state: dict[str, Tensor]) -> None:
+    def restore(self, state: Sequence[dict[str, Tensor]]) -> None:
         """Take up what `state` returned."""
-        self._follower.restore(state)
+        for follower, entry in zip(self._followers, state, strict=True):
+            follower.restore(entry)
 
 
-def with_embeddings(gradients: Tensor, z: Tensor) -> Tensor:
-    """Return the columns (B, F) of a reader that has embeddings (B, ...) beside gradient columns (B, D + `MORE`).
+def _quantities(x: Tensor, follower: Follower) -> Tensor:
+    """Return the quantities (B, `MORE`) of gradients (B, D) in units of their batch."""
+    width = max(x.shape[1], 1)
+    length = torch.linalg.vector_norm(x, dim=1)
+    relative = (length / width**0.5).clamp(min=_TINY).log()
+    residual = residual_lengths(x[None], DIRECTIONS)[0].float()
+    even = (torch.linalg.vector_norm(x, ord=1, dim=1) / (length * width**0.5).clamp(min=_TINY)).clamp(min=_TINY)
+    along = follower.place(x).along
+    mean = x.mean(dim=0)
+    cosine = (x @ mean) / (length * torch.linalg.vector_norm(mean)).clamp(min=_TINY)
+    found = [
+        relative,
+        relative.abs(),
+        (residual / width**0.5).clamp(min=_TINY).log(),
+        torch.eq(x, 0.0).float().mean(dim=1),
+        even.log(),
+        cosine,
+        along,
+        along.abs(),
+    ]
+    return torch.stack(found, dim=1)
 
-    Where both are equally wide, as at a cut, entrywise products and their sum stand beside them: a label may be
-    hidden in the sign of one relative to the other.
+
+def with_embeddings(columns: Tensor, z: Tensor) -> Tensor:
+    """Return the columns (B, F') of a reader that has embeddings (B, ...) beside gradient columns (B, F).
+
+    The gradients are the first of these columns, as wide as the embeddings. Entrywise products and their sum stand
+    beside both: a label may be hidden in the sign of one relative to the other.
     """
     rows = as_rows(z).float()
-    x = gradients[:, : gradients.shape[1] - MORE]
-    if x.shape != rows.shape:
-        return torch.cat([gradients, rows], dim=1)
-    products = x * rows
-    return torch.cat([gradients, rows, products, products.sum(dim=1, keepdim=True)], dim=1)
+    products = columns[:, : rows.shape[1]] * rows
+    return torch.cat([columns, rows, products, products.sum(dim=1, keepdim=True)], dim=1)

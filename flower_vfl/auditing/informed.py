@@ -9,32 +9,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_vfl.attacks.joint import JointView
 from flower_vfl.attacks.remembered_direction import score as direction_score
-from flower_vfl.attacks.remembering import in_batch_units
+from flower_vfl.attacks.remembering import centred_in_batch_units
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.collected import Collected
-from flower_vfl.auditing.features import MORE, GradientFeatures, with_embeddings
+from flower_vfl.auditing.columns import joint_view, read_with_columns
+from flower_vfl.auditing.entries import AUDIT
+from flower_vfl.auditing.features import GradientFeatures, with_embeddings
 from flower_vfl.auditing.halves import Split
+from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.panel import Membership, RowPanel
-from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, Fit
+from flower_vfl.auditing.readers import DISCRIMINANTS, LARGEST_FIT, LEARNERS, WITHIN_BATCH, Fit
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.selection import BATCH, EPOCH, EPOCHS, Candidate, Sample, best, candidates, measured, strongest
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
+from flower_vfl.auditing.verdict import INFORMED
+from flower_vfl.data.dataset import PartyTable
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.protocol.tensors import brought
-
-INFORMED, AUDIT = "informed", "audit"
-"""The attack and the phase that an entry of ``result.json`` names."""
 
 DIRECTION = "remembered_direction"
 """The attack on all epochs that the panel is read by, which needs no label."""
@@ -50,6 +53,9 @@ TOGETHER = 16
 
 SMALLEST_FIT = 2048
 """Rows to which trees and a network are fitted at least, however many audits there are."""
+
+Views: TypeAlias = list[tuple[str, Tensor]]
+"""What readers may look at: the columns (n, F) of all numbers, named "", and those of each member of a group."""
 
 _GRADIENTS, _EMBEDDINGS = "gradients", "embeddings"
 
@@ -102,6 +108,8 @@ class InformedAudit:
         What each row is for.
     party : str
         Whose messages these are; of parties that put together what they see, "a+b".
+    members : Sequence[str]
+        The parties that put together what they see; none of a party alone. Readers look at all, and at each one alone.
     defended : bool
         Whether any defense is in force.
     recorder : Recorder
@@ -128,6 +136,7 @@ class InformedAudit:
         defended: bool,
         recorder: Recorder,
         rows: int,
+        members: Sequence[str] = (),
         every: int = 1,
         direction: bool = True,
         audits: int = 1,
@@ -141,7 +150,7 @@ class InformedAudit:
             **DISCRIMINANTS,
             **{name: partial(learner, most=most) for name, learner in LEARNERS.items()},
         }
-        self._features = GradientFeatures()
+        self._names, self._members, self._features = tuple(members), ALONE, GradientFeatures()
         self._panel: RowPanel | None = None
         self._now, self._kept = Collected(), Collected()
         self._kept_auc = -math.inf
@@ -150,15 +159,26 @@ class InformedAudit:
         )
         self._pending: list[tuple[int, int, Rows, Tensor, Tensor]] = []
         self._entries: list[dict[str, Any]] | None = None
+        self._with_columns: list[dict[str, Any]] = []
 
-    def observe(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor) -> None:
-        """Take in one step: embeddings (B, ...) that came and gradients (B, ...) that leave."""
+    def observe(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor, widths: Sequence[int] = ()) -> None:
+        """Take in one step: embeddings (B, ...) that came and gradients (B, ...) that leave.
+
+        ``widths`` says how many numbers of each are every member's, where several put together what they see.
+        """
+        if self._names != self._members.names:
+            self._join(widths)
         self._pending.append((step, epoch, rows, z, g))
         last = step == self._schedule.steps_of(epoch)[-1]
         if last or g.device.type == "cpu" or len(self._pending) >= TOGETHER:
             self._settle()
         if last:
             self._end_epoch(step, epoch)
+
+    def _join(self, widths: Sequence[int]) -> None:
+        """Take note of whose numbers lie where."""
+        self._members = Members(self._names, tuple(widths))
+        self._features = GradientFeatures(self._members)
 
     def _settle(self) -> None:
         """Take in what is still on a GPU."""
@@ -173,7 +193,7 @@ class InformedAudit:
         panel = self._panel or self._begin(g.shape[1], z.shape[1])
         found, places = panel.places(rows)
         if found.size:
-            x, at = in_batch_units(g - g.mean(dim=0)), torch.from_numpy(found)
+            x, at = centred_in_batch_units(g), torch.from_numpy(found)
             panel.add(places, x.index_select(0, at), z.index_select(0, at))
         first = self._schedule.steps_of(epoch)[0]
         if (step - first) % self._stride(epoch, g.shape[1], z.shape[1]) == 0:
@@ -189,7 +209,7 @@ class InformedAudit:
         """Return which steps of an epoch are sampled, each so many: all of it where it fits."""
         steps = self._schedule.steps_of(epoch)
         batch = self._schedule.batch_rows(steps[0])
-        most = max(1, informed_rows(self._wanted, width + MORE + z_width) // max(batch, 1))
+        most = max(1, informed_rows(self._wanted, width + self._features.more + z_width) // max(batch, 1))
         return max(self._every, -(-len(steps) // most))
 
     def _end_epoch(self, step: int, epoch: int) -> None:
@@ -197,7 +217,7 @@ class InformedAudit:
         if self._panel is not None:
             self._panel.settle()
         sample = self._sample(self._now).thinned(self._classes, QUICK)
-        chosen = best(self._read(sample, EPOCH, DISCRIMINANTS))
+        chosen = best(self._read(sample, self._features.views(torch.from_numpy(sample.x)), EPOCH, DISCRIMINANTS))
         if chosen is not None:
             self._add(step, epoch, INFORMED, "auc", leak_auc(chosen.scores, chosen.labels))
         reached = -1.0 if chosen is None else chosen.chosen_by
@@ -238,21 +258,70 @@ class InformedAudit:
         y = self._labels[rows].astype(np.int64)
         return Sample(collected.columns.numpy(), y, self._split.parts(rows), collected.batches)
 
-    def _panel_sample(self) -> tuple[Sample, Tensor] | None:
-        """Return the panel's rows with what came for them over all epochs, and their last embeddings."""
+    def _panel_sample(self) -> tuple[Sample, Views, Views] | None:
+        """Return the panel's rows, what came for them over all epochs, and their last embeddings, as readers see it."""
         panel = self._panel
         if panel is None or not len(panel.rows) or int(panel.times.amax()) < 2:
             return None
         rows = panel.arrived
-        times = torch.log(panel.times.clamp(min=1).float())
-        x = torch.cat([panel.mean, panel.first, panel.last], dim=1)
-        lengths = torch.linalg.vector_norm(panel.mean, dim=1).clamp(min=1e-6).log()
-        x = torch.cat([x, lengths[:, None], (lengths + times / 2)[:, None]], dim=1)[rows]
+        times = torch.log(panel.times.clamp(min=1).float())[rows]
+        views = []
+        for name, mean in self._members.views(panel.mean[rows]):
+            lengths = torch.linalg.vector_norm(mean, dim=1).clamp(min=1e-6).log()
+            ends = [dict(self._members.views(kept[rows]))[name] for kept in (panel.first, panel.last)]
+            views.append((name, torch.cat([mean, *ends, lengths[:, None], (lengths + times / 2)[:, None]], dim=1)))
         at = panel.rows[rows.numpy()]
-        return Sample(x.numpy(), self._labels[at].astype(np.int64), self._split.parts(at)), panel.embeddings[rows]
+        bare = Sample(np.zeros((len(at), 0)), self._labels[at].astype(np.int64), self._split.parts(at))
+        return bare, views, self._members.views(panel.embeddings[rows])
 
-    def _read(self, sample: Sample, span: str, fits: Mapping[str, Fit]) -> list[Candidate]:
-        return list(candidates(sample, fits, span, classes=self._classes, positives=self._positives))
+    def _read(self, sample: Sample, views: Views, span: str, fits: Mapping[str, Fit]) -> list[Candidate]:
+        """Fit readers to the rows of a sample, by all numbers that their parties have and by those of each member."""
+        return [
+            replace(candidate, member=name)
+            for name, x in views
+            for candidate in candidates(
+                sample.with_columns(x.numpy()), fits, span, classes=self._classes, positives=self._positives
+            )
+        ]
+
+    def panel_of(self, tables: Sequence[PartyTable], *, random: bool) -> tuple[NDArray[np.int64], JointView] | None:
+        """Return rows that were followed, and what their parties have of them with their columns; None without any.
+
+        Parameters
+        ----------
+        tables : Sequence[PartyTable]
+            The columns of the party, or of each member.
+        random : bool
+            Whether only rows are wanted that were drawn whatever their class.
+        """
+        self._settle()
+        panel = self._panel
+        if panel is None or not len(panel.rows):
+            return None
+        panel.settle()
+        arrived = panel.arrived & torch.from_numpy(panel.random) if random else panel.arrived
+        rows = panel.rows[arrived.numpy()]
+        return rows, joint_view(tables, rows, panel.mean[arrived], panel.embeddings[arrived])
+
+    def read_columns(self, tables: Sequence[PartyTable]) -> None:
+        """Let readers read the followed rows with the columns of their parties, which a simulation has; once.
+
+        Call it before `finish`, which lets go of what was kept.
+        """
+        found = self.panel_of(tables, random=False)
+        if found is None:
+            return
+        rows, view = found
+        y, parts = self._labels[rows].astype(np.int64), self._split.parts(rows)
+        entry = read_with_columns(
+            *(view, y, parts),
+            party=self._party,
+            defended=self._defended,
+            classes=self._classes,
+            positives=self._positives,
+            members=self._members,
+        )
+        self._with_columns = [entry]
 
     def finish(self) -> None:
         """Let all readers read what was kept; called once, when training has ended."""
@@ -261,19 +330,17 @@ class InformedAudit:
             self._panel.settle()
         if not self._kept.steps:
             self._kept, self._now = self._now, Collected()  # ended within the first epoch
-        whole = self._fits
-        sample, panel = self._sample(self._kept), self._panel_sample()
-        alone = [*self._read(sample, EPOCH, whole), *self._read(sample, BATCH, DISCRIMINANTS)]
-        z, baselines = self._kept.embeddings, {}
-        joint_sample = sample.with_columns(with_embeddings(self._kept.columns, z).numpy())
-        joint = [*self._read(joint_sample, EPOCH, whole)]
-        baselines[EPOCH] = self._read(sample.with_columns(z.numpy()), EPOCH, whole)
+        whole, sample, panel = self._fits, self._sample(self._kept), self._panel_sample()
+        gradients, z = self._features.views(self._kept.columns), self._members.views(self._kept.embeddings)
+        alone = [*self._read(sample, gradients, EPOCH, whole), *self._read(sample, gradients, BATCH, WITHIN_BATCH)]
+        both = [(name, with_embeddings(x, own)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
+        joint, baselines = self._read(sample, both, EPOCH, whole), {EPOCH: self._read(sample, z, EPOCH, whole)}
         if panel is not None:
-            rows, z = panel
-            alone += self._read(rows, EPOCHS, whole)
-            columns = np.concatenate([rows.x, z.numpy()], axis=1)
-            joint += self._read(rows.with_columns(columns), EPOCHS, whole)
-            baselines[EPOCHS] = self._read(rows.with_columns(z.numpy()), EPOCHS, whole)
+            rows, gradients, z = panel
+            alone += self._read(rows, gradients, EPOCHS, whole)
+            both = [(name, torch.cat([x, own], dim=1)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
+            joint += self._read(rows, both, EPOCHS, whole)
+            baselines[EPOCHS] = self._read(rows, z, EPOCHS, whole)
         missing = "" if sample.readable(self._positives) else sample.lacking(self._positives[0])
         self._entries = [
             self._entry([_GRADIENTS], alone, None, missing),
@@ -300,12 +367,13 @@ class InformedAudit:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the entries of ``result.json``; before `finish`, those of the panel alone."""
-        return [*self._directions.entries(), *(self._entries or [])]
+        return [*self._directions.entries(), *(self._entries or []), *self._with_columns]
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain values and tensors."""
         self._settle()
         return {
+            "widths": list(self._members.widths),
             "features": self._features.state(),
             "panel": None if self._panel is None else self._panel.state(),
             "now": self._now.state(),
@@ -316,7 +384,9 @@ class InformedAudit:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` returned."""
-        self._pending, self._entries = [], None
+        self._pending, self._entries, self._with_columns = [], None, []
+        if state["widths"]:
+            self._join(state["widths"])
         self._features.restore(state["features"])
         self._now, self._kept = Collected.of(state["now"]), Collected.of(state["kept"])
         self._kept_auc = state["kept_auc"]

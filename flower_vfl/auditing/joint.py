@@ -93,10 +93,15 @@ class JointScorer:
         The class that is looked for.
     classes : int
         Number of classes.
+    source : str
+        "attacker", or "monitor" of parties that put together what they see.
     """
 
-    def __init__(self, *, party: str, defended: bool, positive: int = 1, classes: int = 2) -> None:
+    def __init__(
+        self, *, party: str, defended: bool, positive: int = 1, classes: int = 2, source: str = "attacker"
+    ) -> None:
         self._party, self._defended, self._positive, self._classes = party, defended, positive, classes
+        self._source = source
 
     def entries(self, attack: JointAttack, view: JointView, labels: JointLabels) -> list[dict[str, Any]]:
         """Run an attack and return one entry for training rows and one for test rows, for `result.json`.
@@ -120,7 +125,7 @@ class JointScorer:
 
     def _base(self, attack: JointAttack, rows_of: str) -> dict[str, Any]:
         summary = LeakSummary(
-            *(attack.name, self._party, "cut", attack.params), phase=JOINT, source="attacker", defended=self._defended
+            *(attack.name, self._party, "cut", attack.params), phase=JOINT, source=self._source, defended=self._defended
         )
         return {
             **summary.result(),

@@ -91,6 +91,8 @@ class Candidate:
         (m,) its scores of the rows to score, in their order.
     sample
         The rows.
+    member
+        The party, of several that put together what they see, whose numbers alone it reads; empty where it reads all.
     """
 
     reader: str
@@ -99,6 +101,13 @@ class Candidate:
     chosen_by: float
     scores: NDArray[np.float64] = field(repr=False)
     sample: Sample = field(repr=False)
+    member: str = ""
+
+    @property
+    def name(self) -> dict[str, Any]:
+        """The fields of an entry that name it."""
+        found = {"reader": self.reader, "span": self.span, "positive_class": self.positive}
+        return {**found, "member": self.member} if self.member else found
 
     @property
     def labels(self) -> NDArray[np.bool_]:
@@ -168,13 +177,8 @@ def measured(chosen: Candidate, found: Sequence[Candidate], baseline: Candidate 
         "p_value": auc_p_value(auc, len(labels) - positives, positives),
         "rows": len(labels),
         "positives": positives,
-        "reader": chosen.reader,
-        "span": chosen.span,
-        "positive_class": chosen.positive,
-        "candidates": [
-            {"reader": one.reader, "span": one.span, "positive_class": one.positive, "auc": one.chosen_by}
-            for one in found
-        ],
+        **chosen.name,
+        "candidates": [{**one.name, "auc": one.chosen_by} for one in found],
     }
     if baseline is None:
         return entry

@@ -219,7 +219,8 @@ def _remembered_p_value(entry: Entry) -> float | None:
 def _of_party(result: Result, party: str, findings: Sequence[Finding], alarm: float) -> dict[str, Any]:
     worst = {kind: _worst(party, kind, findings, alarm) for kind in ("practical", "informed", "gain")}
     several = (result.get("dataset") or {}).get("classes") not in (2, None)
-    leak, gain = _leak(worst["practical"], worst["informed"], alarm, several=several), _gain(worst["gain"], alarm)
+    leak = _leak(party, worst["practical"], worst["informed"], alarm, several=several)
+    gain = _gain(worst["gain"], alarm)
     missing = not_run(result, party)
     leaks = leak["leaks"] or (gain is not None and gain["leaks"])
     status = LEAKS if leaks else NOT_TESTED if missing else NO_LEAK
@@ -227,24 +228,37 @@ def _of_party(result: Result, party: str, findings: Sequence[Finding], alarm: fl
 
 
 def _worst(party: str, kind: str, findings: Sequence[Finding], alarm: float) -> Finding | None:
-    """Return the largest finding of a kind; one that raises the alarm before all that do not."""
-    here = [finding for finding in findings if (finding.party, finding.kind) == (party, kind)]
+    """Return the largest finding of a kind; one that raises the alarm before all that do not.
+
+    What a member reads of its gradients alone, a group of parties reads, too. The tests of members are counted already.
+    A gain is over what the group has without gradients: a member's gain may lie in another member's embeddings.
+    """
+    names = set(party.split("+"))
+    here = [
+        finding
+        for finding in findings
+        if finding.kind == kind
+        and (finding.party == party or (kind != "gain" and names > set(finding.party.split("+"))))
+    ]
     return max(here, key=lambda finding: (finding.p_value <= alarm, finding.value), default=None)
 
 
-def _leak(practical: Finding | None, informed: Finding | None, alarm: float, *, several: bool) -> dict[str, Any]:
+def _leak(
+    party: str, practical: Finding | None, informed: Finding | None, alarm: float, *, several: bool
+) -> dict[str, Any]:
     """Return the first line; a reader of one class among several names it."""
     found = [finding for finding in (practical, informed) if finding is not None]
     return {
         "leaks": any(finding.p_value <= alarm for finding in found),
         "value": max((finding.value for finding in found), default=None),
-        "practical": None if practical is None else _practical(practical),
+        "practical": None if practical is None else {**_practical(practical), **_member(party, practical)},
         "informed": None
         if informed is None
         else {
             "reached": informed.value,
             "interval95": informed.entry.get("interval95"),
             "p_value": informed.p_value,
+            **_member(party, informed),
             **{key: informed.entry.get(key) for key in ("reader", "span") if key in informed.entry},
             **(
                 {"class": informed.entry.get("positive_class")}
@@ -253,6 +267,12 @@ def _leak(practical: Finding | None, informed: Finding | None, alarm: float, *, 
             ),
         },
     }
+
+
+def _member(party: str, finding: Finding) -> dict[str, Any]:
+    """Return which member of a group a finding is of; nothing where it is of all that the group has."""
+    member = finding.party if finding.party != party else str(finding.entry.get("member") or "")
+    return {"member": member} if member else {}
 
 
 def _practical(finding: Finding) -> dict[str, Any]:

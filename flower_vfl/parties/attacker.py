@@ -91,8 +91,6 @@ class Attacker(FeatureParty):
         Classes that attacks on gradients look for, see `AuditLabels`.
     memory : Path, optional
         Folder for what it remembers; without one that has no name and is gone with the process.
-    informed : int
-        Rows that readers of gradients with columns are fitted to and scored on, where there are joint attacks; 0: none.
     """
 
     def __init__(
@@ -107,7 +105,6 @@ class Attacker(FeatureParty):
         every: int = 1,
         positives: Sequence[int] = (),
         memory: Path | None = None,
-        informed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -142,7 +139,7 @@ class Attacker(FeatureParty):
             together=TOGETHER,
         )
         remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
-        self._joint = self._joint_observer(attacks, informed)
+        self._joint = self._joint_observer(attacks)
         self._remembered: MemoryScorer | None = None
         if remembering or self._joint is not None:
             self._remembered = MemoryScorer(
@@ -159,7 +156,7 @@ class Attacker(FeatureParty):
                 take=self._take,
             )
 
-    def _joint_observer(self, attacks: Sequence[AttackMethod], informed: int) -> JointObserver | None:
+    def _joint_observer(self, attacks: Sequence[AttackMethod]) -> JointObserver | None:
         joint = [attack for attack in attacks if isinstance(attack, JointAttack)]
         if not joint:
             return None
@@ -168,7 +165,6 @@ class Attacker(FeatureParty):
             party=self.name,
             defended=self._defended,
             placement=self._placement,
-            informed=informed,
             seed=self._fresh.seed("joint") if self._fresh is not None else 0,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -15,8 +16,6 @@ from torch import Tensor, nn
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointView, OwnRows
 from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory
-from flower_vfl.auditing.columns import MOST_ROWS, read_with_columns
-from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.joint import TEST_ROWS, WIDE_ROWS, JointLabels, JointScorer, most_rows, sample_rows
 from flower_vfl.data.dataset import PartyTable
 from flower_vfl.data.source import FeatureSource
@@ -30,8 +29,80 @@ _log = logging.getLogger(__name__)
 BATCH = 4096
 """Rows of a pass through the trained model."""
 
+TOO_FEW = "too few rows of a class have come for the labels it knows"
+"""Why a joint attack has no number."""
+
 _UNSEEN = 255
 """Of rows that are not in the sample, where 0 and 1 are what the label of a row can be."""
+
+
+def known_among(attack: JointAttack, rows: NDArray[np.int64], truth: NDArray[np.bool_]) -> KnownRows | None:
+    """Return the rows whose labels an attack knows, by position in a sample; None where there are too few.
+
+    Parameters
+    ----------
+    attack : JointAttack
+        The attack.
+    rows : NDArray
+        (n,) rows of the training table, sorted.
+    truth : NDArray
+        (n,) whether each is of the class that is looked for.
+    """
+    if LEAKED not in attack.needs:
+        return NOBODY
+    labels = np.full(int(rows[-1]) + 1 if len(rows) else 0, _UNSEEN, dtype=np.uint8)
+    labels[rows] = truth
+    try:
+        drawn = np.sort(draw_examples(labels, 0, classes=2, count=attack.leaks))
+    except ConfigError:  # in time order, the first days may have too few
+        return None
+    return KnownRows(np.searchsorted(rows, drawn), labels[drawn].astype(np.int64))
+
+
+def read_group(
+    attacks: Sequence[JointAttack], view: JointView, rows: NDArray[np.int64], labels: AuditLabels, *, party: str,
+    defended: bool,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Run joint attacks on what several parties have together of training rows; return entries for `result.json`.
+
+    Parameters
+    ----------
+    attacks : Sequence[JointAttack]
+        What is run.
+    view : JointView
+        What the parties have together of these rows.
+    rows : NDArray
+        (n,) rows of the training table, sorted.
+    labels : AuditLabels
+        The true labels.
+    party : str
+        The parties, as "a+b".
+    defended : bool
+        Whether any defense is in force.
+    """
+    scorer = _group_scorer(labels, party, defended=defended)
+    truth = JointLabels(labels.at(rows) == labels.positive(0), np.zeros(0, dtype=np.bool_))
+    found = []
+    for attack in (one.fresh() for one in attacks):
+        known = known_among(attack, rows, truth.train)
+        if known is None:
+            found.append(scorer.unavailable(attack, TOO_FEW))
+        else:
+            found += scorer.entries(attack, replace(view, known=known), truth)
+    return found
+
+
+def group_unavailable(
+    attacks: Sequence[JointAttack], why: str, labels: AuditLabels, *, party: str, defended: bool
+) -> list[dict[str, Any]]:
+    """Return the entries of joint attacks that could not be run on several parties, and why."""
+    scorer = _group_scorer(labels, party, defended=defended)
+    return [scorer.unavailable(attack, why) for attack in attacks]
+
+
+def _group_scorer(labels: AuditLabels, party: str, *, defended: bool) -> JointScorer:
+    classes, positive = labels.classes, labels.positive(0)
+    return JointScorer(party=party, defended=defended, positive=positive, classes=classes, source="monitor")
 
 
 class JointObserver:
@@ -51,10 +122,8 @@ class JointObserver:
         Whether any defense is in force.
     placement : Placement
         Where the bottom model is.
-    informed : int
-        Rows that readers of gradients with columns are fitted to and scored on; 0: none.
     seed : int
-        Where the attacks' own randomness starts, and from which the halves of these rows derive.
+        Where the attacks' own randomness starts.
     """
 
     def __init__(
@@ -67,13 +136,12 @@ class JointObserver:
         party: str,
         defended: bool,
         placement: Placement,
-        informed: int = 0,
         seed: int = 0,
     ) -> None:
         self._attacks, self._table, self._placement = [attack.fresh() for attack in attacks], table, placement
         self._labels, self._test_labels = labels, test_labels
         self._party, self._defended = party, defended
-        self._informed, self._seed = min(informed, MOST_ROWS), seed
+        self._seed = seed
         self._columns = sum(prod(tensor.shape[1:]) for tensor in table.train.gather(np.zeros(1, dtype=np.int64)))
         self._rows = np.empty(0, dtype=np.int64)
         self._came = 0
@@ -114,30 +182,13 @@ class JointObserver:
         truth = JointLabels(labels.at(self._rows) == positive, self._test_labels.at(test_rows) == positive)
         found = []
         for attack in self._attacks:
-            known = self._known(attack, truth)
+            known = known_among(attack, self._rows, truth.train)
             if known is None:
-                found.append(scorer.unavailable(attack, "too few rows of a class have come for the labels it knows"))
+                found.append(scorer.unavailable(attack, TOO_FEW))
                 continue
             view = JointView(self._gradients, train, test, known, self._table.spec.vocabulary > 0, self._seed)
             found += scorer.entries(attack, view, truth)
-        return [*found, *self._read_informed(train, test)]
-
-    def _read_informed(self, train: OwnRows, test: OwnRows) -> list[dict[str, Any]]:
-        """Fit readers to true labels of half of the rows, and score them on the other half; nothing where it is off."""
-        if not self._informed or self._gradients is None:
-            return []
-        rows = sample_rows(self._rows, self._informed)
-        at = torch.from_numpy(np.searchsorted(self._rows, rows))
-        own = OwnRows(tuple(tensor[at] for tensor in train.inputs), train.embeddings[at])
-        view = JointView(self._gradients[at], own, test, words=self._table.spec.vocabulary > 0)
-        entry = read_with_columns(
-            *(view, self._labels.at(rows).astype(np.int64), Split(self._seed).parts(rows)),
-            party=self._party,
-            defended=self._defended,
-            classes=self._labels.classes,
-            positives=(self._labels.positive(0),),
-        )
-        return [entry]
+        return found
 
     def _own(self, bottom: nn.Module, source: FeatureSource, rows: NDArray[np.int64]) -> OwnRows:
         """Return the party's columns and embeddings of rows, in main memory."""
@@ -147,18 +198,6 @@ class JointObserver:
             return OwnRows(tuple(tensor[:0] for tensor in shape.inputs), shape.embeddings[:0])
         embedded = [widened(embed(bottom, source, piece, self._placement)).cpu() for piece in pieces]
         return OwnRows(source.gather(rows), torch.cat(embedded))
-
-    def _known(self, attack: JointAttack, truth: JointLabels) -> KnownRows | None:
-        """Return the rows whose labels the attack knows, by position in the sample; None where there are too few."""
-        if LEAKED not in attack.needs:
-            return NOBODY
-        labels = np.full(len(self._labels.numbers), _UNSEEN, dtype=np.uint8)
-        labels[self._rows] = truth.train
-        try:
-            drawn = np.sort(draw_examples(labels, 0, classes=2, count=attack.leaks))
-        except ConfigError:  # in time order, the first days may have too few
-            return None
-        return KnownRows(np.searchsorted(self._rows, drawn), labels[drawn].astype(np.int64))
 
     def state(self) -> dict[str, Any]:
         """Return when the sample was taken: it is in the files of the memory, from which it is taken again."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from zlib_ng import zlib_ng
 
-from flower_vfl.attacks.remembering import DEPTH, PIECE, Kept, Memory, Sums, in_batch_units
+from flower_vfl.attacks.remembering import DEPTH, PIECE, Kept, Memory, Sums, centred_in_batch_units, in_batch_units
 from flower_vfl.errors import DataError
 from flower_vfl.files import reserve, writing_to
 from flower_vfl.parties.showing import read_only
@@ -66,6 +66,9 @@ class _Written(NamedTuple):
 class RowMemory:
     """Adds up the gradients of each row over the epochs, each batch in its own units.
 
+    Where the mean alone is read, each batch is centred, too (`centred_in_batch_units`). Differences of epochs are read
+    of gradients as they came: persistent noise cancels in them, and the means of two batches would not.
+
     Parameters
     ----------
     schedule : Schedule
@@ -82,6 +85,7 @@ class RowMemory:
         self._schedule, self._folder = schedule, folder
         self._times, wanted = schedule.times_before(schedule.epochs) + 1, set(keeps)
         self._read = int(min(max(DEPTH[kept] for kept in wanted), self._times))
+        self._within_batch = centred_in_batch_units if wanted == {"mean"} else in_batch_units
         self._half = wanted == {"mean"} and self._times <= HALF_PRECISION
         self._dtype: np.dtype[Any] = np.dtype(np.float16 if self._half else np.float32)
         self._layers: dict[str, _Layer] = {}
@@ -105,7 +109,7 @@ class RowMemory:
         epoch = self._schedule.epoch_of(step)
         before = self._schedule.times_before(epoch)
         for layer, gradient in gradients.items():
-            x = in_batch_units(gradient).cpu()
+            x = self._within_batch(gradient).cpu()
             slots, in_place = self._open(layer, x.shape[1], begins=step == 0)
             here = rows if in_place else self._schedule.places(step)
             if before:

@@ -6,13 +6,14 @@ stays with that party.
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -20,16 +21,26 @@ from torch import Tensor
 
 from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.inference import InferenceAttack, TrainedView
+from flower_vfl.attacks.joint import JointAttack
 from flower_vfl.attacks.remembering import MemoryAttack
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.informed import DIRECTION, InformedAudit
 from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.data.dataset import PartyTable
+from flower_vfl.errors import FlowerVflError
 from flower_vfl.parties.inference import TrainedScorer
+from flower_vfl.parties.joint import group_unavailable, read_group
 from flower_vfl.parties.remembering import MemoryScorer
 from flower_vfl.parties.scoring import TOGETHER, AuditLabels, Reference, Scorer
 from flower_vfl.parties.showing import read_only
+from flower_vfl.protocol.printable import reason_of
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.protocol.transcript import StepTrace, Transcript
+
+_log = logging.getLogger(__name__)
+
+Columns: TypeAlias = Callable[[str], PartyTable]
+"""From a feature party to its columns, which only a simulation has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +133,12 @@ class LeakageMonitor:
             attack for attack in attacks if isinstance(attack, InferenceAttack) and not attack.needs
         ]
         self._trained_entries: list[dict[str, Any]] = []
-
+        self._joint = [attack for attack in attacks if isinstance(attack, JointAttack)]
+        self._joint_entries: list[dict[str, Any]] = []
         remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self._every, self._defended, self._recorder = every, defended, recorder
-        self._informed, self._split, self._audits = informed, split, len(parties)
+        self._informed, self._split = informed, split
+        self._audits = sum(1 + len(_members(party)) for party in parties)
         self._sent = [self._view("monitor", party, watching, remembering, defended=defended) for party in parties]
         on_gradients = [attack for attack in watching if attack.sees == "gradients"]  # embeddings are what they are
         self._unsent: list[_View] = []
@@ -166,6 +179,7 @@ class LeakageMonitor:
             defended=self._defended,
             recorder=self._recorder,
             rows=self._informed,
+            members=_members(party),
             every=self._every,
             audits=self._audits,
             direction=DIRECTION not in (attack.label for attack in remembering),
@@ -218,7 +232,8 @@ class LeakageMonitor:
         """Keep of one step what informed readers are fitted to and scored on, see `observe`, and run no attack."""
         for view in self._sent:
             if view.informed is not None:
-                view.informed.observe(step, epoch, rows, view.joined(embeddings), view.joined(gradients))
+                widths = [gradients[party].flatten(1).shape[1] for party in view.parties]
+                view.informed.observe(step, epoch, rows, view.joined(embeddings), view.joined(gradients), widths)
 
     @property
     def audited(self) -> list[dict[str, Any] | None]:
@@ -321,14 +336,40 @@ class LeakageMonitor:
             *found,
             *(entry for scorer in remembered for entry in scorer.entries()),
             *(entry for audit in audits for entry in audit.entries()),
+            *self._joint_entries,
             *self._trained_entries,
         ]
 
-    def finish_audit(self) -> None:
-        """Let the readers that are fitted to the labels read what was kept for them; once, when training has ended."""
+    def finish_audit(self, columns: Columns | None = None) -> None:
+        """Let the readers that are fitted to the labels read what was kept for them; once, when training has ended.
+
+        With the parties' columns, which a simulation has, readers of gradients with columns run, too, and the joint
+        attacks on what colluding parties have together.
+        """
         for view in self._sent:
+            if columns is not None:
+                self._read_columns(view, columns)
             if view.informed is not None:
                 view.informed.finish()
+
+    def _read_columns(self, view: _View, columns: Columns) -> None:
+        """Let readers and, of several parties, joint attacks read gradients together with columns."""
+        party, audit = "+".join(view.parties), view.informed
+        try:
+            tables = [columns(member) for member in view.parties]
+        except (FlowerVflError, OSError) as error:  # the training is done, and is not lost by it
+            _log.warning("no reader reads the gradients of %s with columns: %s", party, reason_of(error))
+            return
+        joint = [attack for attack in self._joint if len(view.parties) > 1]
+        found = None if audit is None or not joint else audit.panel_of(tables, random=True)
+        if found is not None:
+            rows, together = found
+            self._joint_entries += read_group(joint, together, rows, self._labels, party=party, defended=self._defended)
+        elif joint:
+            why = "no rows of these parties were kept: set attack.informed above 0"
+            self._joint_entries += group_unavailable(joint, why, self._labels, party=party, defended=self._defended)
+        if audit is not None:
+            audit.read_columns(tables)
 
     def forget(self) -> None:
         """Let go of what is remembered, once training has ended."""
@@ -337,6 +378,11 @@ class LeakageMonitor:
                 view.remembered.forget()
         if self._memory is not None:
             shutil.rmtree(self._memory, ignore_errors=True)
+
+
+def _members(party: str) -> list[str]:
+    """Return the members of a group such as "a+b"; none of a party alone."""
+    return party.split("+") if "+" in party else []
 
 
 def _largest(values: Iterable[float]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +40,9 @@ WIDEST = 4096
 
 
 Take: TypeAlias = Callable[[str, int, Memory], None]
+
+MEANS, HISTORY = "means", "history"
+"""Two memories: of what reads means alone, in which batches are centred, and of what reads epochs one by one, too."""
 
 _UNSEEN = 255
 """Of rows that have not come, where 0 and 1 are what the label of a row can be."""
@@ -90,6 +94,21 @@ def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *
             )
 
 
+def _kind(keeps: frozenset[Kept]) -> str:
+    return MEANS if keeps == {"mean"} else HISTORY
+
+
+def _memories(schedule: Schedule, keeps: Iterable[frozenset[Kept]], folder: Path | None) -> dict[str, RowMemory]:
+    """Return the memories that are needed; what one attack reads does not depend on what others need."""
+    wanted: dict[str, frozenset[Kept]] = {}
+    for each in filter(None, keeps):
+        wanted[_kind(each)] = wanted.get(_kind(each), frozenset()) | each
+    return {
+        kind: RowMemory(schedule, each, folder=None if folder is None else folder / kind)
+        for kind, each in wanted.items()
+    }
+
+
 @dataclass(slots=True)
 class _Remembered:
     """What one attack read at one layer, epoch by epoch."""
@@ -128,7 +147,7 @@ class MemoryScorer:
     keeps : Iterable[Kept]
         What is kept besides what the attacks read.
     take : Callable, optional
-        Is given each layer, the epoch (from 1) and the memory at its end.
+        Is given each layer, the epoch (from 1) and the means at its end, which must be kept.
     """
 
     def __init__(
@@ -150,9 +169,8 @@ class MemoryScorer:
         self._take = take
         self._labels, self._schedule, self._recorder, self._party = labels, schedule, recorder, party
         self._metrics = [f"{view}_{REMEMBERED}_{name}".lstrip("_") for name in ("auc", "detection_error")]
-        self._memory = RowMemory(
-            schedule, {*keeps, *(kept for attack in attacks for kept in attack.keeps)}, folder=folder
-        )
+        self._folder = folder
+        self._memories = _memories(schedule, [frozenset(keeps), *(attack.keeps for attack in attacks)], folder)
         self._layers = list(layers)
         self._unread: dict[str, str] = {}
         self._boot = boot()
@@ -187,7 +205,8 @@ class MemoryScorer:
             When an attack writes into the memory.
         """
         kept = {layer: gradients[layer] for layer in tuple(self._layers) if self._fits(layer, gradients[layer])}
-        self._memory.record(step, rows, kept)
+        for memory in self._memories.values():
+            memory.record(step, rows, kept)
         epoch = self._schedule.epoch_of(step)
         if step == self._schedule.steps_of(epoch)[-1]:
             self._score(step, epoch, list(kept))
@@ -206,12 +225,13 @@ class MemoryScorer:
     def _score(self, step: int, epoch: int, layers: Sequence[str]) -> None:
         times, values = self._schedule.times_before(epoch) + 1, []
         for layer in layers:
-            memory = self._memory.at(layer, epoch)
+            memories = {kind: memory.at(layer, epoch) for kind, memory in self._memories.items()}
             if self._take is not None:
-                self._take(layer, epoch, memory)
-            labels = self._labels.at(memory.order) == self._labels.positive(0)
+                self._take(layer, epoch, memories[MEANS])
+            labels = self._labels.at(next(iter(memories.values())).order) == self._labels.positive(0)
             for found in self._found:
                 if found.summary.layer == layer and found.attack.first_epoch <= times:
+                    memory = memories[_kind(found.attack.keeps)]
                     values.append(self._read(found, memory, labels, step, epoch))
         self.latest = max((max(value, 1.0 - value) for value in values if not math.isnan(value)), default=math.nan)
 
@@ -274,9 +294,9 @@ class MemoryScorer:
         ]
 
     def again(self, layer: str, epoch: int) -> Memory | None:
-        """Return what was remembered of a layer at the end of the last whole epoch; None where it is not there."""
+        """Return the means of a layer at the end of the last whole epoch; None where they are not there."""
         self.check()  # another process may have written it
-        return self._memory.at(layer, epoch) if layer in self._layers and epoch else None
+        return self._memories[MEANS].at(layer, epoch) if layer in self._layers and epoch else None
 
     @property
     def unread(self) -> Mapping[str, str]:
@@ -285,13 +305,16 @@ class MemoryScorer:
 
     def forget(self) -> None:
         """Let go of what is remembered, once no step can come any more."""
-        self._memory.forget()
+        for memory in self._memories.values():
+            memory.forget()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def state(self) -> dict[str, Any]:
         """Return what was measured so far, as plain values; what is remembered is in files already."""
         return {
             "boot": boot(),
-            "memory": self._memory.state(),
+            "memory": {kind: memory.state() for kind, memory in self._memories.items()},
             "latest": self.latest,
             "layers": list(self._layers),
             "unread": dict(self._unread),
@@ -310,7 +333,8 @@ class MemoryScorer:
         """Go on from what `state` returned."""
         self.latest, self._layers, self._unread = state["latest"], list(state["layers"]), dict(state["unread"])
         self._boot = state["boot"]
-        self._memory.restore(state["memory"])
+        for kind, memory in self._memories.items():
+            memory.restore(state["memory"][kind])
         for found, entry in zip(self._found, state["found"], strict=True):
             restore_summary(found.summary, entry["summary"])
             found.epochs, found.intervals = list(entry["epochs"]), list(entry["intervals"])
@@ -329,7 +353,8 @@ class MemoryScorer:
         """
         for layer in tuple(self._layers):
             try:
-                self._memory.check(layer)
+                for memory in self._memories.values():
+                    memory.check(layer)
             except DataError:
                 if self._boot == boot():
                     raise

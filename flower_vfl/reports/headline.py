@@ -103,7 +103,8 @@ class Lines:
         if found is None:
             return ""
         of_class = f", class {found['class']}" if found.get("class") is not None else ""
-        return f"{found['label']}{of_class} {number(found['reached'])} (guessing {number(found['null'])})"
+        reached = f"{number(found['reached'])} (guessing {number(found['null'])})"
+        return f"{found['label']}{of_class} {reached}{_of_member(found)}"
 
     @property
     def practical_words(self) -> str:
@@ -122,7 +123,7 @@ class Lines:
             return ""
         of_class = f", class {found['class']}" if found.get("class") is not None else ""
         ends = f" ({interval(found['interval95'])})" if found.get("interval95") else ""
-        return f"{number(found['reached'])}{ends}{of_class}"
+        return f"{number(found['reached'])}{ends}{of_class}{_of_member(found)}"
 
     @property
     def gain(self) -> str:
@@ -149,6 +150,11 @@ class Lines:
         gain = self.verdict["gain"]
         leaks = self.verdict["leak"]["leaks"]
         return _RANK[self.status], leaks, self.value or 0.0, 0.0 if gain is None else float(gain["value"])
+
+
+def _of_member(found: Mapping[str, Any]) -> str:
+    """Return which member of a group reads most by itself; empty where all of them together do."""
+    return f", from what {found['member']} receives alone" if found.get("member") else ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointScores, JointView, OwnRows
-from flower_vfl.attacks.remembering import NOBODY, KnownRows, in_batch_units
+from flower_vfl.attacks.remembering import NOBODY, KnownRows, centred_in_batch_units
 from flower_vfl.errors import InputError
 from flower_vfl.testing.common import (
     Check,
@@ -47,7 +47,7 @@ class JointSubject:
         if LEAKED in attack.needs:
             chosen = np.arange(2 * attack.leaks) % rows
             known = KnownRows(chosen, np.arange(len(chosen)) % 2)
-        return JointView(in_batch_units(g), _own(rows, 1), _own(test_rows, 2), known, seed=3)
+        return JointView(centred_in_batch_units(g), _own(rows, 1), _own(test_rows, 2), known, seed=3)
 
     def read(self, view: JointView) -> Any:
         """Return what a fresh attack says of a view."""

@@ -43,15 +43,31 @@ def test_every_attacker_is_read_on_training_rows_and_on_test_rows(in_process):
         assert entry["advantage"] == pytest.approx(entry["mean"] - entry["baseline"])
 
 
-@pytest.mark.parametrize("rows", [400, 0])
-def test_the_informed_reader_with_columns_runs_beside_joint_attacks(rows):
-    result = run(config_of("joint_regression", attack={"informed": rows}), data=lambda _: mixed_data())
-    found = [e for e in result.summary["leakage"] if e["phase"] == "audit" and e["source"] == "attacker"]
-    assert [entry["party"] for entry in found] == (["a"] if rows else [])
-    if rows:
-        (entry,) = found
-        assert entry["sees"] == ["columns", "embeddings", "gradients"]
+@pytest.mark.parametrize("informed", [{"informed": 4000}, {"informed": 0}, {"informed": 4000, "audit": False}])
+def test_a_simulation_reads_gradients_with_columns_whatever_attacks_are_named(informed):
+    result = run(config_of("norm", attack=informed), data=lambda _: toy_data(rows=900))
+    found = [e for e in result.summary["leakage"] if "columns" in e.get("sees", ())]
+    assert [entry["party"] for entry in found] == (
+        ["a", "b", "a+b"] if len(informed) == 1 and informed["informed"] else []
+    )
+    for entry in found:
+        assert (entry["attack"], entry["phase"], entry["source"]) == ("informed", "audit", "monitor")
         assert entry["advantage"] == pytest.approx(entry["mean"] - entry["baseline"])
+    if found:  # the label is the sign of a sum over both parties
+        assert found[-1]["baseline"] > max(entry["baseline"] for entry in found[:-1]) + 0.05
+
+
+def test_parties_that_collude_put_their_columns_together_for_joint_attacks():
+    result = run(config_of(*NAMES, attack={"informed": 4000}), data=lambda _: toy_data(rows=900))
+    train = {key[:2]: entry for key, entry in entries_of(result).items() if key[2] == "train"}
+    reader = {party: train[party, NAMES[1]] for party in ("a", "b", "a+b")}
+    assert {entry["source"] for entry in reader.values()} == {"attacker", "monitor"}
+    assert reader["a+b"]["baselines"]["columns"] > max(reader[p]["baselines"]["columns"] for p in "ab")
+    assert abs(train["a+b", "joint_regression"]["mean"] - 0.5) > 0.3  # neither class is rarer: its side is arbitrary
+    without = run(config_of(*NAMES), data=lambda _: toy_data(rows=300)).summary["leakage"]
+    assert {e["unavailable"] for e in without if e["party"] == "a+b" and e["phase"] == "joint"} == {
+        "no rows of these parties were kept: set attack.informed above 0"
+    }
 
 
 @pytest.mark.parametrize("kind", ["stream", "messages"])

@@ -11,7 +11,7 @@ import torch
 from flower_vfl.apps import run
 from flower_vfl.apps.client import _Client
 from flower_vfl.attacks import RememberedFitAttack, RememberedHintAttack, norm
-from flower_vfl.attacks.remembering import in_batch_units
+from flower_vfl.attacks.remembering import centred_in_batch_units
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.data.memory import MemoryData
 from flower_vfl.data.periods import Period, Periods
@@ -109,7 +109,7 @@ def test_what_is_measured_is_the_leak_of_all_rows_that_came(monkeypatch):
     def watched(memory, step, rows, gradients):
         record(memory, step, rows, gradients)
         if "first" in gradients and party_of[id(memory)] == "a":
-            sums[rows] = sums[rows].astype(np.float32) + in_batch_units(gradients["cut"]).numpy()
+            sums[rows] = sums[rows].astype(np.float32) + centred_in_batch_units(gradients["cut"]).numpy()
             epoch = schedule.epoch_of(step)
             if step == schedule.steps_of(epoch)[-1]:
                 seen = schedule.came(epoch)
@@ -121,7 +121,7 @@ def test_what_is_measured_is_the_leak_of_all_rows_that_came(monkeypatch):
 
     def begun(party, *args, **kwargs):
         begin(party, *args, **kwargs)
-        party_of[id(party._remembered._memory)] = party.name
+        party_of.update({id(memory): party.name for memory in party._remembered._memories.values()})
 
     monkeypatch.setattr(Attacker, "__init__", begun)
     monkeypatch.setattr(RowMemory, "record", watched)
@@ -286,7 +286,7 @@ def test_after_a_restart_of_the_machine_a_run_remembers_all_that_its_disk_still_
     assert entries_of(resumed) == entries_of(run(config, data=lambda _: toy_data(rows=300)))
 
 
-@pytest.mark.parametrize("place", ["a/**/cut-*", "b/**/first-*", "label/**/monitor-a+b/cut-*", "label/**/cut-0*"])
+@pytest.mark.parametrize("place", ["a/**/cut-*", "b/**/first-*", "label/**/monitor-a+b/*/cut-*", "label/**/cut-0*"])
 def test_a_memory_that_was_damaged_is_refused_by_name(tmp_path, place):
     config = interrupted(tmp_path, 8, every=2)
     kept = [file for file in (tmp_path / "run" / "checkpoints").glob(place) if file.is_file()]

@@ -11,7 +11,7 @@ from flower_vfl.protocol.schedule import Schedule
 BATCH, WIDTH = 256, 8
 
 
-def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,)):
+def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,), members=()):
     """An audit, and the schedule of the training that it follows."""
     schedule = Schedule(seed, len(labels), 0, BATCH, BATCH, epochs, validation=0.0)
     audit = InformedAudit(
@@ -24,22 +24,23 @@ def audit_of(labels, *, epochs=1, classes=2, seed=0, rows=20_000, positives=(1,)
         defended=True,
         recorder=NoRecorder(),
         rows=rows,
+        members=members,
     )
     return audit, schedule
 
 
-def follow(audit, schedule, send, steps=None):
+def follow(audit, schedule, send, steps=None, widths=()):
     """Let an audit see steps; `send` gives embeddings and gradients (B, D) for the rows of a step."""
     for step in range(schedule.steps) if steps is None else steps:
         rows = schedule.train_batch(step)
         z, g = send(step, rows)
-        audit.observe(step, schedule.epoch_of(step), rows, torch.as_tensor(z), torch.as_tensor(g))
+        audit.observe(step, schedule.epoch_of(step), rows, torch.as_tensor(z), torch.as_tensor(g), widths)
 
 
-def entries_of(labels, send, **options):
+def entries_of(labels, send, *, widths=(), **options):
     """What an audit finds in a whole training: of gradients alone, and with embeddings."""
     audit, schedule = audit_of(labels, **options)
-    follow(audit, schedule, send)
+    follow(audit, schedule, send, widths=widths)
     audit.finish()
     alone, joint = (entry for entry in audit.entries() if entry["attack"] == "informed")
     return alone, joint

@@ -34,7 +34,7 @@ def test_the_reader_comes_near_the_best_score_with_gradients_and_without():
     assert (entry["rows"], entry["positives"]) == (scored.sum(), y[scored].sum())
     assert (entry["phase"], entry["source"], entry["sees"]) == (
         "audit",
-        "attacker",
+        "monitor",
         ["columns", "embeddings", "gradients"],
     )
     reached = {name: roc_auc_score(y[scored], score[scored]) for name, score in (("baseline", logit), ("mean", best))}

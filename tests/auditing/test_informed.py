@@ -43,6 +43,12 @@ def sparse(step, rows):
     return Z[rows], g / np.linalg.norm(g, axis=1, keepdims=True)
 
 
+def rounded(step, rows):
+    """Noise on a fine grid that lies half a cell aside for positives."""
+    cells = np.floor(noise(step, rows, width=32) / 0.05)
+    return np.zeros_like(cells), (0.05 * (cells + 0.5 * Y[rows][:, None])).astype(np.float32)
+
+
 def masked(step, rows):
     """The side of a gradient says the label only to somebody who has the embedding."""
     g = noise(step, rows)
@@ -59,8 +65,8 @@ def slow(step, rows):
 
 @pytest.mark.parametrize(
     ("send", "least"),
-    [(turned, 0.9), (paired, 0.98), (sparse, 0.95)],
-    ids=["a direction a batch", "a product of two", "zeros at chosen places"],
+    [(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97)],
+    ids=["a direction a batch", "a product of two", "zeros at chosen places", "a grid"],
 )
 def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
     alone, _ = entries_of(Y, send)
@@ -75,6 +81,23 @@ def test_what_a_shift_of_means_gives_away_is_its_closed_form():
     low, high = alone["interval95"]
     assert low < best < high + 0.02
     assert alone["rows"] == pytest.approx(N / 2, rel=0.1)
+
+
+def test_a_group_reads_what_its_member_with_all_the_signal_does():
+    y, widths = Y[:1600], (8, 64)
+
+    def send(step, rows):
+        g = noise(step, rows, width=sum(widths))
+        g[:, : widths[0]] += 2.5 / np.sqrt(2 * widths[0]) * y[rows][:, None]  # over two epochs 2.5 deviations
+        return np.zeros_like(g), g
+
+    group, joint = entries_of(y, send, epochs=2, members=("a", "b"), widths=widths)
+    best = norm.cdf(2.5 / np.sqrt(2))
+    for entry in (group, joint):
+        assert entry["member"] == "a"
+        assert entry["mean"] == pytest.approx(best, abs=0.02)
+    together = max(one["auc"] for one in group["candidates"] if "member" not in one)
+    assert together < best - 0.03  # noise of many numbers hides a signal of a few
 
 
 def test_noise_that_is_drawn_anew_is_averaged_over_epochs():

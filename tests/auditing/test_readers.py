@@ -9,9 +9,11 @@ from sklearn.metrics import roc_auc_score
 from flower_vfl.auditing.readers import (
     WIDEST,
     boosted_trees,
+    energy_discriminant,
     linear_discriminant,
     network,
     quadratic_discriminant,
+    repeated_values,
     score_of,
     thinned,
 )
@@ -99,3 +101,25 @@ def test_thinning_keeps_a_rare_class_whole():
     kept = thinned(y, 2, 1000)
     assert np.bincount(y[kept]).tolist() == [800, 200]
     assert (np.diff(kept) > 0).all()
+
+
+def test_energy_in_a_few_directions_of_one_batch_is_read_better_than_by_shrunk_covariances():
+    reached = {energy_discriminant: [], quadratic_discriminant: []}
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        y = (rng.random(1400) < 0.083).astype(int)
+        x, directions = rng.normal(size=(1400, 32)), np.linalg.qr(rng.normal(size=(32, 4)))[0]
+        x += y[:, None] * (x @ directions) @ directions.T
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        for fit, found in reached.items():
+            scores = fit(x[:400], y[:400], 2)(x[400:])
+            found.append(roc_auc_score(y[400:], scores[:, 1] - scores[:, 0]))
+    assert np.mean(reached[energy_discriminant]) > np.mean(reached[quadratic_discriminant]) + 0.02
+
+
+def test_values_that_never_repeat_are_not_read_and_others_as_counts_say():
+    y = np.array([0, 0, 1, 1, 1, 0])
+    x = np.array([[1.0, 0.1], [1.0, 0.2], [2.0, 0.3], [2.0, 0.4], [1.0, 0.5], [3.0, 0.6]])
+    scores = repeated_values(x, y, 2)(np.array([[1.0, 0.1], [2.0, 0.9], [3.0, 0.2], [9.0, 0.3]]))
+    exact = np.log([[2.25 / 3.5, 1.25 / 3.5], [0.25 / 3.5, 2.25 / 3.5], [1.0, 1.0], [1.0, 1.0]])
+    np.testing.assert_allclose(scores, exact)

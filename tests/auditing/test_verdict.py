@@ -160,6 +160,22 @@ def test_parties_that_collude_have_a_line_of_their_own_after_the_others():
     assert found["status"] == "leaks"
 
 
+def test_a_group_leaks_what_a_member_reads_alone_without_a_further_test():
+    alone = complete(step("residual", 0.99), informed(0.9, 1e-9))
+    without, found = verdict(*alone), verdict(*alone, *complete(party="a+b"), *complete(party="b"), parties=("a", "b"))
+    member, _, group = found["parties"]
+    assert (member["leak"]["value"], group["leak"]["value"], group["status"]) == (0.99, 0.99, "leaks")
+    assert {group["leak"][kind]["member"] for kind in ("practical", "informed")} == {"a"}
+    assert "member" not in member["leak"]["practical"]
+    assert found["tests"] == 3 * without["tests"]
+
+
+def test_a_gain_of_a_member_is_none_of_a_group_that_has_more_embeddings():
+    gain = informed(0.93, 1e-9, ("gradients", "embeddings"), advantage=0.03, advantage_p_value=1e-9)
+    group = verdict(*complete(gain), *complete(party="a+b"))["parties"][-1]
+    assert (group["party"], group["status"]) == ("a+b", "no leak found")
+
+
 def test_an_attackers_own_measurement_counts_before_the_monitors():
     own = step("norm", 0.5, source="attacker")
     assert verdict(*complete(step("norm", 0.99), own))["status"] == "no leak found"

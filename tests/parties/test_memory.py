@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_vfl.attacks.remembering import in_batch_units
+from flower_vfl.attacks.remembering import centred_in_batch_units, in_batch_units
 from flower_vfl.errors import DataError, StorageError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.parties import memory as storage
@@ -99,7 +99,7 @@ def plain_sums(schedule, epoch, kept):
     rounded = in_two_bytes if kept == "mean" else np.asarray
     sums = {}
     for step in range(schedule.steps_of(epoch).stop):
-        x = in_batch_units(gradient(step, schedule)).numpy()
+        x = (centred_in_batch_units if kept == "mean" else in_batch_units)(gradient(step, schedule)).numpy()
         for row, value in zip(schedule.train_batch(step).tolist(), x, strict=True):
             history = sums.setdefault(row, [np.zeros(WIDTH, np.float32)])
             history.append(rounded(history[-1] + value))
@@ -200,7 +200,7 @@ def remembered(x):
     for step, gradients in enumerate(x):
         rows = schedule.train_batch(step)
         memory.record(step, rows, {"cut": gradients[rows]})
-        exact += in_batch_units(gradients)
+        exact += centred_in_batch_units(gradients)
     return memory.at("cut", len(x)).at(np.arange(x.shape[1]), "mean"), exact / len(x), memory._dtype
 
 

@@ -366,7 +366,7 @@ def test_a_run_that_did_not_end_is_marked_in_a_comparison_and_in_no_figure(run_f
     path = render(folders)
     text = page(path).text
     assert "Some runs did not end by themselves" in text
-    assert "2, diverged: failed. training diverged" in text
+    assert "diverged: failed. training diverged" in text
     assert "diverged failed marvell(s=4)" in text
     assert "marvell s = 4" not in text  # the name of its line
     assert "good" not in re.findall(r'<strong class="(\w+)">', path.read_text())
@@ -377,7 +377,7 @@ def test_a_comparison_of_runs_that_did_not_end_has_their_tables(run_folder):
     for folder in folders:
         change(folder, lambda result: result.update(status="interrupted"))
     text = page(render(folders)).text
-    assert "1, one: interrupted." in text
+    assert "one: interrupted." in text
     assert "No leak was logged along training by a run that ended." in text
     assert "Leak by attack and layer" in text
 

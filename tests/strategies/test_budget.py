@@ -212,13 +212,14 @@ def test_of_more_than_two_classes_it_is_refused():
         run(config, data=lambda _: toy_data(classes=3))
 
 
-def test_the_command_line_says_so_in_one_line(tmp_path, capsys):
+def test_the_command_line_says_so_in_one_line_before_it_names_a_folder(tmp_path, capsys, caplog):
     arguments = ["run", "census", "--set", "data.name=synthetic", "--set", "attack.max_bound=0.8"]
     with pytest.raises(SystemExit, match="2"):
         main([*arguments, "--out", str(tmp_path / "run")])
-    error = capsys.readouterr().err
-    assert "none here promises that" in " ".join(error.split())
-    assert "Traceback" not in error
+    shown = capsys.readouterr()
+    assert "none here promises that" in " ".join(shown.err.split())
+    assert "Traceback" not in shown.err
+    assert "results go" not in shown.out + shown.err + caplog.text
 
 
 def test_parties_that_collude_have_a_budget_of_what_they_read_together(tmp_path):

@@ -49,7 +49,7 @@ class JointView:
     Attributes
     ----------
     gradients
-        (n, D) of training rows: the mean over the epochs, in units of the batches (`in_batch_units`).
+        (n, D) of training rows: the mean over the epochs, within the batches (`centred_in_batch_units`).
     train
         Columns and embeddings of the same n rows.
     test

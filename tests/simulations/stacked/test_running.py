@@ -144,7 +144,7 @@ def test_informed_readers_read_of_a_run_in_a_stack_what_they_read_of_it_alone(tm
             {(e["party"], *e["sees"]): e["mean"] for e in read_result(folder)["leakage"] if e["attack"] == "informed"}
             for folder in (folders[number], tmp_path / f"alone-{number}")
         ]
-        assert len(found[0]) == 6
+        assert len(found[0]) == 9  # of a, b and both: gradients, with embeddings, with columns
         assert found[0] == pytest.approx(found[1], abs=TIED)
 
 

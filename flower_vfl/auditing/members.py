@@ -1,0 +1,46 @@
+"""Parties that put together what they see: whose columns lie where, for readers that look at one of them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The members of a group and how many numbers of a joined row are each one's; a party alone has none.
+
+    A reader of all members' numbers together may read less than one of a single member: noise of many numbers hides a
+    signal of a few. So each member's part is read by itself, too.
+
+    Parameters
+    ----------
+    names
+        The members, in the order in which their numbers lie side by side.
+    widths
+        Numbers of each; together those of a row.
+
+    Examples
+    --------
+    >>> [(name, part.shape[1]) for name, part in Members(("a", "b"), (1, 2)).split(torch.zeros(4, 3))]
+    [('a', 1), ('b', 2)]
+    """
+
+    names: tuple[str, ...] = ()
+    widths: tuple[int, ...] = ()
+
+    def split(self, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield each member and its part (n, d) of joined rows (n, D); nothing of a party alone."""
+        if self.names:
+            yield from zip(self.names, torch.split(rows, list(self.widths), dim=1), strict=True)
+
+    def views(self, rows: Tensor) -> list[tuple[str, Tensor]]:
+        """Return what readers may look at: joined rows as they are, named "", and each member's part of them."""
+        return [("", rows), *self.split(rows)]
+
+
+ALONE = Members()
+"""One party by itself."""
