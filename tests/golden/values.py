@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 LEFT_OUT = re.compile(r"(^|/)result/(environment|cost/seconds\w*)$")
 """Keys of `result.json` that differ from run to run."""
 
-ABOUT = ("label", "layer", "party", "source", "phase", "metric", "span")
+ABOUT = ("label", "layer", "party", "source", "phase", "metric", "span", "rows_of", "positive_class")
 """Keys that say what an entry about an attack is about."""
 
 
@@ -73,8 +73,9 @@ def _entries(values: list[Any]) -> Iterator[tuple[str, Any]]:
 
 def _about(entry: Mapping[str, Any]) -> str:
     """Return the name of an entry about an attack: what was attacked, and by what."""
-    facts = [str(entry[name]) for name in ABOUT if entry.get(name) not in (None, False, "")]
-    return ",".join(facts)
+    about = {"label": entry["attack"], **entry}
+    facts = [str(about[name]) for name in ABOUT if about.get(name) not in (None, "")]
+    return ",".join([*facts, *(["defended"] if entry.get("defended") is True else [])])
 
 
 def _numbered(entries: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -87,19 +88,22 @@ def _numbered(entries: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def _table(file: Path, key: str) -> dict[str, Any]:
-    """Return the values of a Parquet file: of another than a long one, digests of columns."""
+    """Return what a Parquet file holds: of a long table the values by what they are about, of another its columns."""
     table = pq.read_table(file)
     columns = sorted(table.column_names)
     if "value" in columns:
         about = [name for name in columns if name != "value"]
-        rows = [
-            (",".join(f"{name}={row[name]}" for name in about), row["value"])
-            for row in table.select([*about, "value"]).to_pylist()
-        ]
-        return {f"{key}/{name}": value for name, value in _numbered(rows)}
-    return {f"{key}/{name}": _column_digest(table[name].to_pylist()) for name in columns}
+        found: dict[str, list[Any]] = {}
+        for row in table.select([*about, "value"]).to_pylist():
+            name = ",".join(f"{column}={row[column]}" for column in about)
+            found.setdefault(f"{key}/{name}", []).append(row["value"])
+        return {
+            name: values[0] if len(values) == 1 else _listed(sorted(values, key=repr)) for name, values in found.items()
+        }
+    return {f"{key}/{name}": _listed(table[name].to_pylist()) for name in columns}
 
 
-def _column_digest(values: list[Any]) -> str:
-    text = json.dumps(values, default=bytes.hex)
+def _listed(values: list[Any]) -> str:
+    """Return a digest of many values."""
+    text = json.dumps(values, default=repr)
     return f"{len(values)} values {hashlib.sha256(text.encode()).hexdigest()[:24]}"
