@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
@@ -132,18 +133,16 @@ def _environment(root: Path, work: Path) -> dict[str, str]:
 
 def _facts(root: Path, work: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return what both sides of a comparison must share, after a look at which package is imported."""
-    code = (
-        "import flower_vfl, torch, numpy; print(flower_vfl.__file__, torch.__version__, numpy.__version__, sep='\\n')"
-    )
+    code = "import flower_vfl; print(flower_vfl.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=dict(environment), cwd=work, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise GoldenError(f"{root} holds no package that can be imported:\n{done.stderr}")
-    file, torch, numpy = done.stdout.splitlines()
-    if not Path(file).resolve().is_relative_to(root):
-        raise GoldenError(f"{root} holds no flower_vfl, in src/ or beside it: {file} would be recorded instead")
-    return {"processor": _processor(), "python": platform.python_version(), "torch": torch, "numpy": numpy}
+    if not Path(done.stdout.strip()).resolve().is_relative_to(root):
+        raise GoldenError(f"{root} holds no flower_vfl, in src/ or beside it: {done.stdout.strip()} would be recorded")
+    versions = {name: version(name) for name in ("torch", "numpy", "scipy", "scikit-learn")}
+    return {"processor": _processor(), "python": platform.python_version(), **versions}
 
 
 def _processor() -> str:

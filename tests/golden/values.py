@@ -97,9 +97,7 @@ def _table(file: Path, key: str) -> dict[str, Any]:
         for row in table.select([*about, "value"]).to_pylist():
             name = ",".join(f"{column}={row[column]}" for column in about)
             found.setdefault(f"{key}/{name}", []).append(row["value"])
-        return {
-            name: values[0] if len(values) == 1 else _listed(sorted(values, key=repr)) for name, values in found.items()
-        }
+        return {name: one[0] if len(one) == 1 else _listed(sorted(one, key=repr)) for name, one in found.items()}
     return {f"{key}/{name}": _listed(table[name].to_pylist()) for name in columns}
 
 
