@@ -36,6 +36,7 @@ def run_folder(folder, *, q95=0.7, steps=STEPS, weight=1.0, backwards=False, sec
     }
     (folder / "result.json").write_text(json.dumps(dict(turn([*result.items()]))))
     pq.write_table(pa.Table.from_pylist([*turn(steps)]), folder / "steps.parquet")
+    pq.write_table(pa.table({"run": ["a"], "cost/seconds": [seconds]}), folder / "trials.parquet")
     (folder / "weights").mkdir()
     save_file({"top": np.full(3, weight, np.float32)}, folder / "weights" / "label.safetensors")
     return folder
@@ -60,6 +61,7 @@ def test_order_and_times_make_no_difference(tmp_path):
     other = values_of(run_folder(tmp_path / "other", backwards=True, seconds=2.0))
     assert compared(tmp_path, one, other) == []
     assert not [key for key in one if "seconds" in key or "environment" in key]
+    assert "trials/run" in one
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
-LEFT_OUT = re.compile(r"(^|/)result/(environment|cost/seconds\w*)$")
-"""Keys of `result.json` that differ from run to run."""
+LEFT_OUT = re.compile(r"(^|/)(result/environment|(result|trials)/cost/seconds\w*)$")
+"""Keys of results, and columns of a sweep's table, that differ from run to run."""
 
 ABOUT = ("label", "layer", "party", "source", "phase", "metric", "span", "rows_of", "positive_class")
 """Keys that say what an entry about an attack is about."""
@@ -90,7 +90,7 @@ def _numbered(entries: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 def _table(file: Path, key: str) -> dict[str, Any]:
     """Return what a Parquet file holds: of a long table the values by what they are about, of another its columns."""
     table = pq.read_table(file)
-    columns = sorted(table.column_names)
+    columns = [name for name in sorted(table.column_names) if not LEFT_OUT.search(f"{key}/{name}")]
     if "value" in columns:
         about = [name for name in columns if name != "value"]
         found: dict[str, list[Any]] = {}
