@@ -124,7 +124,7 @@ RUNS: dict[str, Run] = {
             "defenses": "max_norm",
         }
     ),
-    "messages": Run({**synthetic(3), "transport.kind": "messages", "attack.informed": 4096}),
+    "messages": Run({**synthetic(3), "transport.kind": "messages"}),
     "messages-in-flight": Run(
         {
             **synthetic(2),
@@ -142,7 +142,7 @@ RUNS: dict[str, Run] = {
     "marvell-many-classes": Run({**DIGITS, "defenses": "marvell(s=2.0)", "attack.names": ["norm", "residual"]}),
     "marvell-full": Run({**GAP, "defenses": "marvell_full(s=2.0,rho=0.3)", "attack.max_bound": 0.999}),
     "marvell-full-imitate": Run({**GAP, "defenses": "marvell_full(detection_error=0.3,imitate=true), label_dp"}),
-    "label-dp": Run({**DIGITS, "defenses": "label_dp(epsilon=3.0)"}),
+    "label-dp": Run({**TUMOURS, "defenses": "label_dp(epsilon=3.0)"}),
     "potential-energy": Run({**DIGITS, "defenses": "potential_energy(alpha=2.0)"}),
     "distance-correlation": Run({**TUMOURS, "defenses": "distance_correlation(alpha=0.5,form=log), iso(t=0.5)"}),
     "resumed": Run(
@@ -191,6 +191,7 @@ RUNS: dict[str, Run] = {
     "images": Run(
         {
             **DIGITS,
+            "attack.names": ["norm"],
             "model.channels": [4, 4],
             "model.pools": 1,
             "model.top_channels": [4],
