@@ -240,7 +240,12 @@ def pods(folder: Path, parties: list[str]):
             ip("-n", f"{tag}-switch", "link", "set", f"pod{number}", "master", "switch", "up")
             ip("-n", network, "address", "add", f"10.213.78.{number}/24", "dev", "eth0")
             ip("-n", network, "link", "set", "eth0", "up")
-            variables = {"ADDRESS": "10.213.78.1", "SUPERLINK": "10.213.78.1:9092", "PARTY": name}
+            variables = {
+                "ADDRESS": "10.213.78.1",
+                "SUPERLINK": "10.213.78.1:9092",
+                "PARTY": name,
+                "NODE_CONFIG": "train-epochs=1",
+            }
             made.append(Pod(folder / name, network, "label" if name == "label" else "feature", variables))
         write_keys(folder / "keys", ["10.213.78.1"], parties, days=2)
         for pod, name in zip(made, ("superlink", *parties), strict=True):

@@ -77,10 +77,12 @@ class Conversation:
             if party not in parties:
                 raise ProtocolError(
                     f"node {node} says it is {party!r}, and this alignment has {', '.join(parties)}: name the party in "
-                    "parties.features, correct `party` in --node-config of its host, or stop its SuperNode"
+                    "parties.features, correct `party` in --node-config of its host, or stop the node; then align again"
                 )
             if party in self._nodes:
-                raise PartyError(f"two nodes claim to be party {party!r}; give each its own `party` in --node-config")
+                raise PartyError(
+                    f"two nodes claim to be party {party!r}; give each its own `party` in --node-config, align again"
+                )
             check_registered(node, nodes[node], party, simulation=bool(self._fields.get("simulation")))
             self._nodes[party], found[party] = node, reply
         missing = [party for party in parties if party not in found]
