@@ -23,6 +23,7 @@ kind = "stream"
 host = "0.0.0.0"
 advertise = "10.213.78.1"
 port = 9093
+connect_timeout = 240
 """
 
 
