@@ -112,7 +112,7 @@ class Pod:
         while (done := self.execute(service, *probe[1:])).returncode:
             if self._processes[service].poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"{service}: {done.stderr[-500:]}\n{self.log(service)[-3000:]}")
-            time.sleep(0.3)
+            time.sleep(1.0)
 
     def log(self, service: str) -> str:
         return (self.folder / f"{service}.log").read_text(errors="replace")
