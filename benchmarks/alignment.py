@@ -87,7 +87,7 @@ def measure(method: str, count: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure and report."""
     quick = arguments(__doc__).quick
-    count = 20_000 if quick else 1_000_000
+    count = 4_000 if quick else 1_000_000
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as folder:
         private, hashed = (measure(method, count, Path(folder)) for method in ("psi", "hash"))
     met = private["seconds"] <= SECONDS and private["peak_mb"] * 1e6 <= BYTES

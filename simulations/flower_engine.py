@@ -25,6 +25,7 @@ from flower_vfl.apps.alignment.place import remove_empty, withdraw
 from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.build import open_data, parties_here
 from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
+from flower_vfl.apps.label_party import check_methods
 from flower_vfl.apps.prediction import NO_PREDICTION
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.data.layout import new_folder
@@ -315,7 +316,8 @@ def write_deployment(folder: Path, config: Config, results: Path | None) -> None
     Raises
     ------
     ConfigError
-        When the configuration names a path of data: that is each host's own.
+        When the configuration names a path of data, which is each host's own, or an attack or a defense that cannot
+        be made.
     OutputExistsError
         When `folder` holds something.
     """
@@ -324,6 +326,7 @@ def write_deployment(folder: Path, config: Config, results: Path | None) -> None
             f"data.path is {config.data.path!r}, and a configuration reaches every party; each host names its own: "
             "a SuperNode in --node-config, the label party in FLOWER_VFL_DATA"
         )
+    check_methods(config)
     with new_folder(folder) as temporary:
         own: dict[str, Value] = {"out": str(results or ""), "resume": False}
         write_app(temporary, {**to_run_config(in_processes(config)), **NO_PREDICTION, **own})

@@ -16,6 +16,7 @@ from flower_vfl.apps.local import run, run_alone
 from flower_vfl.apps.node import DATA_VARIABLE, with_data_of_this_host
 from flower_vfl.apps.progress import LiveProgress
 from flower_vfl.config import Config
+from flower_vfl.data.dataset import Dataset
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.errors import ConfigError, FolderInUseError, InputError
 from flower_vfl.files import write_json_atomic
@@ -115,8 +116,9 @@ def alone_aucs(config: Config) -> dict[str, float]:
 
 def alone_parties(config: Config, dataset: VerticalData) -> list[str]:
     """Return the parties of a run whose columns are here; the label party too, where its columns are used."""
-    parties = [party for party in party_names(config, dataset) if party in dataset.parties]
-    if config.parties.label_features and dataset.label_party in dataset.parties and dataset.label_party not in parties:
+    here = dataset.held if isinstance(dataset, Dataset) else dataset.parties
+    parties = [party for party in party_names(config, dataset) if party in here]
+    if config.parties.label_features and dataset.label_party in here and dataset.label_party not in parties:
         parties.append(dataset.label_party)
     return parties
 

@@ -186,6 +186,10 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
         (["data", "prepare", "files", "--from", "nowhere", "--out", "x"], ""),
         (["keys", "--out", "x", "--host", "a b", "--parties", "a"], "neither a host name nor an address"),
         (["app", "census", "--out", "x", "--set", "data.path=y"], "a configuration reaches every party"),
+        (["app", "census", "--out", "x", "--set", "defenses=marvel_full"], "did you mean 'marvell_full'?"),
+        (["app", "census", "--out", "x", "--set", "defenses=iso(s=1)"], "there is no parameter 's'"),
+        (["app", "census", "--out", "x", "--set", "attack.names=nrom"], "did you mean 'norm'?"),
+        (["app", "census", "--out", "x", "--set", "attack.names=norm(k=1)"], "there is no parameter 'k'"),
         (["data", "part", "nowhere", "--party", "a", "--out", "x"], "is no prepared data set"),
     ],
 )

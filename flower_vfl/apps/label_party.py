@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from flower_vfl.apps.build import (
@@ -15,6 +16,7 @@ from flower_vfl.apps.build import (
     default_top,
     party_names,
 )
+from flower_vfl.attacks import make_attacks
 from flower_vfl.config import Config
 from flower_vfl.data.dataset import Labels
 from flower_vfl.data.memory import IdentifiedData, VerticalData
@@ -84,6 +86,19 @@ def build_strategy(
         schedule = schedule_of(config, len(labels.train), len(labels.test), periods=dataset.alignment.periods)
         defended.check_bound(schedule.epochs)
     return defended
+
+
+def check_methods(config: Config) -> None:
+    """Make the configured attacks and defenses once, so that what is wrong with them is found before a run.
+
+    Raises
+    ------
+    ConfigError
+        For a name that nobody has, and for parameters that a method does not have or refuses.
+    """
+    make_attacks(config.attack.calls)
+    two = np.array([0, 1])
+    defend(VerticalStrategy(nn.Identity(), Labels(two, two, classes=2)), config.defenses)
 
 
 def defend(strategy: HookedStrategy, defenses: list[dict[str, Any]]) -> HookedStrategy:

@@ -101,7 +101,10 @@ class AlignmentFile:
         except FileNotFoundError:
             raise DataError(f"there is no alignment {path}; `flower-vfl align --help` says how to make one") from None
         except (OSError, KeyError, ValueError, RecursionError, pa.ArrowException):
-            raise DataError(f"{path} is no alignment that `flower-vfl align` wrote") from None
+            raise DataError(
+                f"{path} is no alignment that `flower-vfl align` wrote: name the file that it left on this host "
+                f"(FLOWER_VFL_ALIGNMENT of the label party, `alignment` in --node-config of a feature party)"
+            ) from None
         if not isinstance(facts, dict) or facts.get("schema") != _SCHEMA:
             raise DataError(f"{path} is no alignment of this version; align again")
         label_party = layout.entry(path, facts, "label_party", str)

@@ -273,6 +273,11 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({self.name!r}, parties={self.parties}, label_party={self.label_party!r}, {self.alignment})"
 
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Parties whose features lie on this host."""
+        return tuple(name for name in self.parties if (self.folder / name).is_dir())
+
     def rows(self, part: Part) -> int:
         """Return the number of rows of the training or of the test table."""
         return self.alignment.rows if part == "train" else self.alignment.test_rows

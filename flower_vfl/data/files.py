@@ -272,7 +272,10 @@ def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict
     for key, path in paths.items():
         found.setdefault(label_party if key == _LABELS else key, []).append(path)
     if label_party not in found:
-        raise DataError("no file has the labels; an alignment starts from the IDs of the label party")
+        raise DataError(
+            "no file has the labels, and an alignment starts from the IDs of the label party: name its file in "
+            "labels_file, or in label the column of labels"
+        )
     check_parties(found, label_party)
     return label_party, {party: IdSource(tuple(files), options.id) for party, files in found.items()}
 
@@ -391,9 +394,22 @@ def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: Fi
     own = options.label_party or (holder if holder in options.files else "")
     for file in aligned.values():
         if own and own != file.label_party:
-            raise DataError(f"the label party is {own!r} here and {file.label_party!r} in the alignment")
+            raise DataError(
+                f"the label party is {own!r} here and {file.label_party!r} in the alignment; name it as there: "
+                f"{_called(own, file.label_party, options)}"
+            )
         own = file.label_party
     return own or "label"
+
+
+def _called(own: str, name: str, options: FilesOptions) -> str:
+    """Return the options that give the label party the name that it has in an alignment."""
+    if own not in options.files:
+        return f"--set label_party={name}"
+    pairs = [f"--set files.{name}={options.files[own]}"]
+    if own in options.test_files:
+        pairs.append(f"--set test_files.{name}={options.test_files[own]}")
+    return " ".join(pairs)
 
 
 def _all_parties(aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> list[str]:
@@ -402,10 +418,16 @@ def _all_parties(aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -
         return list(options.files)
     file = aligned["train"]
     if any(other.parties != file.parties for other in aligned.values()):
-        raise DataError("alignment and test_alignment were made with different parties")
+        raise DataError(
+            "alignment and test_alignment were made with different parties; align again, twice with the same"
+        )
     for party in options.files:
         if party not in (*file.parties, file.label_party):
-            raise DataError(f"party {party!r} took no part in the alignment of {', '.join(file.parties)}")
+            names = ", ".join((*file.parties, file.label_party))
+            raise DataError(
+                f"party {party!r} took no part in the alignment of {names}: call this host's file by its party's name "
+                f"there, as in --set files.{file.parties[0]}={options.files[party]}, or align again with {party!r}"
+            )
     return [*file.parties, *(party for party in options.files if party not in file.parties)]
 
 

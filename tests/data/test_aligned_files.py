@@ -78,14 +78,27 @@ def test_a_file_that_lacks_aligned_people_is_refused(files, tmp_path):
 
 def test_a_party_that_took_no_part_is_refused(files, tmp_path):
     options = {"alignment": files["alignment"], "files.c": files["a"], "label": ""}
-    with pytest.raises(DataError, match="party 'c' took no part in the alignment of a, b"):
+    with pytest.raises(
+        DataError, match=r"'c' took no part in the alignment of a, b, label: .*--set files.a=.*align again"
+    ):
         prepare("files", out=tmp_path / "p", options=options)
 
 
 def test_another_label_party_than_the_aligned_one_is_refused(files, tmp_path):
     options = {"alignment": files["alignment"], "labels_file": files["label"], "label_party": "bank"}
-    with pytest.raises(DataError, match="'bank' here and 'label' in the alignment"):
+    with pytest.raises(DataError, match=r"'bank' here and 'label' in the alignment; .*: --set label_party=label$"):
         prepare("files", out=tmp_path / "p", options=options)
+
+
+def test_a_label_party_that_calls_itself_otherwise_is_told_the_option(files, tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("id,label,z\n" + "".join(f"p{n:02d},{n % 2},{n}\n" for n in range(50)), encoding="utf8")
+    options = {"alignment": files["alignment"], "files.b": str(path)}
+    with pytest.raises(DataError) as failed:
+        prepare("files", out=tmp_path / "p", options=options)
+    name, _, value = str(failed.value).partition("--set ")[2].partition("=")
+    dataset = prepare("files", out=tmp_path / "p", options={"alignment": files["alignment"], name: value})
+    assert (dataset.label_party, dataset.parties) == ("label", ("a", "b", "label"))
 
 
 def test_the_label_party_may_have_features_of_its_own(files, tmp_path):

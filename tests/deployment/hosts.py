@@ -51,6 +51,7 @@ class Hosts:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
             "FLOWER_VFL_STATE": str(self.folder / host / "state"),
         }
         (self.folder / host / "flwr").mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,7 @@ class Hosts:
         self._processes.pop(host).wait()
         while True:
             self.start_node(host)
-            time.sleep(6)
+            time.sleep(4)
             if self._processes[host].poll() is None:
                 return
             if time.monotonic() > deadline:

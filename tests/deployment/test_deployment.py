@@ -91,6 +91,7 @@ def test_a_deployment_ends_with_the_weights_of_the_local_run_bit_for_bit(hosts, 
     assert [path.name for path in (hosts.folder / "stream" / "weights").iterdir()] == ["label.safetensors"]
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_messages_need_no_port_and_end_with_the_same_weights(hosts, parts):
     two_steps = {"batch_size": 500, "epochs": 1}  # each takes seconds
@@ -101,6 +102,7 @@ def test_messages_need_no_port_and_end_with_the_same_weights(hosts, parts):
     assert result["cost"]["steps"] == 2
 
 
+@pytest.mark.release
 def test_processes_of_their_own_end_with_the_same_weights(parts, tmp_path):
     with deployed(tmp_path, parts / "bank", feature_parts(parts), isolation="process", seed=SEED) as hosts:
         done = hosts.run(config(), "stream")

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(590)]
 def long(path="", kind="stream"):
     """A run that keeps its state often, and of which two thirds are still to come when somebody is killed."""
     values = config(path, kind, reconnect_timeout=5.0, rejoin_timeout=240.0).model_dump()
-    values["training"] |= {"epochs": 100}
-    return build_config({**values, "checkpoint": {"every": 100}})
+    values["training"] |= {"epochs": 60}
+    return build_config({**values, "checkpoint": {"every": 50}})
 
 
 def below(root):
@@ -64,7 +64,7 @@ def test_a_party_that_is_killed_comes_back_and_the_run_ends_with_the_same_weight
         running.start()
         commits = tmp_path / "run" / "checkpoints" / "label"
         deadline = time.monotonic() + 120
-        while not list(commits.glob("*.safetensors")) or not _beyond(commits, 300):
+        while not list(commits.glob("*.safetensors")) or not _beyond(commits, 150):
             assert time.monotonic() < deadline, hosts.everything()
             time.sleep(0.1)
         node = hosts.process("shop").pid

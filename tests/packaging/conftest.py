@@ -135,6 +135,12 @@ def installed(request, tmp_path_factory):
     return Installed(request.param, python, clone, elsewhere)
 
 
+@pytest.fixture
+def place(installed):
+    """Where a command that takes long is run: an editable installation's in the clone, a wheel's anywhere else."""
+    return installed.clone if installed.kind == "editable" else installed.elsewhere
+
+
 @pytest.fixture(params=["root", "elsewhere"])
 def cwd(request, installed):
     """Where a command is run: the root of the clone, or anywhere else."""

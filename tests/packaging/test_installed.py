@@ -12,6 +12,8 @@ import flower_vfl.strategies, flower_vfl.simulations
 print(flower_vfl.__file__, flower_vfl.strategies.__file__)
 """
 COLLECT = ("--collect-only", "-q", "-p", "no:cacheprovider", "-m", "")
+SOME = ("packaging", "deployment", "nn")
+"""Folders with modules that tests import from each other, and with `conftest.py`."""
 MEBIBYTE = 2**20
 
 
@@ -42,14 +44,14 @@ def test_the_command_runs(installed, cwd):
     assert "census" in done.stdout
 
 
-def test_pytest_collects_the_tests(installed, cwd):
-    done = installed.run("pytest", *COLLECT, installed.clone / "tests", cwd=cwd)
+def test_pytest_collects_the_tests(installed, place):
+    done = installed.run("pytest", *COLLECT, *(installed.clone / "tests" / part for part in SOME), cwd=place)
     assert done.returncode == 0, done.stdout
     assert "tests/packaging/test_installed.py::test_the_module_runs" in done.stdout
 
 
 def test_python_m_pytest_collects_the_tests_although_it_puts_the_root_on_the_path(installed):
-    done = installed.run("python", "-m", "pytest", *COLLECT, cwd=installed.clone)
+    done = installed.run("python", "-m", "pytest", *COLLECT, *(f"tests/{part}" for part in SOME), cwd=installed.clone)
     assert done.returncode == 0, done.stdout
     assert "tests/packaging/test_installed.py::test_the_module_runs" in done.stdout
 
@@ -94,11 +96,11 @@ with super_link(pathlib.Path(environment["FLWR_HOME"]), environment):
 
 
 @pytest.mark.flower
-def test_flwr_run_trains(installed, cwd, tmp_path):
-    app = "." if cwd == installed.clone else installed.clone
+def test_flwr_run_trains(installed, place, tmp_path):
+    app = "." if place == installed.clone else installed.clone
     out = tmp_path / "out"
     switched_off = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
-    done = installed.run("python", "-P", "-c", IN_FLOWER, app, out, cwd=cwd, timeout=280, **switched_off)
+    done = installed.run("python", "-P", "-c", IN_FLOWER, app, out, cwd=place, timeout=280, **switched_off)
     assert done.returncode == 0, done.stdout
     assert (out / "result.json").is_file(), done.stdout
     result = json.loads((out / "result.json").read_text())

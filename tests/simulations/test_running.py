@@ -7,6 +7,8 @@ import pytest
 
 from flower_vfl.apps import run
 from flower_vfl.apps.local import run_alone
+from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.catalog import prepare
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.simulations import running
 from flower_vfl.simulations.tables import print_results
@@ -83,6 +85,16 @@ def test_on_the_label_partys_host_its_own_columns_are_compared(monkeypatch):
     opened(bare)
     with pytest.raises(ConfigError, match="the data of this host has none"):
         running.alone_aucs(config)
+
+
+def test_of_aligned_data_the_columns_of_this_host_alone_are_compared(tmp_path):
+    AlignmentFile(tuple(f"p{n:02d}" for n in range(30)), ("a",), "label").write(tmp_path / "alignment.parquet")
+    rows = "".join(f"p{n:02d},{n % 2},{n}\n" for n in range(30))
+    (tmp_path / "own.csv").write_text("id,label,x\n" + rows, encoding="utf8")
+    options = {"files.label": str(tmp_path / "own.csv"), "alignment": str(tmp_path / "alignment.parquet")}
+    dataset = prepare("files", out=tmp_path / "data", options=options)
+    assert (dataset.parties, dataset.held) == (("a", "label"), ("label",))
+    assert running.alone_parties(toy_config(parties={"features": ["a"]}), dataset) == ["label"]
 
 
 def test_a_table_of_results_keeps_names_and_numbers_whole_where_there_is_just_room(capsys, monkeypatch):

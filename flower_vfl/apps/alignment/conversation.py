@@ -10,6 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flower_vfl.apps.alignment.wire import (
+    AGAIN,
     MESSAGE_TYPE,
     SPARE,
     Stage,
@@ -74,9 +75,14 @@ class Conversation:
                 continue
             party = reply.text("party")
             if party not in parties:
-                raise ProtocolError(f"node {node} says it is {party!r}; this alignment has {', '.join(parties)}")
+                raise ProtocolError(
+                    f"node {node} says it is {party!r}, and this alignment has {', '.join(parties)}: name the party in "
+                    "parties.features, correct `party` in --node-config of its host, or stop the node; then align again"
+                )
             if party in self._nodes:
-                raise PartyError(f"two nodes claim to be party {party!r}; give each its own `party` in --node-config")
+                raise PartyError(
+                    f"two nodes claim to be party {party!r}; give each its own `party` in --node-config, align again"
+                )
             check_registered(node, nodes[node], party, simulation=bool(self._fields.get("simulation")))
             self._nodes[party], found[party] = node, reply
         missing = [party for party in parties if party not in found]
@@ -148,7 +154,10 @@ class Conversation:
             if not silent:
                 break
             if time.monotonic() > deadline:
-                raise PartyError(f"{' and '.join(silent)} did not answer within {self._timeout:g} s (align.timeout)")
+                raise PartyError(
+                    f"{' and '.join(silent)} did not answer within {self._timeout:g} s: see the log of that "
+                    "host, allow more with align.timeout, and align again"
+                )
             time.sleep(pause)
         return found
 
@@ -162,7 +171,7 @@ class Conversation:
                     f"it answered {stage_of(answer)} {answer.step} to {stage_of(question)} {question.step}"
                 )
         except ProtocolError as error:
-            raise ProtocolError(f"{name} sent what it must not: {error}") from None
+            raise ProtocolError(f"{name} sent what it must not: {error}; {AGAIN}") from None
         return answer
 
 

@@ -26,7 +26,7 @@ from flower_vfl.alignment.table import SEED_BYTES, VALUE_BYTES, table_bytes
 from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.place import check_target, discard, new_state, state_folder
 from flower_vfl.apps.alignment.progress import LoggedProgress, counting
-from flower_vfl.apps.alignment.wire import Stage, blocks_of, frame, read_blocks
+from flower_vfl.apps.alignment.wire import AGAIN, Stage, blocks_of, frame, read_blocks
 from flower_vfl.data import layout
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.files import IdSource
@@ -146,9 +146,9 @@ class FeatureSide:
             terms = Terms(**{**state["terms"], "parties": tuple(state["terms"]["parties"])})
             stage, step, ids = Stage(state["stage"]), int(state["step"]), int(state["ids"])
         except (OSError, ValueError, KeyError, TypeError):
-            raise ProtocolError("a message of an alignment came that was not begun here; start it again") from None
+            raise ProtocolError("a message of an alignment came that was not begun here; align again") from None
         if terms.session != session:
-            raise ProtocolError("a message of another alignment came than the one that was begun here; start it again")
+            raise ProtocolError("a message of another alignment came than the one that was begun here; align again")
         return cls(target, terms, ids, stage, step, processes=processes)
 
     def answer(self, stage: Stage, message: Frame) -> Frame:
@@ -161,7 +161,6 @@ class FeatureSide:
         StorageError
             When the disk of the state is full.
         """
-        self._check_turn(stage, message.step)
         handlers = {
             Stage.QUERY: self._query,
             Stage.TABLE: self._table,
@@ -169,11 +168,15 @@ class FeatureSide:
             Stage.MATCH: self._match,
             Stage.FINISH: self._finish,
         }
-        with writing_to(self._folder):
-            reply = handlers[stage](message)
-            if stage is not Stage.FINISH:
-                self._stage, self._step = stage, message.step
-                self._save()
+        try:
+            self._check_turn(stage, message.step)
+            with writing_to(self._folder):
+                reply = handlers[stage](message)
+                if stage is not Stage.FINISH:
+                    self._stage, self._step = stage, message.step
+                    self._save()
+        except ProtocolError as error:
+            raise ProtocolError(f"the label party sent what it must not: {error}; {AGAIN}") from None
         return reply
 
     def _check_turn(self, stage: Stage, step: int) -> None:

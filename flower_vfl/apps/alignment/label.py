@@ -31,7 +31,7 @@ from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.conversation import Conversation
 from flower_vfl.apps.alignment.place import check_target, staged
 from flower_vfl.apps.alignment.progress import Progress, counting
-from flower_vfl.apps.alignment.wire import Stage, blocks_of, frame, pieces, read_blocks
+from flower_vfl.apps.alignment.wire import AGAIN, Stage, blocks_of, frame, pieces, read_blocks
 from flower_vfl.data.alignment import AlignmentFile
 from flower_vfl.data.files import IdSource
 from flower_vfl.errors import DataError, PartyError, ProtocolError
@@ -120,7 +120,10 @@ class LabelSide:
         self._greet()
         common, names = self._compare() if self._config.method == "psi" else self._compare_hashes()
         if not common.any():
-            raise DataError("no ID is common to all parties; do they use the same kind of ID?")
+            raise DataError(
+                "no ID is common to all parties: compare how each writes its IDs (leading zeros, case, prefixes), and "
+                "align again"
+            )
         ids = tuple(value for value, chosen in zip(self._ids, common, strict=True) if chosen)
         result = AlignmentFile(ids, self._parties, self._label_party)
         self._name_matches(result, common, names)
@@ -247,4 +250,4 @@ def _blaming(party: str) -> Iterator[None]:
     try:
         yield
     except ProtocolError as error:
-        raise ProtocolError(f"party {party!r} sent what it must not: {error}") from None
+        raise ProtocolError(f"party {party!r} sent what it must not: {error}; {AGAIN}") from None

@@ -76,7 +76,10 @@ def sources_of(config: Config) -> tuple[str, dict[str, IdSource]]:
     named = config.parties.features or [party for party in sources if party != label_party]
     for party in named:
         if party not in sources or party == label_party:
-            raise ConfigError(f"parties.features names {party!r}, but data.options.files has no file of such a party")
+            raise ConfigError(
+                f"parties.features names {party!r}, but data.options.files has no file of such a party: name it there, "
+                "or leave the party out"
+            )
     if not named:
         raise ConfigError("an alignment needs a feature party besides the label party: name its file in data.options")
     return label_party, {label_party: sources[label_party], **{party: sources[party] for party in named}}
@@ -89,5 +92,8 @@ def _deployed_parties(config: Config) -> tuple[str, tuple[str, ...]]:
         )
     label_party = str(config.data.options.get("label_party") or "label")
     if label_party in config.parties.features:
-        raise ConfigError(f"party {label_party!r} cannot be the label party and a feature party of one alignment")
+        raise ConfigError(
+            f"party {label_party!r} cannot be the label party and a feature party of one alignment: leave it out of "
+            "parties.features, or name another label_party in data.options"
+        )
     return label_party, tuple(config.parties.features)

@@ -16,6 +16,9 @@ from flower_vfl.protocol.frame import Frame, Kind, Scalar, from_records, to_reco
 MESSAGE_TYPE = "query.align"
 """Flower message type of an alignment."""
 
+AGAIN = "install the same flower-vfl on both hosts (`flower-vfl doctor`), and align again"
+"""The way out when a host sent what the protocol does not allow."""
+
 SESSION = r"[0-9a-f]{32}"
 """Pattern of a session's id."""
 

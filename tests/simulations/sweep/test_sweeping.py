@@ -133,7 +133,8 @@ def test_a_worker_that_dies_is_tried_again_and_what_fails_again_is_reported_besi
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.release), signal.SIGINT, signal.SIGKILL]
+    "number",
+    [pytest.param(number, marks=pytest.mark.release) for number in (signal.SIGTERM, signal.SIGKILL)] + [signal.SIGINT],
 )
 def test_a_sweep_that_was_ended_by_a_signal_goes_on_without_repeating_what_has_finished(toy, tmp_path, number):
     out = tmp_path / "out"
