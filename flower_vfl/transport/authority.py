@@ -17,7 +17,7 @@ _DAY = datetime.timedelta(days=1)
 _VALID = datetime.timedelta(days=31)
 
 SERVER_NAME = "label-party.flower-vfl"
-"""The name in the label party's certificate; parties pin it, whatever address they dial."""
+"""The name in the label party's certificate; parties pin one below it, their own, whatever address they dial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class Authority:
 
     def server(self) -> Identity:
         """Issue the label party's certificate."""
-        hosts: list[x509.GeneralName] = [x509.DNSName(SERVER_NAME), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        hosts: list[x509.GeneralName] = [x509.DNSName(name) for name in (SERVER_NAME, f"*.{SERVER_NAME}")]
+        hosts += [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         return self._issue(SERVER_NAME, ExtendedKeyUsageOID.SERVER_AUTH, hosts)
 
     def client(self, name: str) -> Identity:
