@@ -84,7 +84,7 @@ class Acceptor:
             with theirs:
                 # A session of its own: Ctrl-C is for the run, which ends the relay once its own last words are out.
                 self._process = subprocess.Popen(
-                    command, stdin=theirs, stdout=subprocess.DEVNULL, pass_fds=handles, start_new_session=True
+                    command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, pass_fds=handles, start_new_session=True
                 )
         for mark in sorted(self._marks):
             self._order("let", mark)
@@ -175,9 +175,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
             at = (address[0], listeners[0].getsockname()[1] if listeners else address[1])
             with suppress(OSError):
                 dual = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
-                listeners.append(
-                    socket.create_server(at, family=family, backlog=_BACKLOG, dualstack_ipv6=dual)  # type: ignore[arg-type]
-                )
+                listeners.append(socket.create_server(at, family=family, backlog=_BACKLOG, dualstack_ipv6=dual))
     except (OSError, UnicodeError):
         pass
     if not listeners:

@@ -149,7 +149,8 @@ class Places:
         """Return the oldest connection of the address that has most."""
         if not self._waiting:
             return None
-        return next(iter(max(self._by_address.values(), key=len)))
+        busiest = max(self._by_address.values(), key=len)
+        return next(iter(busiest))
 
     def remove(self, connection: Connection) -> None:
         """Let a connection wait no longer."""
@@ -179,7 +180,7 @@ class Relay:
         self._selector = selectors.DefaultSelector()
         for sock in (control, *listeners):
             sock.setblocking(False)
-            self._selector.register(sock, selectors.EVENT_READ)
+            self._selector.register(sock, selectors.EVENT_READ, sock)
         self._strangers = Places(max(16, min(STRANGERS, (raise_handles() - _OWN_HANDLES) // 2)))
         self._marked: dict[str, Places] = {}
         self._named: dict[str, Connection] = {}
@@ -197,12 +198,12 @@ class Relay:
         self._say({"ready": True})
         while not self._over():
             events = self._selector.select(_SWEEP_SECONDS / 10 if self._ending else _SWEEP_SECONDS)
-            newcomers = []
+            newcomers: list[socket.socket] = []
             for key, _ in events:
                 if key.fileobj is self._control:
                     self._obey()
-                elif key.data is None:
-                    newcomers.append(key.fileobj)
+                elif isinstance(key.data, socket.socket):
+                    newcomers.append(key.data)
                 elif key.data in self._connections:
                     self._judge(key.data)
             for listener in newcomers:
@@ -412,6 +413,7 @@ def main() -> None:
     listeners = [socket.socket(fileno=int(handle)) for handle in sys.argv[2].split(",")]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends with the run, whose last words it passes on
+    sys.unraisablehook = lambda _: None  # a stranger's name that is no text must not fill the log
     sys.setswitchinterval(0.0005)  # a flood must not keep the threads that pass on bytes from their turn
     Relay(socket.socket(fileno=0), listeners, folder).run()
     shutil.rmtree(folder, ignore_errors=True)  # not after an error: then another relay takes this one's place
