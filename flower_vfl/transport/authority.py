@@ -23,7 +23,7 @@ OFFER_SECONDS = 3600.0
 _ECDSA = ec.ECDSA(hashes.SHA256())
 
 SERVER_NAME = "label-party.flower-vfl"
-"""The name in the label party's certificate; parties pin it, whatever address they dial."""
+"""The name in the label party's certificate; parties pin one below it, their own, whatever address they dial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,8 @@ class Authority:
 
     def server(self) -> Identity:
         """Issue the label party's certificate."""
-        hosts: list[x509.GeneralName] = [x509.DNSName(SERVER_NAME), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        hosts: list[x509.GeneralName] = [x509.DNSName(name) for name in (SERVER_NAME, f"*.{SERVER_NAME}")]
+        hosts += [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         key = ec.generate_private_key(ec.SECP256R1())
         return Identity(self._issue(SERVER_NAME, key.public_key(), ExtendedKeyUsageOID.SERVER_AUTH, hosts), _pem(key))
 

@@ -109,8 +109,9 @@ class _Dialler:
         self._address, self._token = str(offer["address"]), str(offer["token"])
         self._options = [
             *options(int(str(offer["limit"]))),
-            ("grpc.ssl_target_name_override", SERVER_NAME),
+            ("grpc.ssl_target_name_override", _server_name(offer)),
             ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
         ]
         self._authority, self._key = _pem(offer, "authority"), SessionKey()
         self._identity = Identity(_pem(offer, "certificate"), _pem(offer, "key"))
@@ -244,6 +245,14 @@ def _unreachable(address: str, timeout: float) -> str:
         f"{words}: is the address right, does this host resolve its name, and do firewalls on both sides let it "
         f"through? On this host try: flower-vfl doctor --dial {address}"
     )
+
+
+def _server_name(offer: ConfigRecord) -> str:
+    """Return the name that this party asks for, by which the label party's port tells it from strangers."""
+    name = offer.get("server-name")
+    if not isinstance(name, str) or not name.endswith(f".{SERVER_NAME}"):
+        raise ProtocolError("the offer has no 'server-name'")
+    return name
 
 
 def _pem(offer: ConfigRecord, name: str) -> bytes:

@@ -23,10 +23,11 @@ from typing import Any
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-from flower_vfl.errors import PartyError, PartyLostError, ProtocolError, SetupError
+from flower_vfl.errors import PartyError, PartyLostError, ProtocolError
 from flower_vfl.protocol.codec import OVERHEAD, decode
 from flower_vfl.protocol.frame import Frame, Kind, from_records
-from flower_vfl.transport.authority import OFFER_SECONDS, Authority, is_signed, public_key
+from flower_vfl.transport.acceptor import Acceptor, address_text
+from flower_vfl.transport.authority import OFFER_SECONDS, SERVER_NAME, Authority, is_signed, public_key
 from flower_vfl.transport.base import Link
 from flower_vfl.transport.wire import METHOD, NONCE, SERVICE, Traffic, Wire, key_of, options, proof, words_to_sign
 
@@ -39,10 +40,6 @@ _WATCH_SECONDS = 0.2
 _SHOWN = ("token", "taken", "proof", "signature", "key")
 _END = None
 Outgoing = queue.SimpleQueue[bytes | None]
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 @dataclass(eq=False)
@@ -250,24 +247,25 @@ class StreamEndpoint:
         credentials = grpc.ssl_server_credentials(
             [(identity.key, identity.certificate)], self._authority.certificate, require_client_auth=True
         )
+        self._acceptor = Acceptor(host, port)
         try:
-            bound = self._server.add_secure_port(_address(host, port), credentials)
-        except RuntimeError:
-            bound = 0
-        if bound == 0:
-            raise SetupError(
-                f"the session endpoint cannot listen on {_address(host, port)}: the port is in use or the address is "
-                "not of this host; set transport.port to 0 or to a free one, transport.host to an address of this host"
-            )
-        self.address = _address(advertise or host, bound)
-        self._server.start()
+            self._server.add_secure_port(self._acceptor.target, credentials)
+            self._server.start()
+            self._acceptor.wait_ready()
+        except BaseException:
+            self._acceptor.close()
+            raise
+        self.address = address_text(advertise or host, self._acceptor.port)
 
     def offer(self, node: str) -> dict[str, str | bytes | int]:
         """Return what `node` needs to dial; it is for that node alone, and it opens one session once."""
-        token, identity = secrets.token_hex(32), self._authority.client(node, seconds=self._offer_seconds)
+        token, mark = secrets.token_hex(32), secrets.token_hex(16)
+        identity = self._authority.client(node, seconds=self._offer_seconds)
         self._tokens[node] = token
+        self._acceptor.let(mark)  # it stays after `revoke`: who comes with it must hear at once that it is refused
         return {
             "address": self.address,
+            "server-name": f"{mark}.{SERVER_NAME}",
             "token": token,
             "authority": self._authority.certificate,
             "certificate": identity.certificate,
@@ -299,6 +297,7 @@ class StreamEndpoint:
         for link in self._links.values():
             link.close()
         self._server.stop(grace=2.0).wait()
+        self._acceptor.close()
 
     def _admit(self, requests: Iterator[bytes], context: Any) -> tuple[StreamLink, _Connection]:
         """Check the newcomer's certificate, TLS version, greeting, and its token or that it was here before."""
@@ -360,6 +359,7 @@ class StreamEndpoint:
         except ProtocolError as error:
             _log.warning("a peer of the session endpoint was refused: %s", error)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error)[:500])
+        self._acceptor.admit(context.peer())
         if not context.add_callback(lambda: link.ended(connection)):
             link.ended(connection)  # it has ended already
         threading.Thread(target=link.drain, args=(connection, requests), daemon=True).start()

@@ -1,14 +1,20 @@
-"""Parties are killed, disks fill, lines break and fall silent: every run must end as one that nobody disturbed.
+"""Parties are killed, disks fill, lines break, strangers flood: every run must end as one that nobody disturbed.
 
 ``python -m tests.faults.campaign --kills 200 --seed 1`` disturbs one run after another until so many parties were
 killed (SIGKILL), and prints one line of JSON: what was done, what broke, and how long it took until training went on.
 The same seed disturbs in the same way. A run that did not end as it should is kept, with the words of its processes.
+
+``--connections 10000`` has a stranger dial the session port so often at a time during each run over streams, and
+``--frames 1000000`` feeds mutated frames to both ends between the runs. With ``--record FILE`` the counts are kept
+after each run, and the same command goes on where an earlier one ended; ``--minutes`` ends a sitting.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import math
 import os
 import random
 import shutil
@@ -33,13 +39,21 @@ from flower_vfl.config import build_config, to_run_config
 from flower_vfl.data.memory import VerticalData
 from flower_vfl.strategies import Observer
 from flower_vfl.transport.stream import StreamEndpoint
+from tests.faults import fuzzing
 from tests.faults.common import STEPS, TRANSPORTS, assert_same, setup
+from tests.faults.flooding import flooding
 from tests.faults.processes import Case, ProcessGrid, fork, start_nursery
 from tests.faults.striking import CUT, EVENTS, FULL, HOLD, KILL, LABEL, WRITE, Fault, arm, tell
 from tests.transport.proxies import Line
 
 PHASES = {"hello": 1, "step": 6, "save": 4, "evaluate": 3, "restore": 3, "finish": 2, WRITE: 6}
 """Moments, and how often each is chosen."""
+
+ENDPOINT = "endpoint"
+"""The file of a plan that says where the label party listens now."""
+
+FRAMES_AT_ONCE = 50_000
+"""Mutated frames between two runs."""
 
 LIVES = 60
 """How often the label party is started in one run; more would be a run that does not come to its end."""
@@ -88,6 +102,8 @@ def be_label_party(case: Case, nursery: str, data: VerticalData, delay: float) -
 
     def over_a_line(endpoint: StreamEndpoint, node: str) -> dict[str, str | bytes | int]:
         lines.append(Line(endpoint.address, delay=delay))
+        (case.plan / f"{ENDPOINT}.new").write_text(endpoint.address)
+        (case.plan / f"{ENDPOINT}.new").replace(case.plan / ENDPOINT)
         return {**offer(endpoint, node), "address": lines[-1].address}
 
     StreamEndpoint.offer = over_a_line
@@ -144,8 +160,8 @@ def recoveries(found: list[dict[str, Any]]) -> list[tuple[str, float]]:
 class Campaign:
     """One run after another, each disturbed, each compared with one that was not."""
 
-    def __init__(self, root: Path, seed: int, transport: str = "") -> None:
-        self._root, self._seed, self._transport = root, seed, transport
+    def __init__(self, root: Path, seed: int, transport: str = "", connections: int = 0) -> None:
+        self._root, self._seed, self._transport, self._connections = root, seed, transport, connections
         self.data = open_data(build_config(setup()))
         run(build_config(setup()))  # imports what is imported at first use, before there are hundreds of processes
         self._nursery = str(root / "nursery")
@@ -153,6 +169,7 @@ class Campaign:
         self.struck: Counter[str] = Counter()
         self.seconds: list[tuple[str, float, str]] = []
         self.broken: list[str] = []
+        self.flood: Counter[str] = Counter()
         self._left_alone: dict[str, Path] = {}
 
     def close(self) -> None:
@@ -177,13 +194,25 @@ class Campaign:
             self._left_alone[transport] = case.out
         return self._left_alone[transport]
 
+    def _live(self, case: Case, delay: float, flood: int | None) -> str:
+        """Let a run come to its end, in a flood where one is asked for; return what is wrong with that."""
+        if not self._connections or flood is None:
+            return live(case, self._nursery, self.data, delay)
+        with flooding(str(case.plan / ENDPOINT), self._connections, seed=flood) as (_, counts):
+            wrong = live(case, self._nursery, self.data, delay)
+        for name, count in counts.items():
+            before = self.flood[name]
+            self.flood[name] = max(before, int(count)) if name == "most open" else before + int(count)
+        self.flood["runs"] += 1
+        return wrong
+
     def disturb(self, number: int) -> None:
         """Disturb one run, and see how it ends."""
         transport, faults, delay = draw(random.Random(f"{self._seed}-{number}"), self._transport)
         case = self._case(f"run-{number}", transport)
         for position, fault in enumerate(faults):
             fault.write(case.plan, position)
-        wrong = live(case, self._nursery, self.data, delay)
+        wrong = self._live(case, delay, number if transport == "stream" else None)
         if not wrong:
             try:
                 assert_same(case.out, self._undisturbed(transport))
@@ -222,20 +251,89 @@ class Campaign:
         }
 
 
-def check(kills: int, seed: int, transport: str = "") -> dict[str, object]:
-    """Disturb runs until so many parties were killed."""
+class Record:
+    """What a campaign has done so far, over all sittings; kept in a file where one is named."""
+
+    def __init__(self, path: Path | None, asked: dict[str, object]) -> None:
+        self._path = path
+        self.runs, self.frames, self.taken, self.sittings, self.minutes = 0, 0, 0, 1, 0.0
+        self._asked = asked
+        self._old: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
+        if self._old and self._old["asked"] != asked:
+            raise SystemExit(f"{path} is the record of another campaign: {self._old['asked']}, not {asked}")
+
+    def load(self, campaign: Campaign) -> None:
+        """Go on from an earlier sitting."""
+        old = self._old
+        if not old:
+            return
+        self.runs, self.frames, self.taken, self.minutes = old["runs"], old["frames"], old["taken"], old["minutes"]
+        self.sittings = old["sittings"] + 1
+        campaign.struck, campaign.flood = Counter(old["struck"]), Counter(old["flood"])
+        campaign.seconds = [(who, took, run) for who, took, run in old["seconds"]]
+        campaign.broken = old["broken"]
+
+    def save(self, campaign: Campaign, minutes: float) -> None:
+        """Keep the counts."""
+        if self._path is None:
+            return
+        kept = {
+            **{"asked": self._asked, "runs": self.runs, "frames": self.frames, "taken": self.taken},
+            **{"sittings": self.sittings, "minutes": self.minutes + minutes, "struck": campaign.struck},
+            **{"flood": campaign.flood, "seconds": campaign.seconds, "broken": campaign.broken},
+        }
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps(kept, indent=1))
+        new.replace(self._path)
+
+    def feed(self, campaign: Campaign, seed: int, most: int) -> None:
+        """Feed the next mutated frames."""
+        count = min(FRAMES_AT_ONCE, most - self.frames)
+        logging.disable(logging.WARNING)  # every frame would be a line
+        try:
+            found = fuzzing.check(count, 0, seed * 1_000_003 + self.frames)
+        finally:
+            logging.disable(logging.NOTSET)
+        campaign.broken += [f"frames from {self.frames}: {words}" for words in found["broken"]]  # type: ignore[attr-defined]
+        self.frames += count
+        self.taken += int(str(found["taken"]))
+
+
+def check(
+    kills: int,
+    seed: int,
+    transport: str = "",
+    connections: int = 0,
+    frames: int = 0,
+    record: Path | None = None,
+    minutes: float = math.inf,
+) -> dict[str, object]:
+    """Disturb runs until so many parties were killed and so many frames were fed, or the time is up."""
+    done = Record(record, {"seed": seed, "transport": transport, "connections": connections})
     root = Path(tempfile.mkdtemp(prefix="flower-vfl-faults-"))
-    campaign = Campaign(root, seed, transport)
-    started, done = time.monotonic(), 0
+    started = time.monotonic()
+    campaign = Campaign(root, seed, transport, connections)
+    done.load(campaign)
+
+    def took() -> float:
+        return (time.monotonic() - started) / 60
+
     try:
-        while campaign.struck[KILL] < kills:
-            campaign.disturb(done)
-            done += 1
+        while (campaign.struck[KILL] < kills or done.frames < frames) and took() < minutes:
+            if campaign.struck[KILL] < kills:
+                campaign.disturb(done.runs)
+                done.runs += 1
+            if done.frames < frames:
+                done.feed(campaign, seed, frames)
+            done.save(campaign, took())
     finally:
         campaign.close()
     if not campaign.broken:
         shutil.rmtree(root, ignore_errors=True)
-    return {"runs": done, "minutes": round((time.monotonic() - started) / 60, 1), **campaign.summary()}
+    return {
+        **{"runs": done.runs, "frames": done.frames, "frames_taken": done.taken, "sittings": done.sittings},
+        **{"minutes": round(done.minutes + took(), 1), "flood": campaign.flood, **campaign.summary()},
+    }
 
 
 def main() -> None:
@@ -244,6 +342,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--transport", choices=list(TRANSPORTS), default="", help="of all runs; else drawn for each")
+    parser.add_argument("--connections", type=int, default=0, help="that a stranger holds during runs over streams")
+    parser.add_argument("--frames", type=int, default=0, help="mutated frames to feed")
+    parser.add_argument("--record", type=Path, help="where counts are kept; goes on from there")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of this sitting")
     print(json.dumps(check(**vars(parser.parse_args()))))  # noqa: T201
 
 

@@ -29,7 +29,7 @@ from flower_vfl.parsing import Value
 from flower_vfl.transport.inproc import InprocLink
 from flower_vfl.transport.stream import StreamEndpoint
 
-_RANDOM = ("address", "token", "authority", "certificate", "key")
+_RANDOM = ("address", "server-name", "token", "authority", "certificate", "key")
 """Of an offer: drawn by the operating system before anything is read."""
 
 _CHANGING = re.compile(r'"seconds_compute", [0-9.e+-]+|"seconds_compute": [0-9.e+-]+|127\.0\.0\.1:\d+')

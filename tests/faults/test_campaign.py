@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
-from tests.faults.campaign import recoveries
+from tests.faults.campaign import Record, recoveries
 
 
 @pytest.mark.slow
@@ -30,3 +32,19 @@ def test_a_recovery_lasts_until_the_next_step_unless_somebody_dies_before():
     events = [entry.split() for entry in happened.split(", ")]
     found = [{"who": who, "what": what, "at": float(at)} for who, what, at in events]
     assert recoveries(found) == [("a", 2.5), ("label", 4.0)]
+
+
+def test_a_campaign_goes_on_from_its_record_and_refuses_that_of_another(tmp_path):
+    file, asked = tmp_path / "record.json", {"seed": 1, "transport": "", "connections": 0}
+    campaign = SimpleNamespace(
+        struck=Counter(kill=5), flood=Counter(runs=2), seconds=[("label", 1.5, "run 0")], broken=[]
+    )
+    first = Record(file, asked)
+    first.runs, first.frames = 3, 50_000
+    first.save(campaign, 4.0)
+    again, fresh = Record(file, asked), SimpleNamespace()
+    again.load(fresh)
+    assert (again.runs, again.frames, again.sittings, again.minutes) == (3, 50_000, 2, 4.0)
+    assert vars(fresh) == vars(campaign)
+    with pytest.raises(SystemExit, match="the record of another campaign"):
+        Record(file, {**asked, "seed": 2})

@@ -47,7 +47,7 @@ def test_each_certificate_names_its_node_and_serves_one_purpose(authority):
     ]
     assert all(usage.critical for usage in usages)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == [SERVER_NAME]
+    assert names.get_values_for_type(x509.DNSName) == [SERVER_NAME, f"*.{SERVER_NAME}"]
 
 
 def test_a_partys_certificate_cannot_sign_others(authority):

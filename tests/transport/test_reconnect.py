@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from flower_vfl.errors import PartyError, PartyLostError, ProtocolError, SessionError
 from flower_vfl.protocol.codec import encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
-from flower_vfl.transport.authority import SERVER_NAME, Authority, SessionKey, is_signed, public_key
+from flower_vfl.transport.authority import Authority, SessionKey, is_signed, public_key
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.stream import StreamLink
 from flower_vfl.transport.wire import KEPT, METHOD, NONCE, SERVICE, Traffic, Wire, key_of, proof, words_to_sign
@@ -251,7 +251,7 @@ def greeted(offer, *fields_of):
     """Greet with what each function makes of the nonce, one stream after the other; return the codes that come."""
     codes = []
     credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
-    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    options = [("grpc.ssl_target_name_override", offer["server-name"])]
     for fields in fields_of:
         with grpc.secure_channel(offer["address"], credentials, options) as channel:
             outgoing = queue.SimpleQueue()

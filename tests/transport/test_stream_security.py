@@ -20,7 +20,7 @@ from flower_vfl.errors import PartyLostError, ProtocolError
 from flower_vfl.protocol.codec import OVERHEAD, encode
 from flower_vfl.protocol.frame import Frame, Kind, to_records
 from flower_vfl.transport import stream
-from flower_vfl.transport.authority import SERVER_NAME, Authority, SessionKey
+from flower_vfl.transport.authority import Authority, SessionKey
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.sessions import Sessions
 from tests.transport.fakes import FakeParty, client_app, converse, fit
@@ -51,7 +51,7 @@ def greeting(token, *, session=SESSION, kind=Kind.HELLO, **fields):
 def dial(offer, data, *, credentials=None, timeout=10.0):
     """Open a stream, send one message and return the status that comes of it (None: still open after a moment)."""
     credentials = credentials or grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
-    options = [("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.enable_retries", 0)]
+    options = [("grpc.ssl_target_name_override", offer["server-name"]), ("grpc.enable_retries", 0)]
     with grpc.secure_channel(offer["address"], credentials, options) as channel:
         waiting = iter([data]) if data is not None else iter(lambda: time.sleep(60), 0)
         call = channel.stream_stream("/flower_vfl.Session/Open")(waiting, timeout=timeout)
@@ -66,7 +66,7 @@ def dial(offer, data, *, credentials=None, timeout=10.0):
 def admitted(endpoint, offer, data=None):
     """Greet with the offer's own token, or with these bytes, and return the link that comes of it."""
     credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
-    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    options = [("grpc.ssl_target_name_override", offer["server-name"])]
     with grpc.secure_channel(offer["address"], credentials, options) as channel:
         call = channel.stream_stream("/flower_vfl.Session/Open")(iter([data or greeting(offer["token"])]), timeout=20)
         link = arrived(endpoint)
@@ -339,7 +339,7 @@ def test_a_stream_that_ends_without_a_greeting_is_refused(endpoint):
     offer = endpoint.offer("2")
     credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
     with grpc.secure_channel(
-        offer["address"], credentials, [("grpc.ssl_target_name_override", SERVER_NAME)]
+        offer["address"], credentials, [("grpc.ssl_target_name_override", offer["server-name"])]
     ) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             next(channel.stream_stream("/flower_vfl.Session/Open")(iter([]), timeout=5))
@@ -351,7 +351,7 @@ def test_frames_that_nobody_asked_for_are_refused_as_they_come_and_are_not_kept(
     offer, messages = endpoint.offer("2"), queue.SimpleQueue()
     messages.put(greeting(offer["token"]))
     credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
-    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    options = [("grpc.ssl_target_name_override", offer["server-name"])]
     with grpc.secure_channel(offer["address"], credentials, options) as channel:
         call = channel.stream_stream("/flower_vfl.Session/Open")(iter(messages.get, None), timeout=20)
         link = arrived(endpoint)
@@ -409,7 +409,7 @@ def tls(endpoint, offer, folder):
         (folder / name).write_bytes(offer[name])
     context.load_cert_chain(folder / "certificate", folder / "key")
     context.set_alpn_protocols(["h2"])
-    return context.wrap_socket(socket.create_connection(address_of(endpoint)), server_hostname=SERVER_NAME)
+    return context.wrap_socket(socket.create_connection(address_of(endpoint)), server_hostname=offer["server-name"])
 
 
 def test_tls_connections_that_stay_silent_do_not_keep_a_party_out(endpoint, tmp_path):
@@ -428,7 +428,9 @@ def open_silently(endpoint, count):
     """Streams of a genuine certificate that never say anything."""
     offer = endpoint.offer("7")
     credentials = grpc.ssl_channel_credentials(offer["authority"], offer["key"], offer["certificate"])
-    channel = grpc.secure_channel(endpoint.address, credentials, [("grpc.ssl_target_name_override", SERVER_NAME)])
+    channel = grpc.secure_channel(
+        endpoint.address, credentials, [("grpc.ssl_target_name_override", offer["server-name"])]
+    )
     return channel, [
         channel.stream_stream("/flower_vfl.Session/Open")(iter(lambda: time.sleep(60), 0)) for _ in range(count)
     ]
