@@ -61,6 +61,7 @@ def test_memory_that_the_system_does_not_say_is_never_taken_for_none(harness, mo
             pytest.param(name, marks=pytest.mark.release)
             for name in (
                 "metrics.py",
+                "own_data.py",
                 "watching.py",
                 "table_size.py",
                 "vocabulary.py",

@@ -76,7 +76,7 @@ class EpochLog(Observer):
     """Logs one readable line an epoch."""
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:  # noqa: D102
-        _log.info("training: %d epochs, %d steps, with %s", epochs, steps, ", ".join(parties) or "nobody else")
+        _log.info("training: epochs: %d, steps: %d, with %s", epochs, steps, ", ".join(parties) or "nobody else")
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: D102
         shown = ("train_loss", "validation_auc", "next_auc", "test_auc", "test_loss", "test_accuracy", "leak", "bound")

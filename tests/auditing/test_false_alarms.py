@@ -48,9 +48,10 @@ def verdict(seed, *, shuffled):
 
 
 @pytest.mark.slow
-def test_shuffled_gradients_are_called_a_leak_in_at_most_ten_of_100_runs():
-    found = [verdict(seed, shuffled=True) for seed in range(100)]
-    assert sum(one["status"] == LEAKS for one in found) <= 10  # at 5 % more come with probability 0.01
+@pytest.mark.timeout(900)
+def test_shuffled_gradients_are_called_a_leak_in_at_most_eighteen_of_200_runs():
+    found = [verdict(seed, shuffled=True) for seed in range(200)]
+    assert sum(one["status"] == LEAKS for one in found) <= 18  # at 5 % more come with probability 0.006
     assert all(one["parties"][0]["not_run"] == [] for one in found)
 
 
