@@ -86,6 +86,7 @@ def run_training(
         course.finish(timeout)
         base.on_finished()
         sessions.tell_exported()
+        course.forget()
     outcome = base.outcome
     return VerticalResult(
         outcome=outcome,
@@ -181,6 +182,9 @@ class _Course:
             attacks = base.attacks if party in self._audited else []
             report = outcome.reports[party] = read_report(party, self._sessions.reports[party], attacks)
             outcome.leakage = [*report["leakage"], *outcome.leakage]
+
+    def forget(self) -> None:
+        """Remove the monitor's row memory: from here on nobody goes back."""
         if self._monitor is not None:
             self._monitor.forget()
 

@@ -302,8 +302,10 @@ class Attacker(FeatureParty):
 
     def _keep(self, frame: Frame) -> Frame | None:
         answer = super()._keep(frame)
-        if frame.kind is Kind.RESTORE and self._remembered is not None:
+        if self._remembered is not None and frame.kind is Kind.RESTORE:
             self._remembered.check()
+        if self._remembered is not None and frame.kind is Kind.EXPORTED:
+            self._remembered.forget()
         return answer
 
     def settle(self) -> None:
@@ -319,7 +321,8 @@ class Attacker(FeatureParty):
         if self._remembered is not None:
             leakage += self._remembered.entries() if self._audit.complete else []
             leakage += self._read_jointly(self._remembered)
-            self._remembered.forget()
+            if not self.hears_of_export:  # another party may still be lost, and then all go back
+                self._remembered.forget()
         return {**super().report(), "leakage": [*leakage, *self._read_trained_model()]}
 
     def _read_jointly(self, remembered: MemoryScorer) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import ClassVar
 
 from flower_vfl.errors import PartyError, SessionError
-from flower_vfl.protocol.frame import Frame
+from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.transport.base import Link, Machine
 
@@ -24,7 +24,10 @@ class InprocLink(Link):
 
     def send(self, frame: Frame) -> None:  # noqa: D102
         self.bytes_down += frame.nbytes
-        self._waiting.append(frame)
+        if frame.kind is Kind.EXPORTED:  # nothing comes after it, and nobody asks for an answer
+            self._machine.handle(frame)
+        else:
+            self._waiting.append(frame)
 
     def receive(self, timeout: float) -> Frame:  # noqa: D102
         while self._waiting:

@@ -451,7 +451,10 @@ class Sessions:
         return self.reports
 
     def tell_exported(self) -> None:
-        """Tell the parties at the other end of a stream that no state of this training will be asked for any more."""
+        """Tell the parties with an open session that no state of this training will be asked for any more.
+
+        Over `messages` there is none: a party's last message was answered with its report.
+        """
         for link in self.links.values():
-            if isinstance(link, StreamLink):
+            if not isinstance(link, MessagesLink):
                 link.send(Frame(Kind.EXPORTED))

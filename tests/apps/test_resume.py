@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from flower_vfl import build_config, run
+from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.keeping import MAY_CHANGE, Keeping, config_digest, differences
 from flower_vfl.checkpoint import read_committed
 from flower_vfl.config import Config, leaf_paths
@@ -215,3 +216,23 @@ def test_a_run_without_a_state_of_all_parties_begins_anew(tmp_path):
     alone = run(config, out=tmp_path / "alone", data=lambda _: toy_data())
     assert result.summary["weights"] == alone.summary["weights"]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("kind", ["inproc", "stream"])
+def test_a_run_killed_before_its_results_are_written_still_has_its_row_memories(kind, tmp_path, monkeypatch):
+    attack = {"names": ["remembered_direction", "remembered_norm"], "informed": 0}
+    config = toy_config(checkpoint={"every": 3}, attack=attack, transport={"kind": kind})
+    write = RunFolder.write_result
+
+    def killed(self, *given):
+        monkeypatch.setattr(RunFolder, "write_result", write)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "write_result", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", data=lambda _: toy_data())
+    result = run(config, out=tmp_path / "run", resume=True, data=lambda _: toy_data())
+    alone = run(config, out=tmp_path / "alone", data=lambda _: toy_data())
+    assert result.summary["weights"] == alone.summary["weights"]
+    assert result.summary["leakage"] == alone.summary["leakage"]
+    assert not [*tmp_path.rglob("memory-*")]
