@@ -141,6 +141,13 @@ class Config(Section):
         return self.seed if self.schedule_seed < 0 else self.schedule_seed
 
 
+FITTED = (
+    *(f"training.{name}" for name in ("epochs", "batch_size", "learning_rate", "patience")),
+    "model.numeric_embedding",
+)
+"""Keys that are "auto" by default and get a value by the number of training rows."""
+
+
 def _check_time_order(training: TrainingConfig) -> None:
     """Refuse what means nothing where each row is trained on once, in time order."""
     refused = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from flower_vfl.checkpoint import DATA, Checkpoints, read_committed
-from flower_vfl.config import Config, leaf_paths
+from flower_vfl.config import FITTED, Config, leaf_paths
 from flower_vfl.data.memory import VerticalData, content_digest
 from flower_vfl.errors import ProtocolError, SetupError
 from flower_vfl.files import writing_to
@@ -175,7 +175,7 @@ def checked_training(training: object) -> str:
 
 
 def differences(config: Config, other: Config) -> list[str]:
-    """Return the leaves in which two configurations compute something else.
+    """Return the leaves in which two configurations compute something else; "auto" may be what the other one has.
 
     Examples
     --------
@@ -183,7 +183,12 @@ def differences(config: Config, other: Config) -> list[str]:
     ['seed']
     """
     pairs = [(path, *(attrgetter(path)(side) for side in (config, other))) for path in leaf_paths()]
-    return [path for path, one, another in pairs if path not in MAY_CHANGE and one != another]
+    automatic = {path: attrgetter(path)(Config()) for path in FITTED}
+    return [
+        path
+        for path, *both in pairs
+        if path not in MAY_CHANGE and both[0] != both[1] and not (path in automatic and automatic[path] in both)
+    ]
 
 
 def config_digest(config: Config) -> str:
