@@ -247,7 +247,7 @@ class _Client:
             memory=session.memory(config),
         )
         card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)
-        machine.hears_of_export = keeping is not None and session.offer["kind"] != "messages"
+        machine.hears_of_export = keeping is not None and session.offer.get("kind", "messages") != "messages"
         machine.on_finish = partial(_keep_results, session, journal, card)
         if keeping is not None and not session.simulation:
             machine.on_exported = lambda _: keeping.end()

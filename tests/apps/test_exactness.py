@@ -45,6 +45,7 @@ class Wire(torch.autograd.Function):
 
 def train_joined(config, data, parties, own=""):
     """One network, one loss, one backward pass; nothing of the split is used but the order of the batches."""
+    config = config.fitted(len(data.target.train))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     bottoms, tables = {}, {}

@@ -37,7 +37,7 @@ def test_a_preset_can_be_read_names_data_that_there_is_and_says_what_it_is(prese
 
 @pytest.mark.parametrize("preset", PAPERS)
 def test_each_set_up_of_the_papers_has_its_preset_with_the_papers_numbers(preset):
-    config, paper = load_config(preset), PAPERS[preset]
+    config, paper = load_config(preset).fitted(1_000), PAPERS[preset]
     found = {"network": config.model.network, "batch": config.training.batch_size, "epochs": config.training.epochs}
     found |= {"rate": config.training.learning_rate, "cut": config.model.cut, "patience": config.training.patience}
     assert found == paper
