@@ -177,7 +177,7 @@ def test_of_early_stopping_and_of_a_limit_it_is_heard_when_they_end_training_and
     shorter, longer = sorted(runs, key=lambda parties: len(parties["a"]))
     for party in ("a", "b"):
         kinds = [entry[0] for entry in shorter[party]]
-        end = [*kept, "finish", "end"]
+        end = [*kept, "finish", "exported", "end"]
         assert kinds[-len(end) :] == end
         assert len(shorter[party]) < len(longer[party])
         assert longer[party][: len(shorter[party]) - len(end)] == shorter[party][: -len(end)]
