@@ -153,7 +153,7 @@ class Attacker(FeatureParty):
                 recorder=self._recorder,
                 folder=memory,
                 keeps=() if self._joint is None else ("mean",),
-                take=self._take,
+                take=None if self._joint is None else self._take,
             )
 
     def _joint_observer(self, attacks: Sequence[AttackMethod]) -> JointObserver | None:

@@ -34,7 +34,7 @@ def test_trials_that_differ_in_seed_defense_or_strength_are_one_group(tmp_path):
 
 def test_a_trial_that_shares_with_none_is_alone(tmp_path):
     path = tmp_path / "sweep.toml"
-    path.write_text('data = 1\n[grid]\n"training.batch_size" = [100, 200]\n'.replace("data = 1\n", ""), encoding="utf8")
+    path.write_text("[set]\ntraining.epochs = 2\n[grid]\ntraining.batch_size = [100, 200]\n", encoding="utf8")
     assert [group.reason for group in groups(trials_of(load_definition(str(path))))] == [ALONE, ALONE]
 
 
