@@ -53,7 +53,9 @@ def obstacle(config: Config) -> str:
 
     Examples
     --------
-    >>> obstacle(Config()), obstacle(Config(defenses=[{"name": "label_dp"}]))
+    >>> from flower_vfl.config import build_config
+    >>> config = build_config({"training": {"epochs": 6}})
+    >>> obstacle(config), obstacle(config.model_copy(update={"defenses": [{"name": "label_dp"}]}))
     ('', 'label_dp is no defense of gradients alone')
     """
     return next(_obstacles(config), "")
