@@ -176,8 +176,8 @@ class InformedAudit:
             self._end_epoch(step, epoch)
 
     def _join(self, widths: Sequence[int]) -> None:
-        """Take note of whose numbers lie where."""
-        self._members = Members(self._names, tuple(widths))
+        """Take note of whose numbers lie where; without widths, that nobody's are known yet."""
+        self._members = Members(self._names, tuple(widths)) if widths else ALONE
         self._features = GradientFeatures(self._members)
 
     def _settle(self) -> None:
@@ -385,8 +385,7 @@ class InformedAudit:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` returned."""
         self._pending, self._entries, self._with_columns = [], None, []
-        if state["widths"]:
-            self._join(state["widths"])
+        self._join(state["widths"])
         self._features.restore(state["features"])
         self._now, self._kept = Collected.of(state["now"]), Collected.of(state["kept"])
         self._kept_auc = state["kept_auc"]
