@@ -39,3 +39,12 @@ def install(tmp_path, monkeypatch):
     for name in set(sys.modules) - known:
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def _umask_stays():
+    """A deployed run makes the umask of its process private; the tests that follow in this process keep theirs."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)

@@ -132,12 +132,20 @@ def repeated_values(x: Features, y: NDArray[np.integer], classes: int) -> Reader
 
 
 def boosted_trees(x: Features, y: NDArray[np.integer], classes: int, *, most: int = LARGEST_FIT) -> Reader:
-    """Fit gradient-boosted trees of scikit-learn to ``most`` rows, as many as its held-out part asks for, up to 200."""
+    """Fit gradient-boosted trees of scikit-learn to ``most`` rows, as many as its held-out part asks for.
+
+    Of two classes up to 200 trees. Of more, each round has one a class, and these are fewer and smaller.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     rows = thinned(y, classes, most)
     model = HistGradientBoostingClassifier(
-        max_iter=200, early_stopping=True, n_iter_no_change=10, validation_fraction=0.15, random_state=_SEED
+        max_iter=200 if classes == 2 else max(20, 200 // classes),
+        max_leaf_nodes=31 if classes == 2 else 8,
+        early_stopping=True,
+        n_iter_no_change=10,
+        validation_fraction=0.15,
+        random_state=_SEED,
     )
     model.fit(x[rows], y[rows])
     return lambda rows: _log_odds(model.predict_proba(rows), model.classes_, classes)
