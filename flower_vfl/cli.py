@@ -369,7 +369,7 @@ def init(
     out: Annotated[Path, typer.Option(help="The configuration to write.")] = Path("run.toml"),
 ) -> None:
     """Write a commented configuration for tables of your own; asks for what is not given."""
-    from flower_vfl.apps.beginning import ask_person, files_of, write_first_config
+    from flower_vfl.apps.first_config import ask_person, files_of, write_first_config
 
     given = files_of(files or [])
     holder = write_first_config(given, out, id_column=id_, label=label, label_party=label_party, ask=ask_person)

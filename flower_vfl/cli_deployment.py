@@ -69,7 +69,7 @@ def wait(
     \b
     flwr run app NAME --format json | flower-vfl wait - NAME --on-failure /usr/local/bin/alert
     """  # noqa: D301 - click wants the backspace
-    from flower_vfl.apps.waiting import ControlApi, alert, follow, read_hook, read_run_id
+    from flower_vfl.apps.run_status import ControlApi, alert, follow, read_hook, read_run_id
     from flower_vfl.errors import InputError, RunStoppedError, SessionError
 
     hook = read_hook(on_failure) if on_failure else []

@@ -31,7 +31,7 @@ STEPS, BATCHES, BATCH_SIZES, EPOCHS = 4000, 50, (16, 1024), (10, 200)
 """What fits the data: so many steps at most, so many batches an epoch, and the bounds of batch size and epochs."""
 
 PATIENT_STEPS, LEAST_PATIENCE, LEARNING_RATE = 600, 8, 1e-3
-"""How long training goes on without a better validation: so many steps, and so many epochs at least."""
+"""Steps without a better validation after which training ends, and epochs at least; and the learning rate."""
 
 
 MANY_ROWS = 20_000

@@ -184,7 +184,7 @@ class _Course:
             outcome.leakage = [*report["leakage"], *outcome.leakage]
 
     def forget(self) -> None:
-        """Remove the monitor's row memory: from here on nobody goes back."""
+        """Remove the monitor's row memory: no party can be restored any more."""
         if self._monitor is not None:
             self._monitor.forget()
 

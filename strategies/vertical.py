@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from flower_vfl.attacks import Attack, InferenceAttack, JointAttack, MemoryAttack, make_attacks
 from flower_vfl.auditing.joint import check_joint_attacks
 from flower_vfl.config import Config
-from flower_vfl.data.dataset import Labels, PartyTable, whole_labels
+from flower_vfl.data.dataset import Labels, PartyTable
 from flower_vfl.data.ids import id_numbers
+from flower_vfl.data.labels import whole_labels
 from flower_vfl.data.periods import Periods
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.inference import check_trained_attacks

@@ -247,7 +247,7 @@ class _Client:
             memory=session.memory(config),
         )
         card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)
-        machine.hears_of_export = keeping is not None and session.offer.get("kind", "messages") != "messages"
+        machine.awaits_export = keeping is not None and session.offer.get("kind", "messages") != "messages"
         machine.on_finish = partial(_keep_results, session, journal, card)
         if keeping is not None and not session.simulation:
             machine.on_exported = lambda _: keeping.end()
@@ -341,7 +341,7 @@ def _state_folder() -> Path:
 
 
 def consent_of(context: Context) -> Consent | None:
-    """Return what the owner of a deployed node allows; None for a simulated node, which has no owner."""
+    """Return the limits that the owner of a deployed node sets; None for a simulated node, which has no owner."""
     node = Node.of(context.node_config)
     return Consent.of(context.node_config, node.party) if node.deployed else None
 

@@ -1,8 +1,8 @@
-"""What a node's owner lets trainings ask of it: nothing, until `--node-config` says otherwise.
+"""The consent of a node's owner: no training is allowed until `--node-config` allows some.
 
-The run configuration is the label party's. An owner who has named data says with these keys how much of it may be
-learned from, until when, and for whom. An app that the label party ships could leave all this out, so consent binds
-only where the SuperNode runs no other app than those that its owner trusts: docs/decisions/0028-consent.md.
+The run configuration is the label party's. With these keys an owner limits how many epochs a training may have, until
+when, on which rows, and for which label party. An app that the label party ships could leave all this out, so consent
+binds only where the SuperNode runs no other app than those that its owner trusts: docs/decisions/0028-consent.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _today() -> date:
 
 @dataclass(frozen=True)
 class Consent:
-    """What the owner of a deployed node allows.
+    """Limits that the owner of a deployed node sets for trainings.
 
     Attributes
     ----------

@@ -90,7 +90,7 @@ class Keeping:
         return self.folder / f"ended-{self.training}"
 
     def check_open(self) -> None:
-        """Refuse to go on with a training that has ended here; what is there of other trainings is removed.
+        """Refuse to resume a training that has ended here; files of other trainings are removed.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Keeping:
         """
         with writing_to(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._ended.touch(mode=0o600)  # first: who is killed here must not go on with half of it
+            self._ended.touch(mode=0o600)  # first: a run killed here must not resume with half of it
         for path in (self.secret, *(path for name in _OF_RESUME for path in self.folder.glob(name))):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -149,7 +149,7 @@ class Keeping:
 
 
 def ended_error(what: str) -> SetupError:
-    """Return the error of who goes on with a training that has ended and left no state."""
+    """Return the error for resuming a training that has ended and left no state."""
     return SetupError(
         f"{what} has finished and its results are written, so that its secret and its states were removed: nothing is "
         "left to go on with. Begin a new run in another folder"

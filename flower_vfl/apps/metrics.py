@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 _HOSTS = (LOOPBACK, "localhost")
 _SECONDS = 5.0
-"""How long one client may take; there is one at a time."""
+"""Seconds that one client may take; clients are served one at a time."""
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FAMILIES = {

@@ -189,7 +189,7 @@ def _signer(grid: Grid, context: Context) -> Signer | None:
 
 
 def _place(out: Path, *, goes_on: bool, simulation: bool) -> Keeping:
-    """Return where the label party keeps its states; a deployed run that has ended by itself does not go on."""
+    """Return where the label party keeps its states; a deployed run that has ended cannot be resumed."""
     if goes_on and not simulation and has_ended(out):
         raise ended_error(f"the run in {out}")
     return Keeping.of_label_party(out, resume=goes_on)

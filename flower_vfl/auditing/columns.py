@@ -89,8 +89,8 @@ def read_with_columns(
     """
     summary = LeakSummary(INFORMED, party, phase=AUDIT, source="monitor", defended=defended)
     entry = {**summary.result(), "label": INFORMED, "sees": SEES, "steps": None, "one_class_steps": None}
-    told = [evidence(part) for _, part in members.views(view.gradients)]
-    gradients = torch.cat([view.gradients.double(), *told], dim=1).float().numpy()
+    evidences = [evidence(part) for _, part in members.views(view.gradients)]
+    gradients = torch.cat([view.gradients.double(), *evidences], dim=1).float().numpy()
     own = _matrices(view.train, words=view.words)
     bare = Sample(np.zeros((len(y), 0), dtype=np.float32), y, parts)
     with_gradients = [np.concatenate([matrix, gradients], axis=1) for matrix in own]

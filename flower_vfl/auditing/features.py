@@ -43,7 +43,7 @@ class GradientFeatures:
 
     @property
     def more(self) -> int:
-        """How many columns stand beside the gradient."""
+        """Number of columns beside the gradient."""
         return MORE * len(self._followers)
 
     def of(self, g: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class GradientFeatures:
         return torch.cat([x, *found], dim=1)
 
     def views(self, columns: Tensor) -> list[tuple[str, Tensor]]:
-        """Return what readers may look at: all columns (n, F), named "", and each member's gradient and quantities."""
+        """Return the inputs of readers: all columns (n, F), named "", and each member's gradient and quantities."""
         width = columns.shape[1] - self.more
         found = [("", columns)]
         for place, (name, part) in enumerate(self._members.split(columns[:, :width])):

@@ -164,7 +164,7 @@ class InformedAudit:
     def observe(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor, widths: Sequence[int] = ()) -> None:
         """Take in one step: embeddings (B, ...) that came and gradients (B, ...) that leave.
 
-        ``widths`` says how many numbers of each are every member's, where several put together what they see.
+        Of a group, ``widths`` are the numbers of each member in a row of both.
         """
         if self._names != self._members.names:
             self._join(widths)
@@ -176,7 +176,7 @@ class InformedAudit:
             self._end_epoch(step, epoch)
 
     def _join(self, widths: Sequence[int]) -> None:
-        """Take note of whose numbers lie where; without widths, that nobody's are known yet."""
+        """Set the members' widths; empty before the first batch."""
         self._members = Members(self._names, tuple(widths)) if widths else ALONE
         self._features = GradientFeatures(self._members)
 
@@ -259,7 +259,7 @@ class InformedAudit:
         return Sample(collected.columns.numpy(), y, self._split.parts(rows), collected.batches)
 
     def _panel_sample(self) -> tuple[Sample, Views, Views] | None:
-        """Return the panel's rows, what came for them over all epochs, and their last embeddings, as readers see it."""
+        """Return the panel's rows, their gradients over all epochs and their last embeddings, as inputs of readers."""
         panel = self._panel
         if panel is None or not len(panel.rows) or int(panel.times.amax()) < 2:
             return None

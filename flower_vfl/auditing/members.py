@@ -14,7 +14,7 @@ class Members:
     """The members of a group and how many numbers of a joined row are each one's; a party alone has none.
 
     A reader of all members' numbers together may read less than one of a single member: noise of many numbers hides a
-    signal of a few. So each member's part is read by itself, too.
+    signal of a few. So each member's part is read alone, too.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ class Members:
             yield from zip(self.names, torch.split(rows, list(self.widths), dim=1), strict=True)
 
     def views(self, rows: Tensor) -> list[tuple[str, Tensor]]:
-        """Return what readers may look at: joined rows as they are, named "", and each member's part of them."""
+        """Return the inputs of readers: joined rows, named "", and each member's part of them."""
         return [("", rows), *self.split(rows)]
 
 
 ALONE = Members()
-"""One party by itself."""
+"""A party that shares with nobody."""

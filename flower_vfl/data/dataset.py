@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 
 from flower_vfl.data import layout
 from flower_vfl.data.encoding import PartyEncoding
+from flower_vfl.data.labels import whole_labels
 from flower_vfl.data.party_names import check_parties
 from flower_vfl.data.periods import Periods, periods_from_json
-from flower_vfl.data.source import ArraySource, FeatureSource, PixelSource
+from flower_vfl.data.source import ArraySource, FeatureSource, PixelSource, quantiles
 from flower_vfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,11 +39,6 @@ if TYPE_CHECKING:
 
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
-_SAMPLE = 2**16
-"""Rows that quantiles are taken of, at most."""
-
-_SHARED = frozenset({"uint8", "int8", "int16", "int32", "int64"})
-"""Whole numbers that a tensor can share with an array."""
 
 
 @dataclass(frozen=True)
@@ -137,19 +133,8 @@ class PartyTable:
 
     def __post_init__(self) -> None:
         if self.spec.numeric and self.spec.quantiles is None:
-            spec = replace(self.spec, quantiles=partial(_quantiles, self.train))
+            spec = replace(self.spec, quantiles=partial(quantiles, self.train))
             object.__setattr__(self, "spec", spec)
-
-
-def _quantiles(source: FeatureSource, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return quantiles of the numeric columns of some rows, evenly spread, and of their distinct values, (2 Q, F)."""
-    rows = np.linspace(0, len(source), min(len(source), _SAMPLE), endpoint=False).astype(np.int64)
-    columns = source.gather(rows)[0].double().numpy().T
-    found = [
-        np.concatenate([np.quantile(column, probabilities), np.quantile(np.unique(column), probabilities)])
-        for column in columns
-    ]
-    return np.stack(found, axis=1)
 
 
 @dataclass(frozen=True)
@@ -183,28 +168,6 @@ class Labels:
             low, high = int(values.min(initial=0)), int(values.max(initial=0))
             if low < 0 or high >= self.classes:
                 raise DataError(f"labels of {self.classes} classes are 0 to {self.classes - 1}, given {low} to {high}")
-
-
-def whole_labels(labels: object) -> NDArray[np.int64]:
-    """Return labels (N,) as tensors can share them: whole numbers of this machine's order of bytes, side by side.
-
-    Raises
-    ------
-    DataError
-        When they are no whole numbers or booleans, or not one a row.
-    """
-    values = np.asanyarray(labels)
-    if values.dtype.kind == "f":
-        with np.errstate(invalid="ignore"):  # what is not finite is not whole
-            whole = bool((values % 1 == 0).all())
-        values = values.astype(np.int64) if whole else values
-    if values.ndim != 1 or values.dtype.kind not in "biu":
-        raise DataError(
-            f"labels are whole numbers (N,), the class of each row, given {values.dtype} {values.shape}; with "
-            "labels.astype(int), or np.unique(labels, return_inverse=True)[1], classes become such"
-        )
-    shared = values.dtype.isnative and values.dtype.name in _SHARED and values.flags.c_contiguous
-    return values if shared else np.ascontiguousarray(values, dtype=np.int64)
 
 
 @dataclass(frozen=True)

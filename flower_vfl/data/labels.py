@@ -14,6 +14,9 @@ from flower_vfl.data.encoding import MISSING_TEXTS, Place, parse_numbers, texts
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
+_SHARED = frozenset({"uint8", "int8", "int16", "int32", "int64"})
+"""Whole numbers that a tensor can share with an array."""
+
 MAX_CLASSES = 1000
 _FEW = 20
 _NEGATIVES = ("0", "-1", "false", "no", "n", "negative")
@@ -164,3 +167,25 @@ def _sorted(names: set[str] | list[str]) -> list[str]:
     ordered = sorted(names)
     numbers, unreadable = parse_numbers(pa.array(ordered, pa.string()))
     return ordered if unreadable.any() else [ordered[place] for place in numbers.argsort(kind="stable")]
+
+
+def whole_labels(labels: object) -> NDArray[np.int64]:
+    """Return labels (N,) as tensors can share them: whole numbers of this machine's order of bytes, side by side.
+
+    Raises
+    ------
+    DataError
+        When they are no whole numbers or booleans, or not one a row.
+    """
+    values = np.asanyarray(labels)
+    if values.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):  # what is not finite is not whole
+            whole = bool((values % 1 == 0).all())
+        values = values.astype(np.int64) if whole else values
+    if values.ndim != 1 or values.dtype.kind not in "biu":
+        raise DataError(
+            f"labels are whole numbers (N,), the class of each row, given {values.dtype} {values.shape}; with "
+            "labels.astype(int), or np.unique(labels, return_inverse=True)[1], classes become such"
+        )
+    shared = values.dtype.isnative and values.dtype.name in _SHARED and values.flags.c_contiguous
+    return values if shared else np.ascontiguousarray(values, dtype=np.int64)

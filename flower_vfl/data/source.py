@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 
+_SAMPLE = 2**16
+"""Rows that quantiles are taken of, at most."""
+
+
 @runtime_checkable
 class FeatureSource(Protocol):
     """Rows of features that can be gathered by position.
@@ -55,6 +59,17 @@ class SomeRows:
     def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
         """Return copies of the features at `rows` of these rows."""
         return self._source.gather(self._rows[rows])
+
+
+def quantiles(source: FeatureSource, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return quantiles of the numeric columns of some rows, evenly spread, and of their distinct values, (2 Q, F)."""
+    rows = np.linspace(0, len(source), min(len(source), _SAMPLE), endpoint=False).astype(np.int64)
+    columns = source.gather(rows)[0].double().numpy().T
+    found = [
+        np.concatenate([np.quantile(column, probabilities), np.quantile(np.unique(column), probabilities)])
+        for column in columns
+    ]
+    return np.stack(found, axis=1)
 
 
 class ArraySource:

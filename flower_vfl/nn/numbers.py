@@ -13,7 +13,7 @@ BINS = 32
 """Bins of a column at most."""
 
 _BEYOND = 2.0
-"""So many bins beyond the first and the last, a number is still what it is; further out it counts as that far."""
+"""Widths of the outer bins by which a number may lie outside them; further out it counts as that far."""
 
 Quantiles = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """Returns quantiles (Q, F) of numeric columns in the training rows, and below them those of their distinct values."""
@@ -39,10 +39,10 @@ def knots_of(quantiles: Quantiles | None, columns: int) -> Tensor:
 
 
 class NumericEmbedding(nn.Module):
-    r"""Embeds each numeric column by itself: its piecewise linear encoding, a linear layer and a ReLU.
+    r"""Embeddings of numeric columns, each of its own: the piecewise linear encoding, a linear layer and a ReLU.
 
     In bin t from :math:`b_{t-1}` to :math:`b_t`, a number x becomes :math:`(x - b_{t-1}) / (b_t - b_{t-1})`, cut at 0
-    and 1; the first bin goes on below, the last one above.
+    and 1; the first bin extends below, the last one above.
 
     Parameters
     ----------

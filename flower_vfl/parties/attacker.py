@@ -321,7 +321,7 @@ class Attacker(FeatureParty):
         if self._remembered is not None:
             leakage += self._remembered.entries() if self._audit.complete else []
             leakage += self._read_jointly(self._remembered)
-            if not self.hears_of_export:  # another party may still be lost, and then all go back
+            if not self.awaits_export:  # until then another party may be lost, and all return to their last state
                 self._remembered.forget()
         return {**super().report(), "leakage": [*leakage, *self._read_trained_model()]}
 

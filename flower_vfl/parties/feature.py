@@ -117,8 +117,8 @@ class FeatureParty:
         self._best: BestModel | None = None
         self.on_finish: Callable[[FeatureParty], None] = lambda _party: None
         self.on_exported: Callable[[FeatureParty], None] = lambda _party: None
-        self.hears_of_export = False
-        """Whether it is told once the results are written, and until then goes back to its last state when asked."""
+        self.awaits_export = False
+        """Whether an `EXPORTED` frame will come once the results are written; until then the party may be restored."""
         self._shape, self._dtype = self._probe()
 
     def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:

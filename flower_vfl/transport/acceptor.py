@@ -117,7 +117,7 @@ class Acceptor:
             self._control.sendall(f"{word} {value}\n".encode())
 
     def _watch(self) -> None:
-        """Hear what the process says, and replace it when it dies."""
+        """Read the reports of the process, and replace it when it dies."""
         while True:
             with self._control.makefile("r", encoding="utf-8") as lines, suppress(OSError):
                 for line in lines:

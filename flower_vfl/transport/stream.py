@@ -262,7 +262,7 @@ class StreamEndpoint:
         token, mark = secrets.token_hex(32), secrets.token_hex(16)
         identity = self._authority.client(node, seconds=self._offer_seconds)
         self._tokens[node] = token
-        self._acceptor.let(mark)  # it stays after `revoke`: who comes with it must hear at once that it is refused
+        self._acceptor.let(mark)  # it stays after `revoke`: a party with it must be refused at once, with the reason
         return {
             "address": self.address,
             "server-name": f"{mark}.{SERVER_NAME}",

@@ -64,7 +64,8 @@ def obstacle(config: Config) -> str:
 def _obstacles(config: Config) -> Iterator[str]:
     training, attack = config.training, config.attack
     wrong = {
-        "training.patience": training.ends_early,
+        "training.patience": training.patience > 0,
+        'training.epochs = "auto"': training.patience < 0 and training.ends_early,
         "training.clip_norm": training.clip_norm > 0.0,
         "training.order = 'time'": training.order == "time",
         "attack.max_leak": attack.max_leak < 1.0,

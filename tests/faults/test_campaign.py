@@ -16,15 +16,16 @@ from tests.faults.campaign import Record, recoveries
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_runs_that_are_disturbed_in_every_way_end_as_one_that_nobody_disturbed():
+@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.release)])
+def test_runs_that_are_disturbed_in_every_way_end_as_one_that_nobody_disturbed(kills):
     seed = os.environ.get("FLOWER_VFL_FAULT_SEED", "0")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.campaign", "--kills", "8", "--seed", seed],
+        [sys.executable, "-m", "tests.faults.campaign", "--kills", str(kills), "--seed", seed],
         capture_output=True, text=True, check=True, timeout=1700,
     )  # fmt: skip
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["broken"] == []
-    assert found["struck"]["kill"] >= 8
+    assert found["struck"]["kill"] >= kills
 
 
 def test_a_recovery_lasts_until_the_next_step_unless_somebody_dies_before():

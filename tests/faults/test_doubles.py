@@ -55,7 +55,7 @@ def in_flower(monkeypatch, number):
     return doubled
 
 
-@pytest.mark.parametrize("number", [3, 21])
+@pytest.mark.parametrize("number", [3, 21, *(pytest.param(number, marks=pytest.mark.release) for number in (8, 34))])
 @pytest.mark.parametrize("where", [at_the_label_party, at_a_party, in_flower])
 def test_a_message_that_comes_twice_changes_no_result(tmp_path, left_alone, monkeypatch, where, number):
     """It is refused, and the run can go on; or it asks for what was done already, such as a state that is kept."""

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
 PATIENCE_SECONDS = 120.0
-"""How long a SuperLink that has answered before may be away: it is started again, perhaps."""
+"""Seconds without an answer from a SuperLink that answered before, as while it restarts."""
 
 RUN_VARIABLE, REASON_VARIABLE = "FLOWER_VFL_RUN", "FLOWER_VFL_REASON"
 """In the environment of the command that is run on a failure."""
@@ -43,7 +43,7 @@ _MOST_IDS = 2**64
 
 @dataclass(frozen=True)
 class RunState:
-    """What a SuperLink says of a run.
+    """The status of a run at a SuperLink.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class ControlApi:
         self._client.close()
 
     def state(self, run_id: int) -> RunState | None:
-        """Return what the SuperLink says of a run, None where it does not know it.
+        """Return the status of a run, None where the SuperLink does not know it.
 
         Raises
         ------
@@ -206,7 +206,7 @@ def read_run_id(text: str) -> int:
     ConfigError
         When it is none.
     SessionError
-        When that answer says that no run was started.
+        When no run was started, by that answer.
 
     Examples
     --------

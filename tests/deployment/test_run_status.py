@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from flower_vfl.apps.waiting import RunState, SuperLinkUnreachableError, follow, read_run_id
+from flower_vfl.apps.run_status import RunState, SuperLinkUnreachableError, follow, read_run_id
 from flower_vfl.errors import ConfigError, RunStoppedError, SessionError
 from flower_vfl.simulations.flower_engine import write_deployment
 from tests.deployment.hosts import NAME, Hosts

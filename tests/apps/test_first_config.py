@@ -2,7 +2,7 @@
 
 import pytest
 
-from flower_vfl.apps.beginning import files_of, write_first_config
+from flower_vfl.apps.first_config import files_of, write_first_config
 from flower_vfl.config import load_config
 from flower_vfl.errors import ConfigError, DataError
 
