@@ -462,3 +462,16 @@ def test_auto_is_a_word_and_no_number_stands_for_it():
         build_config({}, {"training.patience": -1})
     with pytest.raises(ConfigError, match="eval_batch_size"):
         build_config({}, {"training.eval_batch_size": "auto"})
+
+
+def test_a_prepared_folder_is_run_with_the_defaults(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"name": "files"}')
+    config = load_config(str(tmp_path), {"seed": "3"})
+    assert config == build_config({"seed": 3, "data": {"name": "files", "path": str(tmp_path)}})
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"no": 1}', "\xff", "[" * 10_000])
+def test_a_folder_whose_manifest_is_damaged_is_refused(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text, encoding="latin1")
+    with pytest.raises(ConfigError, match="no manifest of prepared data"):
+        load_config(str(tmp_path))

@@ -70,3 +70,13 @@ def test_a_feature_party_is_gone_with_its_run():
         assert not made
     finally:
         gc.enable()
+
+
+def test_so_few_steps_that_nothing_is_learned_are_a_warning_and_the_log_says_what_validation_takes(caplog):
+    caplog.set_level("INFO")
+    run(toy_config(training={"epochs": 2, "batch_size": 300}), data=lambda _: toy_data())
+    assert "600 training rows, 60 of them for validation; at most 4 steps: 2 epochs of up to 300 rows" in caplog.text
+    assert "4 steps are few" in caplog.text
+    caplog.clear()
+    run(toy_config(training={"epochs": 10, "batch_size": 20}), data=lambda _: toy_data())
+    assert "are few" not in caplog.text
