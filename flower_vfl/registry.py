@@ -74,7 +74,8 @@ def suggestion(name: str, choices: Iterable[str]) -> str:
     known = sorted(choices)
     close = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    near = known if len(known) <= SHOWN else sorted(get_close_matches(name, known, n=SHOWN, cutoff=0.4)) or known
+    many = bool(close) and len(known) > SHOWN
+    near = sorted(get_close_matches(name, known, n=SHOWN, cutoff=0.4)) if many else known
     return f"{hint}Allowed: {named(near, of=len(known)) if known else 'nothing'}"
 
 
