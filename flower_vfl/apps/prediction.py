@@ -16,7 +16,8 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 from torch import nn
 
-from flower_vfl.apps.build import (
+from flower_vfl.apps.client_app import make_client_app
+from flower_vfl.apps.factories import (
     BottomFactory,
     DataFactory,
     TopFactory,
@@ -26,27 +27,26 @@ from flower_vfl.apps.build import (
     default_top,
     open_data,
 )
-from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.folder import CONFIG, ENDED, RESULT
-from flower_vfl.apps.keeping import LABEL, differences
 from flower_vfl.apps.label_party import build_strategy
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import Model, check_data, check_factories, check_features, load_model, model_path
 from flower_vfl.apps.node import with_data_of_this_host
+from flower_vfl.apps.run_state import LABEL, differences
 from flower_vfl.apps.scores import check_target, writing
-from flower_vfl.apps.server import make_server_app
+from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config, load_config, of_this_host
-from flower_vfl.data.dataset import Labels
-from flower_vfl.data.memory import VerticalData
-from flower_vfl.data.scoring import id_column, new_rows, read_asked, rows_of
+from flower_vfl.config.parsing import Value
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.data.store.memory import VerticalData
+from flower_vfl.data.store.scoring import id_column, new_rows, read_asked, rows_of
 from flower_vfl.errors import ConfigError, DataError
-from flower_vfl.parsing import Value
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import HookedStrategy, Observer, Outcome
-from flower_vfl.strategies.grids import is_simulation
-from flower_vfl.strategies.prediction import Ask, run_prediction
-from flower_vfl.strategies.probe import fixed_rows
+from flower_vfl.training.grids import is_simulation
+from flower_vfl.training.prediction import Ask, run_prediction
+from flower_vfl.training.probe import fixed_rows
 from flower_vfl.transport.signing import signer_of_this_host
 
 _log = logging.getLogger(__name__)
@@ -272,7 +272,7 @@ def predict(
     ids : Path, optional
         File that names the IDs; without it the test rows, or all rows of files of new data, are scored.
     new_data : Path, optional
-        Rows that training never saw: see `flower_vfl.data.scoring.new_rows`.
+        Rows that training never saw: see `flower_vfl.data.store.scoring.new_rows`.
     overwrite : bool
         Whether a file at `out` may be replaced.
     top, bottom, data

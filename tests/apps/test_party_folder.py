@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from flower_vfl.apps import run
-from flower_vfl.apps.client import _Session
+from flower_vfl.apps.client_app import _Session
 from flower_vfl.checkpoint import save_state
 from flower_vfl.errors import PartyError, ProtocolError
 from flower_vfl.files import FolderLock

@@ -15,7 +15,7 @@ from torch import nn
 from flower_vfl.apps import predict, prediction, run
 from flower_vfl.apps.model import load_card
 from flower_vfl.config import build_config
-from flower_vfl.data.catalog import load, prepare
+from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.errors import ConfigError, DataError, InputError, OutputExistsError, PartyError
 from flower_vfl.metrics import leak_auc, macro_auc
 from flower_vfl.strategies import Observer
@@ -293,7 +293,7 @@ def test_predicting_changes_no_weight_and_no_file_of_the_run(copy, tmp_path):
 
 
 def test_the_label_party_reads_no_label_while_it_predicts(finished, tmp_path, monkeypatch):
-    from flower_vfl.data.dataset import Dataset
+    from flower_vfl.data.store.dataset import Dataset
 
     monkeypatch.setattr(Dataset, "labels", lambda self: pytest.fail("labels were read"))
     predict(finished[0] / "run", tmp_path / "scores.csv")
