@@ -213,7 +213,7 @@ def predict(
     address: AddressOption = "",
 ) -> None:
     """Score IDs with a finished run; the label party gets the scores, nobody else."""
-    from flower_vfl.apps.prediction import Request
+    from flower_vfl.apps.prediction_server import Request
     from flower_vfl.errors import ConfigError
     from flower_vfl.simulations.predicting import predict_flower, predict_here
 

@@ -26,7 +26,7 @@ from flower_vfl.apps.alignment.start import sources_of
 from flower_vfl.apps.factories import open_data, parties_here
 from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
 from flower_vfl.apps.label_party import check_methods
-from flower_vfl.apps.prediction import NO_PREDICTION
+from flower_vfl.apps.prediction_server import NO_PREDICTION
 from flower_vfl.config import Config, to_run_config
 from flower_vfl.config.parsing import Value
 from flower_vfl.data.store.layout import new_folder

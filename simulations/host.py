@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
     ssh_key_fingerprint,
 )
 
-from flower_vfl.apps.client_app import STATE_FOLDER_VARIABLE
+from flower_vfl.apps.client_session import STATE_FOLDER_VARIABLE
 from flower_vfl.apps.node import DATA_VARIABLE
 from flower_vfl.data.store.dataset import Dataset, open_dataset
 from flower_vfl.errors import ConfigError, FlowerVflError

@@ -13,14 +13,21 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message
 
-from flower_vfl.apps.client_app import _attend, _forgotten, _greeting, _offer_of, _reply, _state_folder, consent_of
-from flower_vfl.apps.error_redaction import outward_of
+from flower_vfl.apps.client_session import (
+    attend_session,
+    consent_of,
+    greeting,
+    lost_session,
+    offer_of,
+    reply,
+    state_folder,
+)
 from flower_vfl.apps.factories import BottomFactory, DataFactory, check_device, computing, open_data
 from flower_vfl.apps.model import check_data, check_factories, check_features, load_card, load_model, model_path
 from flower_vfl.apps.node import Node
 from flower_vfl.config import Config, of_this_host
 from flower_vfl.data.store.scoring import new_rows, rows_of
-from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError, ProtocolError, SetupError, UnreachableError
+from flower_vfl.errors import ConfigError, DataError, PermissionDeniedError, ProtocolError, SetupError
 from flower_vfl.files import write_json_atomic
 from flower_vfl.nn.initialise import new_model
 from flower_vfl.nn.placement import Placement
@@ -76,7 +83,7 @@ class Quota:
             )
         if not isinstance(given, int) or isinstance(given, bool) or given < 0:
             raise ConfigError(f"{ROWS_PER_DAY} in --node-config must be a whole number of at least 0, given {given!r}")
-        return cls(_state_folder() / f"predictions-{party}.json", party, given)
+        return cls(state_folder() / f"predictions-{party}.json", party, given)
 
     def check(self, rows: int) -> None:
         """Refuse so many rows if they are more than today has left; nothing is counted."""
@@ -130,7 +137,7 @@ class _Asked:
             self.quota.take(rows)
 
 
-class Answering:
+class PredictionClient:
     """The handlers of one ClientApp for predictions.
 
     With `messages` each Flower message may find itself in a fresh process, which then loads the weights again.
@@ -147,40 +154,32 @@ class Answering:
 
     def query(self, message: Message, context: Context) -> Message:
         """Answer the offer of a session by taking part in it."""
-        offer = _offer_of(message.content)
+        offer = offer_of(message.content)
         consent, asked = consent_of(context), _asked(offer, context)
         if consent is not None:
             consent.check_signature(offer, context.run_config)
         if asked is None:
-            return _reply(message, SPARE, f"it is none of the run's parties: {offer.get('parties')!s}")
+            return reply(message, SPARE, f"it is none of the run's parties: {offer.get('parties')!s}")
         if asked.quota is not None:  # at the beginning: half an answer would be of no use
             asked.quota.check(_whole_number(offer, "asked"))
         machine, config = self._build(asked, context)
         with computing(config):
-            if offer["kind"] == "messages":
-                return self._open(message, context, asked, machine, config)
-            try:
-                _attend(offer, machine, config, outward_of(message, context))
-            except UnreachableError as error:
-                if offer.get("fallback") != "messages":
-                    raise
-                _log.warning("%s. Frames ride in Flower's own messages instead, which is slow", error)
-                return self._open(message, context, asked, machine, config, why=str(error))
-        return _reply(message, FINISHED)
+            why = attend_session(message, context, offer, machine, config)
+        return reply(message, FINISHED) if why is None else self._open(message, context, asked, machine, config, why)
 
     def _open(
-        self, message: Message, context: Context, asked: _Asked, machine: Predictor, config: Config, why: str = ""
+        self, message: Message, context: Context, asked: _Asked, machine: Predictor, config: Config, why: str
     ) -> Message:
         context.state[_STATE] = ConfigRecord({key: value for key, value in asked.offer.items() if key in _KEPT})
         self._live[str(asked.offer["session"]), asked.party] = machine, config
-        return _greeting(message, asked.offer, machine, asked.party, why)
+        return greeting(message, asked.offer, machine, asked.party, why)
 
     def frames(self, message: Message, context: Context) -> Message:
         """Answer the frames of one Flower message (transport `messages`)."""
         offer = context.state.config_records.get(_STATE)
         asked = None if offer is None else _asked(offer, context)
         if offer is None or asked is None:
-            raise _forgotten()
+            raise lost_session()
         session = str(offer["session"])
         machine, config = self._live.get((session, asked.party)) or self._build(asked, context)
         with computing(config):
@@ -255,7 +254,7 @@ def _whole_number(offer: ConfigRecord, name: str) -> int:
 
 def _run_folder(node: Node, training: str) -> Path:
     """Return where a deployed party keeps what it has of a training."""
-    places = [Path(node.out)] if node.out else sorted(_state_folder().glob(f"*-{node.party}"))
+    places = [Path(node.out)] if node.out else sorted(state_folder().glob(f"*-{node.party}"))
     for place in places:
         path = model_path(place, node.party)
         try:
@@ -263,7 +262,7 @@ def _run_folder(node: Node, training: str) -> Path:
                 return place
         except DataError as error:  # of another training, perhaps
             _log.warning("%s", error)
-    _log.error("there are no weights of the training %s in %s", training, node.out or _state_folder())
+    _log.error("there are no weights of the training %s in %s", training, node.out or state_folder())
     raise SetupError(
         f"party {node.party!r} has no weights of this training (session {training[:8]}): they were removed, or another "
         "training has replaced them; the log of its host says where it looked"

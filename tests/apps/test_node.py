@@ -76,7 +76,7 @@ def test_hosts_that_hold_only_their_own_parts_train_to_the_weights_of_the_local_
     def with_the_secret_of_a_simulation(name, config, data, secret, **more):
         return build_feature_party(name, config, data, Secret.for_simulation(config.seed, name), **more)
 
-    monkeypatch.setattr("flower_vfl.apps.client_app.build_feature_party", with_the_secret_of_a_simulation)
+    monkeypatch.setattr("flower_vfl.apps.training_client.build_feature_party", with_the_secret_of_a_simulation)
     monkeypatch.setattr(Secret, "of_this_host", lambda _: Secret.for_simulation(CONFIG.seed, "label"))
     deployed = deploy(nodes_of(folders), root / dataset.label_party, monkeypatch, tmp_path)
     local = run(CONFIG.model_copy(update={"data": CONFIG.data.model_copy(update={"path": str(root / "whole")})}))

@@ -12,8 +12,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from flower_vfl import build_config, predict, run
-from flower_vfl.apps.client_app import _Client
 from flower_vfl.apps.factories import open_data
+from flower_vfl.apps.training_client import TrainingClient
 from flower_vfl.protocol.frame import Kind
 from tests.faults.common import TRANSPORTS, Interrupt, assert_same
 from tests.faults.test_rejoin import dies  # noqa: F401 - `dies` is a fixture
@@ -90,13 +90,13 @@ class Forgetful(dict):
 
 
 def test_a_copy_goes_from_one_process_to_the_next_between_messages(tmp_path, plain, monkeypatch):
-    begin = _Client.__init__
+    begin = TrainingClient.__init__
 
     def begun(client, *args):
         begin(client, *args)
         client._live = Forgetful()
 
-    monkeypatch.setattr(_Client, "__init__", begun)
+    monkeypatch.setattr(TrainingClient, "__init__", begun)
     run(patient("messages", checkpoint={"every": -1}), out=tmp_path / "run")
     assert_model_of(tmp_path / "run", plain)
 

@@ -41,7 +41,7 @@ class _Recipes(Mapping[str, Recipe]):
     def __getitem__(self, name: str) -> Recipe:
         if name not in self._made:
             module, _, kind = self._classes[name].partition(":")
-            self._made[name] = getattr(import_module(f"flower_vfl.data.{module}"), kind)()
+            self._made[name] = getattr(import_module(f"{__package__}.{module}"), kind)()
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -62,10 +62,10 @@ RECIPES = _Recipes(
         "isic": "isic:Isic",
         "criteo": "criteo:Criteo",
         "avazu": "avazu:Avazu",
-        "files": "files:Files",
+        "files": "own_files:Files",
         "flights": "flights:Flights",
-        "breast-cancer": "small:BreastCancer",
-        "digits": "small:Digits",
+        "breast-cancer": "sklearn_datasets:BreastCancer",
+        "digits": "sklearn_datasets:Digits",
         "dbpedia": "dbpedia:Dbpedia",
         "dbpedia-5000": "dbpedia:Dbpedia5000",
         "wordnet-glosses": "wordnet:WordnetGlosses",

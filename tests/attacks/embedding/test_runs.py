@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from flower_vfl.apps import client_app, run
+from flower_vfl.apps import run, training_client
 from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.attacks.embedding import clustering, spectral
@@ -141,13 +141,13 @@ def test_a_party_that_comes_back_from_the_disk_for_each_message_reads_the_same(m
     data = toy_data(rows=200, test_rows=60, parties=1)
     config = toy_config(attack={"names": ALL}, transport={"kind": "messages"}, training={"epochs": 1})
     kept = run(config, data=lambda _: data).summary["leakage"]
-    real = client_app._Client.frames
+    real = training_client.TrainingClient.frames
 
     def frames(self, message, context):
         self._live.clear()
         return real(self, message, context)
 
-    monkeypatch.setattr(client_app._Client, "frames", frames)
+    monkeypatch.setattr(training_client.TrainingClient, "frames", frames)
     assert run(config, data=lambda _: data).summary["leakage"] == kept
     assert len(read({"leakage": kept})) == 8
 

@@ -42,7 +42,7 @@ def test_a_stack_of_batches_is_scored_like_its_batches(attack, dtype, scale):
         if known is not None:
             side = {HINTS: known[run]} if HINTS in attack.needs else {REFERENCE: known[run, 0]}
         alone = attack.score(seen(g[run]), "cut", SideInformation(side))
-        score = import_module(f"flower_vfl.attacks.{attack.name}").score
+        score = import_module(type(attack).__module__).score
         params = {name: value for name, value in attack.params.items() if name != "k"}
         for expected in (alone, score(g[run], *side.values(), **params)):
             assert found.dtype == expected.dtype

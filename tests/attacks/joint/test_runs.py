@@ -5,7 +5,7 @@ import re
 import pytest
 
 from flower_vfl.apps import run
-from flower_vfl.apps.client_app import _Client
+from flower_vfl.apps.training_client import TrainingClient
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError
 from tests.attacks.longitudinal.test_runs import Forgetful, left_behind, places  # noqa: F401 - a fixture
@@ -87,13 +87,13 @@ def test_an_interrupted_run_reads_what_an_undisturbed_one_does(every, step, in_p
 
 
 def test_a_party_reads_in_another_process_than_the_one_that_remembered(in_process, places, monkeypatch):  # noqa: F811
-    begin = _Client.__init__
+    begin = TrainingClient.__init__
 
     def begun(client, *args):
         begin(client, *args)
         client._live = Forgetful()
 
-    monkeypatch.setattr(_Client, "__init__", begun)
+    monkeypatch.setattr(TrainingClient, "__init__", begun)
     result = run(config_of(*NAMES, kind="messages"), data=lambda _: mixed_data())
     assert entries_of(result) == in_process
 

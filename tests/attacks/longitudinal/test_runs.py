@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flower_vfl.apps import run
-from flower_vfl.apps.client_app import _Client
+from flower_vfl.apps.training_client import TrainingClient
 from flower_vfl.attacks import RememberedFitAttack, RememberedHintAttack
 from flower_vfl.attacks.gradient import norm
 from flower_vfl.attacks.longitudinal.base import centred_in_batch_units
@@ -203,13 +203,13 @@ class Forgetful(dict):
 @pytest.mark.parametrize("every", [0, -1])
 @pytest.mark.parametrize("named", [True, False])
 def test_a_party_remembers_from_one_process_to_the_next(every, named, places, in_process, monkeypatch):
-    begin = _Client.__init__
+    begin = TrainingClient.__init__
 
     def begun(client, *args):
         begin(client, *args)
         client._live = Forgetful()
 
-    monkeypatch.setattr(_Client, "__init__", begun)
+    monkeypatch.setattr(TrainingClient, "__init__", begun)
     config = config_of(*NAMES, kind="messages", checkpoint={"every": every})
     result = run(config, data=lambda _: toy_data(rows=300), out=places / "run" if named else None)
     assert entries_of(result) == in_process
