@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tests.attacks.test_direction import batches
 
 from flower_vfl.attacks import DirectionAttack, NormAttack, ShellAttack
 from flower_vfl.attacks.gradient.principal_direction import fresh_together
@@ -14,6 +13,7 @@ from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.metrics import leak_auc
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.protocol.transcript import StepTrace, Transcript
+from tests.attacks.gradient.test_direction import batches
 
 ROWS, STEPS = 256, 8
 

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 from scipy.linalg import svd
-from tests.attacks.test_direction import batches
 
 from flower_vfl.auditing.features import DIRECTIONS, MORE, GradientFeatures
+from tests.attacks.gradient.test_direction import batches
 
 RESIDUAL, ALONG = -MORE + 2, -MORE + 6
 

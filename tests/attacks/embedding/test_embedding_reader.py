@@ -6,7 +6,6 @@ import torch
 from scipy import stats
 from sklearn.covariance import ShrunkCovariance, ledoit_wolf_shrinkage
 from sklearn.linear_model import Ridge
-from tests.attacks.test_clustering import clouds
 
 from flower_vfl.attacks import EmbeddingReaderAttack
 from flower_vfl.attacks.embedding import embedding_reader
@@ -16,6 +15,7 @@ from flower_vfl.attacks.rows import normalised
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import leak_auc
 from tests.attacks.common import auc_error
+from tests.attacks.embedding.test_clustering import clouds
 
 KINDS = ("linear", "quadratic", "network")
 

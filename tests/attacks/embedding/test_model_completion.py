@@ -5,7 +5,6 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import NearestCentroid
-from tests.attacks.test_clustering import clouds
 from torch import nn
 
 from flower_vfl.attacks.embedding import model_completion
@@ -14,6 +13,7 @@ from flower_vfl.attacks.embedding.model_completion import ModelCompletionAttack
 from flower_vfl.attacks.rows import normalised
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.nn import seeded_initialisation
+from tests.attacks.embedding.test_clustering import clouds
 
 
 @pytest.fixture(autouse=True)

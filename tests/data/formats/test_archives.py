@@ -15,8 +15,8 @@ from flower_vfl.data.formats import archives
 from flower_vfl.data.sources import cifar
 from flower_vfl.data.sources.catalog import load
 from flower_vfl.errors import DataError
-from tests.data import test_cifar, test_mnist
 from tests.data.clicks.click_files import criteo_rows, write_criteo
+from tests.data.sources import test_cifar, test_mnist
 from tests.data.text_files import dbpedia_text, write_dbpedia
 
 PLAIN = {"vectors": "none"}

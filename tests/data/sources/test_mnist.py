@@ -3,13 +3,13 @@ import hashlib
 
 import numpy as np
 import pytest
-from tests.data.test_idx import idx_bytes
 
 from flower_vfl.config import load_config
 from flower_vfl.data.formats import idx
 from flower_vfl.data.sources import mnist
 from flower_vfl.data.sources.catalog import available, load
 from flower_vfl.errors import ConfigError, DataError
+from tests.data.formats.test_idx import idx_bytes
 
 ROWS = {"train": 400, "t10k": 120}
 

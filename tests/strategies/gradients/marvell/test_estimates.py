@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 from scipy.stats import chi2
-from tests.strategies.marvell_batches import D, batch, defense, estimates, within
 from torch import nn
 
 from flower_vfl.apps.client_app import make_client_app
@@ -17,6 +16,7 @@ from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.strategies import Iso, Observer, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.estimates import RunningEstimates, estimate
 from flower_vfl.strategies.gradients.marvell.isotropic import Marvell, optimal_noise
+from tests.strategies.gradients.marvell.marvell_batches import D, batch, defense, estimates, within
 from tests.toys import toy_config, toy_data
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2, norm
-from tests.strategies.marvell_batches import ALARM, generator, within
 from torch import nn
 
 from flower_vfl.apps import run
@@ -18,6 +17,7 @@ from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import accuracy_bound, auc_bound, leak_auc, one_against_rest_bound
 from flower_vfl.strategies import Marvell, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.multiclass import ManyEstimates, estimate, perturb, principal_axes
+from tests.strategies.gradients.marvell.marvell_batches import ALARM, generator, within
 from tests.toys import toy_config, toy_data
 
 C, D, SHARES = 4, 6, (0.1, 0.2, 0.3, 0.4)

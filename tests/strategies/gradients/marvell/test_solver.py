@@ -12,12 +12,12 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from tests.strategies.marvell_reference import divergence, divergence_of, reference
 
 from flower_vfl.errors import InputError
 from flower_vfl.strategies.gradients.marvell import optimum, optimum_batched
 from flower_vfl.strategies.gradients.marvell.isotropic import NoiseSpectrum, least_power, optimal_noise
 from tests.card import needs_card
+from tests.strategies.gradients.marvell.marvell_reference import divergence, divergence_of, reference
 
 WIDTHS = (1, 2, 3, 10, 128, 1600, 10**6)
 FIELDS = ("lam1_neg", "lam2_neg", "lam1_pos", "lam2_pos")
