@@ -33,8 +33,8 @@ from flower_vfl.config import Config, build_config, load_config, to_run_config
 from flower_vfl.nn import bind_dropout, fuse, seeded_initialisation
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.placement import Placement
-from flower_vfl.parties.label import adds_to_logits
 from flower_vfl.parties.loading import Loader
+from flower_vfl.parties.network import adds_to_logits
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Observer
 from flower_vfl.training.factories import schedule_of

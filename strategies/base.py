@@ -1,25 +1,27 @@
-"""What every strategy of the label party shares: four hooks, and `start` that drives them.
+"""What every strategy of the label party shares: the hooks of a defense, and `start` that drives them.
 
 A defense wraps a strategy, overrides one or more hooks and delegates the rest. `start` belongs to the outermost
-strategy: it drives its own hooks, and a wrapper never delegates it, or the outer hooks would not run. Of what begins
-and ends every strategy is told by itself: no wrapper can keep it from those inside.
+strategy: it drives its own hooks, and a wrapper never delegates it, or the outer hooks would not run. The hooks that
+say what begins and ends are called on every strategy: no wrapper can keep them from those inside.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.schedule import Rows
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 Scope = Literal["joint", "per-party"]
+Cut = Mapping[str, tuple[int, ...]]
+"""Of each feature party the shape of one row of its embedding."""
 
 UNDEFENDED = ("norm", "direction")
 """Attacks that read labels from gradients to which no noise was added."""
@@ -42,32 +46,54 @@ class HookedStrategy(Strategy):
         """The innermost strategy, which holds model, loss and labels."""
 
     @property
-    def told(self) -> list[HookedStrategy]:
-        """Who is told what begins and ends, by `begin`, `begin_batch` and `end_epoch`: all, innermost first."""
+    def hook_targets(self) -> list[HookedStrategy]:
+        """All strategies, innermost first: `begin`, `build`, `begin_batch` and the hooks that end call each of them."""
         return [self.base, *reversed(self.chain())]
+
+    @property
+    def other_labels(self) -> bool:
+        """Whether a defense asks for the gradients that other labels would give (`StepView.gradients_of`)."""
+        return any(type(defense).asks_other_labels for defense in self.chain())
 
     def begin(self) -> None:
         """Do once, before any party is let in, what would keep the parties waiting in the first step."""
 
+    def build(self, cut: Cut, device: torch.device) -> None:
+        """Make what needs the shapes of the embeddings: `cut` has that of one row of each party's, without the batch.
+
+        It is called once the parties have said what they send, before the first step and before a prediction.
+        """
+
     def begin_batch(self, rows: Rows) -> None:
         """Take in which rows (B,) of the training table the next calls of the other hooks are about."""
-        self.base.batch = rows
 
     @abstractmethod
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
         """Change the training labels (N,), once, before training."""
 
     @abstractmethod
-    def embed(self, z: Tensor) -> tuple[Tensor, Log]:
-        """Change the received embedding of one party, (B, ...)."""
+    def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
+        """Change the received embedding of one party, (B, ...), in training or in a prediction."""
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
         """Return the loss of a batch; `z` is (B, D), all feature parties' embeddings side by side."""
 
     @abstractmethod
-    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
-        """Change the cut gradients of all feature parties, (B, D), before they leave."""
+    def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
+        """Change the cut gradients of all feature parties, (B, D), before they leave.
+
+        Parameters
+        ----------
+        grads, labels : Tensor
+            (B, D) gradients of all parties side by side, and (B,) prepared labels.
+        step : StepView, optional
+            What else the label party knows of the step; without it what `build` and `begin_batch` have said.
+        """
+
+    def end_batch(self) -> Log:
+        """Take in that the gradients of this batch are final; return what is to be logged of it."""
+        return {}
 
     def end_epoch(self) -> Log:
         """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
@@ -130,11 +156,11 @@ class HookedStrategy(Strategy):
         Result
             Flower's result; `outcome` holds utility, leakage and cost.
         """
-        from flower_vfl.training.run import run_training
+        from flower_vfl.training.run import TrainingRun
 
         if train_config or evaluate_config:
             raise ConfigError("train_config and evaluate_config must be empty; parties read Flower's run config")
-        return run_training(self, grid, initial_arrays, num_rounds, timeout, evaluate_fn)
+        return TrainingRun(self, grid).execute(initial_arrays, num_rounds, timeout, evaluate_fn)
 
     def summary(self) -> None:
         """Log the strategy and its defenses as a tree, outermost first."""
@@ -185,6 +211,11 @@ class Defense(HookedStrategy):
         Whether it is for labels of two classes; others are refused then.
     twice
         What to do instead of wrapping a strategy in this defense twice, where that is refused.
+    asks_other_labels
+        Whether it calls `step.gradients_of`: a step then keeps what it takes to compute gradients once more.
+    modules
+        What it learns, made in `__init__` or `build`. It is moved to the device, trained by an optimizer of its own and
+        clipped by itself, kept in checkpoints and among the weights, and there again in a prediction.
     read_by
         Names of attacks that are known to read labels in spite of this defense. A verdict of a run that did not run
         them is "not tested", unless it found a leak anyway. By default those of gradients that leave as they are.
@@ -194,6 +225,7 @@ class Defense(HookedStrategy):
     read_by: ClassVar[tuple[str, ...]] = UNDEFENDED
     two_classes_only: ClassVar[bool] = False
     twice: ClassVar[str] = ""
+    asks_other_labels: ClassVar[bool] = False
 
     def __init__(self, strategy: HookedStrategy) -> None:
         if not isinstance(strategy, HookedStrategy):
@@ -207,6 +239,7 @@ class Defense(HookedStrategy):
         if self.twice and any(inner.name == self.name for inner in strategy.chain()):
             raise ConfigError(f"{self.name} is given twice: {self.twice}")
         self.strategy = strategy
+        self.modules = nn.ModuleDict()
         self._generator: torch.Generator | None = None
         self._purpose: tuple[str | int, ...] = ()
 
@@ -227,6 +260,15 @@ class Defense(HookedStrategy):
             purpose = ("defense", self.name, depth, *self._purpose)
             self._generator = self.base.secret.generator(*purpose, device=str(device))
         return self._generator
+
+    @contextmanager
+    def drawing_from(self, generator: torch.Generator) -> Generator[None]:
+        """Draw from another generator for a while, as if nothing had been drawn from it afterwards."""
+        before, self._generator = self._generator, generator
+        try:
+            yield
+        finally:
+            self._generator = before
 
     def draw_anew(self, *purpose: str | int) -> None:
         """Let what is drawn from here on follow from the secret and this purpose, not from what was drawn before."""
@@ -252,14 +294,14 @@ class Defense(HookedStrategy):
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
         return self.strategy.prepare_labels(labels)
 
-    def embed(self, z: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
-        return self.strategy.embed(z)
+    def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:  # noqa: D102
+        return self.strategy.embed(z, party=party, train=train)
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
         return self.strategy.loss(logits, labels, z)
 
-    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
-        return self.strategy.protect(grads, labels)
+    def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:  # noqa: D102
+        return self.strategy.protect(grads, labels, step)
 
     def bound(self) -> float:  # noqa: D102
         return self.strategy.bound()
@@ -301,8 +343,6 @@ class GradientDefense(Defense):
         Whether the perturbed gradients are, on average over the noise, the gradients; `check_defense` tests it.
     fallbacks
         How many batches, or parties' parts of one, could not be protected as usual.
-    part
-        In `perturb`, the number of the party whose gradients these are; 0 where they are perturbed together.
     """
 
     unbiased: ClassVar[bool] = False
@@ -313,7 +353,7 @@ class GradientDefense(Defense):
             raise ConfigError(f'{self.name}: scope must be "joint" or "per-party", given {scope!r}')
         self.scope: Scope = scope
         self.fallbacks = 0
-        self.part = 0
+        self._takes_step = "step" in inspect.signature(self.perturb).parameters
 
     @property
     def params(self) -> dict[str, Any]:
@@ -324,25 +364,29 @@ class GradientDefense(Defense):
     def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
         """Perturb gradients (B, D) of examples with prepared labels (B,).
 
+        A subclass may take a third parameter, ``step: StepView | None = None``, for what else is known of the step; its
+        `party` says whose gradients these are.
+
         Raises
         ------
         UnprotectedBatchError
             For a batch that cannot be protected.
         """
 
-    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+    def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Let the inner strategy protect first, then perturb."""
-        inner, log = self.strategy.protect(grads, labels)
-        widths = self.base.widths
+        step = step or self.base.step
+        inner, log = self.strategy.protect(grads, labels, step)
+        widths = step.widths
         if self.scope == "joint" or len(widths) < 2:
-            perturbed, more = self._perturb_or_withhold(inner, labels)
+            perturbed, more = self._perturb_or_withhold(inner, labels, step)
             return perturbed, {**log, **{f"{self.name}.{key}": value for key, value in more.items()}}
         pieces, logs = [], {}
         split = torch.split(inner, list(widths.values()), dim=1)
-        for self.part, (party, piece) in enumerate(zip(widths, split, strict=True)):
-            perturbed, logs[party] = self._perturb_or_withhold(piece, labels)
+        for party, piece in zip(widths, split, strict=True):
+            perturbed, logs[party] = self._perturb_or_withhold(piece, labels, step.of(party))
             pieces.append(perturbed)
-        return torch.cat(pieces, dim=1), {**log, **self._by_party(logs)}
+        return torch.cat(pieces, dim=1), {**log, **self._by_party(logs, step)}
 
     def noise_model(self, part: int = 0) -> NoiseModel | None:
         """Return the law of the noise in the last batch that `protect` took; None where it is not known.
@@ -357,57 +401,66 @@ class GradientDefense(Defense):
         """
         return None
 
-    def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:
+    def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
         """Return what is to be logged of parties that put together what they see, after `perturb` and what it said.
 
         It is called where each party's gradients are perturbed by themselves; by default there is nothing to say.
         """
         return {}
 
-    def _by_party(self, logs: Mapping[str, Log]) -> Log:
+    def _by_party(self, logs: Mapping[str, Log], step: StepView) -> Log:
         """Return what is logged of each party, and of those that collude, as in "a+b"."""
         groups = self.base.config.parties.coalitions(list(logs))
-        found = {group: self.colluding(names, [logs[party] for party in names]) for group, names in groups.items()}
+        found = {
+            group: self.colluding(names, [logs[party] for party in names], step) for group, names in groups.items()
+        }
         known = {**logs, **found}
         return {f"{self.name}.{key}.{who}": value for who, log in known.items() for key, value in log.items()}
 
     @classmethod
     def stacks(cls) -> bool:
         """Say whether all that it does is `perturb`, so that `protect_stacked` does the same for many runs."""
-        hooks = ("prepare_labels", "embed", "loss", "protect", "begin_batch")
-        return all(getattr(cls, hook) is getattr(GradientDefense, hook) for hook in hooks)
+        hooks = ("prepare_labels", "build", "begin_batch", "embed", "loss", "protect", "end_batch")
+        unchanged = all(getattr(cls, hook) is getattr(GradientDefense, hook) for hook in hooks)
+        return unchanged and not cls.asks_other_labels
 
     @classmethod
-    def protect_stacked(cls, defenses: Sequence[Self], grads: Tensor, labels: Tensor) -> tuple[Tensor, list[Log]]:
+    def protect_stacked(
+        cls, defenses: Sequence[Self], grads: Tensor, labels: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Log]]:
         """Do what `protect` does for gradients (R, B, D) and labels (R, B) of R runs, each with a defense of its own.
 
         All are of this class and of one scope, and each wraps a strategy without another defense of gradients.
         """
-        first = defenses[0]
-        widths = first.base.widths
-        if first.scope == "joint" or len(widths) < 2:
-            found, more = cls._perturb_or_withhold_stacked(defenses, grads, labels)
+        widths = steps[0].widths
+        if defenses[0].scope == "joint" or len(widths) < 2:
+            found, more = cls._perturb_or_withhold_stacked(defenses, grads, labels, steps)
             return found, [{f"{cls.name}.{key}": value for key, value in log.items()} for log in more]
         pieces, logs = [], []
-        for part, piece in enumerate(torch.split(grads, list(widths.values()), dim=2)):
-            for defense in defenses:
-                defense.part = part
-            found, more = cls._perturb_or_withhold_stacked(defenses, piece.contiguous(), labels)
+        for party, piece in zip(widths, torch.split(grads, list(widths.values()), dim=2), strict=True):
+            views = [step.of(party) for step in steps]
+            found, more = cls._perturb_or_withhold_stacked(defenses, piece.contiguous(), labels, views)
             pieces.append(found)
             logs.append(more)
-        by_run = zip(defenses, zip(*logs, strict=True), strict=True)
-        return torch.cat(pieces, dim=2), [one._by_party(dict(zip(widths, own, strict=True))) for one, own in by_run]
+        by_run = zip(defenses, zip(*logs, strict=True), steps, strict=True)
+        return torch.cat(pieces, dim=2), [
+            one._by_party(dict(zip(widths, own, strict=True)), step) for one, own, step in by_run
+        ]
 
     @classmethod
-    def _perturb_or_withhold_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log]]:
-        found, logs = cls.perturb_stacked(defenses, g, y)
+    def _perturb_or_withhold_stacked(
+        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Log]]:
+        found, logs = cls.perturb_stacked(defenses, g, y, steps)
         for run, (defense, log) in enumerate(zip(defenses, logs, strict=True)):
             if log is None:
-                found[run], logs[run] = defense._perturb_or_withhold(g[run], y[run])
+                found[run], logs[run] = defense._perturb_or_withhold(g[run], y[run], steps[run])
         return found, [{"fallback": 0.0, **(log or {})} for log in logs]
 
     @classmethod
-    def perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+    def perturb_stacked(
+        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Log | None]]:
         """Perturb gradients (R, B, D) of R runs at once, with the numbers that each run alone would draw.
 
         A subclass may do that for the batches that are as usual. None instead of a log says that a run's own `perturb`
@@ -415,9 +468,10 @@ class GradientDefense(Defense):
         """
         return torch.empty_like(g), [None] * len(defenses)
 
-    def _perturb_or_withhold(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+    def _perturb_or_withhold(self, g: Tensor, y: Tensor, step: StepView) -> tuple[Tensor, Log]:
+        more = {"step": step} if self._takes_step else {}
         try:
-            perturbed, log = self.perturb(g, y)
+            perturbed, log = self.perturb(g, y, **more)
         except UnprotectedBatchError as error:
             self.count_fallback(error)
             return torch.zeros_like(g), {"noise_power": 0.0, "fallback": 1.0}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,13 @@ from flower_vfl.data.encoding.labels import whole_labels
 from flower_vfl.data.store.dataset import Labels, PartyTable
 from flower_vfl.data.store.periods import Periods
 from flower_vfl.errors import ConfigError
-from flower_vfl.parties.label import LabelParty, Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.rng import Secret
-from flower_vfl.strategies.base import Defense, HookedStrategy
-from flower_vfl.training.checkpointing import Ledger
+from flower_vfl.strategies.base import Cut, Defense, HookedStrategy
 from flower_vfl.training.factories import OptimizerFactory
 from flower_vfl.training.observer import Observer
 from flower_vfl.training.outcome import Outcome
-from flower_vfl.training.probe import Cut
-from flower_vfl.transport.sessions import Sessions
 
 TopFactory = Callable[[tuple[int, ...]], nn.Module]
 """Makes the top model for the shape of one row of the fused embedding."""
@@ -110,23 +107,13 @@ class VerticalStrategy(HookedStrategy):
         self.optimizer = optimizer
         self.observer = observer or Observer()
         self.outcome = outcome or Outcome()
-        self.widths: dict[str, int] = {}
         self.cut: Cut = {}
-        self.batch: Rows | None = None
-        self.label_party: LabelParty | None = None
+        self._rows: Rows | None = None
         for key, named in self.config.parties.named.items():
             for name in set(named) - set(self.parties):
                 raise ConfigError(f"{key} names {name!r}; feature parties are {', '.join(self.parties)}")
         self.attacks = make_attacks(self.config.attack.calls)
         self._check_attacks()
-        self.offer: dict[str, str] = {}
-        self.sessions: Sessions | None = None  # that are offered already; the next `start` uses them
-        self.session = ""
-        self.ledger: Ledger | None = None
-        self.memory: Path | None = None  # of the monitor; a run with a ledger has a folder that survives it
-        self.columns: Callable[[str], PartyTable] | None = None  # of the feature parties, which only a simulation has
-        self.resume = False
-        self.on_finished: Callable[[], None] = lambda: None  # called before the parties of a finished training may go
         self._secret = secret
         self._ids = ids
         self._class_weights: Tensor | None = None
@@ -201,6 +188,10 @@ class VerticalStrategy(HookedStrategy):
             self._secret = Secret.of_this_host()
         return self._secret
 
+    def settle_secret(self, secret: Secret) -> None:
+        """Take a root of randomness where none was given or used before."""
+        self._secret = self._secret or secret
+
     @property
     def follows_ids(self) -> bool:
         """Whether persistent noise follows the IDs of rows; else their numbers in the table."""
@@ -227,6 +218,24 @@ class VerticalStrategy(HookedStrategy):
         """No defense is in force here."""
         return []
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """The width of each feature party's part of the cut; empty until `build` has said its shape."""
+        return {party: math.prod(shape) for party, shape in self.cut.items()}
+
+    @property
+    def step(self) -> StepView:
+        """The view of a step of which no more is known than its rows and the cut."""
+        return StepView(self._rows, self.widths)
+
+    def build(self, cut: Cut, device: torch.device) -> None:
+        """Take in the shapes of the embeddings."""
+        self.cut = dict(cut)
+
+    def begin_batch(self, rows: Rows) -> None:
+        """Take in the rows (B,) of the next batch."""
+        self._rows = rows
+
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
         """Leave the labels as they are, and learn the weights of the classes and all else from them."""
         self._prepared = labels.cpu().numpy()
@@ -235,7 +244,7 @@ class VerticalStrategy(HookedStrategy):
             self._class_weights = len(labels) / (self.labels.classes * counts.float())
         return labels, {}
 
-    def embed(self, z: Tensor) -> tuple[Tensor, Log]:
+    def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
         """Leave the embedding as it is."""
         return z, {}
 
@@ -254,7 +263,7 @@ class VerticalStrategy(HookedStrategy):
         target = labels.to(logits.dtype)
         return nn.functional.binary_cross_entropy_with_logits(logits, target, weight=weight), {}
 
-    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+    def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Leave the gradients as they are."""
         return grads, {}
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.metrics import leak_auc
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.strategies import Defense, HookedStrategy
 
 Matrix = NDArray[np.float64]
@@ -37,12 +37,12 @@ class SideBySide(Defense):
         """None."""
         return {}
 
-    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+    def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Keep what the inner strategy sends."""
-        sent, log = self.strategy.protect(grads, labels)
+        sent, log = self.strategy.protect(grads, labels, step)
         if not self._now.size:
             self._now = np.full((len(self.base.labels.train), sent.shape[1]), np.nan, dtype=np.float32)
-        self._now[self.base.batch] = (sent / sent.double().square().sum(dim=1).mean().sqrt()).cpu().numpy()
+        self._now[self.base.step.rows] = (sent / sent.double().square().sum(dim=1).mean().sqrt()).cpu().numpy()
         return sent, log
 
     def end_epoch(self) -> Log:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log
 from flower_vfl.strategies import GradientDefense, HookedStrategy
 from flower_vfl.strategies.gradients.marvell import estimates
 from flower_vfl.strategies.gradients.marvell.isotropic import _draw, optimal_noise

@@ -8,7 +8,7 @@ import torch
 from probes import Occasional, two_of_each
 from torch import Tensor
 
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log
 
 PAIRS = ("positive", "negative", "across")
 """Pairs of examples: both positive, both negative, one of each."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.strategies import Defense, HookedStrategy
 
 
@@ -31,9 +31,9 @@ class Occasional(Defense):
         """How often it acts."""
         return {"every": self._every}
 
-    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+    def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Let the inner strategy protect first, then act if it is time."""
-        sent, log = self.strategy.protect(grads, labels)
+        sent, log = self.strategy.protect(grads, labels, step)
         if self._step % self._every == 0:
             sent, more = self.act(sent, labels)
             log = {**log, **more}

@@ -8,7 +8,7 @@ import torch
 from probes import Occasional, two_of_each
 from torch import Tensor
 
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log
 
 AXES = 64
 """How many variances are logged at most."""

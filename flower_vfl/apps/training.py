@@ -21,8 +21,10 @@ from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import InputError, StorageError
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.grids import is_simulation
 from flower_vfl.training.probe import answer, fixed_rows, warn_of_learning
+from flower_vfl.training.run import TrainingRun
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 def train_and_write(
     grid: Grid,
     strategy: HookedStrategy,
+    context: TrainingContext,
     dataset: VerticalData,
     folder: RunFolder | None,
     keeping: Keeping | None,
@@ -43,9 +46,9 @@ def train_and_write(
         _log.info("results go to %s", folder.path)
     own = base.table.name if base.table is not None else ""
     if keeping is not None:
-        base.ledger, base.resume = keeping.store(base.config, dataset, own, labels=True), keeping.begun
-        base.memory = keeping.memory(base.config)
-    base.columns = dataset.party if is_simulation(grid) else None
+        ledger, memory = keeping.store(base.config, dataset, own, labels=True), keeping.memory(base.config)
+        context = replace(context, ledger=ledger, resume=keeping.begun, memory=memory)
+    context = replace(context, columns=dataset.party if is_simulation(grid) else None)
     with computing(base.config):
         card = make_card(
             LABEL,
@@ -58,12 +61,14 @@ def train_and_write(
             features=base.parties,
         )
         of_resume = None if is_simulation(grid) else keeping
-        _train(grid, strategy, describe_data(dataset, base.labels), folder, of_resume, journal, on_result, card)
+        described = describe_data(dataset, base.labels)
+        _train(grid, strategy, context, described, folder, of_resume, journal, on_result, card)
 
 
 def _train(
     grid: Grid,
     strategy: HookedStrategy,
+    context: TrainingContext,
     data: dict[str, Any],
     folder: RunFolder | None,
     keeping: Keeping | None,
@@ -81,7 +86,7 @@ def _train(
     results: list[RunResult] = []
 
     def leave() -> None:
-        results.append(_leave(strategy, data, folder, journal, card, status, failure))
+        results.append(_leave(strategy, run, data, folder, journal, card, status, failure))
 
     def finished() -> None:
         nonlocal status
@@ -90,9 +95,9 @@ def _train(
         if keeping is not None:
             keeping.end()
 
-    base.on_finished = finished
+    run = TrainingRun(strategy, grid, replace(context, on_finished=finished))
     try:
-        strategy.start(grid)
+        run.execute()
         status = outcome.stopped
     except (KeyboardInterrupt, SystemExit) as error:  # Flower ends its processes with the latter
         status, failure = "interrupted", error
@@ -114,6 +119,7 @@ def _train(
 
 def _leave(
     strategy: HookedStrategy,
+    run: TrainingRun,
     data: dict[str, Any],
     folder: RunFolder | None,
     journal: Journal,
@@ -129,14 +135,14 @@ def _leave(
         folder.discard()
         folder = None
     if folder is not None:
-        _write_model(strategy, folder, card)
+        _write_model(strategy, run, folder, card)
     summary = summarise(outcome, strategy, base.config, data, status=status, error=words)
     if folder is not None:
         folder.write_result(summary, base.periods_in_order)
     return RunResult(status, summary, outcome, None if folder is None else folder.path)
 
 
-def _write_model(strategy: HookedStrategy, folder: RunFolder, card: ModelCard) -> None:
+def _write_model(strategy: HookedStrategy, run: TrainingRun, folder: RunFolder, card: ModelCard) -> None:
     """Write the label party's model if one stays; one of an earlier part of the run is none where none does."""
     base = strategy.base
     if base.outcome.model_step is None:
@@ -144,7 +150,7 @@ def _write_model(strategy: HookedStrategy, folder: RunFolder, card: ModelCard) -
         path.unlink(missing_ok=True)
         with suppress(OSError):
             path.parent.rmdir()
-    elif base.label_party is not None:
-        noted = answer(base.label_party, strategy, base.cut, None if base.table is None else fixed_rows(base.table))
+    elif run.label_party is not None:
+        noted = answer(run.label_party, strategy, run.cut, None if base.table is None else fixed_rows(base.table))
         warn_of_learning(strategy)
-        save_model(folder.path, replace(card, session=base.session, answer=noted), base.label_party.module)
+        save_model(folder.path, replace(card, session=run.session, answer=noted), run.label_party.module)

@@ -99,6 +99,7 @@ class TrainingServer:
                 with nothing_collected():
                     from flower_vfl.apps.label_party import build_strategy
                     from flower_vfl.apps.training import train_and_write
+                    from flower_vfl.training.context import TrainingContext
 
                 check_device(settings)
                 strategy = build_strategy(
@@ -114,10 +115,12 @@ class TrainingServer:
                 )
                 if simulation and not isinstance(grid, LocalGrid):
                     wait_for_workers(len(parties), at_once=settings.transport.kind == "stream")
-                strategy.base.sessions, strategy.base.offer = sessions, offer
+                surroundings = TrainingContext(sessions=sessions, offer=offer)
                 undo.pop_all()  # from now on what was measured is kept
                 factories: dict[str, Callable[..., nn.Module]] = {"top": self.top, "bottom": self.bottom}
-                train_and_write(grid, strategy, dataset, folder, keeping, journal, self.on_result, factories)
+                train_and_write(
+                    grid, strategy, surroundings, dataset, folder, keeping, journal, self.on_result, factories
+                )
 
 
 def _place(out: Path, *, goes_on: bool, simulation: bool) -> Keeping:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,69 +16,38 @@ from torch import Tensor, nn
 
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.data.store.source import FeatureSource
-from flower_vfl.errors import ConfigError, TrainingError, UnprotectedBatchError
-from flower_vfl.nn.digest import weights_digest
+from flower_vfl.errors import TrainingError, UnprotectedBatchError
 from flower_vfl.nn.dropout import bound_generators
-from flower_vfl.nn.fusion import fuse
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.feature import set_mode
-from flower_vfl.parties.loading import Loader, gather
+from flower_vfl.parties.hooks import Hooks, Log, StepView, checked_log
+from flower_vfl.parties.loading import Loader
+from flower_vfl.parties.network import NOTHING_LEARNED, LabelModel
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
 from flower_vfl.protocol.tensors import is_finite
 
 _logger = logging.getLogger(__name__)
 
-Log = dict[str, float]
 
+class Learned(Protocol):
+    """The optimizer of what one defense learns by itself."""
 
-def checked_log(log: object, hook: str) -> Log:
-    """Return what a defense's hook wants logged, as floats.
+    def zero_grad(self) -> None:  # noqa: D102
+        ...
 
-    Raises
-    ------
-    ConfigError
-        For what is no dictionary of numbers.
-    """
-    if not isinstance(log, Mapping):
-        raise ConfigError(f"a defense's `{hook}` wants {log!r} logged; a dictionary of numbers is needed")
-    for name, value in log.items():
-        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, Real):
-            raise ConfigError(
-                f"a defense's `{hook}` wants {name!r} = {value!r} logged; a name and a number are needed: float(...) "
-                "makes one"
-            )
-    return {name: float(value) for name, value in log.items()}
+    def clip_grad(self, max_norm: float) -> None:  # noqa: D102
+        ...
 
+    def step(self) -> None:  # noqa: D102
+        ...
 
-class Hooks(Protocol):
-    """What a defense may change; each hook also returns what it wants logged."""
+    def state_dict(self) -> Any:  # noqa: D102
+        ...
 
-    @property
-    def told(self) -> Sequence[Hooks]:
-        """Who is told what begins and ends: all, innermost first."""
-
-    def begin_batch(self, rows: Rows) -> None:
-        """Take in which rows (B,) of the training table the next calls are about."""
-
-    def embed(self, z: Tensor) -> tuple[Tensor, Log]:
-        """Change the received embedding of one party, (B, ...)."""
-
-    def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
-        """Return the loss; `z` is (B, D), all feature parties' embeddings side by side.
-
-        What a defense has added to it is logged as ``<name of the defense>.term``.
-        """
-
-    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
-        """Change the cut gradients of all feature parties, (B, D), before they leave."""
-
-    def end_epoch(self) -> Log:
-        """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
-
-    def bound(self) -> float:
-        """Return the defenses' bound on the leak AUC of what was sent until the end of the last epoch."""
+    def load_state_dict(self, state: Any) -> None:  # noqa: D102
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,102 +86,6 @@ class Step:
     """What they were made of; None but for the steps of which a snapshot is wanted, and those of `keep_inside`."""
 
 
-class LabelModel:
-    """The label party's part of the network: a model of its own columns, the fusion, the top model.
-
-    Parameters
-    ----------
-    top : nn.Module
-        Top model; takes the fused embedding, returns logits (B,) for two classes or (B, C).
-    hooks : Hooks
-        The defenses; what `embed` does to an embedding belongs to the network.
-    parties : Sequence[str]
-        Feature parties, in the order in which their embeddings are joined.
-    bottom : nn.Module, optional
-        The model of the label party's own columns. Its embedding comes last; or, where it has the attribute
-        ``adds_to_logits``, it gives logits, which are added to those of the top model.
-    fusion : str
-        "concat", "sum" or "mean".
-    placement : Placement
-        Where the models are.
-    """
-
-    def __init__(
-        self,
-        top: nn.Module,
-        hooks: Hooks,
-        parties: Sequence[str],
-        *,
-        bottom: nn.Module | None = None,
-        fusion: str = "concat",
-        placement: Placement = IN_MEMORY,
-    ) -> None:
-        self.top, self.bottom = top, bottom
-        self._hooks, self._parties, self._fusion, self._placement = hooks, tuple(parties), fusion, placement
-
-    @torch.no_grad()
-    def logits(self, embeddings: Mapping[str, Tensor], own: FeatureSource | None, rows: Rows) -> Tensor:
-        """Return the logits of rows, (B,) or (B, C), as the trained network gives them.
-
-        Parameters
-        ----------
-        embeddings : Mapping[str, Tensor]
-            (B, ...) of each feature party.
-        own : FeatureSource, optional
-            Where the label party's own columns of these rows are, if it has any.
-        rows : Rows
-            (B,) positions in `own`.
-        """
-        set_mode(self.top, train=False)
-        parts = [self._hooks.embed(embeddings[party].to(self._placement.device))[0] for party in self._parties]
-        inputs = () if self.bottom is None or own is None else gather(own, rows, self._placement)
-        return self.join(parts, self._own(inputs, train=False))
-
-    def _own(self, inputs: Sequence[Tensor], *, train: bool) -> list[Tensor]:
-        """Return what the model of the label party's own columns gives, if there is one."""
-        if self.bottom is None or not inputs:
-            return []
-        set_mode(self.bottom, train=train)
-        return [self._placement.forward(self.bottom, *inputs)]
-
-    def join(self, parts: list[Tensor], own: list[Tensor]) -> Tensor:
-        """Return the network's logits; a single column (B, 1) counts as (B,).
-
-        Parameters
-        ----------
-        parts : list of Tensor
-            (B, ...) embedding of each feature party.
-        own : list of Tensor
-            What the model of the label party's own columns gave, if there is one.
-
-        Raises
-        ------
-        ConfigError
-            When the own part gives logits of another shape than the top model.
-        """
-        if self.bottom is None or not adds_to_logits(self.bottom):
-            return self._logits([*parts, *own])
-        deep, wide = self._logits(parts), [_logits(part) for part in own]
-        if any(part.shape != deep.shape for part in wide):
-            raise ConfigError(
-                f"the label party's own model adds to the logits {tuple(deep.shape)}, but gives {tuple(wide[0].shape)}"
-            )
-        return sum(wide, deep)
-
-    def _logits(self, parts: list[Tensor]) -> Tensor:
-        return _logits(self._placement.forward(self.top, fuse(parts, self._fusion)))
-
-    @property
-    def module(self) -> nn.ModuleDict:
-        """All that the label party trains."""
-        return nn.ModuleDict({"top": self.top, **({} if self.bottom is None else {"bottom": self.bottom})})
-
-    @property
-    def weights(self) -> str:
-        """The digest of the label party's weights."""
-        return weights_digest(self.module)
-
-
 class LabelParty(LabelModel):
     """The state machine of the label party.
 
@@ -235,9 +107,11 @@ class LabelParty(LabelModel):
         The label party's own bottom model and columns; its embedding comes last.
     fusion : str
         "concat", "sum" or "mean".
+    learned, learners : Mapping[str, nn.Module], Sequence[Learned]
+        What the defenses learn, by defense, and the optimizer of each.
     clip_norm : float
-        Largest Frobenius norm of the batch's cut gradient over all feature parties, applied before `protect`, and
-        of the gradient of the label party's own weights; 0 for none.
+        Largest Frobenius norm of the batch's cut gradient over all feature parties, applied before `protect`, of the
+        gradient of the label party's own weights, and of that of what each defense learns; 0 for none.
     keep_clean : bool
         Whether each step keeps the gradients as they were before `protect`, for whoever measures.
     snapshots : Collection[int]
@@ -263,20 +137,22 @@ class LabelParty(LabelModel):
         bottom: nn.Module | None = None,
         table: PartyTable | None = None,
         fusion: str = "concat",
+        learned: Mapping[str, nn.Module] = NOTHING_LEARNED,
+        learners: Sequence[Learned] = (),
         clip_norm: float = 0.0,
         keep_clean: bool = False,
         snapshots: Collection[int] = (),
         placement: Placement = IN_MEMORY,
     ) -> None:
-        super().__init__(top, hooks, parties, bottom=bottom, fusion=fusion, placement=placement)
-        self.optimizers = optimizers
+        super().__init__(top, hooks, parties, bottom=bottom, fusion=fusion, learned=learned, placement=placement)
+        self.optimizers, self._learners = optimizers, tuple(learners)
         self._labels, self._schedule, self._table, self._clip_norm = labels, schedule, table, clip_norm
         self._keep_clean, self._snapshots, self._inside_every = keep_clean, frozenset(snapshots), 0
         has_own = bottom is not None and table is not None
         self._loader = Loader(table.train, schedule, placement) if table is not None and has_own else None
         self._ahead: dict[int, list[Tensor]] = {}
         self.best: BestModel | None = None
-        for module in (top, bottom):
+        for module in (top, bottom, *learned.values()):
             if module is not None:
                 module.train()
 
@@ -304,10 +180,10 @@ class LabelParty(LabelModel):
             When a defense returned something that must not leave.
         """
         rows = self._schedule.train_batch(step)
-        for hooks in self._hooks.told:
+        for hooks in self._hooks.hook_targets:
             hooks.begin_batch(rows)
         labels = self._batch_labels(rows)
-        set_mode(self.top, train=True)
+        self._set_mode(train=True)
         device = self._placement.device
         received = {party: embeddings[party].detach().to(device).requires_grad_() for party in self._parties}
         parts, log = self._embed(received)
@@ -316,22 +192,43 @@ class LabelParty(LabelModel):
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         more = checked_log(more, "loss")
-        self.optimizers.zero_grad()
+        for optimizers in (self.optimizers, *self._learners):
+            optimizers.zero_grad()
         wanted = step in self._snapshots or (self._inside_every and step % self._inside_every == 0)
         slopes = _slopes(logits, received) if wanted and received and logits.dim() == 1 else None
-        torch.autograd.backward(loss)
+        relabel = self._relabel(logits, z, received) if self._hooks.other_labels else None
+        torch.autograd.backward(loss, retain_graph=relabel is not None)
         joint, clipping = self._joint(received, labels)
         value = _finite(step, loss, joint, more)
         inside = None if slopes is None else Inside(labels, logits.detach(), slopes, joint.clone(), clipping)
         clean = _split(joint.clone(), received) if self._keep_clean else {}
-        protected, protection = self._protect(joint, labels)
+        widths = {party: leaf.shape[1:].numel() for party, leaf in received.items()}
+        seen = {party: leaf.detach() for party, leaf in received.items()}
+        view = StepView(rows, widths, logits.detach(), seen, relabel=relabel)
+        protected, protection = self._protect(joint, labels, view)
         gradients = _split(protected, received)
-        return Step(rows, value, gradients, {**log, **more, **protection}, clean, inside)
+        return Step(rows, value, gradients, {**log, **more, **protection, **self._end_batch()}, clean, inside)
+
+    def _end_batch(self) -> Log:
+        log: Log = {}
+        for hooks in self._hooks.hook_targets:
+            log |= checked_log(hooks.end_batch(), "end_batch")
+        return log
+
+    def _relabel(self, logits: Tensor, z: Tensor, received: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return what computes the cut gradients (B, D) of this step for other labels (B,)."""
+
+        def gradients(labels: Tensor) -> Tensor:
+            loss, _ = self._hooks.loss(logits, labels, z)
+            leaves = list(received.values())
+            return self._clipped(torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True))[0]
+
+        return gradients
 
     def end_epoch(self) -> Log:
-        """Tell the defenses that an epoch has ended, and return what they log then."""
+        """Let the defenses end an epoch, and return what they log then."""
         log: Log = {}
-        for hooks in self._hooks.told:
+        for hooks in self._hooks.hook_targets:
             log |= checked_log(hooks.end_epoch(), "end_epoch")
         return log
 
@@ -348,9 +245,10 @@ class LabelParty(LabelModel):
 
     def learn(self) -> None:
         """Update the label party's own weights by the last `train_step`."""
-        if self._clip_norm > 0.0:
-            self.optimizers.clip_grad(self._clip_norm)
-        self.optimizers.step()
+        for optimizers in (self.optimizers, *self._learners):
+            if self._clip_norm > 0.0:
+                optimizers.clip_grad(self._clip_norm)
+            optimizers.step()
 
     def prepare(self, step: int) -> None:
         """Do what of the next step needs no embeddings: the label party's own bottom model goes ahead."""
@@ -387,20 +285,25 @@ class LabelParty(LabelModel):
 
     def _joint(self, received: Mapping[str, Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cut gradients of all feature parties side by side, (B, D), and by what factor they are clipped."""
-        clipping = torch.ones(())
         if not received:
-            return labels.new_zeros(len(labels), 0, dtype=torch.float32), clipping
-        grads = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in received.values()]
+            return labels.new_zeros(len(labels), 0, dtype=torch.float32), torch.ones(())
+        return self._clipped(
+            [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in received.values()]
+        )
+
+    def _clipped(self, grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return gradients (B, ...) side by side, (B, D), shortened by clipping, and the factor of that."""
+        clipping = torch.ones(())
         joint = torch.cat([grad.flatten(1) for grad in grads], dim=1) if len(grads) > 1 else grads[0].flatten(1)
         if self._clip_norm > 0.0:
             clipping = torch.clamp(self._clip_norm / (joint.norm() + 1e-12), max=1.0)
             joint = joint * clipping
         return joint, clipping
 
-    def _protect(self, joint: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+    def _protect(self, joint: Tensor, labels: Tensor, view: StepView) -> tuple[Tensor, Log]:
         if not joint.shape[1]:
             return joint, {}
-        protected, log = self._hooks.protect(joint, labels)
+        protected, log = self._hooks.protect(joint, labels, view)
         if protected.shape != joint.shape or protected.dtype != joint.dtype:
             raise UnprotectedBatchError(
                 f"a defense returned {protected.dtype} {tuple(protected.shape)} "
@@ -419,6 +322,7 @@ class LabelParty(LabelModel):
         return {
             "modules": dict(self.module.state_dict()),
             "optimizers": self.optimizers.state_dict(),
+            "learners": [learner.state_dict() for learner in self._learners],
             "dropout": [generator.get_state() for generator in bound_generators(self.module)],
             "best": None if self.best is None else self.best.state(),
         }
@@ -428,14 +332,11 @@ class LabelParty(LabelModel):
         self._ahead = {}
         self.module.load_state_dict(state["modules"])
         self.optimizers.load_state_dict(state["optimizers"])
+        for learner, learnt in zip(self._learners, state["learners"], strict=True):
+            learner.load_state_dict(learnt)
         self.best = BestModel.from_state(state["best"])
         for generator, bits in zip(bound_generators(self.module), state["dropout"], strict=True):
             generator.set_state(bits)
-
-
-def adds_to_logits(own: nn.Module) -> bool:
-    """Say whether a model of the label party's own columns gives logits rather than an embedding."""
-    return bool(getattr(own, "adds_to_logits", False))
 
 
 def _finite(step: int, loss: Tensor, joint: Tensor, log: Log) -> float:
@@ -455,10 +356,6 @@ def _finite(step: int, loss: Tensor, joint: Tensor, log: Log) -> float:
             f"{remedy(log)}"
         )
     return float(value)
-
-
-def _logits(found: Tensor) -> Tensor:
-    return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found
 
 
 def remedy(log: Iterable[str]) -> str:

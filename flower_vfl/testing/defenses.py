@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.errors import ConfigError, InputError
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.registry import METHOD_NAME
 from flower_vfl.strategies import DEFENSE_METHODS
@@ -322,13 +322,13 @@ class _Inner(Defense):
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
         return self._note("prepare_labels", labels), {"inner.seen": 1.0}
 
-    def embed(self, z: Tensor) -> tuple[Tensor, Log]:
+    def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
         return self._note("embed", z), {"inner.seen": 1.0}
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
         return self.strategy.loss(self._note("loss", logits), labels, z)[0], {"inner.seen": 1.0}
 
-    def protect(self, grads: Tensor, labels: Tensor) -> tuple[Tensor, Log]:
+    def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         return self._note("protect", grads), {"inner.seen": 1.0}
 
     def _note(self, hook: str, given: Tensor) -> Tensor:
@@ -375,5 +375,6 @@ def _twice(subject: Subject, defense: Defense, scope: dict[str, Any], batch: tup
         if not defense.twice or defense.twice not in str(error):
             yield f"it cannot wrap another of its kind: {error}; where that is wrong, say in `twice` what to do instead"
         return
-    sent, _ = outer.protect(*(tensor.clone() for tensor in batch))
-    yield from protection.sent_problems(sent, batch[0], "wrapped by another of its kind")
+    g, y = batch
+    sent, _ = outer.protect(g.clone(), y.clone())
+    yield from protection.sent_problems(sent, g, "wrapped by another of its kind")

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from flower_vfl.config import Config
 from flower_vfl.config.schema import AttackConfig
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
 from flower_vfl.strategies.vertical import VerticalStrategy
 from flower_vfl.testing.common import gradients
+from flower_vfl.training.assembly import build_defenses
 
 ONE_PARTY: Mapping[str, int] = MappingProxyType({"a": 8})
 PARTIES: tuple[Mapping[str, int], ...] = (ONE_PARTY, {"a": 5, "b": 3, "c": 48}, {"a": 1})
@@ -64,7 +65,9 @@ class Subject:
 
     def make(self, *, secret: int = 1, widths: Mapping[str, int] = ONE_PARTY, classes: int = 2, **more: Any) -> Defense:
         """Make it around a strategy without defense."""
-        return self.defense_class(strategy(widths, secret=secret, classes=classes), **{**self.params, **more})
+        made = self.defense_class(strategy(widths, secret=secret, classes=classes), **{**self.params, **more})
+        build_defenses(made, made.base.cut)
+        return made
 
 
 def strategy(widths: Mapping[str, int] = ONE_PARTY, *, secret: int = 1, classes: int = 2) -> VerticalStrategy:
@@ -76,7 +79,7 @@ def strategy(widths: Mapping[str, int] = ONE_PARTY, *, secret: int = 1, classes:
         config=Config(attack=AttackConfig(names=[])),
         secret=Secret(bytes([secret]) * 32, "check_defense"),
     )
-    base.widths = dict(widths)
+    base.build({party: (width,) for party, width in widths.items()}, torch.device("cpu"))
     base.begin_batch(np.arange(_ROWS))
     return base
 
@@ -95,18 +98,23 @@ def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True,
     """Call the hooks of an epoch as a training does, but for its end, and return all that they give back."""
     widths = defense.base.widths
     given = labels_of(_ROWS, classes)
-    for one in defense.told if prepare else ():
+    for one in defense.hook_targets if prepare else ():
         one.begin()
     labels, _ = defense.prepare_labels(given.clone()) if prepare else (given, {})
     seen = [labels.clone()]
     for step in steps:
-        for one in defense.told:
+        for one in defense.hook_targets:
             one.begin_batch(np.arange(_ROWS * step, _ROWS * (step + 1)))
         z = batch(sum(widths.values()), step=100 + step) * _ROWS
-        parts = [defense.embed(part)[0] for part in torch.split(z, list(widths.values()), dim=1)]
+        parts = [
+            defense.embed(part, party=party)[0]
+            for party, part in zip(widths, torch.split(z, list(widths.values()), dim=1), strict=True)
+        ]
         logits = z.sum(dim=1) if classes == 2 else z[:, :1] * torch.arange(classes)
         loss, _ = defense.loss(logits, labels, torch.cat([part.flatten(1) for part in parts], dim=1))
         sent, _ = defense.protect(batch(sum(widths.values()), step=step), labels)
+        for one in defense.hook_targets:
+            one.end_batch()
         seen += [*parts, loss, sent]
     return [tensor.detach().clone() for tensor in seen]
 
@@ -119,7 +127,8 @@ def promised(defense: HookedStrategy, log: Log) -> list[Tensor]:
 
 def send(defense: HookedStrategy, g: Tensor, y: Tensor, *, first: int = 0) -> tuple[Tensor, Log]:
     """Call `protect` as a training does, for rows of the table from `first` on."""
-    defense.begin_batch(np.arange(first, first + len(g)))
+    for one in defense.hook_targets:
+        one.begin_batch(np.arange(first, first + len(g)))
     return defense.protect(g, y)
 
 

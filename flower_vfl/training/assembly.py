@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,21 @@ from torch import Tensor, nn
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.config import Config
 from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import ConfigError
+from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.fusion import fused_shape
-from flower_vfl.nn.initialise import new_model
+from flower_vfl.nn.initialise import new_model, seeded_initialisation
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import embed, embedding_shape
-from flower_vfl.parties.label import LabelParty, Log, adds_to_logits, checked_log
+from flower_vfl.parties.hooks import Log, checked_log
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.parties.network import adds_to_logits
 from flower_vfl.protocol.schedule import Rows, Schedule
-from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.base import Cut, Defense, HookedStrategy
 from flower_vfl.training.checkpointing import MODEL, Checkpointing, Ledger
+from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.factories import optimizers_of
 from flower_vfl.training.loop import Training
 from flower_vfl.training.replay_guard import Repeats
@@ -31,6 +37,9 @@ from flower_vfl.transport.base import Link
 
 if TYPE_CHECKING:
     from flower_vfl.strategies.vertical import VerticalStrategy
+
+NO_CONTEXT = TrainingContext()
+"""Of a run that keeps nothing."""
 
 _WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -67,11 +76,12 @@ def build_label_party(
     strategy: HookedStrategy,
     prepared: NDArray[Any],
     schedule: Schedule,
-    links: dict[str, Link],
-    initial_arrays: ArrayRecord | None,
+    links: Mapping[str, Link],
+    initial_arrays: ArrayRecord | None = None,
 ) -> LabelParty:
-    """Build the label party; its labels are those that the defenses have prepared."""
+    """Build the label party, and what its defenses learn; its labels are those that these have prepared."""
     base, config = strategy.base, strategy.base.config
+    learned = build_defenses(strategy, {party: link.shape for party, link in links.items()})
     probe = None if base.table is None else (base.table.train, schedule.train_batch(0)[:2])
     top, bottom = build_models(base, [link.shape for link in links.values()], probe)
     if initial_arrays is not None:
@@ -87,11 +97,30 @@ def build_label_party(
         bottom=bottom,
         table=base.table,
         fusion=config.model.fusion,
+        learned=learned,
+        learners=[optimizers_of(config, module, schedule) for module in learned.values()],
         clip_norm=config.training.clip_norm,
         keep_clean=bool(base.watching or base.remembering),
         snapshots=config.attack.snapshots,
         placement=Placement.of(config),
     )
+
+
+def build_defenses(strategy: HookedStrategy, cut: Cut) -> dict[str, nn.Module]:
+    """Let every strategy make what needs the shapes of the embeddings; return what the defenses learn, by defense.
+
+    Their modules are made with weights that follow from the label party's secret, and moved to where it computes.
+    """
+    base, device = strategy.base, torch.device(strategy.base.config.device)
+    base.build(cut, device)
+    learned: dict[str, nn.Module] = {}
+    for position, defense in enumerate(reversed(strategy.chain())):
+        with seeded_initialisation(base.secret.seed("weights", "defense", position)):
+            defense.build(cut, device)
+        if len(defense.modules):
+            bind_dropout(defense.modules, base.secret.generator("dropout", "defense", position, device=str(device)))
+            learned[f"{position} {defense.name}"] = Placement.of(base.config).place(defense.modules)
+    return learned
 
 
 def build_models(
@@ -124,7 +153,11 @@ def build_models(
 
 
 def build_monitor(
-    strategy: HookedStrategy, schedule: Schedule, *, recorder: Recorder | None = None
+    strategy: HookedStrategy,
+    schedule: Schedule,
+    context: TrainingContext = NO_CONTEXT,
+    *,
+    recorder: Recorder | None = None,
 ) -> LeakageMonitor | None:
     """Build what attacks at the label party, with its own labels; None where nothing does.
 
@@ -141,31 +174,32 @@ def build_monitor(
         defended=bool(strategy.chain()),
         recorder=recorder or base.observer,
         every=attack.cadence(schedule.steps),
-        memory=base.memory,
+        memory=context.memory,
         informed=attack.informed,
         split=Split(base.secret.seed("informed")),
     )
 
 
-def build_repeats(strategy: HookedStrategy) -> Repeats | None:
+def build_repeats(strategy: HookedStrategy, context: TrainingContext) -> Repeats | None:
     """Build what looks at steps that are done again; None where nobody can go back, or sends something else then."""
-    base, defenses, ledger = strategy.base, strategy.chain(), _ledger(strategy.base)
+    base, defenses, ledger = strategy.base, strategy.chain(), _ledger(strategy.base.config, context)
     if ledger is None or not defenses or base.config.transport.kind == "inproc":
         return None
-    return Repeats(defenses, ledger.received, known=base.resume)
+    return Repeats(defenses, ledger.received, known=context.resume)
 
 
 def build_checkpointing(
     strategy: HookedStrategy,
+    context: TrainingContext,
     schedule: Schedule,
-    links: dict[str, Link],
+    links: Mapping[str, Link],
     label: LabelParty,
     training: Training,
     monitor: LeakageMonitor | None,
     repeats: Repeats | None = None,
 ) -> Checkpointing | None:
     """Build what keeps everybody's states; None where nobody asked for them."""
-    base, ledger = strategy.base, _ledger(strategy.base)
+    base, ledger = strategy.base, _ledger(strategy.base.config, context)
     if ledger is None:
         return None
     return Checkpointing(
@@ -184,6 +218,6 @@ def build_checkpointing(
     )
 
 
-def _ledger(base: VerticalStrategy) -> Ledger | None:
+def _ledger(config: Config, context: TrainingContext) -> Ledger | None:
     """Return where states are kept; None where there is no place, or none are wanted."""
-    return None if base.config.checkpoint.every < 0 else base.ledger
+    return None if config.checkpoint.every < 0 else context.ledger

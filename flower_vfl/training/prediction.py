@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from torch import Tensor, nn
 from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import PartyError
 from flower_vfl.nn.placement import Placement
-from flower_vfl.parties.label import LabelModel
+from flower_vfl.parties.network import LabelModel
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.printable import printable
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.training.assembly import build_models
+from flower_vfl.training.assembly import build_defenses, build_models
 from flower_vfl.training.grids import is_simulation
 from flower_vfl.training.handshake import check_software, negotiate
 from flower_vfl.training.loop import EVALUATIONS_UNDER_WAY
@@ -103,13 +102,15 @@ def run_prediction(
     ) as sessions:
         links = sessions.open(lambda link: _check(link, strategy, ask))
         probe = None if ask.own is None else (ask.own, np.arange(min(2, len(ask.own))))
+        cut = cut_of(links)
+        learned = build_defenses(strategy, {party: shape for party, (shape, _) in cut.items()})
         top, bottom = build_models(base, [link.shape for link in links.values()], probe)
         fusion, placement = config.model.fusion, Placement.of(config)
-        model = LabelModel(top, strategy, base.parties, bottom=bottom, fusion=fusion, placement=placement)
+        model = LabelModel(
+            top, strategy, base.parties, bottom=bottom, fusion=fusion, learned=learned, placement=placement
+        )
         load(model.module)
-        base.cut = cut_of(links)
-        base.widths = {party: math.prod(shape) for party, (shape, _) in base.cut.items()}
-        check_restored(model, strategy, base.cut, ask.fixed, ask.noted)
+        check_restored(model, strategy, cut, ask.fixed, ask.noted)
         for index, rows in _under_way(links, ask.batches):
             embeddings = _receive(links, index, len(rows), config.transport.step_timeout)
             yield rows, model.logits(embeddings, ask.own, rows).cpu()

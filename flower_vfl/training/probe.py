@@ -1,14 +1,15 @@
 """The answer of a trained label party to fixed inputs, which tells whether a rebuilt one computes the same.
 
-A prediction rebuilds the label party from its configuration and its weights. What a defense learned beside these is in
-neither. So the logits for a few fixed embeddings are noted at the end of a training, and compared before a prediction.
+A prediction rebuilds the label party from its configuration and its weights. What a defense learned outside of its
+`modules` is in neither. So the logits for a few fixed embeddings are noted at the end of a training, and compared
+before a prediction.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import NotRestoredError
 from flower_vfl.nn.placement import Placement
-from flower_vfl.parties.label import LabelModel
+from flower_vfl.parties.network import LabelModel
 from flower_vfl.registry import from_elsewhere
 from flower_vfl.strategies.base import Defense, HookedStrategy
 
@@ -35,8 +36,8 @@ Cut = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Of each feature party the shape of one row of its embedding, and the number format."""
 
 _ADVICE = (
-    "Let the defense learn inside the top model, whose weights are kept (wrap strategy.base.top in its __init__), or "
-    "make what it needs from its parameters alone. What the run reached on the test rows stands in its result.json"
+    "Let the defense make what it learns in `build` and put it into `self.modules`, whose weights are kept. What the "
+    "run reached on the test rows stands in its result.json"
 )
 
 
@@ -115,14 +116,16 @@ def check_restored(
         raise NotRestoredError(
             f"the label party cannot be rebuilt from its weights: {names} gives other logits than at the end of "
             f"training, by up to {apart:.3g}, so that scores would be those of another model. What was learned "
-            f"outside the weights of the top model is not kept. {_ADVICE}"
+            f"outside of `modules` is not kept. {_ADVICE}"
         )
 
 
 def warn_of_learning(strategy: HookedStrategy) -> None:
     """Warn at the end of a run whose defenses may have learned what is not kept, as `predict` refuses it then."""
     for defense in strategy.chain():
-        if _overrides_embed(defense) and any(_trained(value) for value in vars(defense).values()):
+        others = (value for name, value in vars(defense).items() if name != "modules")
+        kept = {id(parameter) for parameter in defense.modules.parameters()}
+        if _overrides_embed(defense) and any(_trained(value, kept) for value in others):
             _log.warning(
                 "the defense %r changes embeddings and holds trainable tensors, which are not kept: `predict` refuses "
                 "this run if they were trained. %s",
@@ -144,17 +147,13 @@ def _logits(model: LabelModel, strategy: HookedStrategy, cut: Cut, own: FeatureS
 @contextmanager
 def _fixed_noise(strategy: HookedStrategy) -> Generator[None]:
     """Let the defenses, and whoever draws from torch's own generators, draw the same numbers each time."""
-    chain, device = strategy.chain(), torch.device(strategy.base.config.device)
-    before = [defense._generator for defense in chain]
-    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+    device = torch.device(strategy.base.config.device)
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]))
         torch.manual_seed(0)
-        try:
-            for number, defense in enumerate(chain):
-                defense._generator = torch.Generator(device).manual_seed(number)
-            yield
-        finally:
-            for defense, generator in zip(chain, before, strict=True):
-                defense._generator = generator
+        for number, defense in enumerate(strategy.chain()):
+            stack.enter_context(defense.drawing_from(torch.Generator(device).manual_seed(number)))
+        yield
 
 
 def _changing_embeddings(strategy: HookedStrategy) -> list[str]:
@@ -167,12 +166,12 @@ def _overrides_embed(defense: Defense) -> bool:
     return type(defense).embed is not Defense.embed
 
 
-def _trained(value: object) -> bool:
-    """Say whether a value is, or holds, a tensor that gradients reach."""
+def _trained(value: object, kept: Collection[int]) -> bool:
+    """Say whether a value is, or holds, a tensor that gradients reach, other than those that are kept."""
     if isinstance(value, nn.Module):
-        return any(parameter.requires_grad for parameter in value.parameters())
+        return any(_trained(parameter, kept) for parameter in value.parameters())
     if isinstance(value, Tensor):
-        return value.requires_grad
+        return value.requires_grad and id(value) not in kept
     if isinstance(value, Mapping):
-        return any(map(_trained, value.values()))
-    return isinstance(value, list | tuple) and any(map(_trained, value))
+        value = list(value.values())
+    return isinstance(value, list | tuple) and any(_trained(one, kept) for one in value)

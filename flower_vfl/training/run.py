@@ -20,6 +20,7 @@ from flower_vfl.rng import Secret
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.vertical import VerticalResult, VerticalStrategy
 from flower_vfl.training.assembly import (
+    NO_CONTEXT,
     build_checkpointing,
     build_label_party,
     build_monitor,
@@ -27,6 +28,7 @@ from flower_vfl.training.assembly import (
     prepare_labels,
 )
 from flower_vfl.training.conditional_oracle import build_conditional
+from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.factories import schedule_of
 from flower_vfl.training.grids import is_simulation, replaces_nodes
 from flower_vfl.training.handshake import check_fit, send_audit, software_of
@@ -34,73 +36,103 @@ from flower_vfl.training.loop import Training
 from flower_vfl.training.model_selection import KeptModel
 from flower_vfl.training.party_report import read_report
 from flower_vfl.training.pipeline_depth import agree, tell
-from flower_vfl.training.probe import cut_of
+from flower_vfl.training.probe import Cut, cut_of
 from flower_vfl.training.recovery import Rejoining
 from flower_vfl.transport.sessions import Sessions
 
 
-def run_training(
-    strategy: HookedStrategy,
-    grid: Grid,
-    initial_arrays: ArrayRecord | None,
-    epochs: int,
-    timeout: float,
-    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-) -> VerticalResult:
-    """Open the sessions, train, evaluate, collect the reports; `strategy` is the outermost one and its hooks run."""
-    base, simulation = strategy.base, is_simulation(grid)
-    config = base.config
-    if base._secret is None and simulation:
-        base._secret = Secret.for_simulation(config.seed, "label")
-    schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs, periods=base.periods)
-    bounded = config.attack.max_bound < 1.0
-    if bounded:
-        strategy.check_bound(schedule.epochs)
-    for one in strategy.told:
-        one.begin()
-    prepared, log = prepare_labels(strategy)
-    strategy.summary()
-    offered, base.sessions = base.sessions, None
-    audited = _audited(base) if simulation else []
-    with offered or Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:
-        base.session = sessions.session
-        links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment, audited=audited))
-        base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
-        base.cut, base.outcome.hosts = cut_of(links), software_of(links)
+class TrainingRun:
+    """One training run of a strategy, which is the outermost one: its hooks run.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What is trained, with its defenses.
+    grid : Grid
+        Flower's grid.
+    context : TrainingContext
+        Where the run keeps its states, and what was prepared for it.
+
+    Attributes
+    ----------
+    label_party : LabelParty or None
+        With its models; None until the sessions are open.
+    cut : Cut
+        What the parties' embeddings look like; empty until then.
+    session : str
+        What the label party calls the run's sessions.
+    """
+
+    def __init__(self, strategy: HookedStrategy, grid: Grid, context: TrainingContext = NO_CONTEXT) -> None:
+        self._strategy, self._grid, self._context = strategy, grid, context
+        self.label_party: LabelParty | None = None
+        self.cut: Cut = {}
+        self.session = ""
+
+    def execute(
+        self,
+        initial_arrays: ArrayRecord | None = None,
+        epochs: int = 0,
+        timeout: float = 3600,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> VerticalResult:
+        """Open the sessions, train, evaluate, collect the reports; the parameters are those of `start`."""
+        strategy, base, context = self._strategy, self._strategy.base, self._context
+        config, simulation = base.config, is_simulation(self._grid)
+        if simulation:
+            base.settle_secret(Secret.for_simulation(config.seed, "label"))
+        schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs, periods=base.periods)
+        bounded = config.attack.max_bound < 1.0
         if bounded:
             strategy.check_bound(schedule.epochs)
-        label = base.label_party = build_label_party(strategy, prepared, schedule, links, initial_arrays)
-        for metric, value in log.items():
-            base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
+        for one in strategy.hook_targets:
+            one.begin()
+        prepared, log = prepare_labels(strategy)
+        strategy.summary()
+        audited = _audited(base) if simulation else []
+        with context.sessions or Sessions(
+            self._grid, base.parties, config.transport, simulation=simulation, offer=context.offer
+        ) as sessions:
+            self.session = sessions.session
+            links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment, audited=audited))
+            self.cut, base.outcome.hosts = cut_of(links), software_of(links)
+            label = self.label_party = build_label_party(strategy, prepared, schedule, links, initial_arrays)
+            if bounded:
+                strategy.check_bound(schedule.epochs)
+            for metric, value in log.items():
+                base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
 
-        def top() -> ArrayRecord:
-            return ArrayRecord(dict(label.top.state_dict()))
+            def top() -> ArrayRecord:
+                return ArrayRecord(dict(label.top.state_dict()))
 
-        def after_epoch(epoch: int) -> None:
-            if evaluate_fn is not None:
-                evaluate_fn(epoch, top())
+            def after_epoch(epoch: int) -> None:
+                if evaluate_fn is not None:
+                    evaluate_fn(epoch, top())
 
-        course = _Course(strategy, sessions, label, schedule, audited=audited, replaces=replaces_nodes(grid))
-        course.begin()
-        course.train(after_epoch)
-        course.finish(timeout)
-        base.on_finished()
-        sessions.tell_exported()
-        course.forget()
-    outcome = base.outcome
-    return VerticalResult(
-        outcome=outcome,
-        arrays=ArrayRecord() if outcome.model_step is None else top(),
-        evaluate_metrics_serverapp={int(done["epoch"]): MetricRecord(dict(done)) for done in outcome.epochs},
-    )
+            stages = _Stages(
+                strategy, context, sessions, label, schedule, audited=audited, replaces=replaces_nodes(self._grid)
+            )
+            stages.begin()
+            stages.train(after_epoch)
+            stages.finish(timeout)
+            context.on_finished()
+            sessions.tell_exported()
+            stages.forget()
+        outcome = base.outcome
+        return VerticalResult(
+            outcome=outcome,
+            arrays=ArrayRecord() if outcome.model_step is None else top(),
+            evaluate_metrics_serverapp={int(done["epoch"]): MetricRecord(dict(done)) for done in outcome.epochs},
+        )
 
 
-class _Course:
+class _Stages:
     """What is done with open sessions: begin or go on, train, let everybody finish."""
 
     def __init__(
         self,
         strategy: HookedStrategy,
+        context: TrainingContext,
         sessions: Sessions,
         label: LabelParty,
         schedule: Schedule,
@@ -109,9 +141,9 @@ class _Course:
         replaces: bool,
     ) -> None:
         base, links = strategy.base, sessions.links
-        self._strategy, self._sessions, self._label, self._schedule = strategy, sessions, label, schedule
-        self._audited = audited
-        self._monitor, repeats = build_monitor(strategy, schedule), build_repeats(strategy)
+        self._strategy, self._context, self._sessions = strategy, context, sessions
+        self._label, self._schedule, self._audited = label, schedule, audited
+        self._monitor, repeats = build_monitor(strategy, schedule, context), build_repeats(strategy, context)
         self._conditional = build_conditional(strategy, schedule.steps) if audited else None
         if self._conditional is not None:
             label.keep_inside(self._conditional.oracle.every)
@@ -132,7 +164,7 @@ class _Course:
             conditional=self._conditional,
         )
         self._checkpointing = build_checkpointing(
-            strategy, schedule, links, label, self._training, self._monitor, repeats
+            strategy, context, schedule, links, label, self._training, self._monitor, repeats
         )
         self._rejoining = Rejoining(sessions, self._checkpointing, replaced=replaces)
         timeout = base.config.transport.step_timeout
@@ -145,7 +177,7 @@ class _Course:
     def _begin(self) -> None:
         """Go back to the last checkpoint, or tell those who audit what they need; agree on the steps in flight."""
         base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
-        resumed = self._checkpointing is not None and base.resume and self._checkpointing.resume()
+        resumed = self._checkpointing is not None and self._context.resume and self._checkpointing.resume()
         if not resumed and self._audited:
             test = any(isinstance(attack, InferenceAttack | JointAttack) for attack in base.attacks)
             audited = {party: links[party] for party in self._audited}
@@ -166,7 +198,7 @@ class _Course:
             )
             self._read_trained()
             if self._monitor is not None:
-                self._monitor.finish_audit(base.columns if base.config.attack.audit else None)
+                self._monitor.finish_audit(self._context.columns if base.config.attack.audit else None)
         finally:
             outcome.leakage = [] if self._monitor is None else self._monitor.entries()
             outcome.leakage += [] if self._conditional is None else self._conditional.oracle.entries()
@@ -220,7 +252,7 @@ def _labelled(strategy: HookedStrategy, training: Training) -> list[Embeddings]:
     rows, labels = training.sample, strategy.base.labels.test[training.sample].astype(np.int64)
     found = []
     for party, z in training.sampled.items():
-        read, _ = strategy.embed(z.to(strategy.base.config.device))
+        read, _ = strategy.embed(z.to(strategy.base.config.device), party=party, train=False)
         views = {RECEIVED: z} if torch.equal(read.to(z), z) else {RECEIVED: z, READ: read}
         found += [Embeddings(party, view, rows, labels, compact(tensor)) for view, tensor in views.items()]
     return found

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from flower_vfl.apps.factories import default_bottom, default_top
@@ -30,6 +29,7 @@ from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Observer, Outcome
 from flower_vfl.training.assembly import build_checkpointing, build_label_party, build_monitor, prepare_labels
+from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.factories import schedule_of
 from flower_vfl.training.handshake import check_fit, send_audit
 from flower_vfl.training.loop import Training
@@ -104,7 +104,7 @@ class Member:
             observer=Observer(),
             outcome=Outcome(),
         )
-        for one in self.strategy.told:
+        for one in self.strategy.hook_targets:
             one.begin()
         self.prepared, _ = prepare_labels(self.strategy)
         aligned = dataset.alignment
@@ -112,7 +112,6 @@ class Member:
         # An attacker hooks itself into its model; a stack has its own way to look.
         honest = config.attack.without_attacks()
         machines, links = self._parties(config.model_copy(update={"attack": honest}))
-        self.strategy.base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
         self.label: LabelParty = self._label_party(links)
         self.bottoms: dict[str, nn.Module] = {party: machine.bottom for party, machine in machines.items()}
 
@@ -133,7 +132,7 @@ class Member:
         return machines, links
 
     def _label_party(self, links: dict[str, Link]) -> LabelParty:
-        return build_label_party(self.strategy, self.prepared, self.schedule, links, None)
+        return build_label_party(self.strategy, self.prepared, self.schedule, links)
 
     @property
     def audited(self) -> list[str]:
@@ -176,7 +175,7 @@ class Member:
         )
         training.restore({"losses": trained.losses, "outcome": measured(trained.outcome)})
         own = base.table.name if base.table is not None else ""
-        base.ledger = keeping.store(self.config, self._dataset, own, labels=True)
-        checkpointing = build_checkpointing(self.strategy, schedule, links, label, training, monitor)
+        context = TrainingContext(ledger=keeping.store(self.config, self._dataset, own, labels=True))
+        checkpointing = build_checkpointing(self.strategy, context, schedule, links, label, training, monitor)
         if checkpointing is not None:
             checkpointing.save(schedule.steps)

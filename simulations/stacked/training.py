@@ -26,7 +26,8 @@ from flower_vfl.metrics import Values, snapshot
 from flower_vfl.metrics.utility_tensor import utilities
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
-from flower_vfl.parties.label import LabelModel, checked_log
+from flower_vfl.parties.hooks import StepView, checked_log
+from flower_vfl.parties.network import LabelModel
 from flower_vfl.protocol.schedule import Part, Schedule
 from flower_vfl.simulations.stacked.feeding import Feeding
 from flower_vfl.simulations.stacked.member import Member, Trained
@@ -259,10 +260,10 @@ class StackedTraining:
     ) -> tuple[Tensor, list[dict[str, float]]]:
         """Return the gradients (R, B, D) that leave, and what each run's defense logged."""
         protected, logs = joint.clone(), [dict[str, float]() for _ in self._members]
-        for run, member in enumerate(self._members):
-            member.strategy.begin_batch(rows[self._feeding.orders[run]])
+        steps = [StepView(rows[order], self._base.widths) for order in self._feeding.orders]
         for kind, defenses, runs in self._defended:
-            protected[runs], found = kind.protect_stacked(defenses, joint[runs], labels[runs])
+            views = [steps[run] for run in runs.tolist()]
+            protected[runs], found = kind.protect_stacked(defenses, joint[runs], labels[runs], views)
             for run, log in zip(runs.tolist(), found, strict=True):
                 logs[run] = checked_log(log, "protect")
         return protected, logs

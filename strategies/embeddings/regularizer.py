@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.gradients.checks import strength
 
@@ -43,9 +43,9 @@ class Regulariser(Defense):
     def term(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return the term for embeddings (B, D) with prepared labels (B,)."""
 
-    def embed(self, z: Tensor) -> tuple[Tensor, Log]:
+    def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
         """Let the inner strategy embed first, then normalise."""
-        inner, log = self.strategy.embed(z)
+        inner, log = self.strategy.embed(z, party=party, train=train)
         return (layer_norm(inner, self.name) if self.normalise else inner), log
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:

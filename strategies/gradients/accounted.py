@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import auc_bound
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.gradients.noise import NoiseDefense
 
@@ -56,16 +56,15 @@ class BoundedNoise(NoiseDefense, Generic[C]):
         """Return what divergences of parties make for groups that collude, where these have no course of their own."""
         return {}
 
-    def _course(self, whose: str | None = None) -> C:
-        """Return the course of a party or group, by default of the party whose turn it is."""
-        name = self._whose if whose is None else whose
-        if name not in self._courses:
-            self._courses[name] = self._nothing_done()
-        return self._courses[name]
+    def _course(self, whose: str) -> C:
+        """Return the course of a party or group; "" is that of all parties together."""
+        if whose not in self._courses:
+            self._courses[whose] = self._nothing_done()
+        return self._courses[whose]
 
-    @property
-    def _whose(self) -> str:
-        return [*self.base.widths, ""][self.part] if self.scope == "per-party" else ""
+    def _whose(self, step: StepView) -> str:
+        """Return whose course a step belongs to; a single party's has its name where the scope is "per-party"."""
+        return next(iter(step.widths), "") if self.scope == "per-party" and not step.party else step.party
 
     @property
     def _repeats(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_vfl.auditing.noise import GaussianNoise
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.gradients.checks import strength
@@ -134,7 +134,9 @@ class Iso(NoiseDefense):
         return {"t": self.t, **super().params}
 
     @classmethod
-    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+    def _perturb_stacked(
+        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Log | None]]:
         longest = _longest(g)
         lengths = longest.tolist()
         powers = [defense.t * length * length for defense, length in zip(defenses, lengths, strict=True)]
@@ -143,9 +145,10 @@ class Iso(NoiseDefense):
         scales = torch.tensor([math.sqrt(defense.t / g.shape[2]) for defense in defenses]).to(longest)
         return g + draw_stacked(generators, g, g.shape[2]) * (longest * scales)[:, None, None], logs
 
-    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+    def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise and log its power."""
-        noisy, power = _perturb(g, self.t, self.noise(g))
+        step = step or self.base.step
+        noisy, power = _perturb(g, self.t, self.noise(g, step))
         if g.numel():
-            self.describe_noise(partial(_model, power / g.shape[1], g.shape[1]))
+            self.describe_noise(step, partial(_model, power / g.shape[1], g.shape[1]))
         return noisy, {"noise_power": power}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_vfl.auditing.noise import LineNoise
 from flower_vfl.errors import UnprotectedBatchError
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.strategies.gradients.noise import Noise, NoiseDefense, draw_stacked
 from flower_vfl.strategies.gradients.units import unit_of, working
 
@@ -135,7 +135,9 @@ class MaxNorm(NoiseDefense):
     unbiased: ClassVar[bool] = True
 
     @classmethod
-    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+    def _perturb_stacked(
+        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Log | None]]:
         scaled, unit, lengths, missing, numbers = _measure(g)
         logs: list[Log | None] = []
         for scale, reach, shortest, spread in numbers.tolist():
@@ -144,7 +146,7 @@ class MaxNorm(NoiseDefense):
         generators = [d.generator(g.device) if log else None for d, log in zip(defenses, logs, strict=True)]
         return _stretched(g, scaled, unit, lengths, missing, draw_stacked(generators, g, 1)[..., 0]), logs
 
-    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+    def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise and log its mean power.
 
         Raises
@@ -152,8 +154,9 @@ class MaxNorm(NoiseDefense):
         UnprotectedBatchError
             For one row alone, and where a gradient is not finite.
         """
+        step = step or self.base.step
         if len(g) == 1:
             raise UnprotectedBatchError("max_norm: a batch of one row has no longer row to hide behind")
-        noisy, power, longest = _perturb(g, self.noise(g))
-        self.describe_noise(partial(LineNoise, longest))
+        noisy, power, longest = _perturb(g, self.noise(g, step))
+        self.describe_noise(step, partial(LineNoise, longest))
         return noisy, {"noise_power": power}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flower_vfl.auditing.noise import NoiseModel
 from flower_vfl.errors import ConfigError, DataError
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
 from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
 from flower_vfl.strategies.gradients.checks import is_number
@@ -168,29 +168,33 @@ class NoiseDefense(GradientDefense):
         return {"rho": self.rho, "scope": self.scope}
 
     @classmethod
-    def perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+    def perturb_stacked(
+        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Log | None]]:
         """Perturb the usual batches at once where all noise is fresh and computed in the gradients' own format."""
         if any(defense.rho for defense in defenses) or not g.numel() or g.dtype not in WORKING:
-            return super().perturb_stacked(defenses, g, y)
-        return cls._perturb_stacked(defenses, g, y)
+            return super().perturb_stacked(defenses, g, y, steps)
+        return cls._perturb_stacked(defenses, g, y, steps)
 
     @classmethod
-    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+    def _perturb_stacked(
+        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Log | None]]:
         """Do it for fresh noise and gradients in a format of `WORKING`; by default each run does it by itself."""
-        return super().perturb_stacked(defenses, g, y)
+        return super().perturb_stacked(defenses, g, y, steps)
 
-    def _perturb_or_withhold(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
-        self._noise_models.pop(self.part, None)  # that of the last batch
-        return super()._perturb_or_withhold(g, y)
+    def _perturb_or_withhold(self, g: Tensor, y: Tensor, step: StepView) -> tuple[Tensor, Log]:
+        self._noise_models.pop(step.part, None)  # that of the last batch
+        return super()._perturb_or_withhold(g, y, step)
 
     def noise_model(self, part: int = 0) -> NoiseModel | None:
         """Return the law of the noise in the last batch, where `perturb` called `describe_noise`."""
         made = self._noise_models.get(part)
         return None if made is None else made()
 
-    def describe_noise(self, make: Callable[[], NoiseModel]) -> None:
+    def describe_noise(self, step: StepView, make: Callable[[], NoiseModel]) -> None:
         """Take in how the model of this batch's noise is made; that is done only where somebody asks for it."""
-        self._noise_models[self.part] = make
+        self._noise_models[step.part] = make
 
     @property
     def follows_rows(self) -> bool:
@@ -202,13 +206,13 @@ class NoiseDefense(GradientDefense):
         if self.follows_rows:
             self.base.identities(np.empty(0, np.int64))
 
-    def noise(self, g: Tensor) -> Noise:
+    def noise(self, g: Tensor, step: StepView) -> Noise:
         """Return where the noise of this batch comes from."""
-        generator, batch = self.generator(g.device), self.base.batch
-        if not self.rho or batch is None:
+        generator = self.generator(g.device)
+        if not self.rho or step.rows is None:
             return Noise(generator, rho=self.rho)
-        key, rows = self._key("persistent"), self.base.identities(batch)
-        return Noise(generator, rho=self.rho, key=key, rows=rows, part=self.part)
+        key, rows = self._key("persistent"), self.base.identities(step.rows)
+        return Noise(generator, rho=self.rho, key=key, rows=rows, part=step.part)
 
     def _key(self, purpose: str) -> bytes:
         return self.base.secret.key("defense", self.name, len(self.strategy.chain()), purpose)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.gradients.checks import is_number
 

@@ -28,8 +28,8 @@ class Changing(Defense):
     def change(self, z):
         raise NotImplementedError
 
-    def embed(self, z):
-        inner, log = self.strategy.embed(z)
+    def embed(self, z, *, party="", train=True):
+        inner, log = self.strategy.embed(z, party=party, train=train)
         return self.change(inner), log
 
 

@@ -37,8 +37,8 @@ class DeployedGrid(LocalGrid):
 class Wiretap(Iso):
     """Keeps what was sent, to play the attacker with afterwards."""
 
-    def protect(self, grads, labels):
-        sent, log = super().protect(grads, labels)
+    def protect(self, grads, labels, step=None):
+        sent, log = super().protect(grads, labels, step)
         self.clean.append(grads.clone())
         self.sent.append(sent.clone())
         return sent, log

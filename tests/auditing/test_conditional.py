@@ -107,8 +107,8 @@ def test_a_gradient_of_the_other_label_differs_by_the_slope():
 
 def strategy(width):
     made = VerticalStrategy(nn.Linear(width, 1), torch.tensor([0, 1]), parties=("a", "b"))
-    made.widths = {"a": width - 2, "b": 2}
-    made.batch = np.arange(600)
+    made.build({"a": (width - 2,), "b": (2,)}, None)
+    made.begin_batch(np.arange(600))
     return made
 
 

@@ -18,7 +18,7 @@ from flower_vfl.apps.factories import default_bottom, default_own, default_top
 from flower_vfl.apps.local import run
 from flower_vfl.nn.fusion import fuse
 from flower_vfl.nn.optim import Optimizers
-from flower_vfl.parties.label import adds_to_logits
+from flower_vfl.parties.network import adds_to_logits
 from tests.card.device import card, counting
 from tests.card.test_runs import config_of, images, paper
 from tests.toys import mixed_data

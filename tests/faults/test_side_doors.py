@@ -84,8 +84,8 @@ class Frozen(Defense):
             return self.then(value, labels), log
         return value, log
 
-    def protect(self, grads, labels):
-        _, log = self.strategy.protect(grads, labels)
+    def protect(self, grads, labels, step=None):
+        _, log = self.strategy.protect(grads, labels, step)
         self.calls += 1
         return torch.sin(torch.arange(grads.numel()) + self.calls).view_as(grads) * 0.1, log
 

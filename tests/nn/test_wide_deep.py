@@ -10,7 +10,7 @@ from flower_vfl.config import build_config
 from flower_vfl.data.store.dataset import FeatureSpec
 from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.nn import Optimizers, Wide
-from flower_vfl.parties.label import LabelModel
+from flower_vfl.parties.network import LabelModel
 
 SPEC = FeatureSpec(3, (4, 6, 2))
 NUMBERS = torch.randn(9, 3, generator=torch.Generator().manual_seed(1))
@@ -78,7 +78,7 @@ class Source:
 class Plain:
     """No defense."""
 
-    def embed(self, z):
+    def embed(self, z, *, party="", train=True):
         return z, {}
 
 

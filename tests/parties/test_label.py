@@ -36,7 +36,7 @@ def party(*, snapshots=(), labels=LABELS, weights="none", defended=False, own=Fa
     hooks = VerticalStrategy(top, labels, parties=("a", "b"), config=config, secret=secret)
     hooks.prepare_labels(torch.from_numpy(labels))
     hooks = Iso(hooks, t=1.0) if defended else hooks
-    hooks.base.widths = {"a": 4, "b": 2}
+    hooks.base.build({"a": (4,), "b": (2,)}, None)
     return LabelParty(
         top,
         Optimizers(network, "sgd", learning_rate=0.1, weight_decay=0.0, schedule="constant", steps=3),

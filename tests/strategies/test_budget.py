@@ -139,7 +139,7 @@ def test_a_wrapper_that_looks_at_epochs_itself_does_not_keep_them_from_the_bound
 
 def test_a_defense_around_a_bounded_one_passes_its_bound_on():
     inner = Marvell(strategy(), s=4.0)
-    inner._course().largest = 0.25
+    inner._course("").largest = 0.25
     assert LabelDP(inner).bound() == inner.bound() == auc_bound(0.25)
 
 

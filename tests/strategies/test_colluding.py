@@ -28,7 +28,7 @@ def defense(kind, widths, classes=2, colluding=("all",), **more):
         config=toy_config(parties={"colluding": list(colluding)}),
         secret=Secret.for_simulation(0, "label"),
     )
-    base.widths = dict(widths)
+    base.build({party: (width,) for party, width in widths.items()}, None)
     return kind(base, scope="per-party", **more)
 
 

@@ -24,7 +24,7 @@ def defense(kind, run, **more):
         parties=list(WIDTHS),
         secret=Secret.for_simulation(run, "label"),
     )
-    base.widths = dict(WIDTHS)
+    base.build({party: (width,) for party, width in WIDTHS.items()}, None)
     return MAKERS[kind](base, run, **more)
 
 
@@ -44,7 +44,7 @@ def both(kind, change=lambda g, labels: None, steps=3, rhos=(0.0,) * RUNS, **mor
         change(g, labels)
         for one in (*together, *apart):
             one.begin_batch(torch.arange(ROWS).numpy())
-        found, logs = type(together[0]).protect_stacked(together, g, labels)
+        found, logs = type(together[0]).protect_stacked(together, g, labels, [one.base.step for one in together])
         for run, one in enumerate(apart):
             expected, log = one.protect(g[run], labels[run])
             assert logs[run].keys() == log.keys()
@@ -106,7 +106,7 @@ def test_only_a_defense_that_is_all_perturb_says_that_it_stacks():
     class More(Iso):
         name = "more"
 
-        def embed(self, z):
+        def embed(self, z, *, party="", train=True):
             return 2 * z, {}
 
     assert Iso.stacks()

@@ -14,7 +14,7 @@ from flower_vfl.apps import run
 from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import ConfigError, DataError, UnprotectedBatchError
-from flower_vfl.parties.label import checked_log
+from flower_vfl.parties.hooks import checked_log
 from flower_vfl.simulations.tables import print_results
 from flower_vfl.strategies import DEFENSES, Defense, Iso, Observer, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense
@@ -39,16 +39,16 @@ class Spy(Defense):
         self.calls.append((self.tag, "prepare_labels"))
         return super().prepare_labels(labels)
 
-    def embed(self, z):
+    def embed(self, z, *, party="", train=True):
         self.calls.append((self.tag, "embed"))
-        return super().embed(z)
+        return super().embed(z, party=party, train=train)
 
     def loss(self, logits, labels, z):
         self.calls.append((self.tag, "loss"))
         return super().loss(logits, labels, z)
 
-    def protect(self, grads, labels):
-        grads, log = super().protect(grads, labels)
+    def protect(self, grads, labels, step=None):
+        grads, log = super().protect(grads, labels, step)
         self.calls.append((self.tag, "protect"))
         return grads, {**log, f"{self.tag}.seen": float(len(labels))}
 
@@ -102,9 +102,9 @@ def test_all_are_told_what_begins_and_ends_innermost_first_though_no_wrapper_pas
     calls, values, batches = [], Values(), []
 
     class Inner(Told):
-        def protect(self, grads, labels):
-            batches.append(len(self.base.batch))
-            return super().protect(grads, labels)
+        def protect(self, grads, labels, step=None):
+            batches.append(len(self.base.step.rows))
+            return super().protect(grads, labels, step)
 
     outer = Told(Inner(strategy_for(data, config, observer=values), "inner", calls), "outer", calls)
     outer.start(federation(data, config))
@@ -178,7 +178,7 @@ def test_the_summary_shows_the_defenses_as_a_tree_and_their_absence_as_a_warning
 
 def test_a_gradient_that_is_not_finite_after_protection_is_never_sent():
     class Broken(Spy):
-        def protect(self, grads, labels):
+        def protect(self, grads, labels, step=None):
             return grads * math.inf, {}
 
     data, config = toy_data(rows=200), toy_config(transport={"kind": "inproc"})
@@ -196,7 +196,7 @@ def test_logits_that_are_not_one_a_row_and_class_are_refused_at_the_first_step(c
 
 def test_a_defense_that_returns_another_shape_is_refused():
     class Short(Spy):
-        def protect(self, grads, labels):
+        def protect(self, grads, labels, step=None):
             return grads[:, :1], {}
 
     data, config = toy_data(rows=200), toy_config()
@@ -209,7 +209,7 @@ def test_hooks_get_prepared_labels_and_scorers_get_the_true_ones():
         def prepare_labels(self, labels):
             return 1 - labels, {}
 
-        def protect(self, grads, labels):
+        def protect(self, grads, labels, step=None):
             self.calls.append(labels.clone())
             return grads, {}
 
@@ -301,7 +301,7 @@ def test_clipping_happens_before_the_defense():
     norms = []
 
     class Look(Spy):
-        def protect(self, grads, labels):
+        def protect(self, grads, labels, step=None):
             norms.append(float(grads.norm()))
             return grads * 100, {}
 

@@ -172,9 +172,9 @@ class Refusing(Defense):
     name = "refusing"
     params = {}  # noqa: RUF012
 
-    def protect(self, grads, labels):
+    def protect(self, grads, labels, step=None):
         """Refuse."""
-        self.strategy.protect(grads, labels)
+        self.strategy.protect(grads, labels, step)
         raise UnprotectedBatchError("refusing: no")
 
 
@@ -316,7 +316,7 @@ class Tensors(Right):
 class Alone(Right):
     """Does not ask the strategy that it wraps; `scope` is that of `GradientDefense`."""
 
-    def protect(self, grads, labels):
+    def protect(self, grads, labels, step=None):
         """Add noise."""
         return grads + self.noise(grads), {}
 
@@ -324,7 +324,7 @@ class Alone(Right):
 class Outward(Right):
     """Adds noise first; `scope` is that of `GradientDefense`."""
 
-    def protect(self, grads, labels):
+    def protect(self, grads, labels, step=None):
         """Add noise."""
         return self.strategy.protect(grads + self.noise(grads), labels)
 
@@ -332,35 +332,35 @@ class Outward(Right):
 class Losing(Norms):
     """Loses the inner log."""
 
-    def embed(self, z):
+    def embed(self, z, *, party="", train=True):
         """Divide by the length."""
-        return super().embed(z)[0], {}
+        return super().embed(z, party=party, train=train)[0], {}
 
 
 class Cutting(Norms):
     """Detaches embeddings."""
 
-    def embed(self, z):
+    def embed(self, z, *, party="", train=True):
         """Detach."""
-        inner, log = self.strategy.embed(z)
+        inner, log = self.strategy.embed(z, party=party, train=train)
         return inner.detach(), log
 
 
 class Dividing(Norms):
     """Divides by zero."""
 
-    def embed(self, z):
+    def embed(self, z, *, party="", train=True):
         """Divide."""
-        inner, log = self.strategy.embed(z)
+        inner, log = self.strategy.embed(z, party=party, train=train)
         return inner / inner.flatten(1).norm(dim=1).view(-1, *[1] * (inner.dim() - 1)), log
 
 
 class Halving(Norms):
     """Loses rows."""
 
-    def embed(self, z):
+    def embed(self, z, *, party="", train=True):
         """Halve."""
-        inner, log = self.strategy.embed(z)
+        inner, log = self.strategy.embed(z, party=party, train=train)
         return inner[: len(z) // 2], log
 
 

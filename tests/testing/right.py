@@ -35,9 +35,9 @@ class Norms(Defense):
     name = "norms"
     params = {}  # noqa: RUF012
 
-    def embed(self, z):
+    def embed(self, z, *, party="", train=True):
         """Divide by the length."""
-        inner, log = self.strategy.embed(z)
+        inner, log = self.strategy.embed(z, party=party, train=train)
         lengths = inner.flatten(1).norm(dim=1).clamp(min=1e-6)
         return inner / lengths.view(-1, *[1] * (inner.dim() - 1)), log
 

@@ -20,7 +20,7 @@ class Side:
 
     def __init__(self, folder, *, known=False):
         base = VerticalStrategy(nn.Linear(WIDTH, 1), LABELS, secret=Secret.for_simulation(0, "label"))
-        base.widths = {"a": WIDTH}
+        base.build({"a": (WIDTH,)}, None)
         self.defense = Iso(base, t=4.0)
         self.repeats = Repeats([self.defense], folder / "received", known=known)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from flower_vfl.auditing.noise import GaussianNoise
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import auc_bound, together_shaped
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.gradients.accounted import BoundedNoise
@@ -232,24 +232,26 @@ class MarvellFull(BoundedNoise[FullCourse]):
         """Also where it imitates: which rows a row's noise is a mixture of stays the same."""
         return super().follows_rows or self.imitate
 
-    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+    def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise; log its mean power, the divergence that it leaves and the bound on the AUC.
 
         `likeness` is the share of the power that makes the covariances alike. `sum_kl_after` is inf without noise, and
         where the classes could not be estimated.
         """
-        self._sent.pop(self.part, None)
+        step = step or self.base.step
+        part = step.part
+        self._sent.pop(part, None)
         if not g.numel() or self.value == 0.0:
             return g.clone(), _report(0.0, 0.0, 0.0 if not g.numel() else math.inf)
         try:
             pair = estimate(g, y)
-            self._look_at(pair, g, y)
+            self._look_at(pair, g, y, step)
             noise, unit = self._noise(pair), pair.unit
-            self._latest[self.part] = _Kept(noise, unit, unit * math.sqrt(pair.square))
-            self._sent[self.part] = _Sent(g, y, noise, unit)
-            self._course().add(pair, [Part(noise)], noise.sum_kl, g, y, self.base.batch)
+            self._latest[part] = _Kept(noise, unit, unit * math.sqrt(pair.square))
+            self._sent[part] = _Sent(g, y, noise, unit)
+            self._course(self._whose(step)).add(pair, [Part(noise)], noise.sum_kl, g, y, step.rows)
         except UnprotectedBatchError as error:
-            latest = self._latest.get(self.part)
+            latest = self._latest.get(part)
             length = float(working(g).double().square().sum(dim=1).mean().sqrt())
             if latest is None or not math.isfinite(length) or len(latest.noise.line) != g.shape[1]:
                 raise
@@ -259,12 +261,12 @@ class MarvellFull(BoundedNoise[FullCourse]):
             log = _report(noise.power * unit**2, noise.likeness, math.inf, fallback=True)
         else:
             log = _report(noise.power * unit**2, noise.likeness, noise.sum_kl)
-        imitating = self._imitating(g, y)
+        imitating = self._imitating(g, y, step)
         if imitating is None:  # mixtures of rows are not normal
-            self.describe_noise(partial(_model, noise, unit))
-        return _draw(g, y, noise, unit, self.noise(g), imitating), log
+            self.describe_noise(step, partial(_model, noise, unit))
+        return _draw(g, y, noise, unit, self.noise(g, step), imitating), log
 
-    def _look_at(self, pair: Pair, g: Tensor, y: Tensor) -> None:
+    def _look_at(self, pair: Pair, g: Tensor, y: Tensor, step: StepView) -> None:
         """Take in how the rows of a batch deviate from their classes, to be imitated."""
         if not self.imitate or pair.square == 0.0:
             return
@@ -273,25 +275,20 @@ class MarvellFull(BoundedNoise[FullCourse]):
                 f"marvell_full: imitate is for gradients of up to {WIDEST} numbers, these have {g.shape[1]}; take a "
                 "narrower cut, or leave it out"
             )
-        known, away = self._imitations.get(self.part), deviations(working(g), y) / (pair.unit * math.sqrt(pair.square))
+        known, away = self._imitations.get(step.part), deviations(working(g), y) / (pair.unit * math.sqrt(pair.square))
         if known is None or known.width != g.shape[1]:
             known = Imitation.begin(self._coming(), away, y, self.generator(g.device))
-            self._imitations[self.part] = known
-        known.add(away, y, self._rows(g))
+            self._imitations[step.part] = known
+        known.add(away, y, _rows(g, step))
 
-    def _imitating(self, g: Tensor, y: Tensor) -> Tensor | None:
+    def _imitating(self, g: Tensor, y: Tensor, step: StepView) -> Tensor | None:
         """Return for each row (B, D) what stands for normal numbers where it imitates; None where it does not."""
-        known = self._imitations.get(self.part)
+        known = self._imitations.get(step.part)
         if known is None:
             return None
-        numbers, normals = self.base.identities(self._rows(g)), self.noise(g).fresh(working(g), g.shape[1])
-        return known.mixtures(y, numbers, normals, key=self._key("imitation"), part=self.part)
-
-    def _rows(self, g: Tensor) -> Rows:
-        batch = self.base.batch
-        if batch is None or len(batch) != len(g):
-            raise ConfigError("noise that imitates follows the rows of a batch: call `begin_batch` before `protect`")
-        return batch
+        numbers = self.base.identities(_rows(g, step))
+        normals = self.noise(g, step).fresh(working(g), g.shape[1])
+        return known.mixtures(y, numbers, normals, key=self._key("imitation"), part=step.part)
 
     def _coming(self) -> tuple[int, int]:
         """Return how many rows of each class will come, by prepared labels: those that are not for validation."""
@@ -300,13 +297,13 @@ class MarvellFull(BoundedNoise[FullCourse]):
         positives = int(np.count_nonzero(labels)) - int(np.count_nonzero(labels[held_out]))
         return len(labels) - len(held_out) - positives, positives
 
-    def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:
+    def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
         """Log the divergence of these parties' gradients side by side: covariances of all, noises of each.
 
         Nothing is said of gradients wider than `LARGEST`; where a party had another batch's noise, there is no bound.
         """
-        places = [list(self.base.widths).index(party) for party in parties]
-        if sum(self.base.widths[party] for party in parties) > LARGEST:
+        places = [step.of(party).part for party in parties]
+        if sum(step.widths[party] for party in parties) > LARGEST:
             return {}
         power = sum(log["noise_power"] for log in logs)
         likeness = sum(log["noise_power"] * log.get("likeness", 0.0) for log in logs) / power if power else 0.0
@@ -317,7 +314,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
         pair = estimate(g, y)
         parts = [Part(one.noise, one.unit / pair.unit) for one in sent]
         left = together_shaped([release(pair, parts)], rho=self.rho, kept=0.0).sum_kl()
-        self._course("+".join(parties)).add(pair, parts, left, g, y, self.base.batch)
+        self._course("+".join(parties)).add(pair, parts, left, g, y, step.rows)
         return _report(power, likeness, left)
 
     def check_bound(self, epochs: int) -> None:
@@ -378,6 +375,12 @@ class MarvellFull(BoundedNoise[FullCourse]):
             for part, kept in state["latest"].items()
         }
         self._imitations = {int(part): Imitation.of(known) for part, known in state.get("imitated", {}).items()}
+
+
+def _rows(g: Tensor, step: StepView) -> Rows:
+    if step.rows is None or len(step.rows) != len(g):
+        raise ConfigError("noise that imitates follows the rows of a batch: call `begin_batch` before `protect`")
+    return step.rows
 
 
 def _report(power: float, likeness: float, sum_kl: float, *, fallback: bool = False) -> Log:

@@ -20,7 +20,7 @@ from torch import Tensor
 from flower_vfl.auditing.noise import GaussianNoise
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.metrics import accuracy_bound, auc_bound, one_against_rest_bound
-from flower_vfl.parties.label import Log
+from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.tensors import brought
 from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.gradients.accounted import BoundedNoise
@@ -257,37 +257,42 @@ class Marvell(BoundedNoise[Course]):
         return {self.strength: self.value, **super().params}
 
     @classmethod
-    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+    def _perturb_stacked(
+        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Log | None]]:
         if defenses[0].base.labels.classes > 2:
-            return super()._perturb_stacked(defenses, g, y)
+            return super()._perturb_stacked(defenses, g, y, steps)
         numbers, differences = brought(statistics(g, y))
         noted: dict[int, tuple[Course, Classes]] = {}
         plans: list[_Plan | None] = [None] * len(defenses)
         logs: list[Log | None] = [None] * len(defenses)
-        for run, (defense, values) in enumerate(zip(defenses, numbers.tolist(), strict=True)):
+        for run, (defense, values, step) in enumerate(zip(defenses, numbers.tolist(), steps, strict=True)):
+            whose = defense._whose(step)
             with suppress(UnprotectedBatchError):
                 classes = classes_of(values, differences[run], g.shape[1])
                 spectrum = defense._spectrum(classes)
-                running = defense._running()
+                running = defense._running(whose)
                 if isinstance(running, RunningEstimates):
                     running.add(classes)
-                if defense._course().count(classes, spectrum, defense.base.batch):
-                    noted[run] = (defense._course(), classes)
+                if defense._course(whose).count(classes, spectrum, step.rows):
+                    noted[run] = (defense._course(whose), classes)
                 plans[run] = _Plan(classes, spectrum, defense.generator(g.device), (int(values[2]), int(values[3])))
                 logs[run] = _logged(classes, spectrum, classes.p)
-        take_in_stacked(noted, g, y, [defense.base.batch for defense in defenses])
+        take_in_stacked(noted, g, y, [step.rows for step in steps])
         return _draw_stacked(g, y, plans), logs
 
-    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+    def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise; log its mean power, the divergence before and after, and the bound on the AUC.
 
         `sum_kl_before` and `sum_kl_after` are inf where nothing is known of the classes, and where they do not spread
         and no noise hides that. Of more than two classes they are the largest ones of two classes; the bound is on the
         AUC of any class against the rest, and one on the accuracy stands beside it.
         """
-        estimates = self._running()
+        step = step or self.base.step
+        whose = self._whose(step)
+        estimates = self._running(whose)
         if isinstance(estimates, ManyEstimates):
-            return self._perturb_many(g, y, estimates)
+            return self._perturb_many(g, y, estimates, step)
         if not g.numel():
             return g.clone(), _report(0.0, 0.0, 0.0)
         fallback = False
@@ -301,16 +306,16 @@ class Marvell(BoundedNoise[Course]):
             if recalled is None:
                 return torch.zeros_like(g), _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
             classes, spectrum = recalled
-            self._course().note(spectrum)
+            self._course(whose).note(spectrum)
         else:
             estimates.add(classes)
-            self._course().add(classes, spectrum, g, y, self.base.batch)
+            self._course(whose).add(classes, spectrum, g, y, step.rows)
         share = float((y == 1).double().mean()) if fallback else classes.p
-        self.describe_noise(partial(_model, classes, spectrum))
-        noisy = _draw(g, y, share, classes, spectrum, self.noise(g))
+        self.describe_noise(step, partial(_model, classes, spectrum))
+        noisy = _draw(g, y, share, classes, spectrum, self.noise(g, step))
         return noisy, _logged(classes, spectrum, share, fallback=fallback)
 
-    def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:
+    def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
         """Sum up what is left at each: the noises are independent, and so, as modelled, are a row's own deviations.
 
         Of more than two classes that is at least the largest divergence of any two, for all these parties' gradients.
@@ -321,11 +326,11 @@ class Marvell(BoundedNoise[Course]):
         fallback, withheld = (any(log[key] for log in logs) for key in ("fallback", "withheld"))
         return _report(power, before, after, fallback=fallback, withheld=withheld)
 
-    def _running(self) -> RunningEstimates | ManyEstimates:
-        """Return what is known of earlier batches, of the party whose turn it is where each has noise of its own."""
-        return self._estimates.setdefault(self._whose, self._nothing_known())
+    def _running(self, whose: str) -> RunningEstimates | ManyEstimates:
+        """Return what is known of earlier batches, of one party where each has noise of its own."""
+        return self._estimates.setdefault(whose, self._nothing_known())
 
-    def _perturb_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates) -> tuple[Tensor, Log]:
+    def _perturb_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates, step: StepView) -> tuple[Tensor, Log]:
         if not g.numel():
             return g.clone(), _report(0.0, 0.0, 0.0)
         fallback = False
@@ -352,7 +357,7 @@ class Marvell(BoundedNoise[Course]):
             log["accuracy_bound"] = accuracy_bound(after, shares)
         else:
             log["accuracy_bound"] = 1.0  # saying always the same is right
-        return model.draw(g, y, noise, self.noise(g)), log
+        return model.draw(g, y, noise, self.noise(g, step)), log
 
     def _recall_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates) -> tuple[ManyClasses, ClassNoise] | None:
         try:

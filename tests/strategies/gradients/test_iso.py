@@ -93,7 +93,7 @@ def test_a_value_that_is_not_finite_is_refused_by_the_function_and_replaced_by_z
 
 def test_only_the_party_whose_gradients_are_not_finite_gets_zeros():
     strategy = defense(scope="per-party")
-    strategy.base.widths = {"a": 3, "b": 2}
+    strategy.base.build({"a": (3,), "b": (2,)}, None)
     g = torch.ones(8, 5)
     g[0, 4] = math.nan
     sent, log = strategy.protect(g, torch.zeros(8))

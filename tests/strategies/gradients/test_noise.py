@@ -164,11 +164,11 @@ def of_ids(ids, secret=1, width=8):
     base = VerticalStrategy(
         torch.nn.Linear(width, 1), labels_of(len(ids)), ids=ids, secret=Secret(bytes([secret]) * 32, "test")
     )
-    base.widths = {"a": width}
+    base.build({"a": (width,)}, None)
     defense = Iso(base, rho=1.0)
-    defense.begin_batch(np.arange(len(ids)))
+    defense.base.begin_batch(np.arange(len(ids)))
     g = torch.zeros(len(ids), width, dtype=torch.float64)
-    return defense.noise(g).draw(g, width)
+    return defense.noise(g, defense.base.step).draw(g, width)
 
 
 @settings(max_examples=40)
@@ -204,13 +204,13 @@ def test_noise_by_ids_is_normal_and_another_secret_or_id_gives_independent_noise
 def test_without_ids_noise_follows_the_number_of_the_row():
     defense = Iso(strategy(), rho=1.0)
     g = torch.zeros(3, 8)
-    defense.begin_batch(np.array([5, 0, 9]))
+    defense.base.begin_batch(np.array([5, 0, 9]))
     key = defense.base.secret.key("defense", "iso", 0, "persistent")
-    assert torch.equal(defense.noise(g).draw(g, 8), keyed_normals(key, np.array([5, 0, 9]), 8))
+    assert torch.equal(defense.noise(g, defense.base.step).draw(g, 8), keyed_normals(key, np.array([5, 0, 9]), 8))
 
 
 def begin(strategy):
-    for one in strategy.told:
+    for one in strategy.hook_targets:
         one.begin()
 
 
@@ -261,17 +261,17 @@ def test_a_state_does_not_hold_the_key_of_persistent_noise(make):
 def test_rows_are_told_apart_by_their_place_in_the_table_not_in_the_batch():
     g = batch(8)[:1].repeat(64, 1)
     defense = Iso(strategy(), rho=1.0)
-    defense.begin_batch(np.arange(64)[::-1].copy())
+    defense.base.begin_batch(np.arange(64)[::-1].copy())
     backwards = defense.protect(g, labels_of(64))[0]
     assert torch.equal(backwards.flip(0), send(defense, g, labels_of(64))[0])
 
 
 def test_without_the_rows_persistent_noise_is_refused():
     defense = Iso(strategy(), rho=0.5)
-    defense.base.batch = None
+    defense.base.begin_batch(None)
     with pytest.raises(ConfigError, match="begin_batch"):
         defense.protect(batch(8), labels_of(64))
-    defense.begin_batch(np.arange(63))
+    defense.base.begin_batch(np.arange(63))
     with pytest.raises(ConfigError, match="begin_batch"):
         defense.protect(batch(8), labels_of(64))
     longer = Noise(torch.Generator(), rho=0.5, key=KEY, rows=np.arange(65))
@@ -298,10 +298,10 @@ class Noted(Iso):
     name = "noted"
     seen: ClassVar[dict[int, list[torch.Tensor]]] = {}
 
-    def protect(self, grads, labels):
-        sent, log = super().protect(grads, labels)
+    def protect(self, grads, labels, step=None):
+        sent, log = super().protect(grads, labels, step)
         scale = float(grads.norm(dim=1).max()) / math.sqrt(grads.shape[1])
-        for row, noise in zip(self.base.batch, (sent - grads) / scale, strict=True):
+        for row, noise in zip(self.base.step.rows, (sent - grads) / scale, strict=True):
             self.seen.setdefault(int(row), []).append(noise)
         return sent, log
 
@@ -312,8 +312,8 @@ def test_two_trainings_with_one_noise_key_have_the_same_persistent_noise_and_no_
     for rho in (0.0, 1.0):
         for secret in (1, 2):
             defense = resumable(secret=secret, noise_key=bytes(16), rho=rho)
-            defense.begin_batch(np.arange(64))
-            drawn[rho, secret] = defense.noise(g).draw(g, 8)
+            defense.base.begin_batch(np.arange(64))
+            drawn[rho, secret] = defense.noise(g, defense.base.step).draw(g, 8)
     assert torch.equal(drawn[1.0, 1], drawn[1.0, 2])
     assert not torch.isclose(drawn[0.0, 1], drawn[0.0, 2]).any()
 
@@ -345,7 +345,8 @@ def test_a_person_has_the_same_noise_in_a_training_of_a_part_of_the_table():
         ids=[whole.ids[row] for row in chosen],
     )
     config = toy_config(
-        training={"epochs": 1, "validation": 0.0}, defenses=[{"name": "tests.strategies.gradients.test_noise:Noted", "rho": 1.0}]
+        training={"epochs": 1, "validation": 0.0},
+        defenses=[{"name": "tests.strategies.gradients.test_noise:Noted", "rho": 1.0}],
     )
     noise = []
     for data in (whole, part):
@@ -360,7 +361,8 @@ def test_a_person_has_the_same_noise_in_a_training_of_a_part_of_the_table():
 def test_in_training_a_row_has_the_same_noise_in_every_epoch():
     Noted.seen.clear()
     config = toy_config(
-        training={"epochs": 3, "validation": 0.0}, defenses=[{"name": "tests.strategies.gradients.test_noise:Noted", "rho": 1.0}]
+        training={"epochs": 3, "validation": 0.0},
+        defenses=[{"name": "tests.strategies.gradients.test_noise:Noted", "rho": 1.0}],
     )
     run(config, data=lambda _: toy_data())
     assert {len(noises) for noises in Noted.seen.values()} == {3}

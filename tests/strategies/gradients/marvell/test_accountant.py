@@ -240,11 +240,11 @@ def rare(defense, count, width):
     g = torch.randn(rows, width, generator=torch.Generator().manual_seed(0)) * torch.where(y == 1, 0.05, 1.0)[:, None]
     g[y == 1, 0] += 1.0
     base = VerticalStrategy(nn.Linear(width, 1), y, secret=Secret.for_simulation(0, "label"))
-    base.widths = {"a": width}
+    base.build({"a": (width,)}, None)
     defended, promised, total = defense(base, s=4.0), [], torch.zeros(rows, width)
     for epoch in range(count):
         for mine in np.random.default_rng(epoch).permutation(rows).reshape(-1, batch):
-            defended.begin_batch(mine)
+            defended.base.begin_batch(mine)
             total[mine] += defended.protect(g[mine], y[mine])[0]
         promised.append((defended.end_epoch(), defended.bound()))
     return promised, leak_auc(-total.norm(dim=1), y)

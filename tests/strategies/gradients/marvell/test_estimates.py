@@ -47,9 +47,9 @@ def test_a_batch_of_one_class_gets_the_noise_of_the_running_estimates(label, lon
     assert log["marvell.noise_power"] == pytest.approx(growth * (lam1 + (D - 1) * lam2), rel=1e-6)
     assert log["marvell.sum_kl_after"] == pytest.approx(spectrum.sum_kl, rel=1e-6)
     assert (log["marvell.fallback"], log["marvell.withheld"], strategy.fallbacks) == (1.0, 0.0, 1)
-    strategy._course().largest = 0.0
+    strategy._course("").largest = 0.0
     strategy.protect(g, labels)
-    assert strategy._course().largest == log["marvell.sum_kl_after"]
+    assert strategy._course("").largest == log["marvell.sum_kl_after"]
     assert "of one class" in caplog.text
 
 
@@ -164,7 +164,7 @@ def test_parties_that_are_defended_apart_have_estimates_of_their_own():
     both = torch.cat([g, 1e3 * g], dim=1)
     rows, labels = one_class(rows=40)
     strategy = defense(scope="per-party")
-    strategy.base.widths = {"a": D, "b": D}
+    strategy.base.build({"a": (D,), "b": (D,)}, None)
     strategy.protect(both, y)
     _, log = strategy.protect(torch.cat([rows, 1e3 * rows], dim=1), labels)
     assert log["marvell.noise_power.b"] == pytest.approx(1e6 * log["marvell.noise_power.a"], rel=1e-9)

@@ -395,9 +395,9 @@ def test_persistent_noise_of_a_row_is_the_same_wherever_the_row_stands_in_the_ba
     one = defense(s=4.0, rho=1.0)
     g, y = batch(64, 6, dtype=torch.float32)
     order = torch.randperm(64, generator=generator(3))
-    one.base.batch = np.arange(64)
+    one.base.begin_batch(np.arange(64))
     first = one.protect(g, y)[0] - g
-    one.base.batch = order.numpy()
+    one.base.begin_batch(order.numpy())
     second = one.protect(g[order], y[order])[0] - g[order]
     assert torch.allclose(second, first[order], atol=1e-3 * float(first.abs().max()))
 
@@ -405,7 +405,7 @@ def test_persistent_noise_of_a_row_is_the_same_wherever_the_row_stands_in_the_ba
 def test_persistent_noise_of_many_rows_has_the_covariance_of_fresh_noise():
     g, y = batch(16_000, 3)
     one = defense(s=4.0, rho=1.0)
-    one.base.batch = np.arange(len(g))
+    one.base.begin_batch(np.arange(len(g)))
     draws = one.protect(g, y)[0] - g
     pair = estimate(g, y)
     noise = optimal_noise(pair, 4.0 * float(pair.means.square().sum()))
@@ -423,7 +423,7 @@ def test_after_a_restore_it_goes_on_with_the_noise_it_had():
     one.protect(g, y)
     other.restore(one.state())
     for each in (one, other):
-        each.base.batch = None
+        each.base.begin_batch(None)
     logs = [each.protect(g, torch.zeros(64))[1] for each in (one, other)]
     assert logs[0] == logs[1]
 

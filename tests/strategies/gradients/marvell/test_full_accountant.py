@@ -48,7 +48,7 @@ def epoch(seed, kept):
 
 def strategy():
     base = VerticalStrategy(nn.Linear(WIDTH, 1), torch.tensor(LABELS), secret=Secret.for_simulation(0, "label"))
-    base.widths = {"a": WIDTH}
+    base.build({"a": (WIDTH,)}, None)
     return base
 
 
@@ -58,7 +58,7 @@ def trained(epochs, *, kept, rho=0.0, s=4.0):
     said, left, got = [], [], np.zeros((epochs, ROWS, WIDTH))
     for number in range(epochs):
         for g, y, rows in epoch(number, kept):
-            defense.begin_batch(rows)
+            defense.base.begin_batch(rows)
             noisy, log = defense.protect(g, y)
             got[number, rows] = noisy.numpy()
             left.append(log["marvell_full.sum_kl_after"])
@@ -239,7 +239,7 @@ def test_a_defense_goes_on_as_if_it_had_not_been_interrupted(at):
             if number == 1 and step == at:
                 other.restore(straight.state())
             for defense in (straight, other) if number == 2 or (number == 1 and step >= at) else (straight,):
-                defense.begin_batch(rows)
+                defense.base.begin_batch(rows)
                 defense.protect(g, y)
         if number:
             assert straight.end_epoch() == other.end_epoch()
@@ -260,7 +260,7 @@ def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatc
 
 def test_an_epoch_of_which_no_batch_had_both_classes_promises_nothing():
     defense = MarvellFull(strategy())
-    defense.begin_batch(np.arange(4))
+    defense.base.begin_batch(np.arange(4))
     defense.protect(torch.ones(4, WIDTH), torch.zeros(4, dtype=torch.int64))
     assert defense.end_epoch() == {}
     assert defense.bound() == 1.0

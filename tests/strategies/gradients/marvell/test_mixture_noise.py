@@ -172,12 +172,12 @@ def test_every_row_that_will_come_has_its_place_and_nothing_else_is_left_after_a
     labels[torch.randperm(600, generator=generator(seed))[:40]] = 1
     config = build_config(toy_config().model_dump(), {"seed": seed, "training.batch_size": 60})
     base = VerticalStrategy(nn.Linear(3, 1), labels, config=config, secret=Secret.for_simulation(seed, "label"))
-    base.widths = {"a": 3}
+    base.build({"a": (3,)}, None)
     defense, schedule = MarvellFull(base, s=4.0, imitate=True), schedule_of(config, 600, 0)
     defense.prepare_labels(labels)
     for step in schedule.steps_of(1):
         rows = schedule.train_batch(step)
-        defense.begin_batch(rows)
+        defense.base.begin_batch(rows)
         defense.protect(normals(len(rows), 3, seed=step), labels[rows])
     state = defense.state()["imitated"]["0"]
     came = np.sort(schedule.came(1)).astype(np.int64)
@@ -195,12 +195,12 @@ def test_what_is_sent_follows_the_labels_that_are_trained_on_and_no_others():
         if row is not None:
             true[row] = 1 - true[row]
         base = VerticalStrategy(nn.Linear(4, 1), true, secret=Secret.for_simulation(1, "label"))
-        base.widths = {"a": 4}
+        base.build({"a": (4,)}, None)
         defense = MarvellFull(base, s=4.0, rho=0.5, imitate=True)
         defense.prepare_labels(labels.clone())  # as label_dp hands them on
         assert base.prepared.tolist() == labels.tolist()
         rows = np.arange(100, 164)
-        defense.begin_batch(rows)
+        defense.base.begin_batch(rows)
         sent.append(defense.protect(normals(64, 4), labels[rows])[0])
     assert torch.equal(*sent)
 
@@ -318,7 +318,7 @@ def test_what_it_cannot_do_is_refused():
     with pytest.raises(ConfigError, match=f"up to {WIDEST} numbers"):
         wide.protect(normals(64, WIDEST + 1), (torch.arange(64) % 5 == 0).long())
     lost = MarvellFull(strategy({"a": 4}), s=4.0, imitate=True)
-    lost.base.batch = None
+    lost.base.begin_batch(None)
     with pytest.raises(ConfigError, match="call `begin_batch` before `protect`"):
         lost.protect(normals(64, 4), (torch.arange(64) % 5 == 0).long())
 

@@ -433,7 +433,7 @@ def test_the_state_goes_through_a_file_and_back(tmp_path):
 def test_parties_that_are_defended_apart_have_estimates_of_their_own():
     g, y = batch(rows=400)
     strategy = defense(scope="per-party")
-    strategy.base.widths = {"a": D, "b": D}
+    strategy.base.build({"a": (D,), "b": (D,)}, None)
     _, log = strategy.protect(torch.cat([g, 1e3 * g], dim=1), y)
     assert log["marvell.noise_power.b"] == pytest.approx(1e6 * log["marvell.noise_power.a"], rel=1e-6)
     assert set(strategy.state()["estimates"]) == {"a", "b"}
@@ -445,12 +445,12 @@ def test_persistent_noise_stays_however_the_axes_turn():
     turn = torch.linalg.qr(torch.randn(D, D, generator=generator(4), dtype=torch.float64))[0]
     noises = []
     for batch_g in (g, -g, g @ turn):  # other means, other axes with other signs
-        strategy.begin_batch(np.arange(len(y)))
+        strategy.base.begin_batch(np.arange(len(y)))
         noises.append(strategy.protect(batch_g, y)[0] - batch_g)
     cosines = [torch.nn.functional.cosine_similarity(noises[0], other, dim=1).mean() for other in noises[1:]]
     assert cosines[0] > 0.999
     assert cosines[1] > 0.5
-    strategy.begin_batch(np.arange(len(y)) + 1000)
+    strategy.base.begin_batch(np.arange(len(y)) + 1000)
     fresh = strategy.protect(g, y)[0] - g
     assert torch.nn.functional.cosine_similarity(noises[0], fresh, dim=1).mean().abs() < 0.2
 

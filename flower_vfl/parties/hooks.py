@@ -1,0 +1,131 @@
+"""The hooks by which defenses change a training, and what they may look at of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Protocol
+
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.protocol.schedule import Rows
+
+Log = dict[str, float]
+
+
+def checked_log(log: object, hook: str) -> Log:
+    """Return what a defense's hook wants logged, as floats.
+
+    Raises
+    ------
+    ConfigError
+        For what is no dictionary of numbers.
+    """
+    if not isinstance(log, Mapping):
+        raise ConfigError(f"a defense's `{hook}` wants {log!r} logged; a dictionary of numbers is needed")
+    for name, value in log.items():
+        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, Real):
+            raise ConfigError(
+                f"a defense's `{hook}` wants {name!r} = {value!r} logged; a name and a number are needed: float(...) "
+                "makes one"
+            )
+    return {name: float(value) for name, value in log.items()}
+
+
+class Hooks(Protocol):
+    """What a defense may change; each hook also returns what it wants logged."""
+
+    @property
+    def hook_targets(self) -> Sequence[Hooks]:
+        """All strategies, innermost first: each of them is called when something begins or ends."""
+
+    @property
+    def other_labels(self) -> bool:
+        """Whether a defense asks in `protect` for the gradients that other labels would give."""
+
+    def begin_batch(self, rows: Rows) -> None:
+        """Take in which rows (B,) of the training table the next calls are about."""
+
+    def embed(self, z: Tensor, *, party: str = "", train: bool = True) -> tuple[Tensor, Log]:
+        """Change the received embedding of one party, (B, ...)."""
+
+    def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
+        """Return the loss; `z` is (B, D), all feature parties' embeddings side by side.
+
+        What a defense has added to it is logged as ``<name of the defense>.term``.
+        """
+
+    def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
+        """Change the cut gradients of all feature parties, (B, D), before they leave."""
+
+    def end_batch(self) -> Log:
+        """Take in that the gradients of this batch are final; return what is to be logged of it."""
+
+    def end_epoch(self) -> Log:
+        """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
+
+    def bound(self) -> float:
+        """Return the defenses' bound on the leak AUC of what was sent until the end of the last epoch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepView:
+    """One step at the label party, as the hooks of a defense see it; nothing of it leaves the label party.
+
+    Attributes
+    ----------
+    rows : Rows or None
+        (B,) rows of the training table; None where nobody said which they are.
+    widths : Mapping[str, int]
+        Width of each feature party's part of the cut, in the order in which gradients (B, D) lie side by side.
+    logits : Tensor or None
+        (B,) or (B, C), detached.
+    embeddings : Mapping[str, Tensor]
+        (B, ...) of each feature party as they were received, detached.
+    party : str
+        Whose gradients a defense of scope "per-party" perturbs; empty where it perturbs those of all together.
+    relabel : Callable[[Tensor], Tensor] or None
+        Computes what `gradients_of` returns, for all parties.
+    """
+
+    rows: Rows | None = None
+    widths: Mapping[str, int] = field(default_factory=dict)
+    logits: Tensor | None = None
+    embeddings: Mapping[str, Tensor] = field(default_factory=dict)
+    party: str = ""
+    relabel: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def part(self) -> int:
+        """The number of the party whose gradients these are; 0 where they are perturbed together."""
+        return list(self.widths).index(self.party) if self.party else 0
+
+    def of(self, party: str) -> StepView:
+        """Return the view of the same step for one party's gradients."""
+        return replace(self, party=party)
+
+    def gradients_of(self, labels: Tensor) -> Tensor:
+        """Return the cut gradients (B, D) that other labels would give in this step, clipped alike, before any defense.
+
+        Parameters
+        ----------
+        labels : Tensor
+            (B,) classes, as prepared labels are.
+
+        Raises
+        ------
+        ConfigError
+            Where the defense does not declare `other_labels`, or there is no network behind this step.
+        """
+        if self.relabel is None:
+            raise ConfigError(
+                "step.gradients_of needs a class with `other_labels = True`: the step then keeps what it takes to "
+                "compute gradients once more; and it works within a training alone"
+            )
+        joint = self.relabel(labels)
+        if not self.party:
+            return joint
+        low = sum(list(self.widths.values())[: self.part])
+        return joint[:, low : low + self.widths[self.party]]

@@ -1,0 +1,138 @@
+"""The label party's part of the network: a model of its own columns, the fusion, the top model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from flower_vfl.data.store.source import FeatureSource
+from flower_vfl.errors import ConfigError
+from flower_vfl.nn.digest import weights_digest
+from flower_vfl.nn.fusion import fuse
+from flower_vfl.nn.placement import IN_MEMORY, Placement
+from flower_vfl.parties.feature import set_mode
+from flower_vfl.parties.hooks import Hooks
+from flower_vfl.parties.loading import gather
+from flower_vfl.protocol.schedule import Rows
+
+NOTHING_LEARNED: Mapping[str, nn.Module] = MappingProxyType({})
+
+
+class LabelModel:
+    """The label party's part of the network: a model of its own columns, the fusion, the top model.
+
+    Parameters
+    ----------
+    top : nn.Module
+        Top model; takes the fused embedding, returns logits (B,) for two classes or (B, C).
+    hooks : Hooks
+        The defenses; what `embed` does to an embedding belongs to the network.
+    parties : Sequence[str]
+        Feature parties, in the order in which their embeddings are joined.
+    bottom : nn.Module, optional
+        The model of the label party's own columns. Its embedding comes last; or, where it has the attribute
+        ``adds_to_logits``, it gives logits, which are added to those of the top model.
+    fusion : str
+        "concat", "sum" or "mean".
+    learned : Mapping[str, nn.Module]
+        What the defenses learn, by defense: it belongs to the network.
+    placement : Placement
+        Where the models are.
+    """
+
+    def __init__(
+        self,
+        top: nn.Module,
+        hooks: Hooks,
+        parties: Sequence[str],
+        *,
+        bottom: nn.Module | None = None,
+        fusion: str = "concat",
+        learned: Mapping[str, nn.Module] = NOTHING_LEARNED,
+        placement: Placement = IN_MEMORY,
+    ) -> None:
+        self.top, self.bottom, self.learned = top, bottom, learned
+        self._hooks, self._parties, self._fusion, self._placement = hooks, tuple(parties), fusion, placement
+
+    @torch.no_grad()
+    def logits(self, embeddings: Mapping[str, Tensor], own: FeatureSource | None, rows: Rows) -> Tensor:
+        """Return the logits of rows, (B,) or (B, C), as the trained network gives them.
+
+        Parameters
+        ----------
+        embeddings : Mapping[str, Tensor]
+            (B, ...) of each feature party.
+        own : FeatureSource, optional
+            Where the label party's own columns of these rows are, if it has any.
+        rows : Rows
+            (B,) positions in `own`.
+        """
+        self._set_mode(train=False)
+        device = self._placement.device
+        parts = [
+            self._hooks.embed(embeddings[party].to(device), party=party, train=False)[0] for party in self._parties
+        ]
+        inputs = () if self.bottom is None or own is None else gather(own, rows, self._placement)
+        return self.join(parts, self._own(inputs, train=False))
+
+    def _set_mode(self, *, train: bool) -> None:
+        for module in (self.top, *self.learned.values()):
+            set_mode(module, train=train)
+
+    def _own(self, inputs: Sequence[Tensor], *, train: bool) -> list[Tensor]:
+        """Return what the model of the label party's own columns gives, if there is one."""
+        if self.bottom is None or not inputs:
+            return []
+        set_mode(self.bottom, train=train)
+        return [self._placement.forward(self.bottom, *inputs)]
+
+    def join(self, parts: list[Tensor], own: list[Tensor]) -> Tensor:
+        """Return the network's logits; a single column (B, 1) counts as (B,).
+
+        Parameters
+        ----------
+        parts : list of Tensor
+            (B, ...) embedding of each feature party.
+        own : list of Tensor
+            What the model of the label party's own columns gave, if there is one.
+
+        Raises
+        ------
+        ConfigError
+            When the own part gives logits of another shape than the top model.
+        """
+        if self.bottom is None or not adds_to_logits(self.bottom):
+            return self._logits([*parts, *own])
+        deep, wide = self._logits(parts), [_logits(part) for part in own]
+        if any(part.shape != deep.shape for part in wide):
+            raise ConfigError(
+                f"the label party's own model adds to the logits {tuple(deep.shape)}, but gives {tuple(wide[0].shape)}"
+            )
+        return sum(wide, deep)
+
+    def _logits(self, parts: list[Tensor]) -> Tensor:
+        return _logits(self._placement.forward(self.top, fuse(parts, self._fusion)))
+
+    @property
+    def module(self) -> nn.ModuleDict:
+        """All that the label party trains."""
+        own = {} if self.bottom is None else {"bottom": self.bottom}
+        learned = {"defenses": nn.ModuleDict(dict(self.learned))} if self.learned else {}
+        return nn.ModuleDict({"top": self.top, **own, **learned})
+
+    @property
+    def weights(self) -> str:
+        """The digest of the label party's weights."""
+        return weights_digest(self.module)
+
+
+def adds_to_logits(own: nn.Module) -> bool:
+    """Say whether a model of the label party's own columns gives logits rather than an embedding."""
+    return bool(getattr(own, "adds_to_logits", False))
+
+
+def _logits(found: Tensor) -> Tensor:
+    return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found
