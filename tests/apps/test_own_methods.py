@@ -111,8 +111,8 @@ def test_the_configuration_reaches_the_parties_through_flowers_run_config():
         ({"defenses": "own_parts:First"}, "a subclass of flower_vfl.strategies.Defense is needed"),
         (
             {"attack.names": "own_parts:Doubled"},
-            "a subclass of flower_vfl.attacks.Attack or flower_vfl.attacks.embedding.inference.InferenceAttack or "
-            "flower_vfl.attacks.longitudinal.base.MemoryAttack or flower_vfl.attacks.joint.JointAttack is needed",
+            "a subclass of flower_vfl.attacks.Attack or flower_vfl.attacks.InferenceAttack or "
+            "flower_vfl.attacks.MemoryAttack or flower_vfl.attacks.JointAttack is needed",
         ),
         ({"defenses": "doubld"}, "did you mean 'doubled'? Allowed: distance_correlation, doubled, iso"),
         ({"attack.names": "first_colum"}, "did you mean 'first_column'?"),
@@ -306,10 +306,10 @@ def test_an_attack_that_writes_into_what_it_is_shown_ends_the_run_by_its_name(ki
 
 
 MEMORY_WRITER = """
-from flower_vfl.attacks import remembered_norm
+from flower_vfl.attacks.longitudinal import norm
 from flower_vfl.attacks.longitudinal.base import NOBODY
 
-class Writer(remembered_norm.RememberedNormAttack):
+class Writer(norm.RememberedNormAttack):
     "Writes into the memory that it reads."
     name = "memory_writer"
     def score(self, memory, known=NOBODY):

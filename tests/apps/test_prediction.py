@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from flower_vfl.apps import predict, prediction, run
+from flower_vfl.apps import predict, prediction_server, run
 from flower_vfl.apps.model import load_card
 from flower_vfl.config import build_config
 from flower_vfl.data.sources.catalog import load, prepare
@@ -309,14 +309,14 @@ def test_progress_is_told_to_the_end_and_memory_holds_a_batch(tmp_path, monkeypa
         def on_scores(self, done, total):
             told.append((done, total))
 
-    genuine = prediction.run_prediction
+    genuine = prediction_server.run_prediction
 
     def counted(*arguments):
         for rows, logits in genuine(*arguments):
             sizes.append(len(logits))
             yield rows, logits
 
-    monkeypatch.setattr(prediction, "run_prediction", counted)
+    monkeypatch.setattr(prediction_server, "run_prediction", counted)
     predict(tmp_path / "run", tmp_path / "scores.csv", data=lambda _: data, observers=(Told(),))
     assert told == [(100, 250), (200, 250), (250, 250)]
     assert sizes == [100, 100, 50]

@@ -166,10 +166,10 @@ def test_no_more_rows_a_day_than_the_owner_allows_whatever_the_number_of_runs(ho
 
 
 def test_a_label_party_that_asks_for_more_than_it_said_is_cut_off(host, tmp_path, monkeypatch):
-    from flower_vfl.apps import prediction
+    from flower_vfl.apps import prediction_server
 
-    genuine = prediction._offer
-    monkeypatch.setattr(prediction, "_offer", lambda *given, **more: {**genuine(*given, **more), "asked": "1"})
+    genuine = prediction_server._offer
+    monkeypatch.setattr(prediction_server, "_offer", lambda *given, **more: {**genuine(*given, **more), "asked": "1"})
     with pytest.raises(PartyError, match="allows 50 rows a day"):
         host.predict(tmp_path / "scores.csv", node={"predict-rows-per-day": 50})
     assert counts(tmp_path) == 40  # one batch; the second would have been too much
@@ -177,11 +177,11 @@ def test_a_label_party_that_asks_for_more_than_it_said_is_cut_off(host, tmp_path
 
 
 def test_a_simulation_that_a_label_party_claims_opens_no_door(host, tmp_path, monkeypatch):
-    from flower_vfl.apps import prediction
+    from flower_vfl.apps import prediction_server
 
-    genuine = prediction._offer
+    genuine = prediction_server._offer
     lie = {"simulation": True, "run": str(host.root), "partition-id": 0}
-    monkeypatch.setattr(prediction, "_offer", lambda *given, **more: {**genuine(*given, **more), **lie})
+    monkeypatch.setattr(prediction_server, "_offer", lambda *given, **more: {**genuine(*given, **more), **lie})
     with pytest.raises(PartyError, match="allows no predictions"):
         host.predict(tmp_path / "scores.csv")
     with pytest.raises(PartyError, match="this node has no party"):
@@ -383,7 +383,7 @@ def test_counts_that_cannot_be_read_close_the_door(tmp_path, content):
 
 
 def test_frames_without_an_offer_are_refused():
-    handlers = prediction_client.Answering(lambda *_: None, lambda _: None)
+    handlers = prediction_client.PredictionClient(lambda *_: None, lambda _: None)
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
     with pytest.raises(
         prediction_client.ProtocolError, match=r"frames came before an offer, .* lost its session: start the run again"

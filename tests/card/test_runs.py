@@ -168,13 +168,13 @@ FOLLOWED = {"tensors.is_finite": 4, "attacker.Attacker._follow_alone": 1}
         (
             "marvell_full(s=1.0)",
             ON_GRADIENTS,
-            CHECKED | FOLLOWED | {"marvell_full_noise.estimate": 1, "tensors.brought": 2},
+            CHECKED | FOLLOWED | {"full_noise.estimate": 1, "tensors.brought": 2},
         ),
         ("label_dp", ON_GRADIENTS, CHECKED | {"tensors.is_finite": 4, "attacker._holds": 1}),
         (
             "potential_energy",
             [],
-            CHECKED | {"pairs.sort_by_class": 1, "regulariser.Regulariser.loss": 1},
+            CHECKED | {"pairs.sort_by_class": 1, "regularizer.Regulariser.loss": 1},
         ),
     ],
 )

@@ -107,7 +107,7 @@ def test_every_leaf_is_a_key_of_the_flower_app_so_that_flwr_run_takes_it():
     import tomllib
     from pathlib import Path
 
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf8"))
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf8"))
     keys = project["tool"]["flwr"]["app"]["config"]
     assert set(to_run_config(Config())) <= set(keys)
     assert from_run_config(keys).data.name == "census-income"

@@ -436,7 +436,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.timeout(1800)
 def test_a_tenth_of_the_real_rows_and_values_is_prepared_in_bounded_memory(tmp_path):
-    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    benchmarks = Path(__file__).parents[3] / "benchmarks"
     command = [sys.executable, "-c", TENTH, str(benchmarks), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows, wrong, kilobytes = map(int, done.stdout.split()[-3:])
