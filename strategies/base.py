@@ -12,6 +12,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -214,8 +215,9 @@ class Defense(HookedStrategy):
     asks_other_labels
         Whether it calls `step.gradients_of`: a step then keeps what it takes to compute gradients once more.
     modules
-        What it learns, made in `__init__` or `build`. It is moved to the device, trained by an optimizer of its own and
-        clipped by itself, kept in checkpoints and among the weights, and there again in a prediction.
+        What it learns, made in `build`, where weights follow from the label party's secret. It is moved to the device,
+        trained by an optimizer of its own and clipped by itself, kept in checkpoints and among the weights, and there
+        again in a prediction.
     read_by
         Names of attacks that are known to read labels in spite of this defense. A verdict of a run that did not run
         them is "not tested", unless it found a leak anyway. By default those of gradients that leave as they are.
@@ -239,7 +241,6 @@ class Defense(HookedStrategy):
         if self.twice and any(inner.name == self.name for inner in strategy.chain()):
             raise ConfigError(f"{self.name} is given twice: {self.twice}")
         self.strategy = strategy
-        self.modules = nn.ModuleDict()
         self._generator: torch.Generator | None = None
         self._purpose: tuple[str | int, ...] = ()
 
@@ -247,6 +248,11 @@ class Defense(HookedStrategy):
     def base(self) -> VerticalStrategy:
         """The innermost strategy."""
         return self.strategy.base
+
+    @cached_property
+    def modules(self) -> nn.ModuleDict:
+        """What it learns; empty until `build` puts something in."""
+        return nn.ModuleDict()
 
     @property
     @abstractmethod

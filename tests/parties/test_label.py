@@ -101,7 +101,7 @@ def test_gradients_are_clipped_together_to_the_limit_and_never_made_longer(share
 
 def test_a_defense_that_works_in_place_does_not_change_what_is_kept():
     label, plain = party(snapshots=[0]), party(snapshots=[0]).train_step(0, embeddings(0))
-    label._hooks.protect = lambda grads, labels: (grads.zero_(), {})
+    label._hooks.protect = lambda grads, labels, step: (grads.zero_(), {})
     step = label.train_step(0, embeddings(0))
     assert not step.gradients["a"].any()
     assert torch.equal(step.inside.gradients, plain.inside.gradients)

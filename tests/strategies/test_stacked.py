@@ -43,7 +43,7 @@ def both(kind, change=lambda g, labels: None, steps=3, rhos=(0.0,) * RUNS, **mor
         g, labels = batch(step)
         change(g, labels)
         for one in (*together, *apart):
-            one.begin_batch(torch.arange(ROWS).numpy())
+            one.base.begin_batch(torch.arange(ROWS).numpy())
         found, logs = type(together[0]).protect_stacked(together, g, labels, [one.base.step for one in together])
         for run, one in enumerate(apart):
             expected, log = one.protect(g[run], labels[run])

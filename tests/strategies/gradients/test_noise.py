@@ -255,7 +255,7 @@ def test_a_state_does_not_hold_the_key_of_persistent_noise(make):
     """With it and the ID of a row the noise could be subtracted."""
     defense = make(strategy(), rho=0.5)
     send(defense, batch(8), labels_of(64))
-    assert defense.noise(batch(8))._key.hex() not in json.dumps(defense.state()["persistent"])
+    assert defense.noise(batch(8), defense.base.step)._key.hex() not in json.dumps(defense.state()["persistent"])
 
 
 def test_rows_are_told_apart_by_their_place_in_the_table_not_in_the_batch():
