@@ -117,11 +117,11 @@ class StepView:
         Raises
         ------
         ConfigError
-            Where the defense does not declare `other_labels`, or there is no network behind this step.
+            Where the defense does not declare `asks_other_labels`, or there is no network behind this step.
         """
         if self.relabel is None:
             raise ConfigError(
-                "step.gradients_of needs a class with `other_labels = True`: the step then keeps what it takes to "
+                "step.gradients_of needs a class with `asks_other_labels = True`: the step then keeps what it takes to "
                 "compute gradients once more; and it works within a training alone"
             )
         joint = self.relabel(labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ _LAYERS = ("cut", "first")
 _SHAPES = ((64, 8), (64, 1), (5, 2), (32, 3, 4, 4), (2, 8), (1, 8))
 
 
-def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
+def check_attack(attack_class: type[AttackMethod], *, waive: Sequence[str] = (), **params: Any) -> None:
     """Check an attack of your own: run it in your tests, once for each set of parameters that matters.
 
     What is checked: name, side information and documentation are declared; parameters go into ``result.json`` and make
@@ -64,6 +64,8 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
     ----------
     attack_class : type[AttackMethod]
         The class: an `Attack`, an `InferenceAttack`, a `MemoryAttack` or a `JointAttack`, or several.
+    waive : Sequence[str]
+        Findings that are accepted, by the name of the check that a message gives in brackets.
     **params
         Its parameters.
 
@@ -79,14 +81,18 @@ def check_attack(attack_class: type[AttackMethod], **params: Any) -> None:
     )
     if watching or not (trained or remembering or joint):
         checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _stack, _devices)
-        every = (_declarations, *checks, repeated, sequence)
-        run_checks("an attack", title, params, _Subject(attack_class, params), every)
+        stages = ((_declarations,), (*checks, repeated, sequence))
+        run_checks("an attack", title, params, _Subject(attack_class, params), stages, waive=waive)
     if trained:
-        run_checks("an attack on the trained model", title, params, TrainedSubject(attack_class, params), TRAINED)
+        subject = TrainedSubject(attack_class, params)
+        run_checks("an attack on the trained model", title, params, subject, (TRAINED[:1], TRAINED[1:]), waive=waive)
     if remembering:
-        run_checks("an attack that remembers", title, params, MemorySubject(attack_class, params), MEMORIES)
+        memories = (MEMORIES[:1], MEMORIES[1:])
+        run_checks("a longitudinal attack", title, params, MemorySubject(attack_class, params), memories, waive=waive)
     if joint:
-        run_checks("a joint attack", title, params, JointSubject(attack_class, params), JOINT)
+        run_checks(
+            "a joint attack", title, params, JointSubject(attack_class, params), (JOINT[:1], JOINT[1:]), waive=waive
+        )
 
 
 @dataclass(frozen=True)

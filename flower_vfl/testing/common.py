@@ -36,30 +36,58 @@ def score_problems(scores: Any, rows: int, what: str) -> Iterator[str]:
         yield f"{what}: {count} of {rows} scores are NaN; finite gradients have a score each"
 
 
-def run_checks(kind: str, title: str, params: Mapping[str, Any], subject: S, checks: Iterable[Check[S]]) -> None:
-    """Run the first check and, where it finds nothing, the others.
+def run_checks(
+    kind: str,
+    title: str,
+    params: Mapping[str, Any],
+    subject: S,
+    stages: Iterable[Iterable[Check[S]]],
+    *,
+    waive: Iterable[str] = (),
+) -> None:
+    """Run stages of checks, the next one where the last found nothing.
+
+    Parameters
+    ----------
+    kind, title, params
+        What is checked, for the message.
+    subject
+        What the checks are given.
+    stages : Iterable
+        Checks, in groups.
+    waive : Iterable[str]
+        Names of checks, as messages give them in brackets, whose findings are accepted.
 
     Raises
     ------
     CheckError
-        Listing everything that was found.
+        Listing everything that was found, and what is waived without need.
     """
-    declarations, *others = checks
-    problems = list(_watched(declarations, subject))
-    if not problems:
-        problems = [problem for check in others for problem in _watched(check, subject)]
+    waived, problems = dict.fromkeys(waive, False), list[str]()
+    for checks in stages:
+        for check in checks:
+            name = check.__name__.strip("_").replace("_", " ")
+            found = [f"{problem} [{name}]" for problem in _guarded(check, name, subject)]
+            if found and name in waived:
+                waived[name] = True
+            else:
+                problems += found
+        if problems:
+            break
+    else:
+        problems = [f"it waives {name!r}, which finds nothing" for name, used in waived.items() if not used]
     if problems:
         given = ", ".join(f"{key}={value!r}" for key, value in params.items())
-        found = "\n".join(f"- {problem}" for problem in dict.fromkeys(problems))
-        raise CheckError(f"{title}({given}) does not do what {kind} must:\n{found}")
+        words = "\n".join(f"- {problem}" for problem in dict.fromkeys(problems))
+        raise CheckError(f"{title}({given}) does not do what {kind} must:\n{words}")
 
 
-def _watched(check: Check[S], subject: S) -> Iterator[str]:
+def _guarded(check: Check[S], name: str, subject: S) -> Iterator[str]:
     """Run a check; an exception of the method is a problem like others."""
     try:
         yield from check(subject)
     except Exception as error:  # noqa: BLE001 - whatever a foreign method raises is what its author wants to read
-        yield f"{check.__name__.strip('_').replace('_', ' ')}: it raised {words_of(error)}"
+        yield f"{name}: it raised {words_of(error)}"
 
 
 def name_problems(name: object) -> Iterator[str]:

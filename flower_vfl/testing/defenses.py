@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from flower_vfl.strategies import DEFENSE_METHODS
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
 from flower_vfl.testing import protection
 from flower_vfl.testing.common import borrowed_name, name_problems, parameter_problems, run_checks
+from flower_vfl.testing.protection import PROTECTION
+from flower_vfl.testing.runs import runs
 from flower_vfl.testing.subject import (
     FEATURE_MAP,
     PARTIES,
@@ -33,13 +36,15 @@ from flower_vfl.testing.subject import (
     promised,
     same,
     send,
+    step_of,
     strategy,
 )
+from flower_vfl.training.assembly import build_defenses
 
 _SETTLED = 100
 
 
-def check_defense(defense_class: type[Defense], **params: Any) -> None:
+def check_defense(defense_class: type[Defense], *, waive: Sequence[str] = (), **params: Any) -> None:
     """Check a defense of your own: run it in your tests, once for each set of parameters that matters.
 
     What is checked: name, documentation and `read_by` are declared; parameters go into ``result.json`` and make the
@@ -49,12 +54,16 @@ def check_defense(defense_class: type[Defense], **params: Any) -> None:
     on exactly where it was, noise included; batches of one class, one row, no row, of zeros, with a zero row, with
     values that are not finite or of 1e-30 and 1e30 are changed, withheld as zeros or refused with an error of ours,
     never sent as they are; what is logged are numbers, also at the end of an epoch; what `bound` promises then is a
-    leak AUC; embeddings and losses can be differentiated; it delegates to the strategy that it wraps.
+    leak AUC; embeddings and losses can be differentiated; it delegates to the strategy that it wraps. Where nothing of
+    this fails and a run can import the class by its name, it is trained, interrupted, resumed and asked for
+    predictions, which must be those of a run that nobody interrupted.
 
     Parameters
     ----------
     defense_class : type[Defense]
         The class.
+    waive : Sequence[str]
+        Findings that are accepted, by the name of the check that a message gives in brackets, as in "zero rows".
     **params
         Its parameters.
 
@@ -64,10 +73,11 @@ def check_defense(defense_class: type[Defense], **params: Any) -> None:
         Listing everything that is wrong.
     """
     subject = Subject(defense_class, params)
-    hooks = (_gradients, _labels, _embeddings, _losses, _epochs)
+    protects = getattr(defense_class, "protect", Defense.protect) is not Defense.protect
+    hooks = (*(PROTECTION if protects else ()), _labels, _embeddings, _losses, _epochs)
     checks = (_parameters, _number_of_classes, *hooks, _repeatable, _state, _nesting)
     with _as_in_a_run():
-        run_checks("a defense", subject.title, params, subject, (_declarations, *checks))
+        run_checks("a defense", subject.title, params, subject, ((_declarations,), checks, (runs,)), waive=waive)
 
 
 @contextlib.contextmanager
@@ -143,15 +153,6 @@ def _number_of_classes(subject: Subject) -> Iterator[str]:
     play(defense, [0], classes=3)
 
 
-def _gradients(subject: Subject) -> Iterator[str]:
-    if "protect" in subject.hooks:
-        yield from protection.shapes(subject)
-        yield from protection.number_formats(subject)
-        yield from protection.nothing_unprotected(subject)
-        yield from protection.zero_rows(subject)
-        yield from protection.unbiased(subject)
-
-
 def _labels(subject: Subject) -> Iterator[str]:
     for rows in (64, 1):
         given = labels_of(rows)
@@ -171,7 +172,7 @@ def _embeddings(subject: Subject) -> Iterator[str]:
     several = {"vectors": vectors, "feature maps": maps, "one row": vectors[:1], "zeros": torch.zeros_like(vectors)}
     for what, given in {**several, "equal rows": vectors[:1].repeat(64, 1)}.items():
         z = given.clone().requires_grad_()
-        out, log = subject.make().embed(z)
+        out, log = subject.make(widths={"a": z[0].numel()}).embed(z, party="a")
         yield from log_problems(log, f"embed, {what}", subject)
         if not isinstance(out, Tensor) or out.shape[:1] != z.shape[:1] or not out.is_floating_point():
             yield f"embed, {what}: a floating point tensor with one row for each of the {len(z)} is needed"
@@ -256,7 +257,7 @@ def _state(subject: Subject) -> Iterator[str]:
         play(defense, range(3))
         defense.end_epoch()
         play(defense, range(3, 4), prepare=False)
-        state = defense.state()
+        state = {"own": defense.state(), "modules": deepcopy(dict(defense.modules.state_dict()))}
         expected = _to_the_end(defense)
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -267,7 +268,8 @@ def _state(subject: Subject) -> Iterator[str]:
             state = load_state(Path(folder) / "state")
         again = subject.make(widths=PARTIES[1], **scope)
         play(again, [])
-        again.restore(state)
+        again.restore(state["own"])
+        again.modules.load_state_dict(state["modules"])
         if not same(expected, _to_the_end(again)):
             yield (
                 "restored from its `state`, it goes on otherwise than it would have: add what it remembers to "
@@ -340,19 +342,19 @@ def _nesting(subject: Subject) -> Iterator[str]:
     for scope in subject.scopes():
         inner = _Inner(strategy(PARTIES[1]))
         defense = subject.defense_class(inner, **{**subject.params, **scope})
+        build_defenses(defense, inner.base.cut)
         y = labels_of(64)
         g = batch(56)
-        z = batch(8)
-        logits = z.sum(dim=1)
-        calls = {
-            "prepare_labels": (y,),
-            "embed": (z,),
-            "loss": (logits, y, z),
-            "protect": (g, y),
+        z = batch(5)
+        calls: dict[str, tuple[tuple[Tensor, ...], dict[str, Any]]] = {
+            "prepare_labels": ((y,), {}),
+            "embed": ((z,), {"party": "a"}),
+            "loss": ((z.sum(dim=1), y, z), {}),
+            "protect": ((g, y), {"step": step_of(defense, g, y, np.arange(64))}),
         }
-        for hook, given in calls.items():
+        for hook, (given, named) in calls.items():
             inner.asked.clear()
-            _, log = getattr(defense, hook)(*(tensor.clone() for tensor in given))
+            _, log = getattr(defense, hook)(*(tensor.clone() for tensor in given), **named)
             if [name for name, _ in inner.asked] != [hook] or not torch.equal(inner.asked[0][1], given[0]):
                 yield f"`{hook}` does not ask the strategy that it wraps first, once and with what it was given"
             elif "inner.seen" not in log:
@@ -376,5 +378,5 @@ def _twice(subject: Subject, defense: Defense, scope: dict[str, Any], batch: tup
             yield f"it cannot wrap another of its kind: {error}; where that is wrong, say in `twice` what to do instead"
         return
     g, y = batch
-    sent, _ = outer.protect(g.clone(), y.clone())
+    sent, _ = outer.protect(g.clone(), y.clone(), step_of(outer, g, y, np.arange(len(g))))
     yield from protection.sent_problems(sent, g, "wrapped by another of its kind")

@@ -12,7 +12,7 @@ from torch import Tensor
 from flower_vfl.errors import FlowerVflError, InputError
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.strategies.base import Defense
-from flower_vfl.testing.common import DTYPES, devices, scaled
+from flower_vfl.testing.common import DTYPES, Check, devices, scaled
 from flower_vfl.testing.subject import PARTIES, Subject, batch, labels_of, log_problems, send
 
 ALARM = 1e-6
@@ -155,3 +155,7 @@ def unbiased(subject: Subject) -> Iterator[str]:
             f"it is declared unbiased, but over {_DRAWS} draws its noise is not zero on average (false alarm: "
             f"{ALARM:g}); along the gradients it is {share:+.1%} of them"
         )
+
+
+PROTECTION: tuple[Check[Subject], ...] = (shapes, number_formats, nothing_unprotected, zero_rows, unbiased)
+"""The checks of a defense that changes cut gradients."""

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from flower_vfl.config import Config
 from flower_vfl.config.schema import AttackConfig
-from flower_vfl.parties.hooks import Log
+from flower_vfl.parties.hooks import Log, StepView
+from flower_vfl.protocol.schedule import Rows
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
 from flower_vfl.strategies.vertical import VerticalStrategy
@@ -103,8 +104,9 @@ def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True,
     labels, _ = defense.prepare_labels(given.clone()) if prepare else (given, {})
     seen = [labels.clone()]
     for step in steps:
+        rows = np.arange(_ROWS * step, _ROWS * (step + 1))
         for one in defense.hook_targets:
-            one.begin_batch(np.arange(_ROWS * step, _ROWS * (step + 1)))
+            one.begin_batch(rows)
         z = batch(sum(widths.values()), step=100 + step) * _ROWS
         parts = [
             defense.embed(part, party=party)[0]
@@ -112,7 +114,8 @@ def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True,
         ]
         logits = z.sum(dim=1) if classes == 2 else z[:, :1] * torch.arange(classes)
         loss, _ = defense.loss(logits, labels, torch.cat([part.flatten(1) for part in parts], dim=1))
-        sent, _ = defense.protect(batch(sum(widths.values()), step=step), labels)
+        g = batch(sum(widths.values()), step=step)
+        sent, _ = defense.protect(g, labels, step_of(defense, g, labels, rows))
         for one in defense.hook_targets:
             one.end_batch()
         seen += [*parts, loss, sent]
@@ -127,9 +130,20 @@ def promised(defense: HookedStrategy, log: Log) -> list[Tensor]:
 
 def send(defense: HookedStrategy, g: Tensor, y: Tensor, *, first: int = 0) -> tuple[Tensor, Log]:
     """Call `protect` as a training does, for rows of the table from `first` on."""
+    rows = np.arange(first, first + len(g))
     for one in defense.hook_targets:
-        one.begin_batch(np.arange(first, first + len(g)))
-    return defense.protect(g, y)
+        one.begin_batch(rows)
+    return defense.protect(g, y, step_of(defense, g, y, rows))
+
+
+def step_of(defense: HookedStrategy, g: Tensor, y: Tensor, rows: Rows) -> StepView:
+    """Return the view of a step with these gradients (B, D): those of a network that says 0.3 of every row."""
+
+    def relabel(labels: Tensor) -> Tensor:
+        slopes = g / (0.3 - y.to(g.dtype))[:, None]
+        return slopes * (0.3 - labels.to(g.dtype))[:, None]
+
+    return StepView(rows, defense.base.widths, relabel=relabel if defense.other_labels else None)
 
 
 def same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -24,10 +24,10 @@ def environment(built_wheel, tmp_path_factory):
     return Installed("wheel", python, example, folder)
 
 
-def test_both_methods_are_listed(environment):
+def test_all_methods_are_listed(environment):
     done = environment.run("flower-vfl", "methods", cwd=environment.elsewhere, COLUMNS="200")
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("own-methods 0.1.0") == 2
+    assert done.stdout.count("own-methods 0.1.0") == 5
     assert "bits=4" in done.stdout
     assert "k=1" in done.stdout
 

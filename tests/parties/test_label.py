@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from flower_vfl.data.store.memory import array_table
+from flower_vfl.errors import ConfigError
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.optim import Optimizers
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.rng import Secret
-from flower_vfl.strategies import Iso, VerticalStrategy
+from flower_vfl.strategies import Defense, Iso, VerticalStrategy
 from tests.toys import toy_config
 
 LABELS = np.random.default_rng(0).integers(0, 2, 40)
@@ -160,3 +161,47 @@ def test_what_was_prepared_is_forgotten_where_the_party_goes_back():
     label.learn()
     plain.learn()
     assert label.weights == plain.weights
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+@pytest.mark.parametrize("weights", ["none", "balanced"])
+def test_a_defense_is_given_the_gradients_that_other_labels_would_give(clip, weights):
+    """The reference is a label party whose labels are these, which is asked for the same step."""
+    asked = {}
+
+    class Asks(Defense):
+        """Asks for both."""
+
+        name, params, asks_other_labels = "asks", {}, True
+
+        def protect(self, grads, labels, step=None):
+            asked["same"], asked["other"] = step.gradients_of(labels), step.gradients_of(1 - labels)
+            asked["b"] = step.of("b").gradients_of(1 - labels)
+            asked["sent"], asked["step"] = grads, step
+            return self.strategy.protect(grads, labels, step)
+
+    one, other = party(clip=clip, weights=weights), party(clip=clip, weights=weights)
+    one._hooks = Asks(one._hooks)
+    one.train_step(0, embeddings(0))
+    assert torch.equal(asked["same"], asked["sent"])
+    other._labels = 1 - LABELS  # the class weights stay those of the training labels
+    expected = joint(other.train_step(0, embeddings(0)).gradients)
+    torch.testing.assert_close(asked["other"], expected, rtol=1e-6, atol=1e-8)
+    assert torch.equal(asked["b"], asked["other"][:, 4:])
+    assert asked["step"].embeddings["a"].shape == (16, 4)
+    assert asked["step"].logits.shape == (16,)
+
+
+def test_without_declaring_it_a_defense_cannot_ask_what_other_labels_would_give():
+    class Asks(Defense):
+        """Asks without having said so."""
+
+        name, params = "asks", {}
+
+        def protect(self, grads, labels, step=None):
+            return step.gradients_of(1 - labels), {}
+
+    one = party()
+    one._hooks = Asks(one._hooks)
+    with pytest.raises(ConfigError, match="asks_other_labels = True"):
+        one.train_step(0, embeddings(0))

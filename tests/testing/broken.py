@@ -515,3 +515,43 @@ class Gossiping(Promising):
     def end_epoch(self):
         """Tell."""
         return {**self.strategy.end_epoch(), **super().end_epoch()}
+
+
+class Averaging(Norms):
+    """Takes the running mean of all embeddings away, and keeps it for a resume but not for a prediction."""
+
+    name = "averaging"
+
+    def __init__(self, strategy):
+        super().__init__(strategy)
+        self.mean = torch.zeros(())
+
+    def embed(self, z, *, party="", train=True):
+        """Take the mean away."""
+        inner, log = super().embed(z, party=party, train=train)
+        if train:
+            self.mean = 0.9 * self.mean + 0.1 * inner.detach().abs().mean()
+        return inner - self.mean, log
+
+    def state(self):
+        return {**super().state(), "mean": self.mean}
+
+    def restore(self, state):
+        super().restore(state)
+        self.mean = state["mean"]
+
+
+class Kept(Norms):
+    """Takes the running mean of all embeddings away, and keeps it among what it learns."""
+
+    name = "kept"
+
+    def build(self, cut, device):
+        self.modules["mean"] = torch.nn.BatchNorm1d(1, affine=False)
+
+    def embed(self, z, *, party="", train=True):
+        """Take the mean away."""
+        inner, log = super().embed(z, party=party, train=train)
+        if train:
+            self.modules["mean"](inner.detach().abs().reshape(-1, 1))
+        return inner - self.modules["mean"].running_mean, log

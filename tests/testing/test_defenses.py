@@ -26,7 +26,7 @@ def test_every_built_in_defense_passes(defense, params):
 
 
 @pytest.mark.parametrize(
-    "defense", [right.Right, right.Norms, right.Remembering, right.Promising, right.Grid, right.Clipped]
+    "defense", [right.Right, right.Norms, right.Remembering, right.Promising, right.Grid, right.Clipped, broken.Kept]
 )
 def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without(defense):
     check_defense(defense)
@@ -46,7 +46,7 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without
         (broken.Undocumented, "does not say what 'scope' is"),
         (broken.Tolerant, "takes parameters that it does not have"),
         (broken.Narrow, r"gradients \(64, 8\), scope joint: it returns torch.float32 \(64, 1\)"),
-        (broken.Bound, "gradients: it raised RuntimeError"),
+        (broken.Bound, "shapes: it raised RuntimeError"),
         (broken.Single, r"gradients in torch.float16: it returns torch.float32 \(64, 8\) for torch.float16"),
         (broken.Scopeless, "made with scope='per-party', its `params` does not say so"),
         (broken.Graph, "keeps a graph"),
@@ -99,6 +99,7 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without
         (broken.Gossiping, "`end_epoch` tells the strategy that it wraps, which is told by itself"),
         (broken.Lonely, "cannot wrap another of its kind: lonely: once only; where that is wrong, say in `twice`"),
         (broken.Bypassing, "declares `two_classes_only` and takes three"),
+        (broken.Averaging, "runs: it raised NotRestoredError: the label party cannot be rebuilt from its weights"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -106,6 +107,12 @@ def test_each_mistake_is_found_and_named(defense, finding):
     with pytest.raises(CheckError, match=finding) as caught:
         check_defense(defense)
     assert str(caught.value).startswith(f"{defense.__name__}() does not do what a defense must:\n- ")
+
+
+def test_a_finding_that_is_waived_is_none_and_one_that_is_not_there_cannot_be_waived():
+    check_defense(broken.Gossiping, waive=["nesting"])
+    with pytest.raises(CheckError, match="it waives 'zero rows', which finds nothing"):
+        check_defense(right.Right, waive=["zero rows"])
 
 
 def test_parameters_that_do_not_arrive_in_the_result_are_a_finding():

@@ -3,7 +3,11 @@
 import pytest
 import torch
 from own_methods.attacks import PeakAttack, score
+from own_methods.bottleneck import Bottleneck, divergence
 from own_methods.defenses import Quantise, quantise
+from own_methods.mixture import LabelMixture
+from own_methods.sparse import RandomTopK, keep_mask
+from torch.distributions import Normal, kl_divergence
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.strategies import VerticalStrategy
@@ -13,6 +17,39 @@ from flower_vfl.testing import check_attack, check_defense
 @pytest.mark.parametrize("params", [{}, {"bits": 1}, {"bits": 8, "scope": "per-party"}], ids=str)
 def test_the_defense_does_what_every_defense_must(params):
     check_defense(Quantise, **params)
+
+
+@pytest.mark.parametrize(
+    ("defense", "params", "waive"),
+    [
+        (RandomTopK, {}, ()),
+        (RandomTopK, {"share": 0.5, "explore": 0.0}, ()),
+        (Bottleneck, {}, ()),
+        (Bottleneck, {"weight": 0.0}, ()),
+        (LabelMixture, {}, ("zero rows",)),  # zero times two weights is zero
+        (LabelMixture, {"most": 1.0, "scope": "per-party"}, ("zero rows",)),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_a_defense_of_several_hooks_trains_resumes_and_predicts_as_every_defense_must(defense, params, waive):
+    check_defense(defense, waive=waive, **params)
+
+
+def test_as_many_entries_stay_as_were_asked_for_and_others_are_tried():
+    z = torch.randn(2000, 10, generator=torch.Generator().manual_seed(0))
+    largest = keep_mask(z, 3)
+    assert torch.equal(largest, z.abs() >= z.abs().topk(3, dim=1).values[:, -1:])
+    tried = keep_mask(z, 3, explore=0.2, generator=torch.Generator().manual_seed(1))
+    assert (tried.sum(dim=1) == 3).all()
+    given_up = (largest & ~tried).sum() / 6000
+    assert 0.17 < given_up < 0.23  # 0.2 +- 6 standard deviations of 6,000 draws
+
+
+def test_the_divergence_is_that_of_torch_distributions():
+    mean, log_variance = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    normal = Normal(mean, (0.5 * log_variance).exp())
+    expected = kl_divergence(normal, Normal(torch.zeros(()), torch.ones(()))).sum(dim=1).mean()
+    assert divergence(mean, log_variance).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("params", [{}, {"k": 3}], ids=str)
