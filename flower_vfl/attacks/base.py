@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 Word = TypeVar("Word", bound=str)
 
-REFERENCE, HINTS = "reference", "hints"
+REFERENCE, HINTS, LABELS = "reference", "hints", "labels"
 KINDS: Mapping[str, str] = {
     REFERENCE: "(D,) the clean gradient of one positive of the batch; no real attacker has it",
     HINTS: "(k, D) the gradients, as the party sees them, of k examples of the batch that it knows to be positive",
+    LABELS: "(B,) 1 for a row of the batch that it knows to be positive, 0 for one that it knows not to be, else -1",
 }
 """What an attack can be told about the last step at one layer, by the name that `Attack.needs` declares."""
 
@@ -211,7 +212,8 @@ class Attack(AttackMethod):
     Attributes
     ----------
     needs
-        Names of the side information that must be given to `score`: ``"reference"`` or ``"hints"``, see `KINDS`.
+        Names of the side information that must be given to `score`: ``"reference"``, ``"hints"`` or ``"labels"``, see
+        `KINDS`.
     reads
         What `score` returns: ``"scores"``, or ``"clusters"``, groups without names. Of more than two classes, scores
         are for one against the rest; which one is the positive class the scorer says, by the side information.
@@ -227,6 +229,11 @@ class Attack(AttackMethod):
     def hints(self) -> int:
         """How many positives of the batch it must be told, where it needs ``"hints"``."""
         return 1
+
+    @property
+    def leaks(self) -> int:
+        """Of how many training rows of each class it knows the label, where it needs ``"labels"``."""
+        return 0
 
     @abstractmethod
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_vfl.attacks.base import HINTS, KINDS, REFERENCE, Attack, AttackMethod, SideInformation
+from flower_vfl.attacks.base import HINTS, KINDS, LABELS, REFERENCE, Attack, AttackMethod, SideInformation
 from flower_vfl.attacks.embedding.clustering import matched_accuracy
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.gradient.principal_direction import fresh_together
@@ -181,6 +181,11 @@ def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_s
                 f"{positives} of the training rows are positive and a batch has {batch_size} rows, so that it can know "
                 f"{max(most, 0)} at most: lower k"
             )
+        if LABELS in attack.needs and not 0 < attack.leaks < positives:
+            raise ConfigError(
+                f"the attack {attack.label!r} knows the labels of {attack.leaks} rows of each class; from 1 to "
+                f"{positives - 1} are possible with this data"
+            )
 
 
 @contextmanager
@@ -293,6 +298,7 @@ class Scorer:
         ]
         self._epoch: tuple[int, list[list[float]]] = (-1, [])
         self._hinted = any(HINTS in attack.needs for attack in attacks)
+        self._leaked: dict[int, NDArray[np.int64]] = {}
         self._together, self._waiting = together, list[Waiting]()
         self.latest = math.nan
         """The largest leak of the last step that was compared; it lags by what waits."""
@@ -337,7 +343,6 @@ class Scorer:
         if scored.epoch != self._epoch[0]:
             self._epoch = (scored.epoch, [[] for _ in self._leaks])
         labels = scored.labels == scored.positive
-        positives = int(np.count_nonzero(labels))
         values = []
         for place, (leaks, seen) in enumerate(zip(self._leaks, self._epoch[1], strict=True)):
             found = scored.found(place)
@@ -347,8 +352,9 @@ class Scorer:
                 continue
             with naming(leaks.attack):
                 value, error = (math.nan, math.nan) if found is None else _measure(*found, labels)
-            told = 0 if found is None else len(found[1])
-            leaks.add(scored.positive, value, len(labels) - positives, positives - told, error)
+            counted = labels if found is None else np.delete(labels, found[1])
+            others = int(np.count_nonzero(counted))
+            leaks.add(scored.positive, value, len(counted) - others, others, error)
             self._record(leaks, scored, auc=value, detection_error=error)
             if not math.isnan(value):
                 seen.append(value)
@@ -396,6 +402,9 @@ class Scorer:
         if REFERENCE in attack.needs and reference is not None and layer in reference.gradients:
             tensors[REFERENCE] = reference.gradients[layer]
             left_out.append(reference.row)
+        if LABELS in attack.needs:
+            known, tensors[LABELS] = self._known_labels(attack, transcript)
+            left_out += known.tolist()
         if tensors.keys() >= attack.needs:
             return SideInformation(tensors, np.array(sorted(set(left_out))), self._labels.classes)
         if attack.label not in self._warned:  # once is enough: the count stands in the result
@@ -406,6 +415,18 @@ class Scorer:
                 *(attack.label, layer, self._party, transcript.last.step, ", ".join(sorted(attack.needs))),
             )
         return None
+
+    def _known_labels(self, attack: Attack, transcript: Transcript) -> tuple[NDArray[np.int64], torch.Tensor]:
+        """Return which rows of the batch an attack knows, and (B,) what it knows of all."""
+        if attack.leaks not in self._leaked:
+            count = {"classes": self._labels.classes, "count": attack.leaks}
+            self._leaked[attack.leaks] = draw_examples(self._labels.numbers, 0, **count)
+        trace = transcript.last
+        known = np.flatnonzero(np.isin(trace.rows, self._leaked[attack.leaks]))
+        values = np.full(len(trace.rows), -1, dtype=np.int64)
+        positive = self._labels.positive(trace.step // self._every)
+        values[known] = self._labels.at(np.asarray(trace.rows)[known]) == positive
+        return known, torch.from_numpy(values).to(trace.embedding.device)
 
     @property
     def last(self) -> float:

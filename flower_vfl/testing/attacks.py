@@ -14,6 +14,7 @@ from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.base import (
     HINTS,
     KINDS,
+    LABELS,
     NOTHING,
     REFERENCE,
     WHILE_TRAINING,
@@ -127,10 +128,14 @@ class _Subject:
 def _side(attack: Attack, g: Tensor) -> SideInformation:
     """Return what the attack needs; in a batch that is too small, examples supply it more than once."""
     rows = np.arange(attack.hints) % len(g)
-    known = {REFERENCE: g[0].flatten(), HINTS: g[torch.from_numpy(rows)]}
+    labels = torch.full((len(g),), -1)
+    labels[::10] = (torch.arange(len(labels[::10])) % 2).long()  # `gradients` has a positive in each five rows
+    known = {REFERENCE: g[0].flatten(), HINTS: g[torch.from_numpy(rows)], LABELS: labels.to(g.device)}
     if not attack.needs:
         return NOTHING
     left_out = np.unique(rows) if HINTS in attack.needs else np.array([0])
+    if LABELS in attack.needs:
+        left_out = np.flatnonzero(labels >= 0)
     return SideInformation({name: known[name] for name in attack.needs}, left_out)
 
 
@@ -146,8 +151,9 @@ def _declarations(subject: _Subject) -> Iterator[str]:
         yield f"its `reads` is {cls.reads!r}; {' or '.join(map(repr, WHILE_TRAINING))} is allowed"
     if not isinstance(cls.needs, frozenset) or not cls.needs <= KINDS.keys():
         yield f"its `needs` is {cls.needs!r}; a frozenset of {', '.join(KINDS)} is allowed"
-    if issubclass(cls, RowAttack) and (cls.sees != "gradients" or cls.reads != "scores" or len(cls.needs) > 1):
-        yield "a RowAttack scores gradients and is told what one name in `needs` stands for; derive it from Attack"
+    alone = len(cls.needs) > 1 or LABELS in cls.needs
+    if issubclass(cls, RowAttack) and (cls.sees != "gradients" or cls.reads != "scores" or alone):
+        yield f"a RowAttack scores gradients and is told {REFERENCE!r} or {HINTS!r} or nothing; derive it from Attack"
     if not (cls.__doc__ or "").strip():
         yield "the class has no docstring"
     if not (cls.score.__doc__ or "").strip():
@@ -160,6 +166,8 @@ def _parameters(subject: _Subject) -> Iterator[str]:
     attack = subject.make()
     if HINTS in attack.needs and (not isinstance(attack.hints, int) or attack.hints < 1):
         yield f"`hints` is {attack.hints!r}; an attack that needs hints needs at least one"
+    if (LABELS in attack.needs) != (attack.leaks > 0):
+        yield f"`leaks` is {attack.leaks!r} and `needs` {set(attack.needs)}; an attack that knows labels says both"
 
 
 def _are_groups(said: Tensor) -> bool:

@@ -12,12 +12,20 @@ import torch
 
 from flower_vfl.attacks import CosineAttack, HintAttack, NormAttack, SideInformation
 from flower_vfl.attacks.gradient import cosine, hint
-from flower_vfl.auditing.evaluator import AuditLabels, Oracle, Reference, Scorer, draw_positives
+from flower_vfl.auditing.evaluator import (
+    AuditLabels,
+    Oracle,
+    Reference,
+    Scorer,
+    check_side_information,
+    draw_positives,
+)
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.protocol.transcript import StepTrace, Transcript
 from tests.attacks.common import Remembering, gradients, transcript_of
 
 LABELS = np.array([0, 1, 0, 0, 1, 1, 0, 1, 0, 0])
@@ -196,3 +204,43 @@ def test_side_information_is_a_value():
     side = SideInformation({"hints": torch.zeros(1, 2)}, np.array([3]))
     with pytest.raises(dataclasses.FrozenInstanceError):
         side.left_out = np.array([4])
+
+
+class Knows(Remembering):
+    """Knows labels of a few rows of each class and says them; of all others it says nothing."""
+
+    def __init__(self, leaks):
+        super().__init__("labels")
+        self._leaks = leaks
+
+    @property
+    def leaks(self):
+        return self._leaks
+
+    def score(self, transcript, layer, side):
+        super().score(transcript, layer, side)
+        return side.tensor("labels").clamp(min=0).double()
+
+
+def test_who_knows_labels_is_told_the_same_rows_in_every_batch_and_measured_on_the_others():
+    attack, rows_told = Knows(1), []
+    scorer, kept = scorer_of(attack)
+    for step in range(4):
+        rows = np.random.default_rng(step).permutation(10)
+        transcript = Transcript(history=None)
+        transcript.record(StepTrace(step, 0, rows, torch.zeros(10, 2), {"cut": gradients(shape=(10, 3))}))
+        scorer.score(transcript)
+        _, side = attack.told[-1]
+        known, labels = rows[side.left_out], side.tensor("labels")
+        assert labels[side.left_out].tolist() == LABELS[known].tolist()
+        assert sorted(labels.tolist()) == [-1] * 8 + [0, 1]
+        rows_told.append(sorted(known.tolist()))
+    scorer.settle()
+    assert all(told == rows_told[0] for told in rows_told)
+    assert [value["value"] for value in kept.values] == [0.5] * 4  # what it was told is not counted as read
+
+
+@pytest.mark.parametrize("leaks", [0, 4])
+def test_labels_of_more_rows_than_there_are_or_of_none_are_refused(leaks):
+    with pytest.raises(InputError, match=f"knows the labels of {leaks} rows of each class; from 1 to 3 are possible"):
+        check_side_information([Knows(leaks)], positives=4, batch_size=10)

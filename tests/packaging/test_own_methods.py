@@ -27,7 +27,7 @@ def environment(built_wheel, tmp_path_factory):
 def test_all_methods_are_listed(environment):
     done = environment.run("flower-vfl", "methods", cwd=environment.elsewhere, COLUMNS="200")
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("own-methods 0.1.0") == 5
+    assert done.stdout.count("own-methods 0.1.0") == 6
     assert "bits=4" in done.stdout
     assert "k=1" in done.stdout
 

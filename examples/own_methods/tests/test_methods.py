@@ -6,6 +6,7 @@ from own_methods.attacks import PeakAttack, score
 from own_methods.bottleneck import Bottleneck, divergence
 from own_methods.defenses import Quantise, quantise
 from own_methods.mixture import LabelMixture
+from own_methods.online import OnlineAttack
 from own_methods.sparse import RandomTopK, keep_mask
 from torch.distributions import Normal, kl_divergence
 
@@ -53,8 +54,9 @@ def test_the_divergence_is_that_of_torch_distributions():
 
 
 @pytest.mark.parametrize("params", [{}, {"k": 3}], ids=str)
-def test_the_attack_does_what_every_attack_must(params):
-    check_attack(PeakAttack, **params)
+@pytest.mark.parametrize("attack", [PeakAttack, OnlineAttack])
+def test_the_attack_does_what_every_attack_must(attack, params):
+    check_attack(attack, **params)
 
 
 def test_no_more_values_than_the_grid_has_points_are_sent():
