@@ -22,7 +22,7 @@ TARGET = 1.02
 EVERY = 100
 
 
-def keeping(gate: Gate, config: Config) -> dict[str, Any]:
+def storage(gate: Gate, config: Config) -> dict[str, Any]:
     """Train with checkpoints; return the seconds of each."""
     seconds: list[float] = []
     save = Checkpointing.save
@@ -44,7 +44,7 @@ def main() -> None:
     every = 5 if quick else EVERY
     kept, none = (preset(quick, checkpoint={"every": steps}) for steps in (every, -1))
     size = {"starts": 1, "blocks": 2, "steps": every} if quick else {"starts": 4, "blocks": 12, "steps": every}
-    measured = compare((("kept", keeping, kept), ("none", split, none, True)), **size)
+    measured = compare((("kept", storage, kept), ("none", split, none, True)), **size)
     with_them, plain = measured.times
     ratio = with_them.over(plain)
     saves = [seconds for results in measured.results for seconds in results[0]["more"]["seconds"]]

@@ -87,8 +87,8 @@ def main() -> None:
     quick = arguments(__doc__).quick
     names = ["norm", "remembered_norm", "remembered_direction"]
     epochs = {"epochs": 60}  # the numbers are of another precision where there are many more
-    remembering, looking = (preset(quick, attack={"names": some}, training=epochs) for some in (names, names[:1]))
-    lanes = (("remembering", split, remembering, True), ("looking", split, looking, True))
+    longitudinal, looking = (preset(quick, attack={"names": some}, training=epochs) for some in (names, names[:1]))
+    lanes = (("remembering", split, longitudinal, True), ("looking", split, looking, True))
     size = {"starts": 1, "blocks": 4, "steps": 5} if quick else {"starts": 6, "blocks": 40, "steps": 20}
     measured = compare(lanes, **size)
     remembered, looked = measured.times

@@ -276,7 +276,7 @@ class Defense(HookedStrategy):
         finally:
             self._generator = before
 
-    def draw_anew(self, *purpose: str | int) -> None:
+    def reseed(self, *purpose: str | int) -> None:
         """Let what is drawn from here on follow from the secret and this purpose, not from what was drawn before."""
         self._generator, self._purpose = None, purpose
 
@@ -293,7 +293,7 @@ class Defense(HookedStrategy):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self.draw_anew(*state.get("purpose", ()))
+        self.reseed(*state.get("purpose", ()))
         if "generator" in state:
             self.generator(torch.device(state["device"])).set_state(state["generator"])
 

@@ -133,14 +133,14 @@ class VerticalStrategy(HookedStrategy):
             raise ConfigError(f"attack.positives is {positives}; classes of this data are 0 to {classes - 1}")
         if self.attacks and classes > AuditLabels.CLASSES:
             raise ConfigError(f"attacks read {AuditLabels.CLASSES} classes at most, this data has {classes}")
-        scores = [*self.remembering, *(attack for attack in self.watching if attack.reads == "scores")]
+        scores = [*self.longitudinal_attacks, *(attack for attack in self.step_attacks if attack.reads == "scores")]
         if self.config.attack.max_leak < 1.0 and not scores:
             raise ConfigError("attack.max_leak is measured by attacks that look while training: name one, such as norm")
         audit, counts = self.audit_labels, np.bincount(self.labels.train.astype(np.int64), minlength=classes)
-        check_memory_attacks(self.remembering, audit, repeats=self.config.training.order != "time")
+        check_memory_attacks(self.longitudinal_attacks, audit, repeats=self.config.training.order != "time")
         check_joint_attacks(self.attacks, audit.numbers == audit.positive(0), audit.positives)
         check_side_information(
-            self.watching,
+            self.step_attacks,
             positives=min(int(counts[audit.positive(turn)]) for turn in range(classes)),
             batch_size=self.config.training.batch_size,
         )
@@ -162,12 +162,12 @@ class VerticalStrategy(HookedStrategy):
         return AuditLabels.of(self.labels.train, classes=self.labels.classes, positives=self.config.attack.positives)
 
     @property
-    def watching(self) -> list[Attack]:
+    def step_attacks(self) -> list[Attack]:
         """The attacks that look while the network is trained."""
         return [attack for attack in self.attacks if isinstance(attack, Attack)]
 
     @property
-    def remembering(self) -> list[MemoryAttack]:
+    def longitudinal_attacks(self) -> list[MemoryAttack]:
         """The attacks that remember, and read after each epoch."""
         return [attack for attack in self.attacks if isinstance(attack, MemoryAttack)]
 

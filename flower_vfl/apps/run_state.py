@@ -30,7 +30,7 @@ MAY_CHANGE = ("sinks", "metrics_port", "checkpoint.keep", *(f"transport.{name}" 
 
 
 @dataclass(frozen=True)
-class Keeping:
+class PartyStorage:
     """One party's place on its own disk for one training.
 
     Attributes

@@ -16,7 +16,7 @@ from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.journal import Journal
 from flower_vfl.apps.model import ModelCard, class_names, make_card, model_path, save_model
 from flower_vfl.apps.result import ResultCallback, RunResult, describe_data, summarise
-from flower_vfl.apps.run_state import LABEL, Keeping
+from flower_vfl.apps.run_state import LABEL, PartyStorage
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import InputError, StorageError
 from flower_vfl.protocol.printable import words_of
@@ -35,7 +35,7 @@ def train_and_write(
     context: TrainingContext,
     dataset: VerticalData,
     folder: RunFolder | None,
-    keeping: Keeping | None,
+    storage: PartyStorage | None,
     journal: Journal,
     on_result: ResultCallback | None,
     factories: Mapping[str, Callable[..., nn.Module]],
@@ -45,9 +45,9 @@ def train_and_write(
     if folder is not None:
         _log.info("results go to %s", folder.path)
     own = base.table.name if base.table is not None else ""
-    if keeping is not None:
-        ledger, memory = keeping.store(base.config, dataset, own, labels=True), keeping.memory(base.config)
-        context = replace(context, ledger=ledger, resume=keeping.begun, memory=memory)
+    if storage is not None:
+        ledger, memory = storage.store(base.config, dataset, own, labels=True), storage.memory(base.config)
+        context = replace(context, ledger=ledger, resume=storage.begun, memory=memory)
     context = replace(context, columns=dataset.party if is_simulation(grid) else None)
     with computing(base.config):
         card = make_card(
@@ -60,7 +60,7 @@ def train_and_write(
             classes=class_names(dataset, base.labels.classes),
             features=base.parties,
         )
-        of_resume = None if is_simulation(grid) else keeping
+        of_resume = None if is_simulation(grid) else storage
         described = describe_data(dataset, base.labels)
         _train(grid, strategy, context, described, folder, of_resume, journal, on_result, card)
 
@@ -71,14 +71,14 @@ def _train(
     context: TrainingContext,
     data: dict[str, Any],
     folder: RunFolder | None,
-    keeping: Keeping | None,
+    storage: PartyStorage | None,
     journal: Journal,
     on_result: ResultCallback | None,
     card: ModelCard,
 ) -> None:
     """Train and leave the results: of a finished training while every party can still go back to its last state.
 
-    What only a resumed run needs is removed at once, where `keeping` says what that is.
+    What only a resumed run needs is removed at once, where `storage` says what that is.
     """
     base = strategy.base
     outcome, status = base.outcome, "failed"
@@ -92,8 +92,8 @@ def _train(
         nonlocal status
         status = outcome.stopped
         leave()
-        if keeping is not None:
-            keeping.end()
+        if storage is not None:
+            storage.end()
 
     run = TrainingRun(strategy, grid, replace(context, on_finished=finished))
     try:

@@ -35,7 +35,7 @@ from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.folder import WEIGHTS
 from flower_vfl.apps.model import ModelCard, make_card, save_model
 from flower_vfl.apps.node import Node
-from flower_vfl.apps.run_state import CHECKPOINTS, Keeping, checked_training
+from flower_vfl.apps.run_state import CHECKPOINTS, PartyStorage, checked_training
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.data.store.memory import VerticalData
@@ -69,11 +69,11 @@ class TrainingSession:
         return str(self.offer["session"])
 
     @property
-    def keeping(self) -> Keeping | None:
+    def storage(self) -> PartyStorage | None:
         """Where the party keeps its states; None for a simulation that leaves nothing on disk."""
         if TRAINING not in self.offer:
             return None
-        return Keeping.of_feature_party(self.folder, self.party, self.offer[TRAINING])
+        return PartyStorage.of_feature_party(self.folder, self.party, self.offer[TRAINING])
 
     @property
     def state_path(self) -> Path:
@@ -87,7 +87,7 @@ class TrainingSession:
 
     def memory(self, config: Config) -> Path | None:
         """Return the folder for what the party remembers of each row; None where it is gone with this process."""
-        folder = None if self.keeping is None else self.keeping.memory(config)
+        folder = None if self.storage is None else self.storage.memory(config)
         other_processes = "messages" in (self.offer.get("kind", "messages"), self.offer.get("fallback"))
         return self._memory_between if folder is None and other_processes else folder
 
@@ -214,14 +214,14 @@ class TrainingClient:
     def _build(
         self, session: TrainingSession, config: Config, dataset: VerticalData
     ) -> tuple[FeatureParty, StepLog | None]:
-        keeping = session.keeping
+        storage = session.storage
         if session.simulation:
             secret = Secret.for_simulation(config.seed, session.party)
         else:
-            secret = Secret.of_this_host(None if keeping is None else keeping.secret)
-        if keeping is not None:
-            keeping.check_open()
-            secret.keep(keeping.secret)
+            secret = Secret.of_this_host(None if storage is None else storage.secret)
+        if storage is not None:
+            storage.check_open()
+            secret.keep(storage.secret)
         journal = StepLog(session.folder, name=session.party) if session.offer.get("out") else None
         machine = build_feature_party(
             session.party,
@@ -233,14 +233,14 @@ class TrainingClient:
             optimizer=self._optimizer,
             simulation=session.simulation,
             recorder=journal,
-            store=None if keeping is None else keeping.store(config, dataset, session.party),
+            store=None if storage is None else storage.store(config, dataset, session.party),
             memory=session.memory(config),
         )
         card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)
-        machine.awaits_export = keeping is not None and session.offer.get("kind", "messages") != "messages"
+        machine.awaits_export = storage is not None and session.offer.get("kind", "messages") != "messages"
         machine.on_finish = partial(_keep_results, session, journal, card)
-        if keeping is not None and not session.simulation:
-            machine.on_exported = lambda _: keeping.end()
+        if storage is not None and not session.simulation:
+            machine.on_exported = lambda _: storage.end()
         _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
         return machine, journal
 

@@ -22,7 +22,7 @@ from flower_vfl.apps.journal import EpochLog, Journal
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.metrics import serve_metrics
 from flower_vfl.apps.node import with_data_of_this_host
-from flower_vfl.apps.run_state import LABEL, Keeping, ended_error
+from flower_vfl.apps.run_state import LABEL, PartyStorage, ended_error
 from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config
 from flower_vfl.errors import ConfigError
@@ -81,20 +81,20 @@ class TrainingServer:
         dataset = self.data(settings if simulation else with_data_of_this_host(settings))
         labels, parties = dataset.labels(), party_names(settings, dataset)
         settings = _planned(settings, dataset, labels)
-        keeping = None if out is None else _place(out, goes_on=goes_on, simulation=simulation)
-        secret = _secret(settings, keeping, simulation=simulation)
+        storage = None if out is None else _place(out, goes_on=goes_on, simulation=simulation)
+        secret = _secret(settings, storage, simulation=simulation)
         with (
             serve_metrics(settings.metrics_port) as metrics,
             nullcontext() if out is None else RunFolder(out, settings, resume=goes_on) as folder,
             ExitStack() as undo,
         ):
             journal, offer = Journal((EpochLog(), *metrics, *self.observers)), dict[str, str]()
-            if folder is not None and keeping is not None:
+            if folder is not None and storage is not None:
                 undo.callback(folder.discard)
                 undo.callback(journal.close)
                 journal.open(folder.path, settings.sinks)
-                secret.keep(keeping.secret)
-                offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
+                secret.keep(storage.secret)
+                offer = {TRAINING: storage.training, **({"out": str(folder.path)} if simulation else {})}
             with _offered(grid, parties, settings, offer, sign) as sessions:
                 with nothing_collected():
                     from flower_vfl.apps.label_party import build_strategy
@@ -119,15 +119,15 @@ class TrainingServer:
                 undo.pop_all()  # from now on what was measured is kept
                 factories: dict[str, Callable[..., nn.Module]] = {"top": self.top, "bottom": self.bottom}
                 train_and_write(
-                    grid, strategy, surroundings, dataset, folder, keeping, journal, self.on_result, factories
+                    grid, strategy, surroundings, dataset, folder, storage, journal, self.on_result, factories
                 )
 
 
-def _place(out: Path, *, goes_on: bool, simulation: bool) -> Keeping:
+def _place(out: Path, *, goes_on: bool, simulation: bool) -> PartyStorage:
     """Return where the label party keeps its states; a deployed run that has ended cannot be resumed."""
     if goes_on and not simulation and has_ended(out):
         raise ended_error(f"the run in {out}")
-    return Keeping.of_label_party(out, resume=goes_on)
+    return PartyStorage.of_label_party(out, resume=goes_on)
 
 
 @contextmanager
@@ -165,11 +165,11 @@ def _planned(settings: Config, dataset: VerticalData, labels: Labels) -> Config:
     return fitted
 
 
-def _secret(config: Config, keeping: Keeping | None, *, simulation: bool) -> Secret:
+def _secret(config: Config, storage: PartyStorage | None, *, simulation: bool) -> Secret:
     """Return the label party's root of randomness."""
     if simulation:
         return Secret.for_simulation(config.seed, LABEL)
-    secret = Secret.of_this_host(None if keeping is None else keeping.secret)
+    secret = Secret.of_this_host(None if storage is None else storage.secret)
     if secret.origin == FILE:
         _log.warning(
             "%s fixes all noise: two trainings with it have the same, and who took part in both can subtract it; "

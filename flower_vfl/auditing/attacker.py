@@ -16,12 +16,12 @@ from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.embedding.inference import InferenceAttack
 from flower_vfl.attacks.joint import JointAttack
 from flower_vfl.attacks.longitudinal.base import Memory, MemoryAttack
-from flower_vfl.auditing.evaluator import TOGETHER, AuditLabels, Reference, Scorer
+from flower_vfl.auditing.evaluator import TOGETHER, AttackEvaluator, AuditLabels, Reference
 from flower_vfl.auditing.joint_view import JointObserver
-from flower_vfl.auditing.longitudinal import MemoryScorer
+from flower_vfl.auditing.longitudinal import LongitudinalEvaluator
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.auditing.recorder import NoRecorder, Recorder
-from flower_vfl.auditing.trained_model import FreshModels, TrainedModel, TrainedScorer
+from flower_vfl.auditing.trained_model import FreshModels, TrainedModel, TrainedModelEvaluator
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.feature import FeatureParty, _Pending
@@ -127,7 +127,7 @@ class Attacker(FeatureParty):
         self._layers = {layer: watched.get(layer) for layer in layers or ["cut", *watched]}
         self._audit = AuditLabels(len(self._table.train), positives=positives)
         self._test_audit = AuditLabels(len(self._table.test))
-        self._scorer = Scorer(
+        self._scorer = AttackEvaluator(
             [attack for attack in attacks if isinstance(attack, Attack)],
             list(self._layers),
             self._audit,
@@ -138,13 +138,13 @@ class Attacker(FeatureParty):
             every=every,
             together=TOGETHER,
         )
-        remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
+        longitudinal = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self._joint = self._joint_observer(attacks)
-        self._remembered: MemoryScorer | None = None
-        if remembering or self._joint is not None:
-            self._remembered = MemoryScorer(
-                remembering,
-                list(self._layers if remembering else ["cut"]),
+        self._longitudinal: LongitudinalEvaluator | None = None
+        if longitudinal or self._joint is not None:
+            self._longitudinal = LongitudinalEvaluator(
+                longitudinal,
+                list(self._layers if longitudinal else ["cut"]),
                 self._audit,
                 self._schedule,
                 party=self.name,
@@ -174,7 +174,7 @@ class Attacker(FeatureParty):
 
     def _looks_at(self, step: int) -> bool:
         """Return whether an attack reads this step."""
-        return self._remembered is not None or self._scorer.scores(step)
+        return self._longitudinal is not None or self._scorer.scores(step)
 
     def _embed(self, step: int) -> Frame:
         self._seen.wanted = self._looks_at(step)
@@ -234,7 +234,7 @@ class Attacker(FeatureParty):
             return None
         of_batch, self._seen.outputs = self._seen.outputs, {}
         inputs = self._placement.bring_all(self._table.train.gather(rows))
-        output = self._placement.forward(self.bottom, *inputs) if self._rows_independent else self._rehearse(inputs)
+        output = self._placement.forward(self.bottom, *inputs) if self._rows_independent else self._dry_run(inputs)
         alone, self._seen.outputs = self._seen.outputs, of_batch
         apart, size = (output.detach()[0] - expected).abs(), expected.abs()
         same = bool((apart <= self._placement.rounding * (size + 0.1 * size.max())).all())
@@ -244,7 +244,7 @@ class Attacker(FeatureParty):
         found = torch.autograd.grad(output[0], list(alone.values()), clean.view_as(expected), allow_unused=True)
         return {layer: g[0].flatten() for layer, g in zip(alone, found, strict=True) if g is not None}
 
-    def _rehearse(self, inputs: list[Tensor]) -> Tensor:
+    def _dry_run(self, inputs: list[Tensor]) -> Tensor:
         """Do the first pass of single rows where it can leave no trace, and see whether it would leave one."""
         copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
         drawn = None if self._dropout is None else self._dropout.get_state()
@@ -284,8 +284,8 @@ class Attacker(FeatureParty):
         if self._audit.complete:
             with torch.no_grad():
                 self._scorer.score(self.transcript, self._references)
-                if self._remembered is not None:
-                    self._remembered.observe(step, rows, gradients)
+                if self._longitudinal is not None:
+                    self._longitudinal.observe(step, rows, gradients)
 
     def _other(self, frame: Frame) -> Frame | None:
         if frame.kind is not Kind.AUDIT:
@@ -302,10 +302,10 @@ class Attacker(FeatureParty):
 
     def _keep(self, frame: Frame) -> Frame | None:
         answer = super()._keep(frame)
-        if self._remembered is not None and frame.kind is Kind.RESTORE:
-            self._remembered.check()
-        if self._remembered is not None and frame.kind is Kind.EXPORTED:
-            self._remembered.forget()
+        if self._longitudinal is not None and frame.kind is Kind.RESTORE:
+            self._longitudinal.check()
+        if self._longitudinal is not None and frame.kind is Kind.EXPORTED:
+            self._longitudinal.forget()
         return answer
 
     def settle(self) -> None:
@@ -318,14 +318,14 @@ class Attacker(FeatureParty):
         """Attack the trained model, and add what the attacks read where it could be scored."""
         self.settle()
         leakage = self._scorer.entries() if self._audit.complete else []
-        if self._remembered is not None:
-            leakage += self._remembered.entries() if self._audit.complete else []
-            leakage += self._read_jointly(self._remembered)
+        if self._longitudinal is not None:
+            leakage += self._longitudinal.entries() if self._audit.complete else []
+            leakage += self._read_jointly(self._longitudinal)
             if not self.awaits_export:  # until then another party may be lost, and all return to their last state
-                self._remembered.forget()
+                self._longitudinal.forget()
         return {**super().report(), "leakage": [*leakage, *self._read_trained_model()]}
 
-    def _read_jointly(self, remembered: MemoryScorer) -> list[dict[str, Any]]:
+    def _read_jointly(self, remembered: LongitudinalEvaluator) -> list[dict[str, Any]]:
         """Run the joint attacks where true labels are at hand to score them."""
         if self._joint is None or not self._audit.complete or self.discarded:
             return []
@@ -340,7 +340,7 @@ class Attacker(FeatureParty):
         labels = self._test_audit.numbers
         if self.discarded or not (self._trained_attacks and self._fresh and self._test_audit.complete and len(labels)):
             return []
-        scorer = TrainedScorer(
+        scorer = TrainedModelEvaluator(
             labels,
             self._test_audit.classes,
             party=self.name,
@@ -366,7 +366,7 @@ class Attacker(FeatureParty):
             name: torch.from_numpy(audit.numbers) if audit.complete else None
             for name, audit in (("audit", self._audit), ("test_audit", self._test_audit))
         }
-        remembered = None if self._remembered is None else self._remembered.state()
+        remembered = None if self._longitudinal is None else self._longitudinal.state()
         joint = None if self._joint is None else self._joint.state()
         scores = {"scores": self._scorer.state(), "remembered": remembered, "joint": joint}
         return {**super().state(), **scores, **audits, "classes": self._audit.classes, "changed": self._changed}
@@ -376,8 +376,8 @@ class Attacker(FeatureParty):
         super().restore(state)
         self._scorer.restore(state["scores"])
         self._changed = state["changed"]
-        if self._remembered is not None:
-            self._remembered.restore(state["remembered"])
+        if self._longitudinal is not None:
+            self._longitudinal.restore(state["remembered"])
         if self._joint is not None:
             self._joint.restore(state["joint"])
         for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):

@@ -35,7 +35,7 @@ Target = tuple[Attack, str]
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class PendingStep:
     """One step that waits to be scored.
 
     Attributes
@@ -72,7 +72,7 @@ class Waiting:
         side = self.sides[place]
         return None if side is None else (self.said[place], side.left_out)
 
-    def hear(self, target: Target, transcript: Transcript, side: SideInformation | None, shown: list[Tensor]) -> None:
+    def add(self, target: Target, transcript: Transcript, side: SideInformation | None, shown: list[Tensor]) -> None:
         """Ask a target about the transcript's last step, now or later.
 
         Parameters
@@ -100,11 +100,11 @@ class Waiting:
             self.said[-1] = ask(attack, partial(attack.score, transcript, layer, side), shown)
 
 
-Unasked = Sequence[tuple[Waiting, SideInformation]]
+Unasked = Sequence[tuple[PendingStep, SideInformation]]
 """Steps of which an attack is still to be asked, each with what it is told."""
 
 
-def answer(targets: Sequence[Target], waiting: Sequence[Waiting]) -> None:
+def answer(targets: Sequence[Target], waiting: Sequence[PendingStep]) -> None:
     """Ask what was not asked yet, and bring what is said to main memory: (B,) arrays then.
 
     Raises
@@ -144,12 +144,12 @@ def said_of(attack: AttackMethod, said: Any, rows: int) -> NDArray[Any]:
     return found
 
 
-def _unasked(waiting: Sequence[Waiting], place: int, layer: str, *, sequential: bool) -> list[Unasked]:
+def _unasked(waiting: Sequence[PendingStep], place: int, layer: str, *, sequential: bool) -> list[Unasked]:
     """Return the steps of which a target is still to be asked, those with gradients of one shape together.
 
     A sequential attack is asked of each step by itself, in their order.
     """
-    groups: defaultdict[Any, list[tuple[Waiting, SideInformation]]] = defaultdict(list)
+    groups: defaultdict[Any, list[tuple[PendingStep, SideInformation]]] = defaultdict(list)
     for step in waiting:
         side = step.sides[place]
         if side is not None and step.said[place] is None:

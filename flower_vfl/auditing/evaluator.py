@@ -17,7 +17,7 @@ from flower_vfl.attacks.base import HINTS, KINDS, LABELS, REFERENCE, Attack, Att
 from flower_vfl.attacks.embedding.clustering import matched_accuracy
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.gradient.principal_direction import fresh_together
-from flower_vfl.auditing.batched_scoring import HELD, Waiting, answer
+from flower_vfl.auditing.batched_scoring import HELD, PendingStep, answer
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.summaries import Measured, StepLeaks
 from flower_vfl.errors import ConfigError, ProtocolError
@@ -214,7 +214,7 @@ class Oracle:
         self._wanted = any(REFERENCE in attack.needs for attack in attacks)
         self._labels, self._every = labels, every
 
-    def looked_for(self, step: int, rows: Rows) -> NDArray[np.bool_]:
+    def positives_in(self, step: int, rows: Rows) -> NDArray[np.bool_]:
         """Return which rows of a step's batch are of the class that is looked for in it, (B,)."""
         found: NDArray[np.bool_] = self._labels.at(rows) == self._labels.positive(step // self._every)
         return found
@@ -233,14 +233,14 @@ class Oracle:
         """
         if not self._wanted or step % self._every:
             return {}
-        positives = draw_positives(self.looked_for(step, rows), step, REFERENCE)
+        positives = draw_positives(self.positives_in(step, rows), step, REFERENCE)
         if not positives.size:
             return {}
         row = int(positives[0])
         return {party: Reference(row, {"cut": g[row].flatten().clone()}) for party, g in clean.items()}
 
 
-class Scorer:
+class AttackEvaluator:
     """Runs attacks on a transcript's last step and writes down how well they read the labels.
 
     It also tells attacks the side information that they declare, and leaves the examples that supplied it out: the
@@ -299,7 +299,7 @@ class Scorer:
         self._epoch: tuple[int, list[list[float]]] = (-1, [])
         self._hinted = any(HINTS in attack.needs for attack in attacks)
         self._leaked: dict[int, NDArray[np.int64]] = {}
-        self._together, self._waiting = together, list[Waiting]()
+        self._together, self._waiting = together, list[PendingStep]()
         self.latest = math.nan
         """The largest leak of the last step that was compared; it lags by what waits."""
 
@@ -324,10 +324,10 @@ class Scorer:
         hinted = draw_positives(labels == positive, trace.step, HINTS) if self._hinted else nothing.left_out
         shown = [trace.embedding, *trace.gradients.values(), *trace.outputs.values()]
         shown += [] if reference is None else reference.gradients.values()
-        step = Waiting(trace.step, trace.epoch, labels, positive)
+        step = PendingStep(trace.step, trace.epoch, labels, positive)
         for leaks in self._leaks:
             side = self._tell(leaks, transcript, reference, hinted) if leaks.attack.needs else nothing
-            step.hear((leaks.attack, leaks.layer), transcript, side, shown)
+            step.add((leaks.attack, leaks.layer), transcript, side, shown)
         self._waiting.append(step)
         if len(self._waiting) >= self._together or sum(one.held for one in self._waiting) > HELD:
             self.settle()
@@ -339,7 +339,7 @@ class Scorer:
         for step in waiting:
             self._compare(step)
 
-    def _compare(self, scored: Waiting) -> None:
+    def _compare(self, scored: PendingStep) -> None:
         if scored.epoch != self._epoch[0]:
             self._epoch = (scored.epoch, [[] for _ in self._leaks])
         labels = scored.labels == scored.positive
@@ -362,7 +362,7 @@ class Scorer:
         self.latest = max(values, default=math.nan)
 
     def _compare_groups(
-        self, leaks: StepLeaks, scored: Waiting, found: tuple[NDArray[Any], NDArray[np.int64]] | None
+        self, leaks: StepLeaks, scored: PendingStep, found: tuple[NDArray[Any], NDArray[np.int64]] | None
     ) -> None:
         """Measure groups without names, and the same groups given to the rows in random order."""
         value = null = math.nan
@@ -375,7 +375,7 @@ class Scorer:
         leaks.add(0, value, len(scored.labels) - int(counts.max()), int(counts.max()), null=null)
         self._record(leaks, scored, accuracy=value, accuracy_null=null)
 
-    def _record(self, leaks: StepLeaks, scored: Waiting, **values: float) -> None:
+    def _record(self, leaks: StepLeaks, scored: PendingStep, **values: float) -> None:
         for name, value in values.items():
             self._recorder.add(
                 step=scored.step,
@@ -469,8 +469,8 @@ class Scorer:
             leaks.attack.restore(kept)
 
 
-def scorer_state(measured: Sequence[Measured]) -> dict[str, Any]:
-    """Return the `state` of a `Scorer` that had measured all this, one entry for each of its attacks and layers."""
+def evaluator_state(measured: Sequence[Measured]) -> dict[str, Any]:
+    """Return the `state` of an `AttackEvaluator` that had measured all this, an entry for each attack and layer."""
     epoch = int(measured[0].epochs[-1]) if measured and len(measured[0].epochs) else -1
     seen = [entry.values[(entry.epochs == epoch) & ~np.isnan(entry.values)].tolist() for entry in measured]
     last = [float(entry.values[-1]) for entry in measured if len(entry.values) and not np.isnan(entry.values[-1])]

@@ -80,7 +80,7 @@ class JointLabels:
     test: Labels
 
 
-class JointScorer:
+class JointEvaluator:
     """Compares what joint attacks say with true labels, and with what they say without the gradients.
 
     Parameters

@@ -17,7 +17,7 @@ from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointView, OwnRows
 from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory
 from flower_vfl.auditing.evaluator import AuditLabels, draw_examples
-from flower_vfl.auditing.joint import TEST_ROWS, WIDE_ROWS, JointLabels, JointScorer, most_rows, sample_rows
+from flower_vfl.auditing.joint import TEST_ROWS, WIDE_ROWS, JointEvaluator, JointLabels, most_rows, sample_rows
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import ConfigError
@@ -100,9 +100,9 @@ def group_unavailable(
     return [scorer.unavailable(attack, why) for attack in attacks]
 
 
-def _group_scorer(labels: AuditLabels, party: str, *, defended: bool) -> JointScorer:
+def _group_scorer(labels: AuditLabels, party: str, *, defended: bool) -> JointEvaluator:
     classes, positive = labels.classes, labels.positive(0)
-    return JointScorer(party=party, defended=defended, positive=positive, classes=classes, source="monitor")
+    return JointEvaluator(party=party, defended=defended, positive=positive, classes=classes, source="monitor")
 
 
 class JointObserver:
@@ -172,7 +172,7 @@ class JointObserver:
             Why nothing was remembered, where that is so.
         """
         labels, positive = self._labels, self._labels.positive(0)
-        scorer = JointScorer(party=self._party, defended=self._defended, positive=positive, classes=labels.classes)
+        scorer = JointEvaluator(party=self._party, defended=self._defended, positive=positive, classes=labels.classes)
         if self._gradients is None:
             why = why or "training ended before its first epoch did"
             return [scorer.unavailable(attack, why) for attack in self._attacks]

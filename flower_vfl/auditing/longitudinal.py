@@ -119,7 +119,7 @@ class _Remembered:
     intervals: list[list[float] | None] = field(default_factory=list)
 
 
-class MemoryScorer:
+class LongitudinalEvaluator:
     """Remembers what a party receives, lets attacks read it after each epoch, and writes down how right they are.
 
     Parameters

@@ -23,14 +23,14 @@ from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.embedding.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.joint import JointAttack
 from flower_vfl.attacks.longitudinal.base import MemoryAttack
-from flower_vfl.auditing.evaluator import TOGETHER, AuditLabels, Reference, Scorer
+from flower_vfl.auditing.evaluator import TOGETHER, AttackEvaluator, AuditLabels, Reference
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.informed import DIRECTION, InformedAudit
 from flower_vfl.auditing.joint_view import group_unavailable, read_group
-from flower_vfl.auditing.longitudinal import MemoryScorer
+from flower_vfl.auditing.longitudinal import LongitudinalEvaluator
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.auditing.recorder import Recorder
-from flower_vfl.auditing.trained_model import TrainedScorer
+from flower_vfl.auditing.trained_model import TrainedModelEvaluator
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.errors import FlowerVflError
 from flower_vfl.protocol.printable import reason_of
@@ -48,28 +48,28 @@ class _View:
     """What the monitor keeps of one party, or of several that collude: who scores, and the step that is scored."""
 
     parties: tuple[str, ...]
-    scorer: Scorer
-    remembered: MemoryScorer | None
+    scorer: AttackEvaluator
+    remembered: LongitudinalEvaluator | None
     informed: InformedAudit | None = None
     transcript: Transcript = field(default_factory=Transcript)
 
     @property
     def latest(self) -> float:
         """The largest leak that was last found, of a step or of what is remembered."""
-        return _largest([self.scorer.latest, self._remembered])
+        return _largest([self.scorer.latest, self._longitudinal])
 
     @property
     def last(self) -> float:
         """The same, with the last step in it."""
-        return _largest([self.scorer.last, self._remembered])
+        return _largest([self.scorer.last, self._longitudinal])
 
     @property
     def epoch_leak(self) -> float:
         """The largest leak over the steps of this epoch, or of what is remembered since the last one."""
-        return _largest([self.scorer.epoch_leak, self._remembered])
+        return _largest([self.scorer.epoch_leak, self._longitudinal])
 
     @property
-    def _remembered(self) -> float:
+    def _longitudinal(self) -> float:
         return math.nan if self.remembered is None else self.remembered.latest
 
     def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -128,28 +128,34 @@ class LeakageMonitor:
         split: Split = Split(0),  # noqa: B008 - it is frozen
     ) -> None:
         self._labels, self._schedule, self._memory = labels, schedule, memory
-        watching = [attack for attack in attacks if isinstance(attack, Attack)]
+        stepwise = [attack for attack in attacks if isinstance(attack, Attack)]
         self._trained_attacks = [
             attack for attack in attacks if isinstance(attack, InferenceAttack) and not attack.needs
         ]
         self._trained_entries: list[dict[str, Any]] = []
         self._joint = [attack for attack in attacks if isinstance(attack, JointAttack)]
         self._joint_entries: list[dict[str, Any]] = []
-        remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
+        longitudinal = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self._every, self._defended, self._recorder = every, defended, recorder
         self._informed, self._split = informed, split
         self._audits = sum(1 + len(_members(party)) for party in parties)
-        self._sent = [self._view("monitor", party, watching, remembering, defended=defended) for party in parties]
-        on_gradients = [attack for attack in watching if attack.sees == "gradients"]  # embeddings are what they are
+        self._sent = [self._view("monitor", party, stepwise, longitudinal, defended=defended) for party in parties]
+        on_gradients = [attack for attack in stepwise if attack.sees == "gradients"]  # embeddings are what they are
         self._unsent: list[_View] = []
-        if defended and (on_gradients or remembering):
+        if defended and (on_gradients or longitudinal):
             self._unsent = [
-                self._view("undefended", party, on_gradients, remembering, defended=False) for party in parties
+                self._view("undefended", party, on_gradients, longitudinal, defended=False) for party in parties
             ]
-        self._watches, self._remembers = bool(watching), bool(remembering)
+        self._watches, self._remembers = bool(stepwise), bool(longitudinal)
 
     def _view(
-        self, view: str, party: str, attacks: Sequence[Attack], remembering: Sequence[MemoryAttack], *, defended: bool
+        self,
+        view: str,
+        party: str,
+        attacks: Sequence[Attack],
+        longitudinal: Sequence[MemoryAttack],
+        *,
+        defended: bool,
     ) -> _View:
         """Return what attacks one party, or several together."""
         shared: dict[str, Any] = {
@@ -160,14 +166,16 @@ class LeakageMonitor:
             "view": view,
         }
         remembered = None
-        if remembering:
+        if longitudinal:
             folder = None if self._memory is None else self._memory / f"{view}-{party}"
-            remembered = MemoryScorer(remembering, ["cut"], self._labels, self._schedule, folder=folder, **shared)
-        scorer = Scorer(attacks, ["cut"], self._labels, every=self._every, together=TOGETHER, **shared)
-        informed = self._audit(party, remembering) if self._informed and view == "monitor" else None
+            remembered = LongitudinalEvaluator(
+                longitudinal, ["cut"], self._labels, self._schedule, folder=folder, **shared
+            )
+        scorer = AttackEvaluator(attacks, ["cut"], self._labels, every=self._every, together=TOGETHER, **shared)
+        informed = self._audit(party, longitudinal) if self._informed and view == "monitor" else None
         return _View(tuple(party.split("+")), scorer, remembered, informed)
 
-    def _audit(self, party: str, remembering: Sequence[MemoryAttack]) -> InformedAudit:
+    def _audit(self, party: str, longitudinal: Sequence[MemoryAttack]) -> InformedAudit:
         """Return what fits readers to the labels, of what one party gets or several together."""
         return InformedAudit(
             self._labels.numbers,
@@ -182,7 +190,7 @@ class LeakageMonitor:
             members=_members(party),
             every=self._every,
             audits=self._audits,
-            direction=DIRECTION not in (attack.label for attack in remembering),
+            direction=DIRECTION not in (attack.label for attack in longitudinal),
         )
 
     @torch.no_grad()
@@ -290,7 +298,7 @@ class LeakageMonitor:
         """
         for view in self._sent:
             party = "+".join(view.parties)
-            scorer = TrainedScorer(
+            scorer = TrainedModelEvaluator(
                 labels,
                 classes,
                 party=party,

@@ -105,7 +105,7 @@ class Measured:
     """
 
     epochs: NDArray[Any]
-    looked_for: NDArray[Any]
+    positives_in: NDArray[Any]
     values: NDArray[Any]
     errors: NDArray[Any]
     negatives: NDArray[Any]
@@ -114,8 +114,8 @@ class Measured:
 
     def state(self) -> dict[str, Any]:
         """Return the `state` of a `StepLeaks` that has collected all this."""
-        classes = np.unique(self.looked_for).tolist()
-        by_class = {str(number): self._state(self.looked_for == number) for number in classes}
+        classes = np.unique(self.positives_in).tolist()
+        by_class = {str(number): self._state(self.positives_in == number) for number in classes}
         return {**self._state(np.ones(len(self.values), dtype=bool)), "by_class": by_class}
 
     def _state(self, chosen: NDArray[np.bool_]) -> dict[str, Any]:

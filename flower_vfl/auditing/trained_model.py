@@ -80,7 +80,7 @@ Values = Sequence[Mapping[str, float]]
 """How right an attack was, a draw after the other, by measure; nothing where it could not be measured."""
 
 
-class TrainedScorer:
+class TrainedModelEvaluator:
     """Compares what attacks on a trained model say with the true labels of the attacked rows.
 
     Parameters
@@ -308,7 +308,7 @@ class TrainedModel:
         self._cut_shape = tuple(self._outputs(None, table.test, self._attacked[:2]).shape[1:])
 
     def entries(
-        self, attacks: Sequence[InferenceAttack], layers: Mapping[str, nn.Module | None], scorer: TrainedScorer
+        self, attacks: Sequence[InferenceAttack], layers: Mapping[str, nn.Module | None], scorer: TrainedModelEvaluator
     ) -> list[dict[str, Any]]:
         """Run every attack at every layer and return one entry each for `result.json`.
 

@@ -254,7 +254,7 @@ class LabelParty(LabelModel):
         """Do what of the next step needs no embeddings: the label party's own bottom model goes ahead."""
         self._ahead = {step: self._own(self._inputs(step), train=True)}
 
-    def rehearse(self, embeddings: Mapping[str, Tensor]) -> None:
+    def dry_run(self, embeddings: Mapping[str, Tensor]) -> None:
         """Do the network's part of the first step on copies of the models, to see what it takes; nothing changes."""
         other = copy.copy(self)
         other.top, other.bottom = copy.deepcopy((self.top, self.bottom))

@@ -291,7 +291,7 @@ def _persistent(run: Run) -> bool:
     return any(isinstance(params, dict) and params.get("rho") for params in given)
 
 
-def _looked_for(run: Run) -> list[str]:
+def _positives_in(run: Run) -> list[str]:
     """Return the classes, of more than two, that gradients were searched for; none where it was each of them."""
     classes, attack = run.result["dataset"].get("classes"), tomllib.loads(run.config).get("attack")
     named = attack.get("positives") if isinstance(attack, dict) else None
@@ -324,10 +324,10 @@ def not_tested(run: Run) -> list[str]:
         gaps.append(f"Any attack at all: none {'measured anything' if silent else 'ran'}.")
     gaps += [f"{label}, which ran and measured nothing: {why}." for label, why in _reasons(silent).items()]
     gradients = [entry for entry in received(run.result) if not on_embeddings(run.result, label_of(entry))]
-    looked_for = _looked_for(run)
-    if looked_for and any(entry.get("q95") is not None for entry in gradients):
+    searched = _positives_in(run)
+    if searched and any(entry.get("q95") is not None for entry in gradients):
         gaps.append(
-            f"The other classes. Gradients were searched for examples of class {listed(looked_for)} alone "
+            f"The other classes. Gradients were searched for examples of class {listed(searched)} alone "
             "(attack.positives); those of others may leak more."
         )
     if not any(entry.get("layer") == "first" and entry.get("q95") is not None for entry in gradients):

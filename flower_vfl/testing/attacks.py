@@ -76,18 +76,18 @@ def check_attack(attack_class: type[AttackMethod], *, waive: Sequence[str] = (),
         Listing everything that is wrong.
     """
     title = str(getattr(attack_class, "__name__", attack_class))
-    watching, trained, remembering, joint = (
+    stepwise, trained, longitudinal, joint = (
         isinstance(attack_class, type) and issubclass(attack_class, base)
         for base in (Attack, InferenceAttack, MemoryAttack, JointAttack)
     )
-    if watching or not (trained or remembering or joint):
+    if stepwise or not (trained or longitudinal or joint):
         checks = (_parameters, _shapes, _number_formats, _degenerate, _repeatable, _side_information, _stack, _devices)
         stages = ((_declarations,), (*checks, repeated, sequence))
         run_checks("an attack", title, params, _Subject(attack_class, params), stages, waive=waive)
     if trained:
         subject = TrainedSubject(attack_class, params)
         run_checks("an attack on the trained model", title, params, subject, (TRAINED[:1], TRAINED[1:]), waive=waive)
-    if remembering:
+    if longitudinal:
         memories = (MEMORIES[:1], MEMORIES[1:])
         run_checks("a longitudinal attack", title, params, MemorySubject(attack_class, params), memories, waive=waive)
     if joint:

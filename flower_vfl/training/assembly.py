@@ -32,7 +32,7 @@ from flower_vfl.training.checkpointing import MODEL, Checkpointing, Ledger
 from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.factories import optimizers_of
 from flower_vfl.training.loop import Training
-from flower_vfl.training.replay_guard import Repeats
+from flower_vfl.training.replay_guard import ReplayGuard
 from flower_vfl.transport.base import Link
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def build_label_party(
         learned=learned,
         learners=[optimizers_of(config, module, schedule) for module in learned.values()],
         clip_norm=config.training.clip_norm,
-        keep_clean=bool(base.watching or base.remembering),
+        keep_clean=bool(base.step_attacks or base.longitudinal_attacks),
         snapshots=config.attack.snapshots,
         placement=Placement.of(config),
     )
@@ -180,12 +180,12 @@ def build_monitor(
     )
 
 
-def build_repeats(strategy: HookedStrategy, context: TrainingContext) -> Repeats | None:
+def build_replay_guard(strategy: HookedStrategy, context: TrainingContext) -> ReplayGuard | None:
     """Build what looks at steps that are done again; None where nobody can go back, or sends something else then."""
     base, defenses, ledger = strategy.base, strategy.chain(), _ledger(strategy.base.config, context)
     if ledger is None or not defenses or base.config.transport.kind == "inproc":
         return None
-    return Repeats(defenses, ledger.received, known=context.resume)
+    return ReplayGuard(defenses, ledger.received, known=context.resume)
 
 
 def build_checkpointing(
@@ -196,7 +196,7 @@ def build_checkpointing(
     label: LabelParty,
     training: Training,
     monitor: LeakageMonitor | None,
-    repeats: Repeats | None = None,
+    guard: ReplayGuard | None = None,
 ) -> Checkpointing | None:
     """Build what keeps everybody's states; None where nobody asked for them."""
     base, ledger = strategy.base, _ledger(strategy.base.config, context)
@@ -210,7 +210,7 @@ def build_checkpointing(
             "training": training,
             **{f"defense {position}": defense for position, defense in enumerate(strategy.chain())},
             **({} if monitor is None else {"monitor": monitor}),
-            **({} if repeats is None else {"received": repeats}),
+            **({} if guard is None else {"received": guard}),
         },
         schedule=schedule,
         recorder=base.observer,

@@ -28,7 +28,7 @@ from flower_vfl.protocol.schedule import PARTS, Part, Rows, Schedule
 from flower_vfl.training.conditional_oracle import ConditionalAudit
 from flower_vfl.training.observer import Observer
 from flower_vfl.training.outcome import LIMITS, MEASURED, Epoch, Outcome, measured
-from flower_vfl.training.replay_guard import Repeats
+from flower_vfl.training.replay_guard import ReplayGuard
 from flower_vfl.transport.base import Link, expect
 
 _logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Training:
         oracle: Oracle | None = None,
         audited: Collection[str] = (),
         sample: Rows | None = None,
-        repeats: Repeats | None = None,
+        guard: ReplayGuard | None = None,
         conditional: ConditionalAudit | None = None,
     ) -> None:
         self._label, self._links, self._schedule = label, links, schedule
@@ -102,7 +102,7 @@ class Training:
         self.sample = np.zeros(0, dtype=np.int64) if sample is None else sample
         self.sampled: dict[str, Tensor] = {}
         """The same of the sample, (n, ...)."""
-        self._repeats, self._conditional = repeats, conditional
+        self._guard, self._conditional = guard, conditional
         self._losses: list[float] = []
         self._before, self._started = Outcome(), time.perf_counter()
 
@@ -121,8 +121,8 @@ class Training:
         self._started = time.perf_counter()
         try:
             if self._stopped():
-                self.look_again()  # what is read from the last evaluation is no part of a checkpoint
-            for epoch, steps in self._legs():
+                self.evaluate_again()  # what is read from the last evaluation is no part of a checkpoint
+            for epoch, steps in self._segments():
                 if self._stopped():
                     return
                 self._train(epoch, steps)
@@ -138,7 +138,7 @@ class Training:
         finally:
             self._count()
 
-    def look_again(self) -> None:
+    def evaluate_again(self) -> None:
         """Evaluate on the test table for what is kept of it: the model is not the one of the last evaluation."""
         if self._schedule.batches("test"):
             self._predict("test", range(self._schedule.batches("test")))
@@ -155,7 +155,7 @@ class Training:
         """Forget what is kept of the last evaluation, as no model stays."""
         self.test_embeddings, self.sampled = {}, {}
 
-    def _legs(self) -> Iterator[tuple[int, range]]:
+    def _segments(self) -> Iterator[tuple[int, range]]:
         """Yield the steps still to do, an epoch or less at a time, each leg with its epoch; at its end all rests."""
         every = self._config.checkpoint.every
         for epoch in range(1, self._schedule.epochs + 1):
@@ -214,8 +214,8 @@ class Training:
         for step in steps:
             embeddings = self._receive_all(step, self._schedule.batch_rows(step))
             started = time.perf_counter()
-            if self._repeats is not None:
-                self._repeats.note(step, embeddings)
+            if self._guard is not None:
+                self._guard.note(step, embeddings)
             done = self._label.train_step(step, embeddings)
             request = step + ahead if step + ahead in steps else -1
             self.outcome.seconds_compute += time.perf_counter() - started
@@ -270,7 +270,7 @@ class Training:
         """Return what chance depends on: how many rows the batch has, and how many are of the class looked for."""
         if self._oracle is None:
             return {}
-        positives = self._oracle.looked_for(step, done.rows)
+        positives = self._oracle.positives_in(step, done.rows)
         return {"batch_rows": positives.size, "batch_positives": int(np.count_nonzero(positives))}
 
     def _log(self, step: int, epoch: int, metric: str, value: float) -> None:

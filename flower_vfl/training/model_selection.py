@@ -15,7 +15,7 @@ from flower_vfl.transport.base import Link, expect
 _log = logging.getLogger(__name__)
 
 
-class KeptModel:
+class ModelSelection:
     """Training that ends with the model that all parties keep.
 
     With `training.patience` that is the model after the best epoch, of which every party has a copy. After a limit of
@@ -82,7 +82,7 @@ class KeptModel:
         outcome = self._training.outcome
         outcome.kept, outcome.kept_epoch = step, self._schedule.epoch_of(step - 1)
         self.tell(self._links)
-        self._training.look_again()
+        self._training.evaluate_again()
         level = logging.WARNING if outcome.limited else logging.INFO
         _log.log(level, "the model of step %d, epoch %d, is kept: %s", step, outcome.kept_epoch, why)
 

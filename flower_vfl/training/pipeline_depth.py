@@ -29,7 +29,7 @@ _ROUNDS, _ENOUGH_SECONDS = 5, 10.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepTiming:
     """What one step at a time takes, in seconds.
 
     Attributes
@@ -66,7 +66,9 @@ class Pace:
         return max(1, min(LIMIT, math.ceil(self.step / max(self.label + self.party, frame, self.step / LIMIT))))
 
 
-def agree(label: LabelParty, links: Mapping[str, Link], rows: int, config: TransportConfig, *, known: int = 0) -> int:
+def choose_depth(
+    label: LabelParty, links: Mapping[str, Link], rows: int, config: TransportConfig, *, known: int = 0
+) -> int:
     """Return how many steps are in flight; where the configuration leaves it open, choose and tell every party.
 
     Parameters
@@ -86,24 +88,24 @@ def agree(label: LabelParty, links: Mapping[str, Link], rows: int, config: Trans
         return config.in_flight
     chosen = 1 if config.kind == "inproc" else known
     if not chosen:
-        pace = measure(label, links, rows, config.step_timeout)
-        chosen = pace.in_flight
+        timing = measure(label, links, rows, config.step_timeout)
+        chosen = timing.in_flight
         _log.info(
             "a step takes %.1f ms, the link %.1f ms of them: %d in flight (transport.in_flight = 0)",
-            *(1000 * pace.step, 1000 * pace.link, chosen),
+            *(1000 * timing.step, 1000 * timing.link, chosen),
         )
-    tell(links, chosen, config)
+    announce_depth(links, chosen, config)
     return chosen
 
 
-def tell(links: Mapping[str, Link], chosen: int, config: TransportConfig) -> None:
+def announce_depth(links: Mapping[str, Link], chosen: int, config: TransportConfig) -> None:
     """Tell every party how many steps are in flight, where the configuration does not."""
     if not config.in_flight:
         for link in links.values():
             link.send(Frame(Kind.IN_FLIGHT, fields={"in_flight": chosen}))
 
 
-def measure(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: float) -> Pace:
+def measure(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: float) -> StepTiming:
     """Rehearse the first step a few times at every party; no model and no generator changes by it.
 
     Raises
@@ -115,13 +117,13 @@ def measure(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: fl
     trips: list[float] = []
     started = time.perf_counter()
     while len(trips) < 2 or (len(trips) <= _ROUNDS and time.perf_counter() - started < _ENOUGH_SECONDS):
-        rounds.append(_rehearse(label, links, rows, timeout))
+        rounds.append(_dry_run(label, links, rows, timeout))
         trips.append(_round_trip(links, timeout))
     step, label_party, party = (statistics.median(values) for values in zip(*rounds[1:], strict=True))  # 1st: warm-up
-    return Pace(step, label_party, party, statistics.median(trips[1:]))
+    return StepTiming(step, label_party, party, statistics.median(trips[1:]))
 
 
-def _rehearse(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: float) -> tuple[float, float, float]:
+def _dry_run(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: float) -> tuple[float, float, float]:
     """Do a step's work once; return the seconds of all of it, at the label party and at the slowest party."""
     started = time.perf_counter()
     for link in links.values():
@@ -135,7 +137,7 @@ def _rehearse(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: 
             raise PartyError(f"party {party!r} says that a rehearsal took {said!r} seconds")
         seconds = max(seconds, said)
     received = time.perf_counter()
-    label.rehearse(embeddings)
+    label.dry_run(embeddings)
     ended = time.perf_counter()
     return ended - started, ended - received, seconds
 

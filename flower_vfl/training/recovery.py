@@ -16,7 +16,7 @@ TRIES = 3
 """How often a run goes back to the same checkpoint: what kills a party there again and again will not stop doing so."""
 
 
-class Rejoining:
+class PartyRecovery:
     """Takes parties back that were lost.
 
     Parameters

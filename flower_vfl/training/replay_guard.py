@@ -21,7 +21,7 @@ _DIGEST = 32
 _ENTRY = re.compile(rf"^(\d+) ([0-9a-f]{{{2 * _DIGEST}}})$", re.MULTILINE)
 
 
-class Repeats:
+class ReplayGuard:
     """Sees to it that no noise comes twice with different gradients.
 
     After a break all go back to the last checkpoint, the defenses' generators too, so that a run with a break is the
@@ -60,7 +60,7 @@ class Repeats:
                 file.write(_line(step, self._chain))
         elif self._first[step] != self._chain:
             for defense in self._defenses:
-                defense.draw_anew("step", step, self._chain.hex())
+                defense.reseed("step", step, self._chain.hex())
             if not self._told:
                 _log.warning(
                     "step %d is done again with other embeddings than the first time: the noise of this step and of "

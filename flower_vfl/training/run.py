@@ -24,7 +24,7 @@ from flower_vfl.training.assembly import (
     build_checkpointing,
     build_label_party,
     build_monitor,
-    build_repeats,
+    build_replay_guard,
     prepare_labels,
 )
 from flower_vfl.training.conditional_oracle import build_conditional
@@ -33,11 +33,11 @@ from flower_vfl.training.factories import schedule_of
 from flower_vfl.training.grids import is_simulation, replaces_nodes
 from flower_vfl.training.handshake import check_fit, send_audit, software_of
 from flower_vfl.training.loop import Training
-from flower_vfl.training.model_selection import KeptModel
+from flower_vfl.training.model_selection import ModelSelection
 from flower_vfl.training.party_report import read_report
-from flower_vfl.training.pipeline_depth import agree, tell
+from flower_vfl.training.pipeline_depth import announce_depth, choose_depth
 from flower_vfl.training.probe import Cut, cut_of
-from flower_vfl.training.recovery import Rejoining
+from flower_vfl.training.recovery import PartyRecovery
 from flower_vfl.transport.sessions import Sessions
 
 
@@ -116,7 +116,7 @@ class TrainingRun:
             stages.train(after_epoch)
             stages.finish(timeout)
             context.on_finished()
-            sessions.tell_exported()
+            sessions.announce_export()
             stages.forget()
         outcome = base.outcome
         return VerticalResult(
@@ -143,7 +143,7 @@ class _Stages:
         base, links = strategy.base, sessions.links
         self._strategy, self._context, self._sessions = strategy, context, sessions
         self._label, self._schedule, self._audited = label, schedule, audited
-        self._monitor, repeats = build_monitor(strategy, schedule, context), build_repeats(strategy, context)
+        self._monitor, guard = build_monitor(strategy, schedule, context), build_replay_guard(strategy, context)
         self._conditional = build_conditional(strategy, schedule.steps) if audited else None
         if self._conditional is not None:
             label.keep_inside(self._conditional.oracle.every)
@@ -157,22 +157,22 @@ class _Stages:
             monitor=self._monitor,
             observer=base.observer,
             outcome=base.outcome,
-            oracle=Oracle(base.watching, base.audit_labels, base.config.attack.cadence(schedule.steps)),
+            oracle=Oracle(base.step_attacks, base.audit_labels, base.config.attack.cadence(schedule.steps)),
             audited=self._audited,
             sample=_sample(base),
-            repeats=repeats,
+            guard=guard,
             conditional=self._conditional,
         )
         self._checkpointing = build_checkpointing(
-            strategy, context, schedule, links, label, self._training, self._monitor, repeats
+            strategy, context, schedule, links, label, self._training, self._monitor, guard
         )
-        self._rejoining = Rejoining(sessions, self._checkpointing, replaced=replaces)
+        self._recovery = PartyRecovery(sessions, self._checkpointing, replaced=replaces)
         timeout = base.config.transport.step_timeout
-        self._kept = KeptModel(self._training, label, schedule, links, self._checkpointing, timeout=timeout)
+        self._selection = ModelSelection(self._training, label, schedule, links, self._checkpointing, timeout=timeout)
 
     def begin(self) -> None:
         """Bring everybody to the step at which training goes on, also where parties come and go meanwhile."""
-        self._rejoining.begin(self._begin)
+        self._recovery.begin(self._begin)
 
     def _begin(self) -> None:
         """Go back to the last checkpoint, or tell those who audit what they need; agree on the steps in flight."""
@@ -183,7 +183,7 @@ class _Stages:
             audited = {party: links[party] for party in self._audited}
             send_audit(audited, base.labels, test=test, timeout=base.config.transport.step_timeout)
         known, rows = outcome.in_flight if resumed else 0, self._schedule.batch_rows(0)
-        outcome.in_flight = agree(self._label, links, rows, base.config.transport, known=known)
+        outcome.in_flight = choose_depth(self._label, links, rows, base.config.transport, known=known)
         if self._checkpointing is not None and not resumed:
             self._checkpointing.save(0)
 
@@ -192,9 +192,9 @@ class _Stages:
         base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
         save = None if self._checkpointing is None else self._checkpointing.save
         try:
-            self._rejoining.train(
-                lambda: self._kept.train(after_epoch, save),
-                lambda: tell(links, outcome.in_flight, base.config.transport),
+            self._recovery.train(
+                lambda: self._selection.train(after_epoch, save),
+                lambda: announce_depth(links, outcome.in_flight, base.config.transport),
             )
             self._read_trained()
             if self._monitor is not None:
@@ -209,7 +209,7 @@ class _Stages:
     def finish(self, timeout: float) -> None:
         """Let every party finish, and take in what they report."""
         base, outcome = self._strategy.base, self._strategy.base.outcome
-        self._rejoining.finish(timeout, self._kept.tell)
+        self._recovery.finish(timeout, self._selection.tell)
         for party in self._sessions.links:
             attacks = base.attacks if party in self._audited else []
             report = outcome.reports[party] = read_report(party, self._sessions.reports[party], attacks)

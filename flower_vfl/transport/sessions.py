@@ -450,7 +450,7 @@ class Sessions:
                 self.reports[party] = report
         return self.reports
 
-    def tell_exported(self) -> None:
+    def announce_export(self) -> None:
         """Tell the parties with an open session that no state of this training will be asked for any more.
 
         Over `messages` there is none: a party's last message was answered with its report.

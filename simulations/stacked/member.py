@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from flower_vfl.apps.factories import default_bottom, default_top
 from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.label_party import build_strategy
-from flower_vfl.apps.run_state import LABEL, Keeping
+from flower_vfl.apps.run_state import LABEL, PartyStorage
 from flower_vfl.attacks import InferenceAttack, JointAttack
-from flower_vfl.auditing.evaluator import scorer_state
+from flower_vfl.auditing.evaluator import evaluator_state
 from flower_vfl.auditing.summaries import Measured
 from flower_vfl.config import Config
 from flower_vfl.data.store.memory import VerticalData
@@ -124,8 +124,8 @@ class Member:
         for party in self.strategy.base.parties:
             secret, store = Secret.for_simulation(config.seed, party), None
             if folder is not None:
-                keeping = Keeping.of_feature_party(folder, party, training)
-                store = keeping.store(self.config, self._dataset, party)
+                storage = PartyStorage.of_feature_party(folder, party, training)
+                store = storage.store(self.config, self._dataset, party)
             machine = build_feature_party(party, config, self._dataset, secret, simulation=True, store=store)
             machines[party], links[party] = machine, InprocLink(machine)
             check_fit(links[party], config, self.schedule, self._dataset.alignment.digest)
@@ -142,14 +142,14 @@ class Member:
     def keep(self, folder: Path, trained: Trained) -> None:
         """Write the checkpoints of all parties after the last step into the run's folder."""
         base, schedule = self.strategy.base, self.schedule
-        keeping = Keeping.of_label_party(folder, resume=False)
-        machines, links = self._parties(self.config, folder, keeping.training)
+        storage = PartyStorage.of_label_party(folder, resume=False)
+        machines, links = self._parties(self.config, folder, storage.training)
         test = any(isinstance(attack, InferenceAttack | JointAttack) for attack in base.attacks)
         audited = {party: links[party] for party in self.audited}
         send_audit(audited, self.labels, test=test, timeout=self.config.transport.step_timeout)
         for party, machine in machines.items():
             part, state = trained.parties[party], machine.state()
-            scores = {"scores": scorer_state(trained.seen[party])} if party in trained.seen else {}
+            scores = {"scores": evaluator_state(trained.seen[party])} if party in trained.seen else {}
             dropout = {"dropout": part.dropout[0]} if part.dropout else {}
             done = {"bottom": part.weights, "optimizers": part.optimizer, "next_step": schedule.steps}
             machine.restore({**state, **done, **dropout, **scores})
@@ -160,7 +160,7 @@ class Member:
         if monitor is not None:
             views = zip(trained.monitored or [[] for _ in trained.audited], trained.audited, strict=True)
             monitor.restore(
-                [{"steps": scorer_state(view), "remembered": None, "informed": audit} for view, audit in views]
+                [{"steps": evaluator_state(view), "remembered": None, "informed": audit} for view, audit in views]
             )
         training = Training(
             label,
@@ -175,7 +175,7 @@ class Member:
         )
         training.restore({"losses": trained.losses, "outcome": measured(trained.outcome)})
         own = base.table.name if base.table is not None else ""
-        context = TrainingContext(ledger=keeping.store(self.config, self._dataset, own, labels=True))
+        context = TrainingContext(ledger=storage.store(self.config, self._dataset, own, labels=True))
         checkpointing = build_checkpointing(self.strategy, context, schedule, links, label, training, monitor)
         if checkpointing is not None:
             checkpointing.save(schedule.steps)

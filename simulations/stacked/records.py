@@ -141,7 +141,9 @@ class Records:
         return found
 
 
-def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[int], int], run: int) -> list[Measured]:
+def measured(
+    curves: Curves, readings: Sequence[Reading], positives_in: Callable[[int], int], run: int
+) -> list[Measured]:
     """Return what each reading found in one run, of which these are the curves.
 
     Parameters
@@ -160,7 +162,7 @@ def measured(curves: Curves, readings: Sequence[Reading], looked_for: Callable[[
     for reading in readings:
         place = (reading.party, reading.layer, reading.attack)
         (steps, epochs, values), (_, _, errors) = (curves[*place, metric] for metric in reading.metrics)
-        classes = np.array([looked_for(step) for step in steps.tolist()])
+        classes = np.array([positives_in(step) for step in steps.tolist()])
         yes = positives[steps]  # of every step there is one
         counts = rows[steps] - yes, yes - reading.told
         found.append(Measured(epochs, classes, values, errors, *counts, reading.kept(run)))

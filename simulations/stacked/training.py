@@ -133,7 +133,7 @@ class StackedTraining:
     @property
     def _looking(self) -> list[str]:
         """The parties whose attacks are scored while training."""
-        return self._members[0].audited if self._base.watching else []
+        return self._members[0].audited if self._base.step_attacks else []
 
     def _logits(self, module: nn.ModuleDict, parts: Sequence[Tensor], own: Sequence[Tensor]) -> Tensor:
         """Call one run's network of the label party."""
@@ -143,7 +143,7 @@ class StackedTraining:
 
     def _plan_readings(self) -> None:
         """Settle which gradients are attacked, and under which names it is recorded."""
-        attacks = [attack for attack in self._base.watching if isinstance(attack, RowAttack)]
+        attacks = [attack for attack in self._base.step_attacks if isinstance(attack, RowAttack)]
         monitors = self._config.attack.monitor
         defended = np.array([bool(member.strategy.chain()) for member in self._members])
         layers = {party: self._config.attack.layers or ["cut", *self._watched[party]] for party in self._looking}
@@ -165,12 +165,12 @@ class StackedTraining:
         """Return the class that attacks look for in a step."""
         return self._audit.positive(step // self._every)
 
-    def _looked_for(self, step: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _positives_in(self, step: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which rows (B,) are of it."""
         found: NDArray[np.bool_] = self._audit.at(rows) == self._positive(step)
         return found
 
-    def rehearse(self, steps: int) -> float:
+    def dry_run(self, steps: int) -> float:
         """Do some steps of the first epoch and one evaluation batch; return the seconds of a step."""
         self._feeding.begin_epoch(1)
         self._step(0, 1)  # what is done once is no part of a step
@@ -220,7 +220,7 @@ class StackedTraining:
         reads = bool(self._readers.views) and step % self._every == 0
         references: dict[tuple[str, str], Tensor] = {}
         if reads:
-            positive = [self._looked_for(step, part) for part in rows]
+            positive = [self._positives_in(step, part) for part in rows]
             batch = batch_of(positive, which, step, self._readers.most_hints)
             if self._readers.refers:
                 references = self._follow(rows, batch, embeddings, seen, clean)
@@ -340,7 +340,7 @@ class StackedTraining:
     ) -> None:
         self._losses.append(losses.detach())
         self.records.add_logs(step, epoch, logs)
-        positives = np.array([np.count_nonzero(self._looked_for(step, part)) for part in rows])
+        positives = np.array([np.count_nonzero(self._positives_in(step, part)) for part in rows])
         counts = {"batch_rows": np.array([part.size for part in rows]), "batch_positives": positives}
         for metric, values in counts.items():
             self.records.add(("label", "", "", metric), step, epoch, values[self._feeding.orders])

@@ -70,7 +70,7 @@ def check_trials(trials: Sequence[Trial], running: Running, told: Told = lambda 
         for index, trial in enumerate(reversed(settings.values())):
             told(index, len(settings))
             try:
-                rehearse(trial.config, data)
+                dry_run(trial.config, data)
             except Exception as error:  # noqa: BLE001 - a method of somebody else's may raise anything
                 problems.append(f"{trial.run}: {reason_of(error, _MOST)}")
     told(len(settings), len(settings))
@@ -97,7 +97,7 @@ def check_devices(trials: Sequence[Trial], running: Running) -> None:
         raise ConfigError(f"[sweep] gpus is {running.gpus}, but no trial has device = 'cuda'")
 
 
-def rehearse(config: Config, data: Callable[[Config], VerticalData]) -> None:
+def dry_run(config: Config, data: Callable[[Config], VerticalData]) -> None:
     """Do the first step of a configuration, on the processor where there is no card, and write nothing.
 
     Raises

@@ -167,7 +167,7 @@ def measure_stack(trials: Sequence[Trial], data: Callable[[Config], VerticalData
     reset_peak()
     with computing(first):
         training = StackedTraining([Member(config, part) for config in fitted], part)
-        seconds = training.rehearse(STEPS)
+        seconds = training.dry_run(STEPS)
     memory = peak() if first.device == "cpu" else torch.cuda.max_memory_allocated()
     return Measured(len(trials), seconds, memory)
 

@@ -13,7 +13,7 @@ from flower_vfl.strategies.base import HookedStrategy, Scope
 from flower_vfl.strategies.gradients.noise import NoiseDefense
 
 
-class Course(Protocol):
+class Accountant(Protocol):
     """What was done in each epoch, and what that promises; `end_epoch` returns nothing where it promises nothing."""
 
     largest: float
@@ -28,10 +28,10 @@ class Course(Protocol):
         ...
 
 
-C = TypeVar("C", bound=Course)
+C = TypeVar("C", bound=Accountant)
 
 
-class BoundedNoise(NoiseDefense, Generic[C]):
+class AccountedNoise(NoiseDefense, Generic[C]):
     """A noise defense with a course for all parties together, or one for each and for those that collude.
 
     Parameters
@@ -42,25 +42,25 @@ class BoundedNoise(NoiseDefense, Generic[C]):
 
     def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint", rho: float = 0.0) -> None:
         super().__init__(strategy, scope=scope, rho=rho)
-        self._courses: dict[str, C] = {}
+        self._accountants: dict[str, C] = {}
 
     @abstractmethod
     def _nothing_done(self) -> C:
         """Return a course that begins."""
 
     @abstractmethod
-    def most_epochs(self, width: int) -> int:
+    def accounted_epochs(self, width: int) -> int:
         """Return after how many epochs something is still said of gradients (B, width)."""
 
     def _summed(self, left: Mapping[str, float]) -> dict[str, float]:
         """Return what divergences of parties make for groups that collude, where these have no course of their own."""
         return {}
 
-    def _course(self, whose: str) -> C:
+    def _accountant(self, whose: str) -> C:
         """Return the course of a party or group; "" is that of all parties together."""
-        if whose not in self._courses:
-            self._courses[whose] = self._nothing_done()
-        return self._courses[whose]
+        if whose not in self._accountants:
+            self._accountants[whose] = self._nothing_done()
+        return self._accountants[whose]
 
     def _whose(self, step: StepView) -> str:
         """Return whose course a step belongs to; a single party's has its name where the scope is "per-party"."""
@@ -75,7 +75,7 @@ class BoundedNoise(NoiseDefense, Generic[C]):
         """Log what Theorem 1 says of a row's releases in all epochs so far, taken together."""
         log: Log = {}
         several = len(self.base.widths) > 1
-        found = {name: values for name, course in self._courses.items() if (values := course.end_epoch(self.rho))}
+        found = {name: values for name, course in self._accountants.items() if (values := course.end_epoch(self.rho))}
         left = {name: values["sum_kl"] for name, values in found.items()}
         for name, divergence in {**left, **self._summed(left)}.items():
             party = f".{name}" if name and several else ""
@@ -90,7 +90,7 @@ class BoundedNoise(NoiseDefense, Generic[C]):
 
         Epoch by epoch the second can only rise; as it is estimated it may fall, and what was said before counts then.
         """
-        left = {name: course.largest for name, course in self._courses.items()}
+        left = {name: course.largest for name, course in self._accountants.items()}
         together = self._summed({**dict.fromkeys(self.base.widths, 0.0), **left})
         return max(map(auc_bound, [*left.values(), *together.values()])) if left else 1.0
 
@@ -102,7 +102,7 @@ class BoundedNoise(NoiseDefense, Generic[C]):
                 f"attack.max_bound: {self.name} bounds what all epochs give away of two classes, this data has "
                 f"{base.labels.classes}; attack.max_leak is a limit for any number"
             )
-        most = min(map(self.most_epochs, self._bounded(widths)), default=epochs)
+        most = min(map(self.accounted_epochs, self._bounded(widths)), default=epochs)
         if self._repeats and epochs > most:
             raise ConfigError(
                 f"attack.max_bound: what all epochs give away together is computed for {most} epochs of gradients this "
@@ -117,11 +117,11 @@ class BoundedNoise(NoiseDefense, Generic[C]):
 
     def state(self) -> dict[str, Any]:
         """Add what was done in each epoch."""
-        return {**super().state(), "courses": {name: course.state() for name, course in self._courses.items()}}
+        return {**super().state(), "courses": {name: course.state() for name, course in self._accountants.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         super().restore(state)
-        self._courses = {}
+        self._accountants = {}
         for name, course in state["courses"].items():
-            self._course(name).restore(course)
+            self._accountant(name).restore(course)

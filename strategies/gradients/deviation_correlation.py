@@ -53,7 +53,7 @@ def deviations(g: Tensor, y: Tensor, chosen: Tensor | None = None) -> Tensor:
     return g - means.take_along_dim(y.long()[..., None], dim=-2)
 
 
-class Recurrence:
+class DeviationCorrelation:
     r"""Keeps the deviations of a sample of rows from their class means, one vector an epoch, and correlates them.
 
     The deviations of a class's rows in epoch t, each in units of its batch, are one long vector :math:`\zeta_c^t`; what
@@ -160,7 +160,7 @@ class Recurrence:
         self._rows = sample(self._labels, width) if width else self._rows[:0]  # without a width nothing came yet
 
 
-def take_in(recurrences: Sequence[Recurrence], away: Tensor, rows: Sequence[Rows]) -> None:
+def take_in(recurrences: Sequence[DeviationCorrelation], away: Tensor, rows: Sequence[Rows]) -> None:
     """Take in a batch of each of R runs that train together: a card has as much to do for all of them as for one.
 
     Parameters
@@ -181,7 +181,7 @@ def take_in(recurrences: Sequence[Recurrence], away: Tensor, rows: Sequence[Rows
     now[there] = away.flatten(0, 1)[here].float()
 
 
-def _together(recurrences: Sequence[Recurrence], device: torch.device) -> Tensor:
+def _together(recurrences: Sequence[DeviationCorrelation], device: torch.device) -> Tensor:
     """Return one tensor that has what came in this epoch for all of these, each a view of its rows."""
     shared = recurrences[0]._shared
     if shared is None or shared.device != device or any(one._shared is not shared for one in recurrences):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from flower_vfl.apps.run_state import CHECKPOINTS, Keeping
+from flower_vfl.apps.run_state import CHECKPOINTS, PartyStorage
 from flower_vfl.config import build_config
 from flower_vfl.errors import SetupError, StorageError
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE
@@ -51,9 +51,9 @@ def test_a_finished_run_leaves_no_secret_and_no_state_and_cannot_go_on(hosts, tm
     assert (tmp_path / "run" / "result.json").read_bytes() == result
     (ended,) = party.glob("ended-*")
     with pytest.raises(SetupError, match="nothing is left to go on with"):
-        Keeping(party, party.name, ended.name.removeprefix("ended-")).check_open()
+        PartyStorage(party, party.name, ended.name.removeprefix("ended-")).check_open()
     (party / "secret-00").write_bytes(b"of a training that never ended")
-    Keeping(party, party.name, "another").check_open()  # the next training in this folder
+    PartyStorage(party, party.name, "another").check_open()  # the next training in this folder
     assert not [*party.glob("ended-*"), *party.glob("secret-*")]
 
 

@@ -136,11 +136,11 @@ def test_convolutions_on_both_sides_of_the_cut_change_nothing_about_that():
 @pytest.mark.parametrize("classes", [2, 4])
 def test_the_networks_of_the_papers_change_nothing_about_that(network, split, classes):
     data = toy_data(48, 24, 1, (3, 32, 32) if network == "resnet20" else (1, 28, 28), classes=classes)
-    watching = ["norm", "cosine"] if classes == 2 else []
+    step_attacks = ["norm", "cosine"] if classes == 2 else []
     config = toy_config(
         model=PAPER | {"network": network, "split": split},
         training={"batch_size": 16, "eval_batch_size": 16},
-        attack={"names": [*watching, "clustering"], "snapshots": [1, 3]},
+        attack={"names": [*step_attacks, "clustering"], "snapshots": [1, 3]},
     )
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, data.parties)
 

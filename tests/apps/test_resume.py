@@ -10,7 +10,7 @@ import pytest
 
 from flower_vfl import build_config, run
 from flower_vfl.apps.folder import RunFolder
-from flower_vfl.apps.run_state import MAY_CHANGE, Keeping, config_digest, differences
+from flower_vfl.apps.run_state import MAY_CHANGE, PartyStorage, config_digest, differences
 from flower_vfl.checkpoint import read_committed
 from flower_vfl.config import Config, leaf_paths
 from flower_vfl.data.store.memory import MemoryData
@@ -205,7 +205,7 @@ def test_of_the_configuration_only_addresses_and_the_like_may_change():
 @pytest.mark.parametrize("name", ["", "../../etc", "A" * 32, "0" * 31, "0" * 33, 7, None, "0" * 31 + "/"])
 def test_a_training_is_called_by_digits_because_they_become_a_path(tmp_path, name):
     with pytest.raises(ProtocolError, match="32 hexadecimal digits"):
-        Keeping.of_feature_party(tmp_path, "a", name)
+        PartyStorage.of_feature_party(tmp_path, "a", name)
 
 
 def test_a_run_without_a_state_of_all_parties_begins_anew(tmp_path):

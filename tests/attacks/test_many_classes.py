@@ -11,7 +11,7 @@ import torch
 
 from flower_vfl.apps import run
 from flower_vfl.attacks import CosineAttack, HintAttack, NormAttack
-from flower_vfl.auditing.evaluator import AuditLabels, Oracle, Scorer
+from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels, Oracle
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import leak_auc, nearest_rank
@@ -36,7 +36,7 @@ class Kept(NoRecorder):
 def scorer_of(*attacks, positives=(), every=1):
     kept = Kept()
     audit = AuditLabels.of(LABELS, classes=3, positives=positives)
-    return Scorer(
+    return AttackEvaluator(
         attacks, ["cut"], audit, party="a", source="attacker", defended=False, recorder=kept, every=every
     ), kept
 
@@ -71,7 +71,7 @@ def test_classes_take_turns_one_a_scored_step():
 def test_the_oracle_looks_for_the_class_whose_turn_it_is_where_not_each_step_is_scored(every):
     oracle = Oracle([CosineAttack()], AuditLabels.of(LABELS, classes=3), every)
     for turn in range(5):
-        assert oracle.looked_for(turn * every, ROWS).tolist() == (turn % 3 == LABELS).tolist()
+        assert oracle.positives_in(turn * every, ROWS).tolist() == (turn % 3 == LABELS).tolist()
 
 
 def test_one_class_may_be_looked_for_alone():
@@ -133,7 +133,7 @@ def strategy_of(**attack):
 def test_what_reads_embeddings_of_two_classes_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"spectral can tell two classes.*this data has 3"):
         strategy_of(names=["norm", "spectral"])
-    assert [attack.name for attack in strategy_of(names=["norm", "cosine"]).watching] == ["norm", "cosine"]
+    assert [attack.name for attack in strategy_of(names=["norm", "cosine"]).step_attacks] == ["norm", "cosine"]
 
 
 def test_a_class_that_the_data_does_not_have_cannot_be_looked_for():

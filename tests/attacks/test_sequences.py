@@ -6,7 +6,7 @@ import torch
 
 from flower_vfl.attacks import DirectionAttack, NormAttack, ShellAttack
 from flower_vfl.attacks.gradient.principal_direction import fresh_together
-from flower_vfl.auditing.evaluator import AuditLabels, Scorer
+from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels
 from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.checkpoint import load_state, save_state
@@ -44,7 +44,7 @@ def alone(gradients, labels):
 def scorer_of(labels, kept, together=1):
     audit = AuditLabels.of(labels)
     attacks = [DirectionAttack(), NormAttack()]
-    return Scorer(
+    return AttackEvaluator(
         attacks,
         ["cut", "first"],
         audit,

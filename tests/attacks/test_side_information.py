@@ -13,10 +13,10 @@ import torch
 from flower_vfl.attacks import CosineAttack, HintAttack, NormAttack, SideInformation
 from flower_vfl.attacks.gradient import cosine, hint
 from flower_vfl.auditing.evaluator import (
+    AttackEvaluator,
     AuditLabels,
     Oracle,
     Reference,
-    Scorer,
     check_side_information,
     draw_positives,
 )
@@ -44,7 +44,9 @@ class Kept(NoRecorder):
 def scorer_of(*attacks, layers=("cut",), labels=LABELS, every=1):
     kept = Kept()
     audit = AuditLabels.of(labels)
-    scorer = Scorer(attacks, layers, audit, party="a", source="attacker", defended=True, recorder=kept, every=every)
+    scorer = AttackEvaluator(
+        attacks, layers, audit, party="a", source="attacker", defended=True, recorder=kept, every=every
+    )
     return scorer, kept
 
 

@@ -6,7 +6,7 @@ import torch
 
 from flower_vfl.attacks import make_attack, make_attacks
 from flower_vfl.attacks.base import HINTS, NOTHING, REFERENCE, Attack, RowAttack, SideInformation
-from flower_vfl.auditing.batched_scoring import Waiting, answer
+from flower_vfl.auditing.batched_scoring import PendingStep, answer
 from flower_vfl.errors import ArgumentError
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from tests.card.device import card, counting
@@ -24,13 +24,13 @@ def steps(device, attacks, layers=("cut", "first")):
         gradients = {layer: torch.randn(size, 5, generator=generator).to(device) for layer in layers}
         transcript = Transcript()
         transcript.record(StepTrace(number, 1, np.arange(size), gradients["cut"], gradients, gradients))
-        step = Waiting(number, 1, np.zeros(size, dtype=np.int64), 1)
+        step = PendingStep(number, 1, np.zeros(size, dtype=np.int64), 1)
         for attack, layer in targets:
             g = gradients[layer]
             tensors, left_out = {REFERENCE: g[3].clone(), HINTS: g[:2]}, np.array([0, 1])
             side = SideInformation({name: tensors[name] for name in attack.needs}, left_out)
             missing = number == 1 and REFERENCE in attack.needs
-            step.hear((attack, layer), transcript, None if missing else side, [])
+            step.add((attack, layer), transcript, None if missing else side, [])
         found.append(step)
     return targets, found
 

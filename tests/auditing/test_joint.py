@@ -13,15 +13,15 @@ from flower_vfl.auditing.joint import (
     BYTES,
     ROWS,
     WITHOUT_OWN,
+    JointEvaluator,
     JointLabels,
-    JointScorer,
     check_joint_attacks,
     most_rows,
     sample_rows,
 )
 from flower_vfl.errors import ConfigError
 
-SCORER = JointScorer(party="a", defended=True)
+SCORER = JointEvaluator(party="a", defended=True)
 RUNS, ALARMS = 60, 7
 """Of so many runs at 5 %, more false alarms come up with a chance of 1 %."""
 

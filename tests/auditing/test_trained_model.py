@@ -14,7 +14,7 @@ from torch import nn
 from flower_vfl.attacks import InferenceAttack, TrainedView
 from flower_vfl.auditing.evaluator import draw_examples
 from flower_vfl.auditing.recorder import NoRecorder
-from flower_vfl.auditing.trained_model import FreshModels, TrainedModel, TrainedScorer
+from flower_vfl.auditing.trained_model import FreshModels, TrainedModel, TrainedModelEvaluator
 from flower_vfl.data.store.memory import array_table
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import auc_interval, leak_auc, mean_interval, share_interval
@@ -80,7 +80,7 @@ def trained(bottom=None):
 
 
 def scorer(labels=TEST, classes=3):
-    return TrainedScorer(labels, classes, party="a", source="attacker", defended=True)
+    return TrainedModelEvaluator(labels, classes, party="a", source="attacker", defended=True)
 
 
 @pytest.mark.parametrize("count", [1, 4, 20])
@@ -347,7 +347,7 @@ class Kept(NoRecorder):
 @pytest.mark.parametrize(("source", "prefix"), [("attacker", ""), ("monitor", "monitor_")])
 def test_every_draw_stands_in_the_log_behind_the_steps_of_the_training(source, prefix):
     kept = Kept()
-    recorded = TrainedScorer(TEST, 3, party="a", source=source, defended=False, recorder=kept, step=70, epoch=7)
+    recorded = TrainedModelEvaluator(TEST, 3, party="a", source=source, defended=False, recorder=kept, step=70, epoch=7)
     attack = Watching(draws=2)
     recorded.entry(attack, "first", [TrainedView(torch.zeros(30, 2), 3)] * 2)
     recorded.baselines(attack, [TrainedView(torch.zeros(30, 2), 3)] * 2)
@@ -376,7 +376,7 @@ class CountingAttack(InferenceAttack):
 
 def test_an_attack_that_keeps_something_keeps_nothing_of_another_layer():
     labels = np.array([0, 0, 1, 1, 1, 0])
-    scorer = TrainedScorer(
+    scorer = TrainedModelEvaluator(
         labels, 2, party="a", source="monitor", defended=False, recorder=NoRecorder(), step=0, epoch=1
     )
     z = torch.from_numpy(labels).float()[:, None]

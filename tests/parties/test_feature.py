@@ -103,14 +103,14 @@ def test_no_more_steps_are_under_way_than_agreed():
         party.handle(ask(2))
 
 
-def rehearse(value=0.0, rows=16):
+def dry_run(value=0.0, rows=16):
     return Frame(Kind.REHEARSE, tensors={"gradient": torch.full((rows, 4), value)})
 
 
 def test_a_rehearsal_shows_the_first_embedding_and_changes_nothing():
     party, other = make_party(in_flight=0), make_party(in_flight=1)
     for _ in range(2):
-        shown = party.handle(rehearse(1.0))
+        shown = party.handle(dry_run(1.0))
         assert shown.kind is Kind.REHEARSED
         assert shown.fields["seconds"] > 0
     assert party.handle(Frame(Kind.REHEARSE)) == Frame(Kind.REHEARSED)
@@ -127,13 +127,13 @@ def test_a_rehearsal_shows_the_first_embedding_and_changes_nothing():
 @pytest.mark.parametrize(
     ("in_flight", "frame", "words"),
     [
-        (1, rehearse(), "here transport.in_flight is 1"),
+        (1, dry_run(), "here transport.in_flight is 1"),
         (2, Frame(Kind.IN_FLIGHT, fields={"in_flight": 2}), "transport.in_flight is 2"),
         (0, Frame(Kind.IN_FLIGHT, fields={"in_flight": 0}), "1 to 64 are possible"),
         (0, Frame(Kind.IN_FLIGHT, fields={"in_flight": 65}), "1 to 64 are possible"),
         (0, Frame(Kind.IN_FLIGHT), "integer field 'in_flight'"),
-        (0, rehearse(float("nan")), "not finite"),
-        (0, rehearse(rows=5), "must be float32"),
+        (0, dry_run(float("nan")), "not finite"),
+        (0, dry_run(rows=5), "must be float32"),
     ],
 )
 def test_the_label_party_chooses_the_steps_in_flight_only_where_that_was_agreed_and_within_bounds(

@@ -39,7 +39,7 @@ def remember(folder, entries):
 
 
 @pytest.fixture
-def remembering(run_folder):
+def longitudinal_attacks(run_folder):
     """Returns a function that writes a run with a defense, and with these remembered leaks."""
 
     def make(entries=None, **facts):
@@ -55,8 +55,8 @@ def text_of(folder):
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
 
 
-def test_the_page_sets_what_is_remembered_beside_single_steps(remembering):
-    text = text_of(remembering())
+def test_the_page_sets_what_is_remembered_beside_single_steps(longitudinal_attacks):
+    text = text_of(longitudinal_attacks())
     assert "A single step gives away a leak AUC of 0.6" in text
     assert "But each person comes again in every epoch. Who adds up what came for each person, and knows" in text
     assert "and knows nothing, read the labels of all people with 0.640" in text
@@ -66,8 +66,8 @@ def test_the_page_sets_what_is_remembered_beside_single_steps(remembering):
     assert "What an attacker reads who remembers" in text
 
 
-def test_the_largest_leak_of_a_run_is_the_remembered_one_where_that_is_larger(remembering):
-    folder = remembering()
+def test_the_largest_leak_of_a_run_is_the_remembered_one_where_that_is_larger(longitudinal_attacks):
+    folder = longitudinal_attacks()
     leak = worst_leak(load_run(folder))
     assert leak.remembered
     assert leak.q95 == 0.84
@@ -86,22 +86,22 @@ def test_the_largest_leak_of_a_run_is_the_remembered_one_where_that_is_larger(re
         ("remembered_network", {"k": 4, "reads": "epochs"}, "sets side by side what came for each person in every"),
     ],
 )
-def test_a_reader_that_adds_up_nothing_is_not_said_to(remembering, attack, params, words):
-    text = text_of(remembering([entry_of(attack, [0.6, 0.7, 0.84], params=params)]))
+def test_a_reader_that_adds_up_nothing_is_not_said_to(longitudinal_attacks, attack, params, words):
+    text = text_of(longitudinal_attacks([entry_of(attack, [0.6, 0.7, 0.84], params=params)]))
     assert f"Who {words}" in text
     assert "adds up what" not in text
     assert "Noise that is drawn anew averages out" not in text
 
 
 @pytest.mark.parametrize("params", [{"t": 1.0, "rho": 1.0}, {"alpha": 1.0}])
-def test_where_no_noise_is_drawn_anew_none_averages_out(remembering, params):
-    text = text_of(remembering(defenses=({"name": "other", "params": params},)))
+def test_where_no_noise_is_drawn_anew_none_averages_out(longitudinal_attacks, params):
+    text = text_of(longitudinal_attacks(defenses=({"name": "other", "params": params},)))
     assert "Who adds up what came for each person" in text
     assert "Noise that is drawn anew averages out" not in text
 
 
-def test_in_time_order_nobody_comes_again(remembering):
-    folder = remembering()
+def test_in_time_order_nobody_comes_again(longitudinal_attacks):
+    folder = longitudinal_attacks()
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps({**result, "periods": []}))
     text = text_of(folder)
@@ -110,14 +110,14 @@ def test_in_time_order_nobody_comes_again(remembering):
     assert "averages out" not in text
 
 
-def test_where_single_steps_leak_more_the_headline_is_theirs(remembering):
-    folder = remembering(leak=0.97)
+def test_where_single_steps_leak_more_the_headline_is_theirs(longitudinal_attacks):
+    folder = longitudinal_attacks(leak=0.97)
     assert not worst_leak(load_run(folder)).remembered
     assert "no higher in 95 of 100 steps" in text_of(folder)
 
 
-def test_single_steps_are_compared_at_the_same_place(remembering):
-    result = load_run(remembering()).result
+def test_single_steps_are_compared_at_the_same_place(longitudinal_attacks):
+    result = load_run(longitudinal_attacks()).result
     for party, layer in (("a", "cut"), ("b", "first")):
         step = single_steps(result, party, layer)
         assert (step["party"], step["layer"], step["phase"]) == (party, layer, "train")
@@ -126,7 +126,7 @@ def test_single_steps_are_compared_at_the_same_place(remembering):
     assert worst(result, "cut")["attack"] == "remembered_direction"
 
 
-def test_there_is_a_figure_a_party_and_layer_and_the_monitor_stands_in(remembering):
+def test_there_is_a_figure_a_party_and_layer_and_the_monitor_stands_in(longitudinal_attacks):
     entries = [
         entry_of("remembered_norm", [0.5, 0.6, 0.7], party=party, layer=layer, source=source)
         for party, layer, source in (
@@ -136,15 +136,15 @@ def test_there_is_a_figure_a_party_and_layer_and_the_monitor_stands_in(rememberi
             ("a+b", "cut", "monitor"),
         )
     ]
-    folder = remembering(entries)
+    folder = longitudinal_attacks(entries)
     figures = of_remembered(load_run(folder))["remembered_figures"]
     assert len(figures) == 3
     assert "norm, single steps" in figures[0]
     assert "single steps" not in figures[2]  # nobody attacked both together step by step
 
 
-def test_single_steps_are_drawn_by_the_quantile_of_each_epoch(remembering):
-    run = load_run(remembering(leak=0.9))
+def test_single_steps_are_drawn_by_the_quantile_of_each_epoch(longitudinal_attacks):
+    run = load_run(longitudinal_attacks(leak=0.9))
     epochs, quantiles = _by_epoch(run, single_steps(run.result, "a", "cut"))
     _, of, values = run.curve(attack="norm", party="a", layer="cut", metric="auc")
     assert epochs.tolist() == [1, 2, 3]
@@ -153,46 +153,46 @@ def test_single_steps_are_drawn_by_the_quantile_of_each_epoch(remembering):
         assert quantile in values[of == epoch]
 
 
-def test_what_would_have_been_sent_undefended_is_no_leak_of_the_run(remembering):
-    folder = remembering([entry_of("remembered_norm", [0.9, 0.95, 0.99], defended=False, source="monitor")])
+def test_what_would_have_been_sent_undefended_is_no_leak_of_the_run(longitudinal_attacks):
+    folder = longitudinal_attacks([entry_of("remembered_norm", [0.9, 0.95, 0.99], defended=False, source="monitor")])
     assert strongest(load_run(folder).result) is None
     text = text_of(folder)
     assert "Who adds up" not in text
     assert "0.990" in text  # it stands in the table
 
 
-def test_what_was_not_read_to_the_end_is_told(remembering):
+def test_what_was_not_read_to_the_end_is_told(longitudinal_attacks):
     nothing = {"epochs": [], "values": [], "q95": None, "unavailable": "it is wide"}
-    folder = remembering([{**entry_of("remembered_norm", [0.5]), **nothing}])
+    folder = longitudinal_attacks([{**entry_of("remembered_norm", [0.5]), **nothing}])
     assert "remembered_norm at party a, cut layer was not read to the end: it is wide." in text_of(folder)
 
 
-def test_that_nobody_remembered_is_named_where_nobody_did(remembering, run_folder):
+def test_that_nobody_remembered_is_named_where_nobody_did(longitudinal_attacks, run_folder):
     words = "Attackers that remember each person over the epochs, and so average noise away."
     assert words in not_tested(load_run(run_folder("plain")))
-    assert words not in not_tested(load_run(remembering()))
+    assert words not in not_tested(load_run(longitudinal_attacks()))
 
 
 @pytest.mark.parametrize(
     "change",
     [{"values": [0.5]}, {"values": "high"}, {"epochs": None}, {"epochs": [1, 2, "x"]}, {"values": [0.5, None, 1.0]}],
 )
-def test_a_remembered_leak_of_another_shape_is_refused(remembering, change):
-    folder = remembering([{**entry_of("remembered_norm", [0.5, 0.6, 0.7]), **change}])
+def test_a_remembered_leak_of_another_shape_is_refused(longitudinal_attacks, change):
+    folder = longitudinal_attacks([{**entry_of("remembered_norm", [0.5, 0.6, 0.7]), **change}])
     with pytest.raises(InputError, match="a value for each of its epochs"):
         render([folder])
 
 
-def test_hostile_text_in_a_remembered_leak_stays_text(remembering):
+def test_hostile_text_in_a_remembered_leak_stays_text(longitudinal_attacks):
     entry = entry_of("<script>x</script>", [0.5, 0.6, 0.9], unavailable="<img src=x>", params={"k": "<b>5"})
-    page = render([remembering([entry])]).read_text()
+    page = render([longitudinal_attacks([entry])]).read_text()
     assert "<script>x" not in page
     assert "<img src=x>" not in page
     assert "<b>5" not in page
 
 
-def test_the_table_of_runs_has_both_measures(remembering, capsys):
-    result = json.loads((remembering() / "result.json").read_text())
+def test_the_table_of_runs_has_both_measures(longitudinal_attacks, capsys):
+    result = json.loads((longitudinal_attacks() / "result.json").read_text())
     print_results([result])
     shown = capsys.readouterr().out
     assert "remem" in shown
@@ -206,9 +206,9 @@ def test_without_attackers_that_remember_the_table_is_as_it_was(run_folder, caps
     assert "emem" not in capsys.readouterr().out
 
 
-def test_runs_are_compared_by_what_is_remembered_too(remembering, run_folder, tmp_path):
+def test_runs_are_compared_by_what_is_remembered_too(longitudinal_attacks, run_folder, tmp_path):
     folders = [
-        remembering(),
+        longitudinal_attacks(),
         remember(run_folder("other", epochs=3), [entry_of("remembered_direction", [0.9, 0.9, 0.9], defended=False)]),
     ]
     page = html.unescape(render(folders).read_text())
@@ -227,16 +227,16 @@ def test_what_is_promised_of_all_epochs_stands_beside_what_was_read(tmp_path, na
     assert "Dotted: what Theorem 1 allows" in text_of(tmp_path / "run")
 
 
-def test_without_a_promise_none_is_shown(remembering):
-    folder = remembering()
+def test_without_a_promise_none_is_shown(longitudinal_attacks):
+    folder = longitudinal_attacks()
     assert promised(load_run(folder), "a") is None
     assert "Dotted" not in text_of(folder)
 
 
 @pytest.mark.parametrize("attack", ["remembered_fit", "remembered_quadratic", "remembered_network"])
-def test_a_learned_reader_that_reads_most_is_the_strongest_attack_found(attack, remembering):
+def test_a_learned_reader_that_reads_most_is_the_strongest_attack_found(attack, longitudinal_attacks):
     learned = entry_of(attack, [0.7, 0.8, 0.93], label=f"{attack}(k=8)", params={"k": 8})
-    folder = remembering([entry_of(*pair) for pair in FIRST_READ.items()] + [learned])
+    folder = longitudinal_attacks([entry_of(*pair) for pair in FIRST_READ.items()] + [learned])
     run = load_run(folder)
     found = strongest(run.result)
     assert (found.entry["attack"], found.last, found.knows) == (attack, 0.93, "8 rows of each class")
@@ -244,9 +244,9 @@ def test_a_learned_reader_that_reads_most_is_the_strongest_attack_found(attack, 
     assert f"{attack}(k=8)" in text_of(folder)
 
 
-def test_a_reader_that_is_wrong_is_the_strongest_where_turned_around_it_reads_most(remembering, capsys):
+def test_a_reader_that_is_wrong_is_the_strongest_where_turned_around_it_reads_most(longitudinal_attacks, capsys):
     wrong = entry_of("remembered_hint", [0.4, 0.2, 0.06])
-    folder = remembering([*(entry_of(*pair) for pair in FIRST_READ.items()), wrong])
+    folder = longitudinal_attacks([*(entry_of(*pair) for pair in FIRST_READ.items()), wrong])
     found = strongest(load_run(folder).result)
     assert (found.entry["attack"], found.turned) == ("remembered_hint", True)
     assert (found.first, found.last) == (pytest.approx(0.6), pytest.approx(0.94))
@@ -259,4 +259,4 @@ def test_a_reader_that_is_wrong_is_the_strongest_where_turned_around_it_reads_mo
     shown = " ".join(capsys.readouterr().out.split())
     assert "0.600 after epoch 1, 0.940 after epoch 3" in shown
     assert "turned around, party a" in shown
-    assert not strongest(load_run(remembering()).result).turned
+    assert not strongest(load_run(longitudinal_attacks()).result).turned

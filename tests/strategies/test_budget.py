@@ -27,7 +27,7 @@ from flower_vfl.reports import render
 from flower_vfl.reports.run import load_run
 from flower_vfl.strategies import Defense, LabelDP, Marvell
 from flower_vfl.strategies.gradients.marvell import accountant, isotropic
-from flower_vfl.strategies.gradients.marvell.accountant import Course, most_epochs
+from flower_vfl.strategies.gradients.marvell.accountant import Accountant, accounted_epochs
 from flower_vfl.strategies.gradients.marvell.estimates import estimate
 from flower_vfl.strategies.gradients.marvell.solver import optimal_noise
 from flower_vfl.testing.subject import strategy
@@ -139,7 +139,7 @@ def test_a_wrapper_that_looks_at_epochs_itself_does_not_keep_them_from_the_bound
 
 def test_a_defense_around_a_bounded_one_passes_its_bound_on():
     inner = Marvell(strategy(), s=4.0)
-    inner._course("").largest = 0.25
+    inner._accountant("").largest = 0.25
     assert LabelDP(inner).bound() == inner.bound() == auc_bound(0.25)
 
 
@@ -280,11 +280,11 @@ def batch(scale=1.0, seed=0):
 
 
 def test_an_epoch_of_which_nothing_is_known_promises_nothing(monkeypatch):
-    course = Course(np.arange(64) % 4 == 0)
+    course = Accountant(np.arange(64) % 4 == 0)
     course.add(*batch(), np.arange(64))
     course.end_epoch(0.0)
     assert 0.0 < course.largest < 4.0
-    again = Course(np.arange(64) % 4 == 0)
+    again = Accountant(np.arange(64) % 4 == 0)
     again.restore(course.state())
     assert again.largest == course.largest
     again.end_epoch(0.0)  # no batch of it could be estimated from
@@ -296,7 +296,7 @@ def test_an_epoch_of_which_nothing_is_known_promises_nothing(monkeypatch):
 
 
 def test_noise_of_earlier_batches_counts_by_what_it_leaves():
-    course = Course(np.arange(64) % 4 == 0)
+    course = Accountant(np.arange(64) % 4 == 0)
     course.note(batch(scale=0.01)[1])
     assert course.largest == batch(scale=0.01)[1].sum_kl > batch()[1].sum_kl
 
@@ -304,7 +304,7 @@ def test_noise_of_earlier_batches_counts_by_what_it_leaves():
 def test_what_is_said_of_so_many_epochs_depends_on_the_width():
     for width in (1, 3, 4, 19, 20, 21, 400, 1000):
         allowed = [count for count in range(1, 500) if count * min(count, width) <= accountant.LARGEST]
-        assert most_epochs(width) == max(allowed)
+        assert accounted_epochs(width) == max(allowed)
 
 
 def test_the_report_says_which_limit_ended_the_run_and_draws_it(tmp_path, capsys):

@@ -12,14 +12,14 @@ from flower_vfl.errors import PartyError
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.strategies import Observer
 from flower_vfl.training import pipeline_depth
-from flower_vfl.training.pipeline_depth import LIMIT, Pace, agree
+from flower_vfl.training.pipeline_depth import LIMIT, StepTiming, choose_depth
 from flower_vfl.transport.base import Link
 from tests.toys import toy_config, toy_data
 
 
 def on_a_link(compute, round_trip, frame=0.0):
     """Say what one step takes where computing takes so long at both sides together and frames travel so long."""
-    return Pace(compute + round_trip + 2 * frame, compute / 3, 2 * compute / 3, round_trip)
+    return StepTiming(compute + round_trip + 2 * frame, compute / 3, 2 * compute / 3, round_trip)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def on_a_link(compute, round_trip, frame=0.0):
         (on_a_link(14, 1, frame=21), 3),
         (on_a_link(0, 0), 1),
         (on_a_link(0, 5), LIMIT),
-        (Pace(1.0, 0.7, 0.7, 0.1), 1),  # clocks that disagree
+        (StepTiming(1.0, 0.7, 0.7, 0.1), 1),  # clocks that disagree
     ],
 )
 def test_no_more_steps_are_in_flight_than_make_up_for_the_link(measured, chosen):
@@ -77,13 +77,13 @@ class Label:
     def __init__(self):
         self.seen = []
 
-    def rehearse(self, embeddings):
+    def dry_run(self, embeddings):
         self.seen.append(embeddings["a"].shape)
 
 
 def test_every_party_is_told_what_was_chosen_and_the_measurement_is_short():
     link, label = Slow(0.005), Label()
-    chosen = agree(label, {"a": link}, 4, TransportConfig(kind="stream", in_flight=0))
+    chosen = choose_depth(label, {"a": link}, 4, TransportConfig(kind="stream", in_flight=0))
     assert chosen > 1
     assert link.sent[-1] == Frame(Kind.IN_FLIGHT, fields={"in_flight": chosen})
     assert len(link.sent) <= 13
@@ -92,26 +92,26 @@ def test_every_party_is_told_what_was_chosen_and_the_measurement_is_short():
 
 def test_what_is_known_is_told_without_a_measurement():
     link = Slow(0.0)
-    assert agree(Label(), {"a": link}, 4, TransportConfig(kind="stream", in_flight=0), known=7) == 7
+    assert choose_depth(Label(), {"a": link}, 4, TransportConfig(kind="stream", in_flight=0), known=7) == 7
     assert [frame.kind for frame in link.sent] == [Kind.IN_FLIGHT]
 
 
 def test_without_a_link_one_step_is_in_flight():
     link = Slow(0.01)
-    assert agree(Label(), {"a": link}, 4, TransportConfig(in_flight=0)) == 1
+    assert choose_depth(Label(), {"a": link}, 4, TransportConfig(in_flight=0)) == 1
     assert [frame.fields for frame in link.sent] == [{"in_flight": 1}]
 
 
 @pytest.mark.parametrize("said", [-1.0, float("nan"), float("inf"), "long", True])
 def test_a_party_that_says_nonsense_is_refused(said):
     with pytest.raises(PartyError, match="rehearsal took"):
-        agree(Label(), {"a": Slow(0.0, said)}, 4, TransportConfig(kind="stream", in_flight=0))
+        choose_depth(Label(), {"a": Slow(0.0, said)}, 4, TransportConfig(kind="stream", in_flight=0))
 
 
 @pytest.mark.parametrize("kind", ["stream", "messages"])
 @pytest.mark.parametrize("chosen", [1, 3])
 def test_a_run_with_a_chosen_number_is_the_run_with_that_number_bit_for_bit(monkeypatch, kind, chosen):
-    monkeypatch.setattr(pipeline_depth.Pace, "in_flight", property(lambda _: chosen))
+    monkeypatch.setattr(pipeline_depth.StepTiming, "in_flight", property(lambda _: chosen))
     data = toy_data()
     config = {"model": {"dropout": 0.3, "bottom": [16]}, "attack": {"names": ["norm", "cosine"]}}
     found, named = (
@@ -138,11 +138,11 @@ class Interrupt(Observer):
 def test_a_resumed_run_goes_on_with_the_number_that_was_chosen(monkeypatch, tmp_path):
     data = toy_data()
     config = toy_config(transport={"kind": "stream", "in_flight": 0}, checkpoint={"every": 3})
-    monkeypatch.setattr(pipeline_depth.Pace, "in_flight", property(lambda _: 3))
+    monkeypatch.setattr(pipeline_depth.StepTiming, "in_flight", property(lambda _: 3))
     whole = run(config, data=lambda _: data, out=tmp_path / "whole").summary
     with pytest.raises(KeyboardInterrupt):
         run(config, data=lambda _: data, out=tmp_path / "run", observers=(Interrupt(),))
-    monkeypatch.setattr(pipeline_depth.Pace, "in_flight", property(lambda _: 1))  # the link is a better one now
+    monkeypatch.setattr(pipeline_depth.StepTiming, "in_flight", property(lambda _: 1))  # the link is a better one now
     resumed = run(config, data=lambda _: data, out=tmp_path / "run", resume=True).summary
     assert resumed["cost"]["in_flight"] == 3
     assert resumed["weights"] == whole["weights"]

@@ -9,7 +9,7 @@ from torch import nn
 
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, VerticalStrategy
-from flower_vfl.training.replay_guard import Repeats
+from flower_vfl.training.replay_guard import ReplayGuard
 
 STEPS, ROWS, WIDTH = 4, 6, 3
 LABELS = torch.arange(ROWS) % 2
@@ -22,7 +22,7 @@ class Side:
         base = VerticalStrategy(nn.Linear(WIDTH, 1), LABELS, secret=Secret.for_simulation(0, "label"))
         base.build({"a": (WIDTH,)}, None)
         self.defense = Iso(base, t=4.0)
-        self.repeats = Repeats([self.defense], folder / "received", known=known)
+        self.repeats = ReplayGuard([self.defense], folder / "received", known=known)
 
     def step(self, number, word, other=0):
         """Return the noise of a step in which these embeddings came, as a tuple."""
@@ -111,7 +111,7 @@ def test_a_state_between_two_ways_holds_what_is_drawn_next(tmp_path):
 def test_a_defense_that_has_drawn_nothing_since_draws_from_there_after_a_state(tmp_path):
     side = Side(tmp_path)
     first = side.step(0, 0)
-    side.defense.draw_anew("step", 0, "x")
+    side.defense.reseed("step", 0, "x")
     state = side.state()
     side.restore(state)
     assert side.step(1, 0) != first

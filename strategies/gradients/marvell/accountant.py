@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flower_vfl.metrics import Release, together
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.strategies.gradients.deviation_correlation import Recurrence, deviations, take_in
+from flower_vfl.strategies.gradients.deviation_correlation import DeviationCorrelation, deviations, take_in
 from flower_vfl.strategies.gradients.marvell.estimates import Classes
 from flower_vfl.strategies.gradients.marvell.solver import NoiseSpectrum
 from flower_vfl.strategies.gradients.units import beside, working
@@ -24,7 +24,7 @@ LARGEST = 400
 """Rows of the matrices that are inverted after an epoch, epochs times directions: some 20 epochs, 30 ms."""
 
 
-def most_epochs(width: int) -> int:
+def accounted_epochs(width: int) -> int:
     """Return after how many epochs something is still said of gradients (B, width): there are T directions at most.
 
     Examples
@@ -35,11 +35,11 @@ def most_epochs(width: int) -> int:
     return max(math.isqrt(LARGEST), LARGEST // max(width, 1))
 
 
-class Course:
+class Accountant:
     """Keeps one `Release` an epoch, of the mean over its batches, each in units of its own root mean square row.
 
     How much of an example's deviation from its class comes again with it is measured on a sample of rows
-    (`Recurrence`). All of it is computed from labels and stays at the label party.
+    (`DeviationCorrelation`). All of it is computed from labels and stays at the label party.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Course:
 
     def __init__(self, labels: NDArray[Any], *, repeats: bool = True) -> None:
         self._repeats = repeats
-        self._recurrence = Recurrence(labels)
+        self._recurrence = DeviationCorrelation(labels)
         self.largest = 0.0
         """The largest divergence so far, of a step and of all releases of a row; inf where that is not known."""
         self._releases: list[Release] = []
@@ -74,7 +74,7 @@ class Course:
         pointing = classes.direction.double() * math.sqrt(classes.g / square)
         self._direction = pointing + self._direction if self._direction.shape == pointing.shape else pointing
         self._batches += 1
-        return rows is not None and self._repeats and len(self._releases) < most_epochs(classes.d)
+        return rows is not None and self._repeats and len(self._releases) < accounted_epochs(classes.d)
 
     def note(self, spectrum: NoiseSpectrum[float]) -> None:
         """Take in what the noise of a batch leaves, also of one that could not be estimated from."""
@@ -103,7 +103,7 @@ class Course:
         self._releases = [*fits, release]
         self._batches, self._sums, self._direction = 0, np.zeros(len(_NUMBERS)), torch.zeros(0, dtype=torch.float64)
         count = len(self._releases)
-        if count > most_epochs(len(direction)):
+        if count > accounted_epochs(len(direction)):
             self.largest = math.inf
             return {}
         self._recurrence.end_epoch()
@@ -145,7 +145,7 @@ class Course:
 
 
 def take_in_stacked(
-    counted: Mapping[int, tuple[Course, Classes]], g: Tensor, y: Tensor, rows: Sequence[Rows | None]
+    counted: Mapping[int, tuple[Accountant, Classes]], g: Tensor, y: Tensor, rows: Sequence[Rows | None]
 ) -> None:
     """Let courses look at the gradients of the batches that they have counted.
 

@@ -25,13 +25,19 @@ from flower_vfl.metrics import auc_bound, together_shaped
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.base import HookedStrategy, Scope
-from flower_vfl.strategies.gradients.accounted import BoundedNoise
+from flower_vfl.strategies.gradients.accounted import AccountedNoise
 from flower_vfl.strategies.gradients.checks import is_number, strength
 from flower_vfl.strategies.gradients.deviation_correlation import deviations
 from flower_vfl.strategies.gradients.marvell import strengths
-from flower_vfl.strategies.gradients.marvell.full_accountant import LARGEST, FullCourse, Part, most_epochs, release
+from flower_vfl.strategies.gradients.marvell.full_accountant import (
+    LARGEST,
+    FullAccountant,
+    Part,
+    accounted_epochs,
+    release,
+)
 from flower_vfl.strategies.gradients.marvell.full_noise import FullNoise, Pair, estimate, least_noise, optimal_noise
-from flower_vfl.strategies.gradients.marvell.mixture_noise import WIDEST, Imitation
+from flower_vfl.strategies.gradients.marvell.mixture_noise import WIDEST, ResidualMixture
 from flower_vfl.strategies.gradients.noise import Noise
 from flower_vfl.strategies.gradients.units import beside, working
 from flower_vfl.training.factories import schedule_of
@@ -152,7 +158,7 @@ class _Sent:
     unit: float
 
 
-class MarvellFull(BoundedNoise[FullCourse]):
+class MarvellFull(AccountedNoise[FullAccountant]):
     """Gaussian noise that makes the two classes' covariances alike and covers the difference of their means.
 
     What Marvell is for classes with one variance each, this is for classes as they are: it also hides labels from
@@ -181,9 +187,9 @@ class MarvellFull(BoundedNoise[FullCourse]):
     scope, rho
         See `NoiseDefense`.
     imitate : bool
-        Whether what makes the covariances alike are mixtures of how rows of the other class deviate (`Imitation`), so
-        that classes are alike over all epochs as well; `rho` is then of the noise along the means' line alone, and all
-        other noise is drawn anew. For gradients of up to 256 numbers.
+        Whether the covariances are made equal by mixtures of the deviations of rows of the other class
+        (`ResidualMixture`), so that classes are alike over all epochs as well; `rho` is then of the noise along the
+        means' line alone, and all other noise is drawn anew. For gradients of up to 256 numbers.
 
     References
     ----------
@@ -217,7 +223,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
         if not isinstance(imitate, bool):
             raise ConfigError(f"marvell_full: imitate must be true or false, given {imitate!r}")
         self.imitate = imitate
-        self._imitations: dict[int, Imitation] = {}
+        self._mixtures: dict[int, ResidualMixture] = {}
         self._latest: dict[int, _Kept] = {}
         self._sent: dict[int, _Sent] = {}
 
@@ -249,7 +255,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
             noise, unit = self._noise(pair), pair.unit
             self._latest[part] = _Kept(noise, unit, unit * math.sqrt(pair.square))
             self._sent[part] = _Sent(g, y, noise, unit)
-            self._course(self._whose(step)).add(pair, [Part(noise)], noise.sum_kl, g, y, step.rows)
+            self._accountant(self._whose(step)).add(pair, [Part(noise)], noise.sum_kl, g, y, step.rows)
         except UnprotectedBatchError as error:
             latest = self._latest.get(part)
             length = float(working(g).double().square().sum(dim=1).mean().sqrt())
@@ -261,7 +267,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
             log = _report(noise.power * unit**2, noise.likeness, math.inf, fallback=True)
         else:
             log = _report(noise.power * unit**2, noise.likeness, noise.sum_kl)
-        imitating = self._imitating(g, y, step)
+        imitating = self._mixture_noise(g, y, step)
         if imitating is None:  # mixtures of rows are not normal
             self.describe_noise(step, partial(_model, noise, unit))
         return _draw(g, y, noise, unit, self.noise(g, step), imitating), log
@@ -275,15 +281,15 @@ class MarvellFull(BoundedNoise[FullCourse]):
                 f"marvell_full: imitate is for gradients of up to {WIDEST} numbers, these have {g.shape[1]}; take a "
                 "narrower cut, or leave it out"
             )
-        known, away = self._imitations.get(step.part), deviations(working(g), y) / (pair.unit * math.sqrt(pair.square))
+        known, away = self._mixtures.get(step.part), deviations(working(g), y) / (pair.unit * math.sqrt(pair.square))
         if known is None or known.width != g.shape[1]:
-            known = Imitation.begin(self._coming(), away, y, self.generator(g.device))
-            self._imitations[step.part] = known
+            known = ResidualMixture.begin(self._coming(), away, y, self.generator(g.device))
+            self._mixtures[step.part] = known
         known.add(away, y, _rows(g, step))
 
-    def _imitating(self, g: Tensor, y: Tensor, step: StepView) -> Tensor | None:
+    def _mixture_noise(self, g: Tensor, y: Tensor, step: StepView) -> Tensor | None:
         """Return for each row (B, D) what stands for normal numbers where it imitates; None where it does not."""
-        known = self._imitations.get(step.part)
+        known = self._mixtures.get(step.part)
         if known is None:
             return None
         numbers = self.base.identities(_rows(g, step))
@@ -314,7 +320,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
         pair = estimate(g, y)
         parts = [Part(one.noise, one.unit / pair.unit) for one in sent]
         left = together_shaped([release(pair, parts)], rho=self.rho, kept=0.0).sum_kl()
-        self._course("+".join(parties)).add(pair, parts, left, g, y, step.rows)
+        self._accountant("+".join(parties)).add(pair, parts, left, g, y, step.rows)
         return _report(power, likeness, left)
 
     def check_bound(self, epochs: int) -> None:
@@ -345,12 +351,12 @@ class MarvellFull(BoundedNoise[FullCourse]):
             return _strongest(pair, power, self.spread, value=self.value)
         return least_noise(pair, strengths.target(self.strength, self.value), self.spread)
 
-    def most_epochs(self, width: int) -> int:
+    def accounted_epochs(self, width: int) -> int:
         """Return after how many epochs something is still said of gradients (B, width)."""
-        return 1 if self.imitate else most_epochs(width)
+        return 1 if self.imitate else accounted_epochs(width)
 
-    def _nothing_done(self) -> FullCourse:
-        return FullCourse(self.base.prepared, repeats=self._repeats, one_epoch=self.imitate)
+    def _nothing_done(self) -> FullAccountant:
+        return FullAccountant(self.base.prepared, repeats=self._repeats, one_epoch=self.imitate)
 
     def state(self) -> dict[str, Any]:
         """Add the noise of the latest batch that had both classes, for each party that has noise of its own."""
@@ -362,7 +368,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
             }
             for part, kept in self._latest.items()
         }
-        imitated = {str(part): known.state() for part, known in self._imitations.items()}
+        imitated = {str(part): known.state() for part, known in self._mixtures.items()}
         return {**super().state(), "latest": latest, **({"imitated": imitated} if self.imitate else {})}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -374,7 +380,7 @@ class MarvellFull(BoundedNoise[FullCourse]):
             )
             for part, kept in state["latest"].items()
         }
-        self._imitations = {int(part): Imitation.of(known) for part, known in state.get("imitated", {}).items()}
+        self._mixtures = {int(part): ResidualMixture.of(known) for part, known in state.get("imitated", {}).items()}
 
 
 def _rows(g: Tensor, step: StepView) -> Rows:

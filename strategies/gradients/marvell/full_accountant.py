@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flower_vfl.metrics import ShapedRelease, together_shaped
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.strategies.gradients.deviation_correlation import Recurrence
+from flower_vfl.strategies.gradients.deviation_correlation import DeviationCorrelation
 from flower_vfl.strategies.gradients.marvell.full_noise import FullNoise, Pair
 from flower_vfl.strategies.gradients.units import working
 
@@ -25,7 +25,7 @@ CHAINS = 8
 """Sequences of batches, one an epoch, over which the divergence is averaged."""
 
 
-def most_epochs(width: int) -> int:
+def accounted_epochs(width: int) -> int:
     """Return after how many epochs something is still said of gradients (B, width): at least the first.
 
     Examples
@@ -85,14 +85,14 @@ def _symmetric(noise: FullNoise) -> NDArray[np.float64]:
     return roots
 
 
-class FullCourse:
+class FullAccountant:
     """Keeps `CHAINS` batches of each epoch, drawn at random, and puts one of each epoch after the other.
 
     A row comes in a batch of each epoch, and which ones is as random as these chains: the mean of their divergences is
     that of what a row gets together with which batches it was in.
 
     What of an example's deviation from its class comes again with it, direction by direction, is measured on a sample
-    of rows (`Recurrence`). All of it is computed from labels and stays at the label party.
+    of rows (`DeviationCorrelation`). All of it is computed from labels and stays at the label party.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class FullCourse:
         self.largest = 0.0
         """The largest divergence so far, of a step and of all releases of a row; inf where that is not known."""
         self._repeats, self._one_epoch = repeats, one_epoch
-        self._recurrence = Recurrence(labels)
+        self._recurrence = DeviationCorrelation(labels)
         self._chains: list[list[ShapedRelease]] = [[] for _ in range(CHAINS)]
         self._drawn: list[ShapedRelease] = []
         self._epochs, self._batches, self._total, self._width = 0, 0, 0.0, 0
@@ -163,7 +163,7 @@ class FullCourse:
 
     @property
     def _most(self) -> int:
-        return 1 if self._one_epoch else most_epochs(self._width)
+        return 1 if self._one_epoch else accounted_epochs(self._width)
 
     def state(self) -> dict[str, Any]:
         """Return plain values and tensors."""

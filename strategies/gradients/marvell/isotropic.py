@@ -23,10 +23,10 @@ from flower_vfl.metrics import accuracy_bound, auc_bound, one_against_rest_bound
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.tensors import brought
 from flower_vfl.strategies.base import HookedStrategy, Scope
-from flower_vfl.strategies.gradients.accounted import BoundedNoise
+from flower_vfl.strategies.gradients.accounted import AccountedNoise
 from flower_vfl.strategies.gradients.checks import strength
 from flower_vfl.strategies.gradients.marvell import multiclass, strengths
-from flower_vfl.strategies.gradients.marvell.accountant import Course, most_epochs, take_in_stacked
+from flower_vfl.strategies.gradients.marvell.accountant import Accountant, accounted_epochs, take_in_stacked
 from flower_vfl.strategies.gradients.marvell.estimates import (
     Classes,
     RunningEstimates,
@@ -184,7 +184,7 @@ def _model(classes: Classes, spectrum: NoiseSpectrum[float]) -> GaussianNoise:
     return GaussianNoise((spectrum.lam2_neg * unit, spectrum.lam2_pos * unit), (negative, positive))
 
 
-class Marvell(BoundedNoise[Course]):
+class Marvell(AccountedNoise[Accountant]):
     """Optimal Gaussian noise for isotropic classes: hides labels from attacks on lengths and on the means' line.
 
     `residual` reads nearly every label of two classes behind it, from a single batch; `marvell_full` hides them.
@@ -263,7 +263,7 @@ class Marvell(BoundedNoise[Course]):
         if defenses[0].base.labels.classes > 2:
             return super()._perturb_stacked(defenses, g, y, steps)
         numbers, differences = brought(statistics(g, y))
-        noted: dict[int, tuple[Course, Classes]] = {}
+        noted: dict[int, tuple[Accountant, Classes]] = {}
         plans: list[_Plan | None] = [None] * len(defenses)
         logs: list[Log | None] = [None] * len(defenses)
         for run, (defense, values, step) in enumerate(zip(defenses, numbers.tolist(), steps, strict=True)):
@@ -274,8 +274,8 @@ class Marvell(BoundedNoise[Course]):
                 running = defense._running(whose)
                 if isinstance(running, RunningEstimates):
                     running.add(classes)
-                if defense._course(whose).count(classes, spectrum, step.rows):
-                    noted[run] = (defense._course(whose), classes)
+                if defense._accountant(whose).count(classes, spectrum, step.rows):
+                    noted[run] = (defense._accountant(whose), classes)
                 plans[run] = _Plan(classes, spectrum, defense.generator(g.device), (int(values[2]), int(values[3])))
                 logs[run] = _logged(classes, spectrum, classes.p)
         take_in_stacked(noted, g, y, [step.rows for step in steps])
@@ -306,10 +306,10 @@ class Marvell(BoundedNoise[Course]):
             if recalled is None:
                 return torch.zeros_like(g), _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
             classes, spectrum = recalled
-            self._course(whose).note(spectrum)
+            self._accountant(whose).note(spectrum)
         else:
             estimates.add(classes)
-            self._course(whose).add(classes, spectrum, g, y, step.rows)
+            self._accountant(whose).add(classes, spectrum, g, y, step.rows)
         share = float((y == 1).double().mean()) if fallback else classes.p
         self.describe_noise(step, partial(_model, classes, spectrum))
         noisy = _draw(g, y, share, classes, spectrum, self.noise(g, step))
@@ -381,9 +381,9 @@ class Marvell(BoundedNoise[Course]):
         except UnprotectedBatchError:
             return None
 
-    def most_epochs(self, width: int) -> int:
+    def accounted_epochs(self, width: int) -> int:
         """Return after how many epochs something is still said of gradients (B, width)."""
-        return most_epochs(width)
+        return accounted_epochs(width)
 
     def _summed(self, left: Mapping[str, float]) -> dict[str, float]:
         """Add up the divergences of parties that collude: each has noise of its own, over the epochs too."""
@@ -404,8 +404,8 @@ class Marvell(BoundedNoise[Course]):
             self._estimates[party] = self._nothing_known()
             self._estimates[party].restore(running)
 
-    def _nothing_done(self) -> Course:
-        return Course(self.base.prepared, repeats=self._repeats)
+    def _nothing_done(self) -> Accountant:
+        return Accountant(self.base.prepared, repeats=self._repeats)
 
     def _nothing_known(self) -> RunningEstimates | ManyEstimates:
         classes = self.base.labels.classes

@@ -34,7 +34,7 @@ _WHICH, _HOW_MUCH = 2, 3
 """Streams of the keyed numbers: the ones that defenses draw have 0 and 1."""
 
 
-class Imitation:
+class ResidualMixture:
     """Keeps how rows of each of two classes deviated from its mean when they came last, and mixes that.
 
     A row of one class is given a mixture of rows of the other: always the same rows in the same proportions, which

@@ -10,7 +10,7 @@ from sklearn.metrics import adjusted_rand_score
 from flower_vfl.attacks import GradientClusteringAttack, SideInformation
 from flower_vfl.attacks.embedding.clustering import matched_accuracy
 from flower_vfl.attacks.gradient import gradient_clustering
-from flower_vfl.auditing.evaluator import AuditLabels, Scorer
+from flower_vfl.auditing.evaluator import AttackEvaluator, AuditLabels
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import InputError
 from flower_vfl.testing import check_attack
@@ -72,7 +72,7 @@ def test_it_groups_the_last_step_into_as_many_groups_as_it_is_told_classes():
 def test_the_scorer_measures_accuracy_beside_that_of_the_same_groups_in_random_order():
     g, y = softmax_gradients(rows=60)
     audit = AuditLabels.of(y.numpy(), classes=10)
-    scorer = Scorer(
+    scorer = AttackEvaluator(
         [GradientClusteringAttack()],
         ["cut"],
         audit,

@@ -16,7 +16,7 @@ from flower_vfl.attacks.longitudinal.base import centred_in_batch_units
 from flower_vfl.auditing import longitudinal
 from flower_vfl.auditing.attacker import Attacker
 from flower_vfl.auditing.evaluator import AuditLabels
-from flower_vfl.auditing.longitudinal import MemoryScorer, check_memory_attacks
+from flower_vfl.auditing.longitudinal import LongitudinalEvaluator, check_memory_attacks
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.auditing.row_memory import RowMemory
 from flower_vfl.data.store.memory import MemoryData
@@ -334,7 +334,7 @@ def known_by_day(days, attack, labels, monkeypatch):
     monkeypatch.setattr(type(attack), "score", noted)
     schedule = Schedule(0, 40, 0, 20, 10, 2, validation=0.0, periods=(20, 20))
     facts = {"party": "a", "source": "attacker", "defended": False, "recorder": NoRecorder()}
-    scorer = MemoryScorer([attack], ["cut"], AuditLabels.of(labels), schedule, **facts)
+    scorer = LongitudinalEvaluator([attack], ["cut"], AuditLabels.of(labels), schedule, **facts)
     for step in range(days):
         g = torch.randn(20, 4, generator=torch.Generator().manual_seed(step))
         scorer.observe(step, schedule.train_batch(step), {"cut": g})

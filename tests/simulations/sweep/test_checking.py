@@ -28,7 +28,7 @@ def trials(tmp_path):
 
 def test_each_setting_is_tried_once_whatever_its_seeds_and_rates(trials, monkeypatch):
     tried = []
-    monkeypatch.setattr(checking, "rehearse", lambda config, data: tried.append(config.defenses))
+    monkeypatch.setattr(checking, "dry_run", lambda config, data: tried.append(config.defenses))
     told = []
     text = '[grid]\nseed = [0, 1, 2]\ntraining.learning_rate = [0.1, 0.2]\ndefenses = ["none", "max_norm"]'
     check_trials(trials(text), Running(), lambda done, total: told.append((done, total)))
@@ -85,7 +85,7 @@ def test_of_a_reason_as_long_as_a_tensor_a_sweep_tells_beginning_and_end(trials,
     def failing(config, data):
         raise kind("shape" + "9" * 3_000_000 + "end")
 
-    monkeypatch.setattr(checking, "rehearse", failing)
+    monkeypatch.setattr(checking, "dry_run", failing)
     with pytest.raises(ConfigError, match=r"shape9+ \[2,99.,... characters left out\] 9+end") as failure:
         check_trials(trials('[grid]\ndefenses = ["none", "max_norm"]'), Running())
     assert len(str(failure.value)) < 5_000

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.strategies.gradients.deviation_correlation import ENOUGH, FEWEST, Recurrence, sample, take_in
+from flower_vfl.strategies.gradients.deviation_correlation import ENOUGH, FEWEST, DeviationCorrelation, sample, take_in
 
 ROWS, WIDTH, BATCH = 2048, 8, 128
 LABELS = (np.arange(ROWS) % 8 == 3).astype(np.int64)
@@ -27,7 +27,7 @@ def epoch(own, seed, untrained=0):
 
 def seen(epochs, untrained=0, labels=LABELS):
     own = np.random.default_rng(99).standard_normal((ROWS, WIDTH))
-    recurrence = Recurrence(labels)
+    recurrence = DeviationCorrelation(labels)
     for number in range(epochs):
         for g, y, rows in epoch(own, number, untrained if number == 0 else 0):
             recurrence.add(g, y, rows)
@@ -50,7 +50,7 @@ def test_what_comes_again_is_found_direction_by_direction():
     rng, turn = np.random.default_rng(4), np.linalg.qr(np.random.default_rng(5).standard_normal((WIDTH, WIDTH)))[0]
     stretch, numbers = np.linspace(0.2, 3.0, WIDTH), rng.standard_normal((2, ROWS, WIDTH))
     second = np.concatenate([numbers[0, :, :4], numbers[1, :, 4:]], axis=1)
-    recurrence = Recurrence(LABELS)
+    recurrence = DeviationCorrelation(LABELS)
     for values in (numbers[0] * stretch, (second * stretch) @ turn):
         recurrence.add(torch.tensor(values), torch.tensor(LABELS), np.arange(ROWS))
         recurrence.end_epoch()
@@ -67,7 +67,7 @@ def test_of_fewer_rows_than_directions_all_seems_to_come_again():
     few = (np.arange(ROWS) % 512 == 0).astype(np.int64)
     found = seen(2, labels=few).couplings(2)
     assert np.linalg.eigvalsh(found).min() > -1e-9
-    recurrence = Recurrence(few)
+    recurrence = DeviationCorrelation(few)
     for seed in (0, 1):
         g = torch.tensor(np.random.default_rng(seed).standard_normal((ROWS, WIDTH)))
         recurrence.add(g, torch.tensor(few), np.arange(ROWS))
@@ -108,7 +108,7 @@ def test_rows_that_did_not_come_in_each_epoch_are_left_out():
 
 
 def test_of_what_never_came_it_is_not_known_whether_it_comes_again():
-    assert Recurrence(LABELS).correlations(2) is None
+    assert DeviationCorrelation(LABELS).correlations(2) is None
     assert seen(1).couplings(2) is None
     recurrence = seen(1)
     recurrence.end_epoch()
@@ -117,8 +117,8 @@ def test_of_what_never_came_it_is_not_known_whether_it_comes_again():
 
 
 def test_what_was_resumed_before_anything_came_knows_nothing_either():
-    resumed = Recurrence(LABELS)
-    resumed.restore(Recurrence(LABELS).state())
+    resumed = DeviationCorrelation(LABELS)
+    resumed.restore(DeviationCorrelation(LABELS).state())
     for _ in range(2):
         resumed.end_epoch()
         assert resumed.correlations(1) is None
@@ -129,7 +129,7 @@ def test_what_was_resumed_before_anything_came_knows_nothing_either():
 def test_too_few_rows_of_either_class_say_nothing(label):
     """Each row of the class comes in one of two epochs, but for some that come in both."""
     for both, known in ((ENOUGH - 1, False), (ENOUGH, True)):
-        recurrence = Recurrence(LABELS)
+        recurrence = DeviationCorrelation(LABELS)
         rows = np.flatnonzero(label == LABELS)
         always = np.concatenate([rows[:both], np.flatnonzero(label != LABELS)])
         for number, half in enumerate(np.array_split(rows[both:], 2)):
@@ -154,7 +154,7 @@ def test_a_class_with_few_rows_is_known_by_half_of_them():
 
 def test_an_epoch_in_which_nothing_deviates_does_not_hide_what_comes_again_in_the_others():
     own = torch.tensor(np.random.default_rng(99).standard_normal((ROWS, WIDTH)))
-    recurrence = Recurrence(LABELS)
+    recurrence = DeviationCorrelation(LABELS)
     for g in (own, torch.zeros(ROWS, WIDTH), own):
         recurrence.add(g, torch.tensor(LABELS), np.arange(ROWS))
         recurrence.end_epoch()
@@ -167,7 +167,7 @@ def test_it_goes_on_as_if_it_had_not_been_interrupted():
     for number, (g, y, rows) in enumerate(epoch(own, 2)):
         straight.add(g, y, rows)
         if number == 5:
-            other = Recurrence(LABELS)
+            other = DeviationCorrelation(LABELS)
             other.restore(straight.state())
         elif number > 5:
             other.add(g, y, rows)
@@ -189,7 +189,7 @@ def test_of_a_large_table_each_row_of_the_sample_is_kept_in_its_place_and_no_oth
     rows, rng = sample(labels, width), np.random.default_rng(0)
     assert len(rows) == 1000
     assert rows[-1] < len(labels) - 1
-    recurrence, expected = Recurrence(labels), np.full((len(labels), width), np.nan)
+    recurrence, expected = DeviationCorrelation(labels), np.full((len(labels), width), np.nan)
     for batch in rng.permutation(len(labels))[: 8 * size].reshape(8, size):
         g = rng.standard_normal((size, width))
         expected[batch] = away_from_means(g, labels[batch])
@@ -199,7 +199,7 @@ def test_of_a_large_table_each_row_of_the_sample_is_kept_in_its_place_and_no_oth
 
 def test_runs_that_train_together_in_changing_company_keep_what_each_keeps_alone():
     rng, tables = np.random.default_rng(0), [(np.arange(40 + 8 * run) % 4 == 0).astype(np.int64) for run in range(3)]
-    together, alone = ([Recurrence(labels) for labels in tables] for _ in range(2))
+    together, alone = ([DeviationCorrelation(labels) for labels in tables] for _ in range(2))
     companies = [(0, 1), (1, 2), (0, 1), (2, 0), (1,), (0, 2, 1), (0, 1, 2)]
     for company in companies * 2:
         batches = [rng.choice(len(tables[run]), 10, replace=False) for run in company]
@@ -212,7 +212,7 @@ def test_runs_that_train_together_in_changing_company_keep_what_each_keeps_alone
 
 
 def test_a_state_is_not_written_into_by_who_goes_on():
-    recurrence, again = Recurrence(LABELS), Recurrence(LABELS)
+    recurrence, again = DeviationCorrelation(LABELS), DeviationCorrelation(LABELS)
     (first, second, *_) = epoch(np.zeros((ROWS, WIDTH)), 1)
     recurrence.add(*first)
     state = recurrence.state()

@@ -14,7 +14,7 @@ from flower_vfl.metrics import auc_bound, leak_auc, together
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Marvell, MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell import accountant
-from flower_vfl.strategies.gradients.marvell.accountant import Course
+from flower_vfl.strategies.gradients.marvell.accountant import Accountant
 from flower_vfl.strategies.gradients.marvell.estimates import estimate
 from flower_vfl.strategies.gradients.marvell.solver import optimal_noise
 from flower_vfl.testing.subject import strategy
@@ -45,7 +45,7 @@ def taken(course, g, rows):
 
 def epochs(count, own=None, rho=0.0, step=128):
     """Let a course see epochs, batch by batch; return what it says after each, and what each batch's noise leaves."""
-    course, said, left = Course(LABELS.numpy()), [], []
+    course, said, left = Accountant(LABELS.numpy()), [], []
     for epoch in range(count):
         g = gradients(own, seed=epoch)
         order = np.random.default_rng(epoch).permutation(ROWS)
@@ -66,7 +66,7 @@ def test_with_fresh_noise_the_divergences_of_the_epochs_add_up():
 
 def test_a_release_is_the_mean_of_its_batches_each_in_units_of_its_own_rows():
     """Of any scale, and whatever the line is on which the class means of a batch differ."""
-    course, found = Course(LABELS.numpy()), []
+    course, found = Accountant(LABELS.numpy()), []
     taken(course, gradients(None, seed=9), np.arange(ROWS))
     course.end_epoch(0.0)
     for number, scale in enumerate((1.0, 1e-5, 300.0)):
@@ -86,7 +86,7 @@ def test_a_release_is_the_mean_of_its_batches_each_in_units_of_its_own_rows():
 
 
 def test_batches_of_another_width_and_batches_of_zeros_teach_nothing_of_a_release():
-    course, other = Course(LABELS.numpy()), Course(LABELS.numpy())
+    course, other = Accountant(LABELS.numpy()), Accountant(LABELS.numpy())
     rows = np.arange(ROWS)
     for one in (course, other):
         classes, spectrum = taken(one, gradients(None), rows)
@@ -95,14 +95,14 @@ def test_batches_of_another_width_and_batches_of_zeros_teach_nothing_of_a_releas
     assert course.end_epoch(0.0) == other.end_epoch(0.0)
     wider = torch.cat([gradients(None, seed=1)] * 2, dim=1)
     taken(course, gradients(None), rows)
-    for one in (course, Course(LABELS.numpy())):
+    for one in (course, Accountant(LABELS.numpy())):
         taken(one, wider, rows)
         assert one.end_epoch(0.0)["kept"] == 0.0
         assert len(one._releases[-1].direction) == 2 * WIDTH
 
 
 def test_class_means_that_coincide_have_some_direction():
-    course = Course(LABELS.numpy())
+    course = Accountant(LABELS.numpy())
     classes = replace(estimate(gradients(None), LABELS.long()), g=0.0)
     spectrum = optimal_noise(classes.u, classes.v, classes.d, 1.0, classes.p, 1.0)
     course.add(classes, spectrum, gradients(None), LABELS.long(), np.arange(ROWS))
@@ -112,7 +112,7 @@ def test_class_means_that_coincide_have_some_direction():
 
 def test_what_comes_again_of_each_class_counts_for_that_class():
     """Negatives have the same deviations in each epoch, wide ones; positives have new and narrow ones."""
-    course, rows = Course(LABELS.numpy()), np.arange(ROWS)
+    course, rows = Accountant(LABELS.numpy()), np.arange(ROWS)
     own = 2.0 * torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     for seed in range(2):
         fresh = 0.5 * (gradients(None, seed=seed) - gradients(torch.zeros(ROWS, WIDTH)))
@@ -126,7 +126,7 @@ def test_what_comes_again_of_each_class_counts_for_that_class():
 
 
 def test_a_row_that_comes_once_has_the_release_of_its_own_epoch_alone():
-    course = Course(LABELS.numpy(), repeats=False)
+    course = Accountant(LABELS.numpy(), repeats=False)
     for seed in range(3):
         _, spectrum = taken(course, gradients(None, seed=seed), np.arange(ROWS))
         said = course.end_epoch(1.0)
@@ -135,7 +135,7 @@ def test_a_row_that_comes_once_has_the_release_of_its_own_epoch_alone():
 
 
 def test_of_batches_whose_rows_are_not_known_nobody_knows_what_comes_again():
-    course = Course(LABELS.numpy())
+    course = Accountant(LABELS.numpy())
     classes, spectrum = taken(course, gradients(None), np.arange(ROWS))
     assert course.end_epoch(0.0)
     course.add(classes, spectrum, gradients(None), LABELS.long(), None)
@@ -145,7 +145,7 @@ def test_of_batches_whose_rows_are_not_known_nobody_knows_what_comes_again():
 
 
 def test_before_its_first_batch_a_course_knows_of_no_divergence():
-    course = Course(LABELS.numpy())
+    course = Accountant(LABELS.numpy())
     assert course.largest == 0.0
     course.note(replace(optimal_noise(1.0, 1.0, 6, 1.0, 0.3, 1.0), sum_kl=0.01))
     assert course.largest == 0.01
@@ -154,7 +154,7 @@ def test_before_its_first_batch_a_course_knows_of_no_divergence():
 def test_after_one_batch_the_promise_is_what_its_noise_leaves_and_the_largest_is_kept():
     """Of classes that scatter differently, so that each has noise of its own."""
     y = LABELS.long()
-    course, left = Course(LABELS.numpy()), []
+    course, left = Accountant(LABELS.numpy()), []
     for scale in (3.0, 1.0):
         g = gradients(None) * torch.where(LABELS, scale, 0.5)[:, None]
         classes = estimate(g, y)
@@ -193,7 +193,7 @@ def test_a_course_goes_on_as_if_it_had_not_been_interrupted():
     g, rows = gradients(None), np.arange(ROWS)
     classes = estimate(g, LABELS.long())
     spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, classes.g)
-    course, other = (Course(LABELS.numpy()) for _ in range(2))
+    course, other = (Accountant(LABELS.numpy()) for _ in range(2))
     course.add(classes, spectrum, g, LABELS.long(), rows)
     course.end_epoch(0.5)
     course.add(classes, spectrum, 1.1 * g, LABELS.long(), rows)
@@ -205,7 +205,7 @@ def test_a_course_goes_on_as_if_it_had_not_been_interrupted():
 
 
 def test_what_was_promised_before_an_interruption_counts_after_it():
-    course, again = (Course(LABELS.numpy()) for _ in range(2))
+    course, again = (Accountant(LABELS.numpy()) for _ in range(2))
     course.largest = 1.25
     again.restore(course.state())
     assert again.largest == 1.25
@@ -218,7 +218,7 @@ def test_before_anything_was_sent_nothing_is_promised():
 def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatch):
     monkeypatch.setattr(accountant, "LARGEST", 4)
     assert [bool(found) for found in epochs(4)[0]] == [True, True, False, False]
-    y, course = LABELS.long(), Course(LABELS.numpy())
+    y, course = LABELS.long(), Accountant(LABELS.numpy())
     known = []
     for _ in range(3):
         classes = estimate(gradients(None), y)
@@ -258,7 +258,7 @@ def test_where_few_batches_have_both_classes_it_is_not_known_what_comes_again_an
 
 
 def test_an_epoch_without_both_classes_says_nothing():
-    course = Course(LABELS.numpy())
+    course = Accountant(LABELS.numpy())
     assert course.end_epoch(0.0) == {}
     assert course.largest == math.inf
     base = Marvell(strategy())

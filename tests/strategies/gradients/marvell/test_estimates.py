@@ -47,9 +47,9 @@ def test_a_batch_of_one_class_gets_the_noise_of_the_running_estimates(label, lon
     assert log["marvell.noise_power"] == pytest.approx(growth * (lam1 + (D - 1) * lam2), rel=1e-6)
     assert log["marvell.sum_kl_after"] == pytest.approx(spectrum.sum_kl, rel=1e-6)
     assert (log["marvell.fallback"], log["marvell.withheld"], strategy.fallbacks) == (1.0, 0.0, 1)
-    strategy._course("").largest = 0.0
+    strategy._accountant("").largest = 0.0
     strategy.protect(g, labels)
-    assert strategy._course("").largest == log["marvell.sum_kl_after"]
+    assert strategy._accountant("").largest == log["marvell.sum_kl_after"]
     assert "of one class" in caplog.text
 
 

@@ -20,7 +20,13 @@ from flower_vfl.rng import Secret
 from flower_vfl.strategies import MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell import full_accountant
 from flower_vfl.strategies.gradients.marvell.full import _draw, estimate, optimal_noise
-from flower_vfl.strategies.gradients.marvell.full_accountant import CHAINS, FullCourse, Part, most_epochs, release
+from flower_vfl.strategies.gradients.marvell.full_accountant import (
+    CHAINS,
+    FullAccountant,
+    Part,
+    accounted_epochs,
+    release,
+)
 from flower_vfl.strategies.gradients.noise import Noise
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
@@ -162,7 +168,7 @@ def test_persistent_noise_promises_more_where_it_does_not_average_out():
 
 def test_chains_have_batches_of_their_own():
     defense = trained(2, kept=0.5)[0]
-    (course,) = defense._courses.values()
+    (course,) = defense._accountants.values()
     for number in range(2):
         assert len({chain[number].difference.tobytes() for chain in course._chains}) == CHAINS
 
@@ -179,7 +185,7 @@ def test_each_batch_of_an_epoch_is_as_likely_in_a_chain_as_any_other():
     noise = optimal_noise(pair, 1.0)
     seen = np.zeros(total)
     for number in range(count):
-        course = FullCourse(LABELS)
+        course = FullAccountant(LABELS)
         course._epochs = number
         for batch in range(total):
             course._batches = batch
@@ -197,7 +203,7 @@ def test_a_chain_puts_any_batch_of_an_epoch_behind_any_batch_of_the_one_before(c
     """Each chain's number of repeated places within five standard errors of that of chance: one in each epoch."""
     g, y = batches(2, rows=6)
     pair = estimate(g, y)
-    noise, course, epochs = optimal_noise(pair, 1.0), FullCourse(LABELS), 200
+    noise, course, epochs = optimal_noise(pair, 1.0), FullAccountant(LABELS), 200
     for _ in range(epochs):
         for batch in range(count):
             course.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
@@ -213,7 +219,7 @@ def test_a_chain_puts_any_batch_of_an_epoch_behind_any_batch_of_the_one_before(c
 
 def test_the_largest_divergence_is_that_of_a_step_or_of_all_epochs_together():
     """It is never forgotten, and known again after an interruption."""
-    course, again = FullCourse(LABELS), FullCourse(LABELS)
+    course, again = FullAccountant(LABELS), FullAccountant(LABELS)
     assert course.largest == 0.0
     seen = []
     for number in range(2):
@@ -255,7 +261,7 @@ def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatc
     assert defense.bound() == 1.0
     for width in (1, 7, 20, 641):
         allowed = [count for count in range(1, 700) if count == 1 or count * width <= 2 * WIDTH]
-        assert most_epochs(width) == max(allowed)
+        assert accounted_epochs(width) == max(allowed)
 
 
 def test_an_epoch_of_which_no_batch_had_both_classes_promises_nothing():

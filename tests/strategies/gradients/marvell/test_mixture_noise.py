@@ -16,7 +16,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import MarvellFull, VerticalStrategy
 from flower_vfl.strategies.gradients.marvell.full import _draw, estimate, optimal_noise
-from flower_vfl.strategies.gradients.marvell.mixture_noise import MIXED, ROWS, WIDEST, Imitation
+from flower_vfl.strategies.gradients.marvell.mixture_noise import MIXED, ROWS, WIDEST, ResidualMixture
 from flower_vfl.strategies.gradients.noise import Noise, keyed_words
 from flower_vfl.testing.subject import same, strategy
 from flower_vfl.training.factories import schedule_of
@@ -38,7 +38,7 @@ def normals(*shape, seed=0):
 def imitation(deviations, labels):
     """What has seen these deviations (B, D), of rows 0 to B - 1."""
     rows = np.arange(len(labels))
-    known = Imitation.begin(tuple(torch.bincount(labels, minlength=2).tolist()), deviations, labels, generator(7))
+    known = ResidualMixture.begin(tuple(torch.bincount(labels, minlength=2).tolist()), deviations, labels, generator(7))
     known.add(deviations, labels, rows)
     return known
 
@@ -131,7 +131,7 @@ def test_what_is_kept_is_bounded_and_rows_that_come_later_are_not_imitated():
 def test_it_goes_on_from_its_state():
     labels = half(100)
     one = imitation(normals(100, 3), labels)
-    other = Imitation.of(one.state())
+    other = ResidualMixture.of(one.state())
     for each in (one, other):
         each.add(normals(40, 3, seed=5), labels[60:], np.arange(60, 100))
     assert torch.equal(mixed(one, labels), mixed(other, labels))
@@ -141,7 +141,7 @@ def test_it_goes_on_from_its_state():
 def test_what_stands_for_rows_that_have_not_come_is_as_large_as_those_that_have(scale):
     labels, places = half(200), np.arange(200)
     first = normals(200, 5) * torch.where(labels == 1, scale, 1.0).double()[:, None]
-    known = Imitation.begin((ROWS, ROWS), first, labels, generator(7))
+    known = ResidualMixture.begin((ROWS, ROWS), first, labels, generator(7))
     for label, size in ((0, 1.0), (1, scale)):
         rows = known.state()["deviations"][label]
         assert rows.shape == (ROWS, 5)
@@ -298,8 +298,8 @@ def test_after_a_restore_it_goes_on_with_the_noise_it_had(scope):
 def test_a_batch_of_one_class_is_given_mixtures_too(monkeypatch):
     defense = MarvellFull(strategy({"a": 4}), s=4.0, imitate=True)
     defense.protect(normals(64, 4), (torch.arange(64) % 5 == 0).long())
-    given, mixtures = [], Imitation.mixtures
-    monkeypatch.setattr(Imitation, "mixtures", lambda *a, **k: given.append(mixtures(*a, **k)) or 0.0 * given[0])
+    given, mixtures = [], ResidualMixture.mixtures
+    monkeypatch.setattr(ResidualMixture, "mixtures", lambda *a, **k: given.append(mixtures(*a, **k)) or 0.0 * given[0])
     g, nobody = normals(64, 4, seed=3), torch.zeros(64, dtype=torch.long)
     before = defense.state()
     without, log = defense.protect(g, nobody)
