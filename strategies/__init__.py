@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flower_vfl.strategies.gradients.marvell.isotropic import Marvell
     from flower_vfl.strategies.gradients.max_norm import MaxNorm
     from flower_vfl.strategies.labels.label_dp import LabelDP
+    from flower_vfl.strategies.labels.local_head import LocalHead
     from flower_vfl.strategies.vertical import VerticalStrategy
     from flower_vfl.training.observer import Observer
     from flower_vfl.training.outcome import Outcome
@@ -30,6 +31,7 @@ __all__ = [
     "HookedStrategy",
     "Iso",
     "LabelDP",
+    "LocalHead",
     "Marvell",
     "MarvellFull",
     "MaxNorm",
@@ -45,6 +47,7 @@ _HOMES = {
     "DistanceCorrelation": "flower_vfl.strategies.embeddings.distance_correlation",
     "Iso": "flower_vfl.strategies.gradients.iso",
     "LabelDP": "flower_vfl.strategies.labels.label_dp",
+    "LocalHead": "flower_vfl.strategies.labels.local_head",
     "Marvell": "flower_vfl.strategies.gradients.marvell.isotropic",
     "MarvellFull": "flower_vfl.strategies.gradients.marvell.full",
     "MaxNorm": "flower_vfl.strategies.gradients.max_norm",

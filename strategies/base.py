@@ -212,6 +212,8 @@ class Defense(HookedStrategy):
         Whether it is for labels of two classes; others are refused then.
     twice
         What to do instead of wrapping a strategy in this defense twice, where that is refused.
+    alone
+        Whether it is refused together with any other defense, which would break what it promises.
     asks_other_labels
         Whether it calls `step.gradients_of`: a step then keeps what it takes to compute gradients once more.
     modules
@@ -228,6 +230,7 @@ class Defense(HookedStrategy):
     two_classes_only: ClassVar[bool] = False
     twice: ClassVar[str] = ""
     asks_other_labels: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
 
     def __init__(self, strategy: HookedStrategy) -> None:
         if not isinstance(strategy, HookedStrategy):
@@ -237,6 +240,12 @@ class Defense(HookedStrategy):
             raise ConfigError(
                 f"{self.name} hides two classes, this data has {classes}; these take any number: "
                 f"{_for_many_classes(GradientDefense if isinstance(self, GradientDefense) else Defense)}"
+            )
+        others = [inner.name for inner in strategy.chain() if inner.alone or self.alone]
+        if others and self.name not in others:
+            raise ConfigError(
+                f"{self.name} and {others[0]} do not go together: what one of them promises would no longer hold with "
+                "the other; take one"
             )
         if self.twice and any(inner.name == self.name for inner in strategy.chain()):
             raise ConfigError(f"{self.name} is given twice: {self.twice}")

@@ -11,9 +11,11 @@ from flower_vfl.strategies.gradients.marvell.full import MarvellFull
 from flower_vfl.strategies.gradients.marvell.isotropic import Marvell
 from flower_vfl.strategies.gradients.max_norm import MaxNorm
 from flower_vfl.strategies.labels.label_dp import LabelDP
+from flower_vfl.strategies.labels.local_head import LocalHead
 
 DEFENSES: dict[str, type[Defense]] = {
-    cls.name: cls for cls in (DistanceCorrelation, Iso, LabelDP, Marvell, MarvellFull, MaxNorm, PotentialEnergy)
+    cls.name: cls
+    for cls in (DistanceCorrelation, Iso, LabelDP, LocalHead, Marvell, MarvellFull, MaxNorm, PotentialEnergy)
 }
 """Built-in defenses by the name that a configuration uses."""
 

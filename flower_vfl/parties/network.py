@@ -106,7 +106,7 @@ class LabelModel:
         """
         if self.bottom is None or not adds_to_logits(self.bottom):
             return self._logits([*parts, *own])
-        deep, wide = self._logits(parts), [_logits(part) for part in own]
+        deep, wide = self._logits(parts), [as_logits(part) for part in own]
         if any(part.shape != deep.shape for part in wide):
             raise ConfigError(
                 f"the label party's own model adds to the logits {tuple(deep.shape)}, but gives {tuple(wide[0].shape)}"
@@ -114,7 +114,7 @@ class LabelModel:
         return sum(wide, deep)
 
     def _logits(self, parts: list[Tensor]) -> Tensor:
-        return _logits(self._placement.forward(self.top, fuse(parts, self._fusion)))
+        return as_logits(self._placement.forward(self.top, fuse(parts, self._fusion)))
 
     @property
     def module(self) -> nn.ModuleDict:
@@ -134,5 +134,6 @@ def adds_to_logits(own: nn.Module) -> bool:
     return bool(getattr(own, "adds_to_logits", False))
 
 
-def _logits(found: Tensor) -> Tensor:
+def as_logits(found: Tensor) -> Tensor:
+    """Return what a top model gives as logits: a single column (B, 1) counts as (B,)."""
     return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found

@@ -172,18 +172,29 @@ def _embeddings(subject: Subject) -> Iterator[str]:
     several = {"vectors": vectors, "feature maps": maps, "one row": vectors[:1], "zeros": torch.zeros_like(vectors)}
     for what, given in {**several, "equal rows": vectors[:1].repeat(64, 1)}.items():
         z = given.clone().requires_grad_()
-        out, log = subject.make(widths={"a": z[0].numel()}).embed(z, party="a")
+        defense = subject.make(widths={"a": z[0].numel()})
+        defense.prepare_labels(labels_of(64))
+        for one in defense.hook_targets:
+            one.begin_batch(np.arange(len(z)))
+        out, log = defense.embed(z, party="a")
         yield from log_problems(log, f"embed, {what}", subject)
         if not isinstance(out, Tensor) or out.shape[:1] != z.shape[:1] or not out.is_floating_point():
             yield f"embed, {what}: a floating point tensor with one row for each of the {len(z)} is needed"
             continue
-        (back,) = torch.autograd.grad(out.sum(), z, allow_unused=True) if out.requires_grad else (None,)
+        back = _flowing_back(defense, z, out)
         if back is None:
-            yield f"embed, {what}: no gradient flows back through it, so that bottom models could not learn"
+            yield f"embed, {what}: no gradient flows back through it or `loss`, so that bottom models could not learn"
         elif not bool(torch.isfinite(out).all() and torch.isfinite(back).all()):
             yield f"embed, {what}: it returns values that are not finite, or has such a gradient"
         if not torch.equal(z, given):
             yield f"embed, {what}: it changes the embeddings in place"
+
+
+def _flowing_back(defense: Defense, z: Tensor, out: Tensor) -> Tensor | None:
+    """Return the gradient of the loss by embeddings (B, ...) as they came; None where there is none."""
+    flat = out.flatten(1)
+    loss, _ = defense.loss(flat.sum(dim=1), labels_of(len(z)), flat)
+    return torch.autograd.grad(loss, z, allow_unused=True)[0] if loss.requires_grad else None
 
 
 def _losses(subject: Subject) -> Iterator[str]:
@@ -339,6 +350,8 @@ class _Inner(Defense):
 
 
 def _nesting(subject: Subject) -> Iterator[str]:
+    if getattr(subject.defense_class, "alone", False):
+        return  # it wraps no other defense
     for scope in subject.scopes():
         inner = _Inner(strategy(PARTIES[1]))
         defense = subject.defense_class(inner, **{**subject.params, **scope})

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_vfl.config import Config
-from flower_vfl.config.schema import AttackConfig
+from flower_vfl.config.schema import AttackConfig, TrainingConfig
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.rng import Secret
@@ -31,7 +31,7 @@ FEATURE_MAP = (3, 4, 4)
 """The shape of an embedding of width 48; others are vectors."""
 
 _HOOKS = ("prepare_labels", "embed", "loss", "protect")
-_ROWS = 64
+_ROWS, _TABLE = 64, 512
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def strategy(widths: Mapping[str, int] = ONE_PARTY, *, secret: int = 1, classes:
     """Return a label party's strategy as it is once the parties' shapes are known."""
     base = VerticalStrategy(
         lambda shape: nn.Identity(),
-        labels_of(_ROWS, classes),
+        labels_of(_TABLE, classes),
         parties=tuple(widths),
-        config=Config(attack=AttackConfig(names=[])),
+        config=Config(attack=AttackConfig(names=[]), training=TrainingConfig(epochs=2, patience=0)),
         secret=Secret(bytes([secret]) * 32, "check_defense"),
     )
     base.build({party: (width,) for party, width in widths.items()}, torch.device("cpu"))
@@ -98,10 +98,10 @@ def batch(width: int, *, rows: int = _ROWS, step: int = 0, dtype: torch.dtype = 
 def play(defense: HookedStrategy, steps: Sequence[int], *, prepare: bool = True, classes: int = 2) -> list[Tensor]:
     """Call the hooks of an epoch as a training does, but for its end, and return all that they give back."""
     widths = defense.base.widths
-    given = labels_of(_ROWS, classes)
+    given = labels_of(_TABLE, classes)
     for one in defense.hook_targets if prepare else ():
         one.begin()
-    labels, _ = defense.prepare_labels(given.clone()) if prepare else (given, {})
+    labels = (defense.prepare_labels(given.clone())[0] if prepare else given)[:_ROWS]
     seen = [labels.clone()]
     for step in steps:
         rows = np.arange(_ROWS * step, _ROWS * (step + 1))

@@ -78,7 +78,7 @@ def epsilon_of(rate: float, classes: int) -> float:
     return math.log((1.0 - rate) * (classes - 1) / rate) if rate > 0.0 else math.inf
 
 
-def rate_of(epsilon: float, classes: int) -> float:
+def rate_of(epsilon: float, classes: int, *, name: str = "label_dp") -> float:
     """Return the rate of flips that gives this label privacy: (C - 1) / (e^epsilon + C - 1).
 
     Examples
@@ -88,7 +88,7 @@ def rate_of(epsilon: float, classes: int) -> float:
     """
     if not is_number(epsilon) or not 0.0 < epsilon < math.inf:
         raise ConfigError(
-            f"label_dp: epsilon must be a finite number above 0, given {epsilon!r}; 0 would leave nothing of the labels"
+            f"{name}: epsilon must be a finite number above 0, given {epsilon!r}; 0 would leave nothing of the labels"
         )
     _check_rate(0.0, classes)
     others = (classes - 1) * math.exp(-epsilon)

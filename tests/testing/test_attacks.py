@@ -63,9 +63,9 @@ class Unnamed(Right):
 
 
 class Greedy(Right):
-    """Wants labels."""
+    """Wants true labels of all rows."""
 
-    needs = frozenset({"labels"})
+    needs = frozenset({"truth"})
 
 
 class Silent(Right):
@@ -440,7 +440,7 @@ class Unsliced(Averaging):
         (int, "no subclass of flower_vfl.attacks.Attack"),
         (Attack, "`name` is None"),
         (Unnamed, "`name` is 'un named'"),
-        (Greedy, r"`needs` is frozenset\(\{'labels'\}\); a frozenset of reference, hints"),
+        (Greedy, r"`needs` is frozenset\(\{'truth'\}\); a frozenset of reference, hints"),
         (Silent, r"(?s)class has no docstring.*`score` has no docstring"),
         (Opaque, r"cannot stand in result\.json"),
         (Infinite, r"cannot stand in result\.json"),

@@ -1,0 +1,132 @@
+"""Local heads: nothing that leaves depends on the true labels, and the network that predicts learns from them."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from flower_vfl.apps import run
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.data.store.memory import MemoryData
+from flower_vfl.errors import ConfigError
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import Iso, LabelDP, LocalHead, VerticalStrategy
+from flower_vfl.strategies.labels import local_head
+from flower_vfl.testing import check_defense
+from flower_vfl.training.assembly import build_defenses
+from flower_vfl.transport.inproc import InprocLink
+from tests.toys import toy_config, toy_data
+
+ROWS = 64
+
+
+def config(epsilon=1.0, **training):
+    training = {"epochs": 2, "patience": 0, **training}
+    return toy_config(training=training, defenses=[{"name": "local_head", "epsilon": epsilon}], attack={"names": []})
+
+
+def defense(epsilon=1.0, classes=2):
+    labels = torch.arange(ROWS) % classes
+    base = VerticalStrategy(
+        torch.nn.Linear(12, 1 if classes == 2 else classes),
+        labels,
+        parties=("a", "b"),
+        config=config(),
+        secret=Secret.for_simulation(0, "label"),
+    )
+    made = LocalHead(base, epsilon=epsilon)
+    build_defenses(made, {"a": (8,), "b": (4,)})
+    made.prepare_labels(labels)
+    made.begin_batch(np.arange(ROWS))
+    return made
+
+
+@pytest.mark.parametrize("params", [{}, {"epsilon": 0.5}, {"epsilon": 4.0}], ids=str)
+def test_it_does_what_every_defense_must(params):
+    check_defense(LocalHead, **params)
+
+
+class Sent:
+    """A digest of all frames that parties are sent, and their number."""
+
+    def __init__(self, monkeypatch):
+        self.digest, self.count, genuine = hashlib.sha256(), 0, InprocLink.send
+
+        def send(link, frame):
+            self.count += 1
+            self.digest.update(repr((link.party, frame.kind, frame.step, sorted(frame.fields.items()))).encode())
+            for name, tensor in sorted(frame.tensors.items()):
+                self.digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
+            genuine(link, frame)
+
+        monkeypatch.setattr(InprocLink, "send", send)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("weights", ["none", "balanced"])
+def test_with_the_same_randomised_labels_other_true_labels_change_no_message(monkeypatch, classes, weights):
+    data = toy_data(rows=200, test_rows=60, classes=classes, label_features=True)
+    truth = data.labels()
+    drawn = torch.from_numpy(np.random.default_rng(1).integers(0, classes, 200))
+    monkeypatch.setattr(local_head, "flip", lambda labels, **_: drawn.clone())
+    found = []
+    for shift in (0, 1):
+        labels = Labels((truth.train + shift) % classes, (truth.test + shift) % classes, classes)
+        other = MemoryData("toy", {name: data.party(name) for name in data.parties}, "label", labels)
+        with monkeypatch.context() as patch:
+            sent = Sent(patch)
+            summary = run(config(class_weights=weights), data=lambda _, other=other: other).summary
+        found.append((sent.digest.hexdigest(), sent.count, summary))
+    (one, many, first), (other, others, second) = found
+    assert (one, many) == (other, others)
+    assert many > 10
+    assert {party: first["weights"][party] for party in "ab"} == {party: second["weights"][party] for party in "ab"}
+    assert first["weights"]["label"] != second["weights"]["label"]  # the network that predicts did learn from them
+
+
+def test_a_partys_gradient_is_that_of_its_own_head_for_the_randomised_labels():
+    made = defense()
+    draws = {"a": torch.Generator().manual_seed(8), "b": torch.Generator().manual_seed(4)}
+    z = {party: torch.randn(ROWS, width, generator=draws[party]) for party, width in (("a", 8), ("b", 4))}
+    leaves = {party: tensor.clone().requires_grad_() for party, tensor in z.items()}
+    parts = [made.embed(leaf, party=party)[0] for party, leaf in leaves.items()]
+    joined = torch.cat(parts, dim=1)
+    logits = made.base.top(joined)[:, 0]
+    made.loss(logits, torch.arange(ROWS) % 2, joined)[0].backward()
+    drawn = made._randomised.float()
+    for party, leaf in leaves.items():
+        own = z[party].clone().requires_grad_()
+        logit = made.modules[party](own).flatten()
+        (torch.nn.functional.softplus(logit) - drawn * logit).mean().backward()
+        torch.testing.assert_close(leaf.grad, own.grad, rtol=1e-5, atol=1e-9)
+
+
+def test_labels_are_flipped_as_often_as_the_privacy_says():
+    assert defense(epsilon=1.0).flip == pytest.approx(1.0 / (1.0 + np.e))
+    assert defense(epsilon=1.0, classes=3).flip == pytest.approx(2.0 / (2.0 + np.e))
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"training": {"epochs": 2, "patience": 2}}, r"training\.patience = 0"),
+        ({"training": {"epochs": 2}, "attack": {"names": ["norm"], "max_leak": 0.6}}, r"attack\.max_leak = 1\.0"),
+    ],
+)
+def test_what_ends_a_training_by_true_labels_is_refused(sections, words):
+    given = toy_config(**sections, defenses=[{"name": "local_head"}])
+    with pytest.raises(ConfigError, match=words):
+        run(given, data=lambda _: toy_data())
+
+
+@pytest.mark.parametrize("make", [lambda base: Iso(LocalHead(base)), lambda base: LocalHead(LabelDP(base))])
+def test_other_defenses_beside_it_are_refused(make):
+    with pytest.raises(ConfigError, match="do not go together"):
+        make(VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1])))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), True, "1"])
+def test_an_epsilon_that_is_none_is_refused(epsilon):
+    with pytest.raises(ConfigError, match="local_head: epsilon must be a finite number above 0"):
+        LocalHead(VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1])), epsilon=epsilon)
