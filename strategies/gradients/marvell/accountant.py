@@ -29,7 +29,7 @@ def accounted_epochs(width: int) -> int:
 
     Examples
     --------
-    >>> most_epochs(32), most_epochs(4)
+    >>> accounted_epochs(32), accounted_epochs(4)
     (20, 100)
     """
     return max(math.isqrt(LARGEST), LARGEST // max(width, 1))
@@ -151,7 +151,7 @@ def take_in_stacked(
 
     Parameters
     ----------
-    counted : Mapping[int, tuple[Course, Classes]]
+    counted : Mapping[int, tuple[Accountant, Classes]]
         Of some of R runs, by their number: the course, and the model of the batch.
     g, y : Tensor
         (R, B, D) clean gradients and (R, B) labels.
