@@ -85,7 +85,7 @@ def run_training(
         course.train(after_epoch)
         course.finish(timeout)
         base.on_finished()
-        sessions.tell_exported()
+        sessions.tell_exported(base.config.transport.step_timeout)
         course.forget()
     outcome = base.outcome
     return VerticalResult(

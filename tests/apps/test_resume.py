@@ -218,7 +218,7 @@ def test_a_run_without_a_state_of_all_parties_begins_anew(tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
 
 
-@pytest.mark.parametrize("kind", ["inproc", "stream"])
+@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
 def test_a_run_killed_before_its_results_are_written_still_has_its_row_memories(kind, tmp_path, monkeypatch):
     attack = {"names": ["remembered_direction", "remembered_norm"], "informed": 0}
     config = toy_config(checkpoint={"every": 3}, attack=attack, transport={"kind": kind})
