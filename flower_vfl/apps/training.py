@@ -86,6 +86,8 @@ def _train(
     def finished() -> None:
         nonlocal status
         status = outcome.stopped
+        if folder is not None:
+            folder.remove_leftovers()
         leave()
         if keeping is not None:
             keeping.end()

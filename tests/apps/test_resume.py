@@ -17,6 +17,7 @@ from flower_vfl.data.memory import MemoryData
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError
 from flower_vfl.simulations.flower_engine import in_processes, run_flower
 from flower_vfl.simulations.running import run_here, run_observed
+from flower_vfl.strategies import Observer
 from tests.faults.common import Interrupt
 from tests.toys import toy_config, toy_data
 
@@ -171,6 +172,28 @@ def test_what_a_kill_left_of_weights_that_were_being_written_is_removed(tmp_path
     half.write_bytes(b"half")
     run(config, out=tmp_path / "run", resume=True, data=lambda _: toy_data())
     assert {path.name for path in half.parent.iterdir()} == {f"{party}.safetensors" for party in ("label", "a", "b")}
+
+
+class Leaving(Observer):
+    """Leaves what a party leaves that is killed while it writes its weights, and that comes back in another process."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_step(self, step, epoch, loss, leak):
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_bytes(b"half")
+
+
+def test_nor_does_it_stay_when_the_party_was_killed_in_the_last_part_of_the_run(tmp_path):
+    weights = tmp_path / "run" / "weights"
+    run(
+        toy_config(),
+        out=tmp_path / "run",
+        data=lambda _: toy_data(),
+        observers=(Leaving(weights / ".b.safetensors.ebck4yk8.tmp"),),
+    )
+    assert {path.name for path in weights.iterdir()} == {f"{party}.safetensors" for party in ("label", "a", "b")}
 
 
 def test_checkpoints_can_be_switched_off(tmp_path):
