@@ -94,7 +94,7 @@ def findings(host: Host) -> Iterator[Finding]:
         yield (
             name,
             "ok" if found else "missing",
-            f"{found}; every host needs the same" if found else f"pip install {name}",
+            f"{found}; should be the same on every host" if found else f"pip install {name}",
         )
     yield "python", "ok", platform.python_version()
     yield from _environment()

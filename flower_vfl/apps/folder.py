@@ -56,8 +56,7 @@ class RunFolder:
             with writing_to(self.path):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
-        for folder in (self.path, self.path / WEIGHTS):
-            remove_leftovers(folder)
+        self.remove_leftovers()
         if not self.resumed:
             write_text_atomic(self.path / CONFIG, to_toml(config))
 
@@ -73,6 +72,11 @@ class RunFolder:
         """Remove the folder: bad input leaves nothing behind, but for what an earlier part of the run has left."""
         if not self.resumed:
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def remove_leftovers(self) -> None:
+        """Remove what kills have left of files that were being written; nobody may be writing one now."""
+        for folder in (self.path, self.path / WEIGHTS):
+            remove_leftovers(folder)
 
     def write_result(self, summary: Mapping[str, Any], periods: Periods | None = None) -> None:
         """Merge the journals into `steps.parquet`, summarise them by period if there are some, write `result.json`."""

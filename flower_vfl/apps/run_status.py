@@ -206,7 +206,7 @@ def read_run_id(text: str) -> int:
     ConfigError
         When it is none.
     SessionError
-        When no run was started, by that answer.
+        When no run was started, by that answer or because there is none: `flwr run` died before it could say anything.
 
     Examples
     --------
@@ -214,6 +214,8 @@ def read_run_id(text: str) -> int:
     (17, 17)
     """
     text = text.strip()
+    if not text:
+        raise SessionError("flwr run has printed nothing, so no run is known to have started; its own words say why")
     if text.startswith("{"):
         try:
             answer = json.loads(text)

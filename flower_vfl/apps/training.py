@@ -91,6 +91,8 @@ def _train(
     def finished() -> None:
         nonlocal status
         status = outcome.stopped
+        if folder is not None:
+            folder.remove_leftovers()
         leave()
         if storage is not None:
             storage.end()

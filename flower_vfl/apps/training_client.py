@@ -190,7 +190,7 @@ class TrainingClient:
                 machine.restore(session.load())
             failing.callback(session.discard)  # an error ends the session
             content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
-            if not machine.finished:
+            if not machine.finished or machine.awaits_export:
                 self._store(context, session, machine, journal, count + 1)
                 failing.pop_all()
         return Message(content, reply_to=message)
@@ -237,7 +237,7 @@ class TrainingClient:
             memory=session.memory(config),
         )
         card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)
-        machine.awaits_export = storage is not None and session.offer.get("kind", "messages") != "messages"
+        machine.awaits_export = storage is not None
         machine.on_finish = partial(_keep_results, session, journal, card)
         if storage is not None and not session.simulation:
             machine.on_exported = lambda _: storage.end()

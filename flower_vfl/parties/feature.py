@@ -242,6 +242,7 @@ class FeatureParty:
         if frame.kind is Kind.EXPORTED:
             if not self.finished:
                 raise ProtocolError(f"an {frame.kind} frame came before training was finished")
+            self.awaits_export = False
             self.on_exported(self)
             return None
         if frame.kind is Kind.KEEP:

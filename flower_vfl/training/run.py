@@ -116,7 +116,7 @@ class TrainingRun:
             stages.train(after_epoch)
             stages.finish(timeout)
             context.on_finished()
-            sessions.announce_export()
+            sessions.announce_export(config.transport.step_timeout)
             stages.forget()
         outcome = base.outcome
         return VerticalResult(

@@ -92,22 +92,34 @@ class MessagesLink(Link):
 
     def receive(self, timeout: float) -> Frame:  # noqa: D102
         self.flush()
-        deadline, pause = time.monotonic() + timeout, _POLL_SECONDS[0]
-        while not self._frames:
-            reply = self._mailbox.take(self._node)
-            if reply is not None:
-                self._open(reply)
-            elif time.monotonic() > deadline:
-                raise PartyError(f"party {self.party!r} did not answer within {timeout:g} s")
-            else:
-                time.sleep(pause)
-                pause = min(2 * pause, _POLL_SECONDS[1])
+        if not self._frames:
+            self._open(self._reply(timeout))
         return self._accept(self._frames.popleft())
 
-    def _open(self, reply: Message) -> None:
+    def await_taken(self, timeout: float) -> None:
+        """Wait until the party has taken frames that need no answer.
+
+        Raises
+        ------
+        PartyError
+            When it could not take them, or does not say so within `timeout` seconds.
+        """
+        self._reply(timeout)
+
+    def _reply(self, timeout: float) -> Message:
+        """Wait for the answer to the Flower message that is under way."""
+        deadline, pause = time.monotonic() + timeout, _POLL_SECONDS[0]
+        while (reply := self._mailbox.take(self._node)) is None:
+            if time.monotonic() > deadline:
+                raise PartyError(f"party {self.party!r} did not answer within {timeout:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_SECONDS[1])
         if reply.has_error():
             words = f"party {self.party!r} failed: {reason(reply)}"
             raise PartyError(words) if raised(reply) else PartyLostError(words, self.party)
+        return reply
+
+    def _open(self, reply: Message) -> None:
         self.bytes_up += _size(reply.content)
         try:
             self._frames.extend(unbundle(reply.content, self._session, self._wire_dtype, limit=self.frame_limit))

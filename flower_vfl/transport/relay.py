@@ -220,6 +220,7 @@ class Relay:
         """Take nobody in any more; what the endpoint has sent still goes out."""
         if self._ending:
             return
+        self._report()
         self._ending = time.monotonic() + _CLOSING_SECONDS
         for sock in (self._control, *self._listeners):
             self._selector.unregister(sock)
@@ -374,8 +375,13 @@ class Relay:
                 self._reap(connection)
             elif connection.until < now:
                 self._close(connection, "not admitted" if connection.backend else "silent")
-        if self._closed and now >= self._reported + _REPORT_SECONDS:
+        if now >= self._reported + _REPORT_SECONDS:
             self._reported = now
+            self._report()
+
+    def _report(self) -> None:
+        """Say how many strangers were closed since the last report."""
+        if self._closed:
             self._say({"closed": self._closed})
             self._closed = {}
 

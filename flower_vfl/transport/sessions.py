@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_vfl.config.schema import TransportConfig
-from flower_vfl.errors import FlowerVflError, PartyError, PartyLostError, ProtocolError, SetupError
+from flower_vfl.errors import FlowerVflError, PartyError, PartyLostError, ProtocolError, SessionError, SetupError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.printable import printable
@@ -46,6 +46,7 @@ _NOT_BEGUN = "it failed before training began; its own log says why"
 _SETTLE_SECONDS = 5.0
 _TURN_AWAY_SECONDS = 30.0
 _INVITE_SECONDS = 0.5
+_FAREWELL_SECONDS = 120.0
 _DEATHS = 3
 """How often a node whose process dies while sessions open is asked again."""
 
@@ -450,11 +451,21 @@ class Sessions:
                 self.reports[party] = report
         return self.reports
 
-    def announce_export(self) -> None:
-        """Tell the parties with an open session that no state of this training will be asked for any more.
+    def announce_export(self, timeout: float) -> None:
+        """Tell the parties that no state of this training will be asked for any more.
 
-        Over `messages` there is none: a party's last message was answered with its report.
+        Over `messages` that is one Flower message more, to parties that keep states; who does not answer it within
+        `timeout` seconds, two minutes at most, is named in the log: the results are written.
         """
-        for link in self.links.values():
-            if not isinstance(link, MessagesLink):
-                link.send(Frame(Kind.EXPORTED))
+        timeout = min(timeout, _FAREWELL_SECONDS)
+        keep = TRAINING in self._offer
+        links = [link for link in self.links.values() if keep or not isinstance(link, MessagesLink)]
+        for link in links:
+            link.send(Frame(Kind.EXPORTED))
+        for wait in (MessagesLink.flush, partial(MessagesLink.await_taken, timeout=timeout)):
+            for link in [link for link in links if isinstance(link, MessagesLink)]:
+                try:
+                    wait(link)
+                except SessionError as error:
+                    links.remove(link)
+                    _log.warning("%s; its secret and states of this training stay there until its next one", error)

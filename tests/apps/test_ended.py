@@ -18,8 +18,8 @@ def left(folder):
     return sorted({name for name in STATES for _ in folder.glob(name)})
 
 
-@pytest.fixture
-def hosts(folders, monkeypatch, tmp_path):  # noqa: F811
+@pytest.fixture(params=["stream", "messages"])
+def hosts(request, folders, monkeypatch, tmp_path):  # noqa: F811
     """A function that runs a deployment, and the folders of the label party's and of one feature party's states."""
     root, dataset = folders
     monkeypatch.setenv(NOISE_KEY_FILE_VARIABLE, str(tmp_path / "noise.key"))
@@ -27,7 +27,8 @@ def hosts(folders, monkeypatch, tmp_path):  # noqa: F811
     nodes = nodes_of(folders)
     for node in nodes:
         node["out"] = str(tmp_path / node["party"])
-    config = build_config({**CONFIG.model_dump(), "checkpoint": {"every": 1}})
+    changes = {"checkpoint": {"every": 1}, "transport": {"kind": request.param}}
+    config = build_config({**CONFIG.model_dump(), **changes})
 
     def start(**changed):
         label = root / dataset.label_party

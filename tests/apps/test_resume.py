@@ -17,6 +17,7 @@ from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError
 from flower_vfl.simulations.flower_engine import in_processes, run_flower
 from flower_vfl.simulations.running import run_here, run_observed
+from flower_vfl.strategies import Observer
 from tests.faults.common import Interrupt
 from tests.toys import toy_config, toy_data
 
@@ -173,6 +174,28 @@ def test_what_a_kill_left_of_weights_that_were_being_written_is_removed(tmp_path
     assert {path.name for path in half.parent.iterdir()} == {f"{party}.safetensors" for party in ("label", "a", "b")}
 
 
+class Leaving(Observer):
+    """Leaves what a party leaves that is killed while it writes its weights, and that comes back in another process."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_step(self, step, epoch, loss, leak):
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_bytes(b"half")
+
+
+def test_nor_does_it_stay_when_the_party_was_killed_in_the_last_part_of_the_run(tmp_path):
+    weights = tmp_path / "run" / "weights"
+    run(
+        toy_config(),
+        out=tmp_path / "run",
+        data=lambda _: toy_data(),
+        observers=(Leaving(weights / ".b.safetensors.ebck4yk8.tmp"),),
+    )
+    assert {path.name for path in weights.iterdir()} == {f"{party}.safetensors" for party in ("label", "a", "b")}
+
+
 def test_checkpoints_can_be_switched_off(tmp_path):
     run(toy_config(checkpoint={"every": -1}), out=tmp_path / "run", data=lambda _: toy_data())
     assert not list((tmp_path / "run").rglob("step-*"))
@@ -218,7 +241,7 @@ def test_a_run_without_a_state_of_all_parties_begins_anew(tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
 
 
-@pytest.mark.parametrize("kind", ["inproc", "stream"])
+@pytest.mark.parametrize("kind", ["inproc", "stream", "messages"])
 def test_a_run_killed_before_its_results_are_written_still_has_its_row_memories(kind, tmp_path, monkeypatch):
     attack = {"names": ["remembered_direction", "remembered_norm"], "informed": 0}
     config = toy_config(checkpoint={"every": 3}, attack=attack, transport={"kind": kind})

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from flower_vfl.apps.run_status import RunState, SuperLinkUnreachableError, follow, read_run_id
-from flower_vfl.errors import ConfigError, RunStoppedError, SessionError
+from flower_vfl.errors import ConfigError, InputError, RunStoppedError, SessionError
 from flower_vfl.simulations.flower_engine import write_deployment
 from tests.deployment.hosts import NAME, Hosts
 from tests.deployment.test_deployment import config, feature_parts
@@ -67,15 +67,24 @@ def test_whatever_else_becomes_of_a_run_is_an_error_that_says_so(answers, error,
     assert type(caught.value) is error
 
 
-@pytest.mark.parametrize("text", ["", "-3", "0", "1.5", str(2**64), "9" * 5000, "٣", "[]", '{"run-id": null}', "{"])
+@pytest.mark.parametrize("text", ["-3", "0", "1.5", str(2**64), "9" * 5000, "٣", "[]", '{"run-id": null}', "{"])
 def test_what_is_no_run_id_is_refused(text):
     with pytest.raises(ConfigError, match="is no run ID"):
         read_run_id(text)
 
 
-def test_a_run_that_flwr_has_not_started_is_a_failure_with_its_words():
-    with pytest.raises(SessionError, match="started no run: no such app"):
-        read_run_id('{"success": false, "error-message": "no such app"}')
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"success": false, "error-message": "no such app"}', "started no run: no such app"),
+        (" \n", "has printed nothing"),
+    ],
+    ids=["refused", "killed before it could say anything"],
+)
+def test_a_run_that_flwr_has_not_started_is_a_failure_with_its_words(text, words):
+    with pytest.raises(SessionError, match=words) as caught:
+        read_run_id(text)
+    assert not isinstance(caught.value, InputError)  # for which no alert is sent
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ The same seed disturbs in the same way. A run that did not end as it should is k
 
 ``--connections 10000`` has a stranger dial the session port so often at a time during each run over streams, and
 ``--frames 1000000`` feeds mutated frames to both ends between the runs. With ``--record FILE`` the counts are kept
-after each run, and the same command goes on where an earlier one ended; ``--minutes`` ends a sitting.
+after each run, and the same command goes on where an earlier one ended; ``--minutes`` ends a sitting. A run that broke
+is disturbed again in the next sitting, and one that then ends as it should stands under ``mended``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -169,6 +171,7 @@ class Campaign:
         self.struck: Counter[str] = Counter()
         self.seconds: list[tuple[str, float, str]] = []
         self.broken: list[str] = []
+        self.mended: list[str] = []
         self.flood: Counter[str] = Counter()
         self._left_alone: dict[str, Path] = {}
 
@@ -232,6 +235,18 @@ class Campaign:
         else:
             shutil.rmtree(case.out.parent, ignore_errors=True)  # a party that lost its label party may still be there
 
+    def repeat_broken(self) -> None:
+        """Disturb the runs again that broke in an earlier sitting; those that now end as they should are mended."""
+        before, self.broken = self.broken, []
+        for words in before:
+            found, count = re.match(r"run (\d+) ", words), len(self.broken)
+            if found is None:
+                self.broken.append(words)
+                continue
+            self.disturb(int(found[1]))
+            if len(self.broken) == count:
+                self.mended.append(words)
+
     def summary(self) -> dict[str, object]:
         """Return what was done, what broke and how long recoveries took."""
         times = {who: sorted((took, run) for one, took, run in self.seconds if one == who) for who in (LABEL, "party")}
@@ -248,6 +263,7 @@ class Campaign:
                 if values
             },
             "broken": self.broken,
+            "mended": self.mended,
         }
 
 
@@ -271,7 +287,7 @@ class Record:
         self.sittings = old["sittings"] + 1
         campaign.struck, campaign.flood = Counter(old["struck"]), Counter(old["flood"])
         campaign.seconds = [(who, took, run) for who, took, run in old["seconds"]]
-        campaign.broken = old["broken"]
+        campaign.broken, campaign.mended = old["broken"], old.get("mended", [])
 
     def save(self, campaign: Campaign, minutes: float) -> None:
         """Keep the counts."""
@@ -281,6 +297,7 @@ class Record:
             **{"asked": self._asked, "runs": self.runs, "frames": self.frames, "taken": self.taken},
             **{"sittings": self.sittings, "minutes": self.minutes + minutes, "struck": campaign.struck},
             **{"flood": campaign.flood, "seconds": campaign.seconds, "broken": campaign.broken},
+            "mended": campaign.mended,
         }
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps(kept, indent=1))
@@ -319,6 +336,7 @@ def check(
         return (time.monotonic() - started) / 60
 
     try:
+        campaign.repeat_broken()
         while (campaign.struck[KILL] < kills or done.frames < frames) and took() < minutes:
             if campaign.struck[KILL] < kills:
                 campaign.disturb(done.runs)

@@ -83,17 +83,18 @@ def outcome(folder):
 
 
 def assert_same(folder, other):
-    assert outcome(folder) == outcome(other)
+    one, two = outcome(folder), outcome(other)
+    assert one == two, f"result.json: {[key for key in one.keys() | two.keys() if one.get(key) != two.get(key)]}"
     for file in ("steps.parquet", "snapshots.parquet"):
         one, two = (pq.read_table(place / file) for place in (folder, other))
         assert one.drop(["value"]).equals(two.drop(["value"])), file
         np.testing.assert_array_equal(one["value"].to_numpy(), two["value"].to_numpy(), err_msg=file)
     names = sorted(path.name for path in (folder / "weights").iterdir())
-    assert names == sorted(path.name for path in (other / "weights").iterdir())
+    assert names == sorted(path.name for path in (other / "weights").iterdir()), f"weights: {names}"
     for name in names:
         one, two = (load_file(place / "weights" / name) for place in (folder, other))
-        assert one.keys() == two.keys()
-        assert all(torch.equal(one[key], two[key]) for key in one)
+        assert one.keys() == two.keys(), name
+        assert all(torch.equal(one[key], two[key]) for key in one), name
 
 
 class Interrupt(Observer):

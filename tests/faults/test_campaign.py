@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.faults.campaign import Record, recoveries
+from tests.faults.campaign import Campaign, Record, recoveries
 
 
 @pytest.mark.slow
@@ -37,8 +37,9 @@ def test_a_recovery_lasts_until_the_next_step_unless_somebody_dies_before():
 
 def test_a_campaign_goes_on_from_its_record_and_refuses_that_of_another(tmp_path):
     file, asked = tmp_path / "record.json", {"seed": 1, "transport": "", "connections": 0}
+    words = {"broken": ["run 1 (stream): lost"], "mended": ["run 0 (inproc): late"]}
     campaign = SimpleNamespace(
-        struck=Counter(kill=5), flood=Counter(runs=2), seconds=[("label", 1.5, "run 0")], broken=[]
+        struck=Counter(kill=5), flood=Counter(runs=2), seconds=[("label", 1.5, "run 0")], **words
     )
     first = Record(file, asked)
     first.runs, first.frames = 3, 50_000
@@ -49,3 +50,21 @@ def test_a_campaign_goes_on_from_its_record_and_refuses_that_of_another(tmp_path
     assert vars(fresh) == vars(campaign)
     with pytest.raises(SystemExit, match="the record of another campaign"):
         Record(file, {**asked, "seed": 2})
+
+
+class Rehearsed(Campaign):
+    """A campaign that starts nothing; run 7 breaks every time."""
+
+    def __init__(self, broken):
+        self.broken, self.mended = broken, []
+
+    def disturb(self, number):
+        if number == 7:
+            self.broken.append("run 7 (stream): again")
+
+
+def test_runs_that_broke_are_disturbed_again_and_are_mended_or_not():
+    campaign = Rehearsed(["run 3 (messages): lost", "run 7 (stream): lost", "frames from 0: a word"])
+    campaign.repeat_broken()
+    assert campaign.mended == ["run 3 (messages): lost"]
+    assert campaign.broken == ["run 7 (stream): again", "frames from 0: a word"]

@@ -16,11 +16,13 @@ def sessions(monkeypatch):
     monkeypatch.setattr("flower_vfl.transport.sessions._SETTLE_SECONDS", 1.0)
 
     @contextmanager
-    def make(kind, parties, *, names=None, simulation=True, rows=3, width=4, check=None, grid=None, **config):
+    def make(
+        kind, parties, *, names=None, simulation=True, rows=3, width=4, check=None, grid=None, offer=None, **config
+    ):
         names = [party.name for party in parties if party is not None] if names is None else names
         settings = TransportConfig(kind=kind, **{"connect_timeout": 10.0, **config})
         grid = grid or LocalGrid(client_app(parties), len(parties), {})
-        with Sessions(grid, names, settings, simulation=simulation) as opened:
+        with Sessions(grid, names, settings, simulation=simulation, offer=offer) as opened:
             opened.grid = grid
             opened.open(check or (lambda link: fit(link, rows=rows, width=width)))
             yield opened

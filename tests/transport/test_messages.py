@@ -12,6 +12,7 @@ from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.transport.mailbox import Mailbox
 from flower_vfl.transport.messages import FRAMES, bundle, unbundle
+from flower_vfl.transport.sessions import TRAINING
 from tests.transport.fakes import FakeParty, client_app, converse
 
 FRAME = Frame(Kind.STEP, 3, {"gradient_of": 2}, {"gradient": torch.arange(6.0).view(2, 3)})
@@ -122,6 +123,35 @@ def test_a_party_that_answers_nothing_is_named_at_once(sessions):
         opened.links["a"].send(Frame(Kind.AUDIT))
         with pytest.raises(PartyError, match="party 'a' has nothing to answer"):
             opened.links["a"].receive(60)
+
+
+def test_the_export_is_a_last_message_and_a_party_that_does_not_take_it_is_named(sessions, caplog):
+    a, *_ = parties = [FakeParty("a"), FakeParty("b"), FakeParty("c")]
+
+    def handle(frame, handle=a.handle):
+        if frame.kind is Kind.EXPORTED:
+            raise ValueError("its disk is full")
+        return handle(frame)
+
+    a.handle = handle
+    with sessions("messages", parties, offer={TRAINING: "0" * 32}) as opened:
+        opened.finish(10)
+        push = opened.grid.push_messages
+        opened.grid.push_messages = lambda messages: [] if messages[0].metadata.dst_node_id == 3 else push(messages)
+        opened.tell_exported(10)
+    assert [party.seen[-1][0] for party in parties] == [Kind.FINISH, Kind.FINISH, Kind.EXPORTED]
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 2
+    assert any(words.startswith("party 'a' failed: ValueError: its disk is full; its secret") for words in warnings)
+    assert any("no message for node 3" in words for words in warnings)
+
+
+def test_parties_that_keep_no_states_get_no_message_more(sessions):
+    party = FakeParty()
+    with sessions("messages", [party]) as opened:
+        opened.finish(10)
+        opened.tell_exported(10)
+    assert party.seen == [(Kind.FINISH, -1)]
 
 
 def test_a_party_that_sends_another_sessions_frames_is_named(sessions):

@@ -212,6 +212,12 @@ def test_the_relay_ignores_ctrl_c_and_goes_when_the_run_closes():
     assert gone(pid)
 
 
+def test_strangers_of_the_last_seconds_are_counted_in_the_log_when_the_port_closes(caplog):
+    with listening() as endpoint:
+        assert hangs_up(endpoint, b"no greeting")
+    assert "connections to the session port that are no party's were closed: 1 without a mark" in caplog.text
+
+
 @given(st.lists(st.sampled_from("aaab"), min_size=1, max_size=60))
 def test_the_busiest_address_gives_way_and_the_only_one_of_another_stays(addresses):
     places, waiting = Places(4), []
