@@ -20,6 +20,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "accessible",
+    "notebooks",
     "pages",
     "reference",
     "formulas",

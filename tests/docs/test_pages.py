@@ -111,3 +111,40 @@ def test_lines_of_the_new_pages_are_short():
     ]
     tables = [line for _, line in long if not line.startswith("|")]
     assert tables == []
+
+
+def test_a_notebook_gets_a_badge_where_the_repository_is_known(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "extensions"))
+    import notebooks
+
+    text = (DOCS / "tutorials" / "steps-parquet.md").read_text(encoding="utf8")
+    found = notebooks.badged(text, "tutorials/steps-parquet", "some/one")
+    assert "gh/some/one/main?urlpath=lab/tree/docs/tutorials/steps-parquet.md)" in found
+    assert found.replace("\n\n[![Open", "\n[![Open").count("\n") == text.count("\n") + 1
+    assert notebooks.badged(text, "x", "") == text
+    assert notebooks.badged("# A page\n\ntext", "x", "some/one") == "# A page\n\ntext"
+    del sys.modules["notebooks"]
+
+
+def test_the_keyboard_reaches_what_scrolls(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "extensions"))
+    import accessible
+
+    page = '<p class="caption" role="heading"><div class="highlight"><pre>x</pre></div><div class="table-wrapper a">'
+    assert accessible.reachable(page).count('tabindex="0"') == 2
+    assert 'aria-level="2"' in accessible.reachable(page)
+    del sys.modules["accessible"]
+
+
+def test_formulas_of_all_pages_become_mathml(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "extensions"))
+    import formulas
+
+    count = 0
+    for page in PAGES:
+        text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf8")))
+        for block, inline in re.findall(r"\$\$(.+?)\$\$|\$([^$\n]+?(?:\n[^$\n]+?)?)\$", text, re.DOTALL):
+            assert formulas.mathml(block or inline).startswith("<math"), page.name
+            count += 1
+    assert count > 100
+    del sys.modules["formulas"]
