@@ -1,4 +1,4 @@
-"""Tensors as Flower `Array`s and back; frames without any need neither this module nor torch."""
+"""Flower arrays from tensors and back; frames without any need neither this module nor torch."""
 
 from __future__ import annotations
 

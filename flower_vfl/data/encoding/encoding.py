@@ -1,7 +1,7 @@
 """How columns become numbers: fitted on training rows only, kept beside the data, applied again to new rows.
 
-Numeric columns are compressed when they are skewed, sign(x) log(1 + |x|), then standardised. Categorical columns become
-ids: 0 stands for every value that training never saw (or saw too rarely), a missing value is a value like any other.
+Numeric columns are compressed when they are skewed, ``sign(x) log(1 + |x|)``, then standardised. Categorical columns
+become ids: 0 stands for every value that training never saw (or saw too rarely), a missing value is one like others.
 Texts become rows of word ids: `text.py`. The values of categorical columns may be millions: they lie in a Parquet file.
 """
 
@@ -64,7 +64,7 @@ class NumericEncoding:
     name : str
         Column.
     transform : {"identity", "log1p"}
-        "log1p" is sign(x) log(1 + |x|), for skewed columns.
+        "log1p" is ``sign(x) log(1 + |x|)``, for skewed columns.
     mean, scale : float
         Of the transformed training rows; a constant column has scale 1.
     missing : {"error", "mean", "zero"}

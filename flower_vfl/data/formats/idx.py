@@ -40,7 +40,7 @@ class IdxFile:
     shape: tuple[int, ...]
 
     def pieces(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield the items (n, *shape) in pieces of bounded size.
+        """Yield the items ``(n, *shape)`` in pieces of bounded size.
 
         Raises
         ------
@@ -101,7 +101,7 @@ def open_idx(path: Path, shape: tuple[int, ...]) -> IdxFile:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Read a whole idx file, (N, *shape).
+    """Read a whole idx file, ``(N, *shape)``.
 
     Raises
     ------

@@ -1,0 +1,35 @@
+"""What screen readers and keyboards need and the theme leaves out.
+
+Captions of the navigation are headings without a level, and what scrolls sideways cannot be reached with the keyboard.
+"""
+
+from __future__ import annotations
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+_CAPTION, _LEVEL = 'class="caption" role="heading"', 'class="caption" role="heading" aria-level="2"'
+_SCROLLS = (
+    ('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">'),
+    ('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
+)
+
+
+def reachable(body: str) -> str:
+    """Return the text of a page in which the keyboard reaches what scrolls sideways."""
+    for without, focusable in _SCROLLS:
+        body = body.replace(without, focusable)
+    return body.replace(_CAPTION, _LEVEL)
+
+
+def _on_page(app: Sphinx, name: str, template: str, context: dict[str, object], tree: nodes.document | None) -> None:
+    for part in ("body", "furo_navigation_tree"):
+        text = context.get(part)
+        if isinstance(text, str):
+            context[part] = reachable(text)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Tell Sphinx what to call."""
+    app.connect("html-page-context", _on_page, priority=900)  # after the theme has made the navigation
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,69 @@
+"""The tutorials that are no notebooks: their code is what it says it is."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from flower_vfl.errors import CheckError
+from flower_vfl.testing import check_defense
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = ROOT / "docs" / "tutorials"
+
+
+def marked(page, mark):
+    """The block of Python behind a mark."""
+    text = (TUTORIALS / page).read_text(encoding="utf8")
+    return re.search(rf"<!-- {mark} -->\n```python\n(.*?)```", text, re.DOTALL)[1]
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def saved(text):
+        (tmp_path / "mine.py").write_text(text)
+        sys.modules.pop("mine", None)
+        import mine
+
+        return mine.NoisySign
+
+    yield saved
+    sys.modules.pop("mine", None)
+
+
+def test_the_first_version_of_the_defense_fails_as_the_tutorial_says(mine):
+    page = (TUTORIALS / "your-own-defense.md").read_text(encoding="utf8")
+    said = re.search(r"```text\n(flower_vfl\.errors\.CheckError: .*?)```", page, re.DOTALL)[1]
+    with pytest.raises(CheckError) as failed:
+        check_defense(mine(marked("your-own-defense.md", "first")), flip=0.2)
+    found = f"flower_vfl.errors.CheckError: {failed.value}".splitlines()
+    assert [line for line in said.splitlines() if line != "..." and line not in found] == []
+
+
+def test_the_second_version_passes(mine):
+    first = marked("your-own-defense.md", "first")
+    imports = marked("your-own-defense.md", "second")
+    method = marked("your-own-defense.md", "third")
+    head, rest = first.split("import torch\n", 1)
+    body = rest.split("import GradientDefense\n", 1)[1].split("    def perturb")[0]
+    check_defense(mine(f"{head}{imports}{body}{method}"), flip=0.2)
+
+
+def test_the_app_for_flower_users_is_that_of_the_example():
+    text = (TUTORIALS / "flower-users.md").read_text(encoding="utf8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    own = ROOT / "examples" / "own_app" / "own_app"
+    for name in ("server_app", "client_app"):
+        shown = next(block for block in blocks if block.startswith(f"# {name}.py"))
+        assert ast.unparse(ast.parse(shown)) in ast.unparse(ast.parse((own / f"{name}.py").read_text(encoding="utf8")))
+    task = ast.parse((own / "task.py").read_text(encoding="utf8"))
+    whole = {one.name: ast.unparse(ast.Module(one.body, [])) for one in task.body if isinstance(one, ast.FunctionDef)}
+    shown = ast.parse(next(block for block in blocks if "def open_data" in block))
+    for one in shown.body:
+        assert ast.unparse(ast.Module(one.body, [])) == whole[one.name], one.name
