@@ -42,7 +42,7 @@ def test_a_folder_appears_complete_or_not_at_all(tmp_path):
 def test_what_a_killed_preparation_left_is_removed_by_the_next_one(tmp_path):
     out = tmp_path / "out"
     words = (
-        "import os, signal, sys; from pathlib import Path; from flower_vfl.data import layout\n"
+        "import os, signal, sys; from pathlib import Path; from flower_vfl.data.store import layout\n"
         "with layout.new_folder(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'half').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
