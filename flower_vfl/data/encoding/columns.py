@@ -23,7 +23,8 @@ class Column:
     party, name : str
         Whose it is and what it is called.
     kind : str
-        "left out", "number", "number, log" (compressed because it is skewed), "category", "text", or the shape of arrays.
+        "left out", "number", "number, log" (compressed because it is skewed), "category", "text", or the shape of
+        arrays.
     missing : float or None
         Share of the training rows in which it is missing; None where that is not known: a missing category that is too
         rare for an id is one of those in `rare`.

@@ -9,7 +9,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,6 +134,25 @@ def read_header(path: Path, dialect: Dialect = PLAIN) -> pa.Table:
     if len(header.column_names) == 1 and not _is_parquet(path):
         _refuse_delimiter(header.column_names[0], path, dialect.between(path))
     return header
+
+
+def delimiter_of(path: Path) -> str:
+    """Return the option `delimiter` that a file needs, from its header; "" where none is needed.
+
+    Raises
+    ------
+    DataError
+        As `read_header`, when no delimiter helps.
+    """
+    try:
+        read_header(path)
+    except DataError:
+        for delimiter in () if _is_parquet(path) else SEPARATORS:
+            with suppress(DataError):
+                if len(read_header(path, Dialect(delimiter)).column_names) > 1:
+                    return "tab" if delimiter == "\t" else delimiter
+        raise
+    return ""
 
 
 def _kind(path: Path) -> str:
