@@ -46,7 +46,7 @@ def data_prepare(
 
 @data_app.command("show")
 def data_show(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared data set.")]) -> None:
-    """Show the columns of a prepared data set: whose, taken for what, how often missing, how many values."""
+    """Show the columns of a prepared data set: whose, taken for what and why, how to change it."""
     from flower_vfl.data.store.dataset import open_dataset
     from flower_vfl.simulations.tables import print_columns
 

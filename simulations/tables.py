@@ -212,9 +212,11 @@ def prepare_data(
     if name == Files.name:
         print_columns(dataset)
         Console().print(
-            "types were inferred where you named none; if one is wrong, prepare again with --set numeric=..., "
-            "categorical=... or ignore=... (in a configuration: data.options)",
+            "types were inferred where you named none; if one is wrong, prepare again with the option behind the "
+            "column, as in --set dtype.postcode=category (others: number, boolean, date:%d.%m.%Y, ignore; in a "
+            "configuration: data.options.dtype)",
             highlight=False,
+            soft_wrap=True,
         )
     Console().print(f"next: flower-vfl run {shlex.quote(str(out))}", markup=False, highlight=False, soft_wrap=True)
 
@@ -228,12 +230,17 @@ def print_columns(dataset: Dataset) -> None:
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for heading in ("values", "rare"):
         table.add_column(heading, justify="right")
-    for column in columns_of(dataset):
+    columns = columns_of(dataset)
+    explained = any(column.why for column in columns)
+    for heading in ("why", "to change") if explained else ():
+        table.add_column(heading, overflow="fold")
+    for column in columns:
         table.add_row(
             *map(Text, (column.party, column.name, column.kind)),
             share(column.missing),
             "–" if column.values is None else f"{column.values:,}",
             share(column.rare),
+            *(map(Text, (column.why, column.change)) if explained else ()),
         )
     Console().print(table)
     counts = class_counts(dataset)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from flower_vfl.data.formats.tables import read_header
+from flower_vfl.data.formats.tables import Dialect, delimiter_of, read_header
 from flower_vfl.data.store.party_names import check_party_name
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.files import write_text_atomic
@@ -25,8 +25,9 @@ name = "files"
 [data.options]
 {options}
 # test_fraction = 0.2              # of the IDs, for the test
-# categorical = ["postcode"]       # columns of numbers that are categories
-# ignore = ["comment"]             # columns to leave out
+# dtype.postcode = "category"      # or number, boolean, date, "date:%d.%m.%Y", ignore; `data show` lists all columns
+# missing_values = ["-999"]        # what else stands for a missing value
+# decimal = ","                    # before fractions, where the columns do not tell
 
 [training]
 # epochs, batch_size and learning_rate fit the data; training ends when validation no longer improves.
@@ -102,7 +103,8 @@ def write_first_config(
         raise ConfigError(f"{out} exists already; name another file with --out")
     if not files:
         raise ConfigError("name each party's file: flower-vfl init bank=bank.csv shop=shop.csv")
-    headers = {party: _header(path) for party, path in files.items()}
+    delimiters = {party: _delimiter(path) for party, path in files.items()}
+    headers = {party: list(read_header(path, Dialect(delimiters[party])).column_names) for party, path in files.items()}
     id_column = _id_column(headers, id_column, label, ask)
     label = label or ask("--label", f"column of the label, of {named(_rest(headers, id_column))}", "")
     holders = [party for party, names in headers.items() if label in names]
@@ -115,6 +117,7 @@ def write_first_config(
         raise ConfigError(f"the label {label!r} is in the file of {' and '.join(holders)}, not in that of {holder!r}")
     chosen = {"id": id_column, "label": label, "label_party": holder, "join": "inner", "missing": "mean"}
     lines = [f"files.{json.dumps(party)} = {json.dumps(str(path.resolve()))}" for party, path in files.items()]
+    lines += [f"delimiter.{json.dumps(party)} = {json.dumps(found)}" for party, found in delimiters.items() if found]
     lines += [f"{key} = {json.dumps(value)}" for key, value in chosen.items()]
     text = _TEMPLATE.format(
         parties=", ".join(files), id=id_column, holder=holder, label=label, name=out, options="\n".join(lines)
@@ -123,10 +126,10 @@ def write_first_config(
     return holder
 
 
-def _header(path: Path) -> list[str]:
+def _delimiter(path: Path) -> str:
     if not path.exists():
         raise DataError(f"there is no file {path}")
-    return list(read_header(path).column_names)
+    return delimiter_of(path)
 
 
 def _rest(headers: Mapping[str, Sequence[str]], id_column: str) -> list[str]:

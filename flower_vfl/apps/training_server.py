@@ -46,6 +46,9 @@ _log = logging.getLogger(__name__)
 FEW_STEPS = 200
 """Fewer steps of a run, where the rows allow many more, deserve a warning: most networks have not learned by then."""
 
+OWN_DATA = "files"
+"""The data set of tables of one's own: presets of others keep their batches, however small the data."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingServer:
@@ -148,6 +151,13 @@ def _planned(settings: Config, dataset: VerticalData, labels: Labels) -> Config:
     rows, periods = len(labels.train), dataset.alignment.periods
     fitted = settings.fitted(rows)
     schedule = schedule_of(fitted, rows, len(labels.test), periods=periods)
+    trained = rows - schedule.validation_rows
+    if dataset.name == OWN_DATA and settings.training.batch_size > trained:
+        raise ConfigError(
+            f"training.batch_size is {settings.training.batch_size:,}, and there are {trained:,} rows to train on, "
+            f"beside {schedule.validation_rows:,} for validation; set it to {trained} at most, or leave it out: it "
+            "fits the rows"
+        )
     _log.info(
         "%s training rows, %s of them for validation; at most %s steps: %s of up to %s rows",
         *(f"{count:,}" for count in (rows, schedule.validation_rows, schedule.steps)),

@@ -63,3 +63,8 @@ def test_a_configuration_that_is_there_stays(tmp_path):
     with pytest.raises(ConfigError, match="exists already"):
         begin(tmp_path, label="default")
     assert (tmp_path / "run.toml").read_text() == "seed = 1\n"
+
+
+def test_a_delimiter_that_a_file_needs_is_found_and_written(tmp_path):
+    begin(tmp_path, bank=BANK.replace(",", ";"), label="default")
+    assert load_config(str(tmp_path / "run.toml")).data.options["delimiter"] == {"bank": ";"}

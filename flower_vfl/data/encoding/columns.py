@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flower_vfl.data.encoding.encoding import MISSING, NumericEncoding
+from flower_vfl.data.encoding.encoding import NumericEncoding
+from flower_vfl.data.encoding.reading import Reading
+from flower_vfl.data.encoding.values import MISSING
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.dataset import Dataset
 
@@ -21,7 +23,8 @@ class Column:
     party, name : str
         Whose it is and what it is called.
     kind : str
-        "number", "number, log" (compressed because it is skewed), "category", "text", or the shape of arrays.
+        "left out", "number", "number, log" (compressed because it is skewed), "category", "text", or the shape of
+        arrays.
     missing : float or None
         Share of the training rows in which it is missing; None where that is not known: a missing category that is too
         rare for an id is one of those in `rare`.
@@ -29,6 +32,10 @@ class Column:
         Different values in the training rows that have an id of their own, a missing one included; of texts, words.
     rare : float or None
         Of a category: share of the training rows whose value is too rare for an id.
+    why : str
+        Why it was taken for that, where the data says it.
+    change : str
+        The option that takes it for something else.
     """
 
     party: str
@@ -37,6 +44,8 @@ class Column:
     missing: float | None = None
     values: int | None = None
     rare: float | None = None
+    why: str = ""
+    change: str = ""
 
 
 def columns_of(dataset: Dataset) -> list[Column]:
@@ -48,7 +57,7 @@ def columns_of(dataset: Dataset) -> list[Column]:
         When a file is not what it says it is.
     """
     held = [party for party in dataset.parties if (dataset.folder / party).is_dir()]
-    return [column for party in held for column in _columns_of(dataset, party)]
+    return [column for party in held for column in _explained(dataset, party)]
 
 
 def class_counts(dataset: Dataset) -> dict[str, int]:
@@ -63,6 +72,23 @@ def class_counts(dataset: Dataset) -> dict[str, int]:
         return {}
     counts = np.bincount(dataset.labels().train, minlength=dataset.classes)
     return dict(zip(dataset.class_names, counts.tolist(), strict=True))
+
+
+def _explained(dataset: Dataset, party: str) -> Iterator[Column]:
+    """Yield columns with the reasons of their reader, then those that it leaves out."""
+    reader = dataset.encoding(party).reader
+    readings = {name: reading for reading in reader.columns for name in reading.columns} if reader else {}
+    for column in _columns_of(dataset, party):
+        reading = readings.get(column.name)
+        yield replace(column, why=reading.why, change=_change(reading)) if reading else column
+    for reading in reader.columns if reader else ():
+        if not reading.columns:
+            yield Column(party, reading.name, "left out", why=reading.why, change=_change(reading))
+
+
+def _change(reading: Reading) -> str:
+    """Return the option that takes a column for what it may be too."""
+    return f"dtype.{reading.name}={'ignore' if reading.kind == 'category' else 'category'}"
 
 
 def _columns_of(dataset: Dataset, party: str) -> Iterator[Column]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.data.encoding.encoding import Place, require_columns, texts
+from flower_vfl.data.encoding.values import Place, require_columns, texts
 from flower_vfl.errors import DataError
 from flower_vfl.rng import scattered
 
@@ -35,10 +35,18 @@ def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_floating(kind):
-        raise DataError(f"{file}: IDs in column {column!r} are fractions; make them whole numbers or texts")
+        raise DataError(
+            f"{file}: IDs in column {column!r} are fractions, from row 1 on; make them whole numbers or texts, or read "
+            f"1.0 as 1 with the option dtype.{column}=integer"
+        )
     if not any(is_kind(kind) for is_kind in _ID_TYPES):
         raise DataError(f"{file}: IDs in column {column!r} are of type {kind}; make them whole numbers or texts")
     ids = _composed(texts(table.column(column), Place(file, column)))
+    if len(ids) and pc.all(pc.match_substring_regex(ids, r"^[0-9]+[.]0*$")).as_py():
+        raise DataError(
+            f"{file}: IDs in column {column!r} are numbers with a fraction, from row 1 on, which other programs write "
+            f"without; make them whole, or read 1.0 as 1 with the option dtype.{column}=integer"
+        )
     empty = pc.equal(ids, "")
     if pc.any(empty).as_py():
         raise DataError(f"{file}: row {pc.index(empty, True).as_py() + 1} has no ID in column {column!r}")
@@ -46,8 +54,29 @@ def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
     repeated = counts.filter(pc.greater(counts.field(1), 1)).field(0)
     if len(repeated):
         rows = _rows(pc.is_in(ids, value_set=repeated))
-        raise DataError(f"{file}: {len(repeated)} IDs of column {column!r} occur more than once, in rows {rows}")
+        raise DataError(
+            f"{file}: {len(repeated)} IDs of column {column!r} occur more than once, in rows {rows}; keep one row of "
+            "each, or name the column of the ID in the option id"
+        )
     return ids
+
+
+def whole_ids(table: pa.Table, column: str, file: str) -> pa.Table:
+    """Return a table whose IDs are whole numbers where they have a fraction of zeros: 1.0 becomes 1.
+
+    Raises
+    ------
+    DataError
+        When there is no such column, or a fraction is not zero.
+    """
+    require_columns(table, [column], file)
+    ids = texts(table.column(column), Place(file, column))
+    whole = pc.replace_substring_regex(ids, r"^([0-9]+)[.]0*$", r"\1")
+    broken = pc.match_substring_regex(whole, r"^[-+]?[0-9]*[.][0-9]+$|[0-9][eE][-+]?[0-9]+$")
+    if pc.any(broken).as_py():
+        row = pc.index(broken, True).as_py() + 1
+        raise DataError(f"{file}: row {row} has an ID in column {column!r} that is no whole number")
+    return table.set_column(table.column_names.index(column), column, whole)
 
 
 def _composed(ids: pa.Array) -> pa.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.data.encoding.encoding import MISSING_TEXTS, Place, parse_numbers, texts
+from flower_vfl.data.encoding.values import Place, parse_numbers, texts
 from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
@@ -19,6 +20,7 @@ _SHARED = frozenset({"uint8", "int8", "int16", "int32", "int64"})
 
 MAX_CLASSES = 1000
 _FEW = 20
+_ABSENT = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "?")
 _NEGATIVES = ("0", "-1", "false", "no", "n", "negative")
 _log = logging.getLogger(__name__)
 
@@ -79,7 +81,27 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
     return EncodedLabels(classes[0], classes[1], tuple(names))
 
 
-def require_labels(column: pa.ChunkedArray, place: Place, needed: pa.Array | None = None) -> None:
+def labelled(column: pa.ChunkedArray, place: Place, missing: Sequence[str] = ()) -> pa.Array:
+    """Return which rows (N,) have a label; `missing` is what stands for none, besides the usual.
+
+    Raises
+    ------
+    DataError
+        When labels are neither numbers nor texts.
+    """
+    values = texts(column, place)
+    absent = pc.is_in(pc.utf8_lower(values), value_set=pa.array(_ABSENT))
+    return pc.invert(pc.or_(absent, pc.is_in(values, value_set=pa.array(list(missing), pa.string()))))
+
+
+def require_labels(
+    column: pa.ChunkedArray,
+    place: Place,
+    needed: pa.Array | None = None,
+    missing: Sequence[str] = (),
+    *,
+    cure: str = "",
+) -> None:
     """Check that no label is missing.
 
     Parameters
@@ -90,19 +112,23 @@ def require_labels(column: pa.ChunkedArray, place: Place, needed: pa.Array | Non
         Where they come from.
     needed : pyarrow.Array of bool, optional
         The rows that need one; all by default.
+    missing : sequence of str
+        What stands for no label, besides the usual.
+    cure : str
+        What helps, the end of the message.
 
     Raises
     ------
     DataError
         Saying how many are missing, and where the first one is; or that they are neither numbers nor texts.
     """
-    absent = pc.is_in(texts(column, place), value_set=pa.array(MISSING_TEXTS))
+    absent = pc.invert(labelled(column, place, missing))
     if needed is not None:
         absent = pc.and_(absent, needed)
     if pc.any(absent).as_py():
         row, number = pc.index(absent, True).as_py(), pc.sum(absent).as_py()
         raise DataError(
-            f"{place.file}: column {place.column!r} has {number} missing labels, the first in row {row + 1}"
+            f"{place.file}: column {place.column!r} has {number} missing labels, the first in row {row + 1}{cure}"
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flower_vfl.data.encoding.encoding import Place
+from flower_vfl.data.encoding.values import Place
 from flower_vfl.data.formats.images import Rows
 from flower_vfl.data.formats.raw import listed
 from flower_vfl.data.formats.tree import IMAGE_ENDINGS, image_size, read_images

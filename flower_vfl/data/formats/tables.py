@@ -2,33 +2,78 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from flower_vfl.data.encoding.encoding import require_columns
+from flower_vfl.data.encoding.values import require_columns
 from flower_vfl.data.formats.raw import GZIP, SEPARATORS, check_encoding, opened
-from flower_vfl.errors import DataError
+from flower_vfl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from _csv import Reader
 
 _BLOCK = 2**20
+_TABS = ("tab", "\\t", "\t")
+_DELIMITERS = "a value that holds the delimiter needs quotes; the option delimiter names another one"
 _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
-def read_table(path: Path, only: str = "") -> pa.Table:
+@dataclass(frozen=True)
+class Dialect:
+    """How the text of a table is written.
+
+    Parameters
+    ----------
+    delimiter : str
+        One character, or "tab"; "" for tabs in files called .tsv and commas in others.
+    encoding : str
+        As Python names it; "" for UTF-8.
+    """
+
+    delimiter: str = ""
+    encoding: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) > 1 and self.delimiter not in _TABS:
+            raise ConfigError(f"option delimiter of files: one character or 'tab' is needed, given {self.delimiter!r}")
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError:
+            raise ConfigError(
+                f"option encoding of files: there is no encoding {self.encoding!r}; cp1252, latin-1 and utf-16 are some"
+            ) from None
+
+    def between(self, path: Path) -> str:
+        """Return what separates the fields of a file."""
+        usual = "\t" if _kind(path) == ".tsv" else ","
+        return "\t" if self.delimiter in _TABS else self.delimiter or usual
+
+
+PLAIN = Dialect()
+"""UTF-8, fields separated as the file's name says."""
+
+
+def dialect_of(options: Mapping[str, Any], key: str) -> Dialect:
+    """Return how a party's file is written, from the options `delimiter` and `encoding`: texts, or texts by party."""
+    given = (options.get(name, "") for name in ("delimiter", "encoding"))
+    return Dialect(*(str(one.get(key, "")) if isinstance(one, Mapping) else str(one) for one in given))
+
+
+def read_table(path: Path, only: str = "", dialect: Dialect = PLAIN) -> pa.Table:
     """Read a CSV (.csv, .tsv, .txt, each also .gz), every column as text, or a Parquet file.
 
     Parameters
@@ -37,37 +82,40 @@ def read_table(path: Path, only: str = "") -> pa.Table:
         The file.
     only : str
         Read this column and no other.
+    dialect : Dialect
+        How a CSV is written.
 
     Raises
     ------
     DataError
         When the file is neither, is empty, lacks the column, a name of a column occurs twice, or a quote is left open.
     """
-    header = read_header(path)
+    header = read_header(path, dialect)
     require_columns(header, [only] if only else [], str(path))
     names = [only] if only else header.column_names
     try:
-        table = _read_parquet(path, names) if _is_parquet(path) else _read_csv(path, names)
+        table = _read_parquet(path, names) if _is_parquet(path) else _read_csv(path, names, dialect)
         table.validate(full=True)  # texts that are no UTF-8, for instance
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
-        _check_encoding(path)
+        _check_encoding(path, dialect)
         # Arrow's words end with the row that it stumbled over: data, which messages do not repeat.
         words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
         place = re.search("Row #([0-9]+)", words)
         number = f" (row {int(place[1]) - 1} below the header)" if place else ""
-        raise DataError(f"{path} cannot be read: {re.sub('Row #[0-9]+: ', '', words)}{number}") from None
+        cure = f"; {_DELIMITERS}" if place else ""
+        raise DataError(f"{path} cannot be read: {re.sub('Row #[0-9]+: ', '', words)}{number}{cure}") from None
     if not table.num_rows:
         raise DataError(f"{path} has no rows")
     return table
 
 
-def read_header(path: Path) -> pa.Table:
+def read_header(path: Path, dialect: Dialect = PLAIN) -> pa.Table:
     """Return the columns of a file, without rows; errors are those of `read_table`."""
     try:
         if _is_parquet(path):
             header = pq.read_schema(path).empty_table()
         elif _kind(path) in (".csv", ".tsv", ".txt"):
-            with _records(path) as records:
+            with _records(path, dialect) as records:
                 names = next(filter(None, records), [])
             header = pa.schema([(name.strip(), pa.string()) for name in names]).empty_table()
         else:
@@ -76,7 +124,7 @@ def read_header(path: Path) -> pa.Table:
                 "features); images lie in a folder"
             )
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
-        _check_encoding(path)
+        _check_encoding(path, dialect)
         raise DataError(f"{path} cannot be read: {error}") from None
     except csv.Error as error:
         raise _stray_quote(path, 0, error) from None
@@ -84,8 +132,27 @@ def read_header(path: Path) -> pa.Table:
         raise DataError(f"{path} is empty")
     _refuse_duplicates(header.column_names, path)
     if len(header.column_names) == 1 and not _is_parquet(path):
-        _refuse_delimiter(header.column_names[0], path)
+        _refuse_delimiter(header.column_names[0], path, dialect.between(path))
     return header
+
+
+def delimiter_of(path: Path) -> str:
+    """Return the option `delimiter` that a file needs, from its header; "" where none is needed.
+
+    Raises
+    ------
+    DataError
+        As `read_header`, when no delimiter helps.
+    """
+    try:
+        read_header(path)
+    except DataError:
+        for delimiter in () if _is_parquet(path) else SEPARATORS:
+            with suppress(DataError):
+                if len(read_header(path, Dialect(delimiter)).column_names) > 1:
+                    return "tab" if delimiter == "\t" else delimiter
+        raise
+    return ""
 
 
 def _kind(path: Path) -> str:
@@ -96,15 +163,16 @@ def _is_parquet(path: Path) -> bool:
     return _kind(path) in (".parquet", ".pq")
 
 
-def _delimiter(path: Path) -> str:
-    return "\t" if _kind(path) == ".tsv" else ","
-
-
-def _check_encoding(path: Path) -> None:
+def _check_encoding(path: Path, dialect: Dialect) -> None:
     if _is_parquet(path):
         return
-    with opened(path) as file:
-        check_encoding(path, file)
+    if not dialect.encoding:
+        try:
+            with opened(path) as file:
+                check_encoding(path, file)
+        except DataError as error:
+            cure = "; or name its encoding in the option encoding, as in encoding=cp1252" if "UTF" in str(error) else ""
+            raise DataError(f"{error}{cure}") from None
     with path.open("rb") as file:
         if path.suffix != ".gz" and file.read(len(GZIP)) == GZIP:
             raise DataError(f"{path} is gzipped: let its name end in {path.suffix}.gz")
@@ -115,20 +183,20 @@ def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 @contextmanager
-def _records(path: Path) -> Iterator[Reader]:
+def _records(path: Path, dialect: Dialect) -> Iterator[Reader]:
     """Give what reads a CSV record by record, the header first; an empty line is an empty record."""
-    with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        yield csv.reader(text, delimiter=_delimiter(path), strict=True)
+    with _opened(path) as file, io.TextIOWrapper(file, encoding=dialect.encoding or "utf-8-sig", newline="") as text:
+        yield csv.reader(text, delimiter=dialect.between(path), strict=True)
 
 
-def _refuse_stray_quotes(path: Path) -> None:
+def _refuse_stray_quotes(path: Path, dialect: Dialect) -> None:
     """Refuse a quote that nothing closes where it should: Arrow takes all rows up to the next one for one value."""
     with _opened(path) as file:
         if not any(b'"' in block for block in iter(partial(file.read, _BLOCK), b"")):
             return
     row = -1
     try:
-        with _records(path) as records:
+        with _records(path, dialect) as records:
             for row, _ in enumerate(filter(None, records)):  # noqa: B007 - the last row is what is wanted
                 pass
     except csv.Error as error:
@@ -158,9 +226,9 @@ def _read_parquet(path: Path, wanted: list[str]) -> pa.Table:
     return table
 
 
-def _read_csv(path: Path, wanted: list[str]) -> pa.Table:
-    _refuse_stray_quotes(path)
-    with _records(path) as records:
+def _read_csv(path: Path, wanted: list[str], dialect: Dialect) -> pa.Table:
+    _refuse_stray_quotes(path, dialect)
+    with _records(path, dialect) as records:
         names = {name: name.strip() for name in next(filter(None, records)) if name.strip() in wanted}
         if not _has_rows(records):
             raise DataError(f"{path} has no rows")
@@ -168,8 +236,8 @@ def _read_csv(path: Path, wanted: list[str]) -> pa.Table:
     def read(*, threads: bool) -> pa.Table:
         return pa_csv.read_csv(
             path,
-            read_options=pa_csv.ReadOptions(use_threads=threads),
-            parse_options=pa_csv.ParseOptions(delimiter=_delimiter(path), newlines_in_values=True),
+            read_options=pa_csv.ReadOptions(use_threads=threads, encoding=dialect.encoding or "utf8"),
+            parse_options=pa_csv.ParseOptions(delimiter=dialect.between(path), newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), include_columns=list(names)
             ),
@@ -181,13 +249,16 @@ def _read_csv(path: Path, wanted: list[str]) -> pa.Table:
         return read(threads=False)  # for the number of the row, which several threads do not know
 
 
-def _refuse_delimiter(name: str, path: Path) -> None:
+def _refuse_delimiter(name: str, path: Path, own: str) -> None:
     """Refuse a file whose only column is the whole header, because something else separates its fields."""
-    own = _delimiter(path)
     found = next((other for other in SEPARATORS if other != own and other in name), None)
     if found:
-        needed = "commas, or tabs in a file that is called .tsv," if own == "," else SEPARATORS[own]
-        raise DataError(f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed")
+        needed = "commas, or tabs in a file that is called .tsv," if own == "," else SEPARATORS.get(own, repr(own))
+        named = "tab" if found == "\t" else found
+        raise DataError(
+            f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed, or the option "
+            f'delimiter="{named}"'
+        )
 
 
 def _refuse_duplicates(names: Iterable[str], path: Path) -> None:

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from pydantic import Field
 
-from flower_vfl.data.encoding.encoding import MISSING, Place, fit_party, numbers
+from flower_vfl.data.encoding.encoding import fit_party
 from flower_vfl.data.encoding.labels import encode_labels
+from flower_vfl.data.encoding.values import MISSING, Place, numbers
 from flower_vfl.data.formats.packages import packaged_folder
 from flower_vfl.data.formats.raw import find_file, opened, read_csv
 from flower_vfl.data.sources.recipe import Options, Progress, Recipe

@@ -20,9 +20,10 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flower_vfl.data.encoding.encoding import Place, fit_party, numbers, require_columns
+from flower_vfl.data.encoding.encoding import fit_party
 from flower_vfl.data.encoding.ids import in_test_set
 from flower_vfl.data.encoding.labels import EncodedLabels
+from flower_vfl.data.encoding.values import Place, numbers, require_columns
 from flower_vfl.data.formats.packages import packaged_folder
 from flower_vfl.data.formats.raw import find_file, opened, read_csv
 from flower_vfl.data.sources.recipe import Progress, Recipe

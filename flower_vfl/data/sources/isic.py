@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 from pydantic import Field
 
-from flower_vfl.data.encoding.encoding import require_columns
 from flower_vfl.data.encoding.ids import in_test_set
+from flower_vfl.data.encoding.values import require_columns
 from flower_vfl.data.formats.idx import MAX_ITEMS
 from flower_vfl.data.formats.images import DRAW_SEED, ImageFiles, ImageOptions, ImageRecipe, Rows
 from flower_vfl.data.formats.raw import opened, read_csv

@@ -7,29 +7,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, field_validator, model_validator
 
-from flower_vfl.data.encoding.encoding import (
-    Missing,
-    PartyEncoding,
-    Place,
-    fit_party,
-    numbers,
-    parse_numbers,
-    require_columns,
-)
-from flower_vfl.data.encoding.ids import Join, in_test_set, join_ids, read_ids, select_ids
-from flower_vfl.data.encoding.labels import encode_labels, require_labels
+from flower_vfl.data.encoding.encoding import PartyEncoding, fit_party
+from flower_vfl.data.encoding.ids import in_test_set, join_ids, read_ids, select_ids, whole_ids
+from flower_vfl.data.encoding.inference import infer
+from flower_vfl.data.encoding.labels import encode_labels, labelled, require_labels
+from flower_vfl.data.encoding.values import Place, require_columns
 from flower_vfl.data.formats.arrays import ROW, StoredArrays, holds_arrays, image_paths, open_arrays
-from flower_vfl.data.formats.tables import read_header, read_table
+from flower_vfl.data.formats.tables import Dialect, read_header, read_table
+from flower_vfl.data.sources.files_options import LABELS, FilesOptions
 from flower_vfl.data.sources.recipe import Options, Progress, Recipe, build_options
 from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.data.store.builder import Builder
@@ -39,75 +32,6 @@ from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.registry import suggestion
 
 _log = logging.getLogger(__name__)
-_LABELS = "labels"
-_MOSTLY_NUMBERS = 0.95
-
-
-class FilesOptions(Options):
-    """Options of files."""
-
-    files: dict[str, str] = Field(default_factory=dict, description="party to its file; those that this host holds")
-    test_files: dict[str, str] = Field(default_factory=dict, description="party to its test file; none: split by ID")
-    labels_file: str = Field("", description="file of the labels; empty: the label is a column of a party's file")
-    test_labels_file: str = Field("", description="file of the test labels, with test_files")
-    label: str = Field("label", description='column of the label; "" on a host that holds no labels')
-    id: str = Field("id", description="column of the ID, in every file")
-    label_party: str = Field(
-        "", description="party that holds the labels, of those whose files have them; empty: the one, else 'label'"
-    )
-    alignment: str = Field("", description="file that `flower-vfl align` left here; empty: join this host's files")
-    test_alignment: str = Field("", description="the same for test_files")
-    join: Join = Field("strict", description='"strict": all files have the same IDs; "inner": keep the shared ones')
-    test_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="part of the IDs for the test")
-    split_seed: int = Field(0, ge=0, description="another seed, another test set; the same for all parties")
-    missing: Missing = Field("error", description='missing numbers: "error", or "mean" and an indicator column')
-    positive: str = Field("", description="label that counts as positive")
-    categorical: tuple[str, ...] = Field((), description="columns of numbers that are categories")
-    numeric: tuple[str, ...] = Field((), description="columns that must be numbers")
-    ignore: tuple[str, ...] = Field((), description="columns to leave out")
-    min_count: int = Field(1, ge=1, description="values that occur less often share the bucket of unseen values")
-    image_size: tuple[int, ...] = Field(
-        (), description="height and width to which images in folders are scaled; none: all have one size"
-    )
-
-    @field_validator("image_size")
-    @classmethod
-    def _size(cls, size: tuple[int, ...]) -> tuple[int, ...]:
-        if size and (len(size) != 2 or not all(1 <= side <= 4096 for side in size)):
-            raise ValueError("give a height and a width, 1 to 4096 each")
-        return size
-
-    @model_validator(mode="after")
-    def _consistent(self) -> FilesOptions:
-        if not self.files and not self.labels_file:
-            raise ValueError("name a file for at least one party: --set files.a=a.csv, in TOML files = {a = 'a.csv'}")
-        for one, other in combinations(("numeric", "categorical", "ignore"), 2):
-            if both := sorted(set(getattr(self, one)) & set(getattr(self, other))):
-                raise ValueError(f"column {both[0]!r} is in {one} and in {other}; leave it out of one")
-        if self.has_test_files and set(self.test_files) != set(self.files):
-            raise ValueError(f"test_files must name the parties of files, {', '.join(sorted(self.files)) or 'none'}")
-        if self.has_test_files and bool(self.test_labels_file) != bool(self.labels_file):
-            raise ValueError("labels_file and test_labels_file go together when there are test files")
-        if bool(self.test_alignment) != bool(self.alignment and self.has_test_files):
-            raise ValueError("alignment and test_files need a test_alignment too; without them there is none")
-        return self
-
-    @property
-    def has_test_files(self) -> bool:
-        """Whether the test set comes in files of its own."""
-        return bool(self.test_files or self.test_labels_file)
-
-    def paths(self, part: Part) -> dict[str, str]:
-        """Return the files that hold a part, by party; the labels' file under "labels"."""
-        files, labels = (self.files, self.labels_file)
-        if part == "test" and self.has_test_files:
-            files, labels = (self.test_files, self.test_labels_file)
-        return {**files, **({_LABELS: labels} if labels else {})}
-
-    def alignments(self) -> dict[Part, str]:
-        """Return the alignment of each part that has one."""
-        given: dict[Part, str] = {"train": self.alignment, "test": self.test_alignment}
-        return {part: name for part, name in given.items() if name}
 
 
 class _Raw(NamedTuple):
@@ -150,10 +74,12 @@ class Files(Recipe):
         raw = _read_all(source, options)
         _require_named(raw, options)
         aligned = {part: AlignmentFile.read(_resolve(source, name)) for part, name in options.alignments().items()}
+        holder = _label_holder(raw["train"], options)
+        if holder and options.unlabelled == "drop":
+            raw = {part: {**raw[part], holder: _labelled(raw[part][holder], options)} for part in PARTS}
         progress(0.3)
         tables = _align(builder, raw, aligned, options)
         progress(0.5)
-        holder = _label_holder(raw["train"], options)
         label_party = _label_party(holder, aligned, options)
         check_parties(options.files, label_party)
         for number, party in enumerate(options.files):
@@ -162,7 +88,9 @@ class Files(Recipe):
         if holder:
             for file, table, used in _used_rows({part: raw[part][holder] for part in PARTS}, tables[holder], options):
                 require_columns(table, [options.label], file)
-                require_labels(table.column(options.label), Place(file, options.label), used)
+                place = Place(file, options.label)
+                cure = "; the option unlabelled=drop leaves such rows out"
+                require_labels(table.column(options.label), place, used, options.missing_values, cure=cure)
             train, test = (tables[holder][part].column(options.label) for part in PARTS)
             place = Place(str(raw["train"][holder].path), options.label)
             builder.add_labels(encode_labels(train, test, place, options.positive))
@@ -189,27 +117,34 @@ class Files(Recipe):
         if stored is not None:
             self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables)
             return
-        columns = [name for name in tables["train"].column_names if name not in (options.id, *options.ignore)]
+        columns = [name for name in tables["train"].column_names if name != options.id]
         if options.label and options.label in columns:
             columns.remove(options.label)
             if not holds_labels:
                 _log.warning("%s: column %r, called like the label, is no feature of %r", path, options.label, party)
         if not columns:
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label")
-        numeric = [name for name in columns if _is_numeric(tables["train"].column(name), name, path, options)]
+        reader = infer(tables["train"].select(columns), options.rules(columns), path)
+        named = options.rules(columns).dtype
+        left_out = [f"{one.name!r} ({one.why})" for one in reader.columns if not one.columns and one.name not in named]
+        if not (reader.numeric or reader.categorical):
+            raise DataError(
+                f"{path}: no column is left for party {party!r}: {', '.join(left_out)}; name in dtype what to keep, as "
+                f"in dtype.{columns[0]}=category"
+            )
+        if left_out:
+            _log.warning("%s: left out of the columns of %r: %s", path, party, ", ".join(left_out))
         for file, table, used in _used_rows({part: raw[part][party] for part in PARTS}, tables, options):
-            require_columns(table, columns, file)
-            for name in numeric:
-                numbers(table.column(name), Place(file, name), options.missing, used)
+            reader.check(table, file, used, options.missing)
         encoding = fit_party(
-            tables["train"],
-            numeric=numeric,
-            categorical=[name for name in columns if name not in numeric],
+            reader.read(tables["train"], path),
+            numeric=reader.numeric,
+            categorical=reader.categorical,
             file=path,
             missing=options.missing,
             min_count=options.min_count,
         )
-        builder.add_table(party, encoding, tables, path)
+        builder.add_table(party, replace(encoding, reader=reader), tables, path)
 
     def _add_arrays(
         self, builder: Builder, party: str, raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table]
@@ -241,10 +176,16 @@ class IdSource:
         Its files; with several, the IDs that all have.
     column : str
         Column of the ID.
+    dialects : tuple of Dialect
+        How each is written; none: as its name says.
+    whole : bool
+        Whether 1.0 is the ID 1.
     """
 
     files: tuple[Path, ...]
     column: str
+    dialects: tuple[Dialect, ...] = ()
+    whole: bool = False
 
     def read(self) -> list[str]:
         """Return the party's IDs, sorted by character code.
@@ -255,10 +196,12 @@ class IdSource:
             As `read_ids`.
         """
         found = {}
-        for path in self.files:
+        for path, dialect in zip(self.files, self.dialects or [Dialect()] * len(self.files), strict=True):
             if not path.exists():
                 raise DataError(f"there is no file {path}")
-            found[str(path)] = read_ids(_columns(path, self.column), self.column, str(path))
+            table = _columns(path, self.column, dialect)
+            table = whole_ids(table, self.column, str(path)) if self.whole else table
+            found[str(path)] = read_ids(table, self.column, str(path))
         return join_ids(found, "inner")
 
 
@@ -274,26 +217,30 @@ def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict
     if not isinstance(options, FilesOptions):
         raise TypeError(type(options))
     paths = {key: _resolve(source, name) for key, name in options.paths("train").items()}
-    holder = _label_holder({key: _Raw(path, _header(path, options)) for key, path in paths.items()}, options)
+    holder = _label_holder({key: _Raw(path, _header(path, options, key)) for key, path in paths.items()}, options)
     label_party = options.label_party or (holder if holder in options.files else "label")
-    found: dict[str, list[Path]] = {}
+    found: dict[str, list[tuple[Path, Dialect]]] = {}
     for key, path in paths.items():
-        found.setdefault(label_party if key == _LABELS else key, []).append(path)
+        found.setdefault(label_party if key == LABELS else key, []).append((path, options.dialect(key)))
     if label_party not in found:
         raise DataError(
             "no file has the labels, and an alignment starts from the IDs of the label party: name its file in "
             "labels_file, or in label the column of labels"
         )
     check_parties(found, label_party)
-    return label_party, {party: IdSource(tuple(files), options.id) for party, files in found.items()}
+    sources = {}
+    for party, pairs in found.items():
+        files, dialects = zip(*pairs, strict=True)
+        sources[party] = IdSource(files, options.id, dialects, whole=options.whole_ids)
+    return label_party, sources
 
 
 def _read_all(source: Path | None, options: FilesOptions) -> dict[Part, dict[str, _Raw]]:
     """Read every file once; without test files both parts come from the same ones."""
-    train = {key: _read(_resolve(source, name), options) for key, name in options.paths("train").items()}
+    train = {key: _read(_resolve(source, name), options, key) for key, name in options.paths("train").items()}
     if not options.has_test_files:
         return {"train": train, "test": train}
-    test = {key: _read(_resolve(source, name), options) for key, name in options.paths("test").items()}
+    test = {key: _read(_resolve(source, name), options, key) for key, name in options.paths("test").items()}
     return {"train": train, "test": test}
 
 
@@ -301,7 +248,7 @@ def _require_named(raw: Mapping[Part, Mapping[str, _Raw]], options: FilesOptions
     """Refuse a column that an option names and no file has: a mistyped one would be used as if it were not named."""
     tables = [file.table for files in raw.values() for file in files.values() if file.arrays is None]
     known = {name for table in tables for name in table.column_names}
-    for option, names in {key: getattr(options, key) for key in ("categorical", "numeric", "ignore")}.items():
+    for option, names in {key: getattr(options, key) for key in ("categorical", "numeric", "ignore", "dtype")}.items():
         for name in names:
             if name not in known:
                 raise ConfigError(
@@ -309,22 +256,34 @@ def _require_named(raw: Mapping[Part, Mapping[str, _Raw]], options: FilesOptions
                 )
 
 
-def _read(path: Path, options: FilesOptions) -> _Raw:
+def _read(path: Path, options: FilesOptions, key: str) -> _Raw:
     """Read a table whole, of arrays and images what each row belongs to."""
     if not holds_arrays(path):
-        return _Raw(path, read_table(path))
+        table = read_table(path, dialect=options.dialect(key))
+        return _Raw(path, whole_ids(table, options.id, str(path)) if options.whole_ids else table)
     arrays = open_arrays(path, id_name=options.id, label=options.label, size=options.image_size)
     return _Raw(path, arrays.columns, arrays)
 
 
-def _header(path: Path, options: FilesOptions) -> pa.Table:
-    return _read(path, options).table if holds_arrays(path) else read_header(path)
+def _labelled(file: _Raw, options: FilesOptions) -> _Raw:
+    """Return the rows of a file that have a label."""
+    require_columns(file.table, [options.label], str(file.path))
+    place = Place(str(file.path), options.label)
+    kept = labelled(file.table.column(options.label), place, options.missing_values)
+    left = file.table.num_rows - (rows := file.table.filter(kept)).num_rows
+    if left:
+        _log.warning("%s: %d rows without a label are left out", file.path, left)
+    return file._replace(table=rows)
 
 
-def _columns(path: Path, column: str) -> pa.Table:
+def _header(path: Path, options: FilesOptions, key: str) -> pa.Table:
+    return _read(path, options, key).table if holds_arrays(path) else read_header(path, options.dialect(key))
+
+
+def _columns(path: Path, column: str, dialect: Dialect) -> pa.Table:
     """Return a table that has at least one column of a file."""
     if not holds_arrays(path):
-        return read_table(path, column)
+        return read_table(path, column, dialect)
     return open_arrays(path, id_name=column, label="", size=()).columns
 
 
@@ -365,8 +324,8 @@ def _align(
 def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
     """Return whose file has the labels, "labels" for a file of their own, "" when this host has none."""
     if options.labels_file:
-        require_columns(files[_LABELS].table, [options.label], str(files[_LABELS].path))
-        return _LABELS
+        require_columns(files[LABELS].table, [options.label], str(files[LABELS].path))
+        return LABELS
     if not options.label:
         return ""
     holders = [party for party, file in files.items() if options.label in file.table.column_names]
@@ -437,29 +396,6 @@ def _all_parties(aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -
                 f"there, as in --set files.{file.parties[0]}={options.files[party]}, or align again with {party!r}"
             )
     return [*file.parties, *(party for party in options.files if party not in file.parties)]
-
-
-def _is_numeric(column: pa.ChunkedArray, name: str, file: str, options: FilesOptions) -> bool:
-    """Decide from the training rows whether a column is numbers."""
-    kind = column.type
-    if name in options.categorical:
-        return False
-    if name in options.numeric or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return True
-    if pa.types.is_boolean(kind) or pa.types.is_null(kind):
-        return False
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)):
-        raise DataError(f"{file}: column {name!r} is of type {kind}; make it numbers or texts, or list it in ignore")
-    values, unreadable = parse_numbers(column)
-    present = int((~np.isnan(values) | unreadable).sum())
-    bad = int(unreadable.sum())
-    if present and bad and 1.0 - bad / present >= _MOSTLY_NUMBERS:
-        first = column[int(unreadable.argmax())].as_py()
-        raise DataError(
-            f"{file}: column {name!r} is numbers but for {bad} of {present} training rows, such as {first!r}; correct "
-            "them, or list the column in the option categorical"
-        )
-    return present > 0 and not bad
 
 
 def _resolve(source: Path | None, name: str) -> Path:

@@ -10,9 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flower_vfl.data.encoding.encoding import Place, fit_party
+from flower_vfl.data.encoding.encoding import fit_party
 from flower_vfl.data.encoding.ids import in_test_set
 from flower_vfl.data.encoding.labels import encode_labels
+from flower_vfl.data.encoding.values import Place
 from flower_vfl.data.sources.recipe import Options, Progress, Recipe
 from flower_vfl.data.store.builder import Builder
 from flower_vfl.data.store.dataset import PARTS, Part

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flower_vfl.data.encoding.encoding import Place, require_columns, texts
-from flower_vfl.data.encoding.ids import join_ids, read_ids
-from flower_vfl.data.formats.tables import read_table
+from flower_vfl.data.encoding.ids import join_ids, read_ids, whole_ids
+from flower_vfl.data.encoding.values import Place, require_columns, texts
+from flower_vfl.data.formats.tables import dialect_of, read_table
 from flower_vfl.data.store import layout
 from flower_vfl.data.store.builder import ids_digest
 from flower_vfl.data.store.dataset import Dataset, FeatureSpec, open_dataset
@@ -193,8 +193,10 @@ def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
     if (path / layout.MANIFEST).is_file():
         return rows_of(open_dataset(path))
     files = _files(path, trained)
-    tables = {party: read_table(file) for party, file in files.items()}
-    column = id_column(trained)
+    column, whole = id_column(trained), trained.options.get("dtype", {}).get(id_column(trained)) == "integer"
+    tables = {party: read_table(file, dialect=dialect_of(trained.options, party)) for party, file in files.items()}
+    if whole:
+        tables = {party: whole_ids(table, column, str(files[party])) for party, table in tables.items()}
     own = {party: read_ids(table, column, str(files[party])) for party, table in tables.items()}
     ids = join_ids({str(files[party]): values for party, values in own.items()}, "strict")
 

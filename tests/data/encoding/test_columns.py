@@ -53,9 +53,20 @@ def test_columns_have_the_types_the_missing_shares_and_the_values_of_the_trainin
     names, counts = np.unique(towns, return_counts=True)
     rare = int(counts[counts < 2].sum())
     expected = {
-        ("shop", "town"): Column("shop", "town", "category", missing, int((counts >= 2).sum()), rare / len(towns)),
-        ("bank", "height"): Column("bank", "height", "number", 0.0),
-        ("bank", "code"): Column("bank", "code", "number", 0.0),
+        ("shop", "town"): Column(
+            "shop",
+            "town",
+            "category",
+            missing,
+            int((counts >= 2).sum()),
+            rare / len(towns),
+            why="texts",
+            change="dtype.town=ignore",
+        ),
+        ("bank", "height"): Column(
+            "bank", "height", "number", 0.0, why="reads as numbers", change="dtype.height=category"
+        ),
+        ("bank", "code"): Column("bank", "code", "number", 0.0, why="reads as numbers", change="dtype.code=category"),
     }
     for key, column in expected.items():
         assert found[key] == column
@@ -71,7 +82,8 @@ def test_a_type_that_is_named_is_the_one_that_is_shown(own):
     dataset = load("files", options={**options, "categorical": ["code"], "ignore": ["height"]})
     found = {column.name: column for column in columns_of(dataset)}
     assert (found["code"].kind, found["code"].values) == ("category", 5)
-    assert "height" not in found
+    height = found["height"]
+    assert (height.kind, height.change) == ("left out", "dtype.height=category")
 
 
 @pytest.mark.parametrize(("min_count", "known"), [(1, True), (3, True), (150, False)])
@@ -123,7 +135,7 @@ def test_only_what_this_host_holds_is_shown(own, tmp_path):
 
 
 def test_the_command_line_shows_the_columns_after_preparing_and_later(own, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "160")
     _, options = own
     settings = [f"files.{party}={path}" for party, path in options["files"].items()]
     words = ["data", "prepare", "files", "--out", str(tmp_path / "out"), "--set", "missing=mean"]
@@ -141,7 +153,7 @@ def test_the_command_line_shows_the_columns_after_preparing_and_later(own, tmp_p
     assert len(rows) == 5
     assert all(row in prepared for row in rows)
     assert any("bank" in row and "code" in row and "category" in row and " 5 " in row for row in rows)
-    assert "categorical=..." in prepared
+    assert "--set dtype.postcode=category" in prepared
     labels = load("files", options=options).labels().train
     negatives, positives = np.bincount(labels)
     most = f"'0': {negatives}, '1': {positives}" if negatives >= positives else f"'1': {positives}, '0': {negatives}"

@@ -9,10 +9,9 @@ from flower_vfl.data.encoding.encoding import (
     CategoricalEncoding,
     NumericEncoding,
     PartyEncoding,
-    Place,
     fit_party,
-    numbers,
 )
+from flower_vfl.data.encoding.values import Place, numbers
 from flower_vfl.data.store import layout
 from flower_vfl.errors import DataError
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_vfl.data.encoding.encoding import Place
 from flower_vfl.data.encoding.labels import encode_labels
+from flower_vfl.data.encoding.values import Place
 from flower_vfl.errors import DataError
 
 

@@ -62,6 +62,6 @@ def test_an_encoding_of_texts_that_was_damaged_is_refused(tmp_path):
 
 
 def test_more_different_words_than_a_language_has_are_refused(monkeypatch):
-    monkeypatch.setattr(text, "MOST_WORDS", 3)
+    monkeypatch.setattr("flower_vfl.data.encoding.text.MOST_WORDS", 3)
     with pytest.raises(DataError, match="here holds more than 3 different words"):
         fitted(["a b", "c d"])

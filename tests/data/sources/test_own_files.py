@@ -1,4 +1,3 @@
-import datetime
 import gzip
 
 import numpy as np
@@ -313,14 +312,22 @@ def test_wrong_options_are_refused_with_the_nearest_right_one(two, tmp_path, opt
         ("a.csv", b"id,x", "has no rows"),
         ("a.csv", b"\n\n", "is empty"),
         ("a.csv", b"id,x,x\n1,2,3\n", "several columns named 'x'"),
-        ("a.csv", b"id,x\n1,2\n1,2,3\n", r"Expected 2 columns, got 3 \(row 2 below the header\)$"),
+        ("a.csv", b"id,x\n1,2\n1,2,3\n", r"Expected 2 columns, got 3 \(row 2 below the header\); .*option delimiter"),
         ("a.csv", b"id;x\n1;2\n", r"separated by semicolons; commas, or tabs in a file that is called \.tsv,"),
         ("a.txt", b"id\tx\n1\t2\n", "separated by tabs; commas"),
         ("a.tsv", b"id,x\n1,2\n", "separated by commas; tabs are needed"),
-        ("a.csv", b"id,x\n1,2\n2,\xff\xfe\n", r"a\.csv: line 3 is no text in UTF-8; convert the file to UTF-8$"),
+        (
+            "a.csv",
+            b"id,x\n1,2\n2,\xff\xfe\n",
+            r"a\.csv: line 3 is no text in UTF-8; convert the file to UTF-8; .*encoding=cp1252$",
+        ),
         ("a.csv", b"id,x\n" + b"1,2\n" * 300_000 + b"2,\xe9\n", "line 300002 is no text in UTF-8"),
         ("a.csv", b"id,\xfcx\n1,2\n", "line 1 is no text in UTF-8"),
-        ("a.csv", "id,x\n1,2\n".encode("utf-16"), "is text in UTF-16; convert it to UTF-8$"),
+        (
+            "a.csv",
+            "id,x\n1,2\n".encode("utf-16"),
+            "is text in UTF-16; convert it to UTF-8; or name its encoding in the option encoding",
+        ),
         ("a.csv", b"id\n1\n2\n3\n4\n5\n6\n7\n8\n9\n", "no column is left for party 'a'"),
         ("a.csv.gz", b"id,x\n1,2\n", "cannot be read"),
         ("a.csv", gzip.compress(b"id,x\n1,2\n", mtime=0), r"a\.csv is gzipped: let its name end in \.csv\.gz"),
@@ -390,7 +397,7 @@ def test_a_header_of_several_lines_or_below_empty_ones_is_read_as_one(tmp_path, 
     assert table.column_names == names
     assert table.column(0).to_pylist() == [f"x{row}" for row in range(9)]
     path.write_text(path.read_text() + "one,two\n")
-    with pytest.raises(DataError, match=r"Expected 3 columns, got 2 \(row 10 below the header\)$"):
+    with pytest.raises(DataError, match=r"Expected 3 columns, got 2 \(row 10 below the header\);"):
         read_table(path)
 
 
@@ -398,7 +405,10 @@ def test_a_header_of_several_lines_or_below_empty_ones_is_read_as_one(tmp_path, 
 def test_a_missing_label_is_refused_by_the_number_of_its_row_in_the_file(two, tmp_path, row):
     labels = bank()["label"]
     changed(tmp_path, "b.csv", label=[*labels[:row], "", *labels[row + 1 :]])
-    with pytest.raises(DataError, match=rf"b\.csv: column 'label' has 1 missing labels, the first in row {row + 1}$"):
+    with pytest.raises(
+        DataError,
+        match=rf"b\.csv: column 'label' has 1 missing labels, the first in row {row + 1}; the option unlabelled=drop",
+    ):
         load("files", options=two)
 
 
@@ -428,14 +438,16 @@ def test_a_missing_label_in_a_file_of_test_rows_is_found_there(two, tmp_path):
         ),
         "b": write_csv(tmp_path / "tb.csv", more),
     }
-    with pytest.raises(DataError, match=r"tb\.csv: column 'label' has 1 missing labels, the first in row 3$"):
+    with pytest.raises(
+        DataError, match=r"tb\.csv: column 'label' has 1 missing labels, the first in row 3; the option unlabelled"
+    ):
         load("files", options=two | {"test_files": test_files})
 
 
-def test_a_column_of_dates_is_refused_with_a_cure(tmp_path):
+def test_a_column_of_lists_is_refused_with_a_cure(tmp_path):
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"id": list("abcdefghij"), "born": [datetime.date(2000, 1, 1)] * 10}), path)
-    with pytest.raises(DataError, match=r"column 'born' is of type date32.* list it in ignore"):
+    pq.write_table(pa.table({"id": list("abcdefghij"), "tags": [["a"], ["b"]] * 5}), path)
+    with pytest.raises(DataError, match=r"column 'tags' is of type list.* list it in ignore"):
         load("files", options={"files": {"a": str(path)}, "label": ""})
 
 
@@ -460,7 +472,7 @@ def test_values_of_other_types_are_refused_as_categories_and_as_labels(tmp_path,
 
 def test_a_number_that_stands_for_a_missing_one_and_is_too_large_is_refused_by_its_row(two, tmp_path):
     changed(tmp_path, income=[*columns()["income"][:7], "1.797e308", *columns()["income"][8:]])
-    with pytest.raises(DataError, match=r"a\.csv: column 'income', row 8 holds '1\.797e308'; numbers up to 1e\+150"):
+    with pytest.raises(DataError, match=r"a\.csv: column 'income', row 8 holds 1\.797e\+308; numbers up to 1e\+150"):
         load("files", options=two)
 
 

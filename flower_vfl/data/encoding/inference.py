@@ -1,0 +1,249 @@
+"""What the columns of a party's own file are taken for: decided on its training rows alone, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flower_vfl.data.encoding.dates import FORMATS, parts
+from flower_vfl.data.encoding.number_texts import NumberStyle, decimal_of, signs, styles
+from flower_vfl.data.encoding.reading import (
+    FALSE,
+    TRUE,
+    Kind,
+    Reading,
+    TableReader,
+    is_dated,
+    is_text,
+    present,
+    read_dates,
+)
+from flower_vfl.data.encoding.values import Place
+from flower_vfl.errors import DataError
+
+_MOSTLY = 0.95
+"""A column that reads as numbers or dates in so many of its rows is refused with a row that does not."""
+_ENOUGH = 20
+"""Rows below which nothing is called almost unique."""
+_ALONE = 0.9
+"""Share of rows with a value that no other row has, from which a column says nothing of new rows."""
+_WORDS = 4.0
+"""Words of a value, on average, from which texts are free."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a user says of columns.
+
+    Parameters
+    ----------
+    dtype : Mapping
+        Column to "number", "category", "boolean", "date", "date:FORMAT" or "ignore".
+    decimal : {"auto", ".", ","}
+        What stands before fractions.
+    missing_values : tuple of str
+        What stands for a missing value besides the usual.
+    """
+
+    dtype: Mapping[str, str] = field(default_factory=dict)
+    decimal: str = "auto"
+    missing_values: tuple[str, ...] = ()
+
+
+def infer(table: pa.Table, rules: Rules, file: str) -> TableReader:
+    """Decide how each column of a table is read.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Training rows, and no others; every column a feature.
+    rules : Rules
+        What the user says.
+    file : str
+        Where they come from, for messages.
+
+    Raises
+    ------
+    DataError
+        Naming a column that is almost numbers or dates and the first value that is not, dates whose order of day and
+        month no row tells, and a type that cannot be used.
+    """
+    columns = {
+        name: present(table.column(name), rules.missing_values, Place(file, name)) for name in table.column_names
+    }
+    decimal = rules.decimal if rules.decimal != "auto" else _decimal(columns, rules)
+    found = [
+        _Column(name, values, file).reading(rules.dtype.get(name, ""), decimal) for name, values in columns.items()
+    ]
+    return TableReader(tuple(found), rules.missing_values)
+
+
+def _decimal(columns: Mapping[str, pa.Array], rules: Rules) -> str:
+    """Return what stands before fractions in a file, where the columns that tell say the same; else ""."""
+    told = set()
+    for name, values in columns.items():
+        if is_text(values) and rules.dtype.get(name, "number") == "number":
+            found = pc.unique(values.drop_null())
+            told.add(decimal_of(found) if len(found) else "")
+    told.discard("")
+    return told.pop() if len(told) == 1 else ""
+
+
+class _Column:
+    """The training values of one column, null where missing."""
+
+    def __init__(self, name: str, values: pa.Array, file: str) -> None:
+        self.name, self.values, self.file = name, values, file
+        self.known = values.drop_null()
+        self.different = pc.unique(self.known) if not pa.types.is_nested(values.type) else self.known
+
+    def reading(self, dtype: str, decimal: str) -> Reading:
+        """Return how the column is read, as the user says or as its values look."""
+        kind, _, format_ = dtype.partition(":")
+        if not kind:
+            return self._constant() or self._typed() or self._of_texts(decimal)
+        why = "named in dtype, numeric, categorical or ignore"
+        if not len(self.known):
+            return Reading(self.name, "ignore", "empty in every training row")
+        if kind == "number":
+            chosen = self._number(decimal, why) if is_text(self.values) else None
+            return chosen or Reading(self.name, "number", why)
+        if kind == "date":
+            return self._named_date(format_, why)
+        kinds: dict[str, Kind] = {"boolean": "boolean", "ignore": "ignore"}
+        return Reading(self.name, kinds.get(kind, "category"), why)
+
+    def _named_date(self, text: str, why: str) -> Reading:
+        if text or not is_text(self.values):
+            return self._dates(text, why)
+        return self._date(why, named=True) or self._category()
+
+    def _constant(self) -> Reading | None:
+        if not len(self.known):
+            return Reading(self.name, "ignore", "empty in every training row")
+        if len(self.different) == 1 and not self.values.null_count:
+            return Reading(self.name, "ignore", "the same value in every training row")
+        return None
+
+    def _typed(self) -> Reading | None:
+        """Return how a column is read whose type says it; None for texts."""
+        kind = self.values.type
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            return self._compact() or Reading(self.name, "number", f"of type {kind}")
+        if pa.types.is_boolean(kind):
+            return Reading(self.name, "boolean", f"of type {kind}")
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+            return self._dates("", f"of type {kind}")
+        if not is_text(self.values):
+            raise DataError(
+                f"{self.file}: column {self.name!r} is of type {kind}; make it numbers or texts, or list it in ignore"
+            )
+        return None
+
+    def _of_texts(self, decimal: str) -> Reading:
+        found = (
+            self._codes()
+            or self._compact()
+            or self._number(decimal, "")
+            or self._date("", named=False)
+            or self._boolean()
+        )
+        return found or self._category()
+
+    def _codes(self) -> Reading | None:
+        """Take digits of one length of which some begin with a zero for codes."""
+        lengths = pc.unique(pc.utf8_length(self.different))
+        digits = pc.all(pc.match_substring_regex(self.different, "^[0-9]+$")).as_py()
+        led = pc.any(pc.starts_with(self.different, "0")).as_py()
+        if len(lengths) == 1 and lengths[0].as_py() > 1 and digits and led:
+            return self._category("digits with leading zeros: codes")
+        return None
+
+    def _compact(self) -> Reading | None:
+        """Take numbers of eight digits for dates where each is one."""
+        if len(self.different) < 2 or not (is_text(self.values) or pa.types.is_integer(self.values.type)):
+            return None
+        if read_dates(self.different, "%Y%m%d")[1].any():
+            return None
+        return self._dates("%Y%m%d", "eight digits that are dates, all of them")
+
+    def _number(self, decimal: str, why: str) -> Reading | None:
+        style, bad = styles(self.different, decimal)[0] if len(self.different) else (NumberStyle(), 0)
+        if bad and not why:
+            self._refuse_almost(*style.parse(self.known), f"numbers{f' ({style.words})' if style.words else ''}")
+            return None
+        said = style.words or "reads as numbers"
+        return Reading(self.name, "number", f"{why}; {said}" if why and style.words else why or said, style)
+
+    def _refuse_almost(self, read: object, bad: np.ndarray, what: str) -> None:
+        number = int(bad.sum())
+        if 1.0 - number / len(bad) >= _MOSTLY:
+            first = self.known[int(bad.argmax())].as_py()
+            raise DataError(
+                f"{self.file}: column {self.name!r} is {what} but for {number} of {len(bad)} training rows, such as "
+                f"{first!r}; correct them, name what stands for a missing value in the option missing_values, or set "
+                f"dtype.{self.name}=category"
+            )
+
+    def _date(self, why: str, *, named: bool) -> Reading | None:
+        counted = [(int(read_dates(self.different, text)[1].sum()), text) for text in FORMATS]
+        least = min(number for number, _ in counted)
+        fitting = [text for number, text in counted if number == least]
+        if least:
+            if least < len(self.different):
+                _, bad = read_dates(self.known, fitting[0])
+                self._refuse_almost(None, bad, f"dates ({fitting[0]})")
+            if named:
+                bad = read_dates(self.known, fitting[0])[1]
+                raise DataError(
+                    f"{self.file}: column {self.name!r} holds {self.known[int(bad.argmax())].as_py()!r}, which reads "
+                    f"as none of the dates that are known; give their format, as in dtype.{self.name}=date:%d.%m.%Y"
+                )
+            return None
+        text = fitting[0] if len(fitting) == 1 else self._order(fitting)
+        return self._dates(text, "; ".join(filter(None, [why, f"dates, {text}" if "%Y" in text else text])))
+
+    def _order(self, fitting: list[str]) -> str:
+        """Return the format in which the day varies and the month does not, or the only one whose days are all one."""
+        firsts = [text for text in fitting if len(np.unique(self._days_of(text))) == 1]
+        if len(firsts) == 1:
+            return firsts[0]
+        either = " or ".join(f"dtype.{self.name}=date:{text}" for text in fitting)
+        raise DataError(
+            f"{self.file}: column {self.name!r} has dates like {self.known[0].as_py()!r}, and no training row tells "
+            f"the day from the month; set {either}"
+        )
+
+    def _days_of(self, text: str) -> np.ndarray:
+        seconds = read_dates(self.different, text)[0]
+        return np.asarray(parts(seconds, 0.0, dated=True)["day of the month"])
+
+    def _dates(self, text: str, why: str) -> Reading:
+        seconds, _ = read_dates(self.values, text)
+        latest = float(np.nanmax(seconds)) if (~np.isnan(seconds)).any() else 0.0
+        found = parts(seconds, latest, dated=is_dated(self.values, text))
+        used = tuple(name for name, part in found.items() if len(pc.unique(part)) > 1)
+        return Reading(self.name, "date", why or "dates", date=text, latest=latest, parts=used)
+
+    def _boolean(self) -> Reading | None:
+        words = set(pc.utf8_lower(self.different).to_pylist())
+        if words <= {*TRUE, *FALSE, "0", "1"} and words & set(TRUE) and words & set(FALSE):
+            return Reading(self.name, "boolean", "yes and no in words")
+        return None
+
+    def _category(self, why: str = "") -> Reading:
+        rows, counts = len(self.known), pc.value_counts(self.known).field(1)
+        alone = pc.sum(pc.equal(counts, 1)).as_py() / rows
+        words = pc.mean(pc.add(pc.count_substring_regex(self.different, r"\s+"), 1)).as_py()
+        if rows >= _ENOUGH and words >= _WORDS and 2 * len(self.different) > rows:
+            return Reading(self.name, "ignore", f"free text, {words:.0f} words on average")
+        if rows >= _ENOUGH and alone >= _ALONE:
+            return Reading(self.name, "ignore", f"{alone:.0%} of its values occur in one training row only")
+        mixed = sorted(signs(self.different))
+        if len(mixed) > 1 and not why:
+            why = f"numbers with different signs: {', '.join(mixed)}"
+        return Reading(self.name, "category", why or "texts")

@@ -1,0 +1,146 @@
+"""Numbers as people write them: decimal commas, thousands in groups, currencies, percent, accountants' negatives."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flower_vfl.data.encoding.values import parse_numbers
+
+SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "GBP", "CHF", "JPY", "INR")
+"""What may stand before or behind a number."""
+
+_NAMED = {",": "decimal comma", ".": "decimal point"}
+_GROUPS = {",": "commas", ".": "points", " ": "spaces", "'": "apostrophes"}
+_SIGN = "|".join(re.escape(sign) for sign in SIGNS)
+_AFFIXED = re.compile(rf"^[-+(]?\s*({_SIGN})?\s*[-+]?\s*[0-9.,' ]*[0-9][0-9.,' ]*\s*({_SIGN})?\s*\)?\s*-?$")
+_SAMPLE = 2000
+
+
+@dataclass(frozen=True)
+class NumberStyle:
+    """How the numbers of a column are written.
+
+    Parameters
+    ----------
+    decimal : {".", ","}
+        Before the fraction.
+    thousands : {"", ",", ".", " ", "'"}
+        Between groups of three digits; "" where there are no groups.
+    sign : str
+        One of `SIGNS`, before or behind each number but zeros; "" for none.
+    """
+
+    decimal: str = "."
+    thousands: str = ""
+    sign: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether programs read such numbers as they are."""
+        return self == NumberStyle()
+
+    @property
+    def words(self) -> str:
+        """The style in words; "" for a plain one."""
+        said = [] if self.decimal == "." and not self.thousands else [_NAMED[self.decimal]]
+        said += [f"thousands in {_GROUPS[self.thousands]}"] if self.thousands else []
+        return ", ".join([*said, *([f"with {self.sign}"] if self.sign else [])])
+
+    def parse(self, values: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return trimmed texts as numbers, NaN for null, and a mask of what is neither a finite number nor null.
+
+        Examples
+        --------
+        >>> NumberStyle(",", ".", "€").parse(pa.array(["1.234,50 €", "(7 €)", "0", "x"]))[0].tolist()
+        [1234.5, -7.0, 0.0, nan]
+        """
+        if self.plain:
+            return parse_numbers(values)
+        absent = values.is_null().to_numpy(zero_copy_only=False)
+        number = normal(values)
+        if self.sign:
+            sign = re.escape(self.sign)
+            number = pc.replace_substring_regex(number, rf"^([-+]?)\s*{sign}\s*([-+]?)", r"\1\2")
+            number = pc.replace_substring_regex(number, rf"\s*{sign}$", "")
+        readable = pc.match_substring_regex(number, self._pattern)
+        number = pc.if_else(readable, number, pa.scalar(None, pa.string()))
+        if self.thousands:
+            number = pc.replace_substring(number, self.thousands, "")
+        found = pc.replace_substring(number, self.decimal, ".").cast(pa.float64())
+        read = np.asarray(found.to_numpy(zero_copy_only=False), np.float64)
+        return read, ~np.isfinite(read) & ~absent
+
+    @property
+    def _pattern(self) -> str:
+        point = re.escape(self.decimal)
+        if not self.thousands:
+            return rf"^[-+]?([0-9]+({point}[0-9]*)?|{point}[0-9]+)([eE][-+]?[0-9]+)?$"
+        group = re.escape(self.thousands)
+        return rf"^[-+]?([1-9][0-9]{{0,2}}({group}[0-9]{{3}})+|[0-9]+)({point}[0-9]*)?$"
+
+
+def normal(values: pa.Array) -> pa.Array:
+    """Return texts with one kind of minus, space and apostrophe, the minus in front of its number.
+
+    Examples
+    --------
+    >>> normal(pa.array(["(1.5)", "2-", "\u22123", "1\u00a0000"])).to_pylist()
+    ['-1.5', '-2', '-3', '1 000']
+    """
+    values = pc.replace_substring_regex(values, "[\u2212\u2013]", "-")
+    values = pc.replace_substring_regex(values, "[\u00a0\u202f\u2009]", " ")
+    values = pc.replace_substring(values, "\u2019", "'")
+    values = pc.replace_substring_regex(values, r"^\((.*[0-9].*)\)$", r"-\1")
+    return pc.replace_substring_regex(values, r"^([^-+]*[0-9].*)-$", r"-\1")
+
+
+def signs(values: pa.Array) -> set[str]:
+    """Return the signs that stand beside the numbers among some texts (N,), a sample of many."""
+    found: set[str] = set()
+    for value in normal(values.slice(0, _SAMPLE)).to_pylist():
+        match = _AFFIXED.match(value or "")
+        if match:
+            found.update(filter(None, match.groups()))
+    return found
+
+
+def styles(values: pa.Array, decimal: str = "") -> list[tuple[NumberStyle, int]]:
+    """Return styles with the number of texts that each does not read, the best first.
+
+    Of two that read all, a decimal point comes before a decimal comma: 1,234 is a thousand where nothing else tells.
+
+    Parameters
+    ----------
+    values : pyarrow.Array of texts, (N,)
+        Different values of a column, without missing ones.
+    decimal : {"", ".", ","}
+        What stands before fractions; "" where that is not known.
+    """
+    found = signs(values)
+    if len(found) > 1:
+        return [(NumberStyle(), int(parse_numbers(values)[1].sum()))]
+    marks = [decimal] if decimal else [".", ","]
+    groups = ["", ",", ".", " ", "'"]
+    sign = next(iter(found), "")
+    known = [NumberStyle(mark, group, sign) for mark, group in product(marks, groups) if group != mark]
+    counted = [(style, int(style.parse(values)[1].sum())) for style in known]
+    return sorted(counted, key=lambda pair: pair[1])
+
+
+def decimal_of(values: pa.Array) -> str:
+    """Return "," or "." where only one of them, as what stands before fractions, reads all these texts; else "".
+
+    Examples
+    --------
+    >>> [decimal_of(pa.array([text])) for text in ("12,5", "12.5", "1.234", "1,234", "7")]
+    [',', '.', '', '', '']
+    """
+    marks = {style.decimal for style, bad in styles(values) if not bad}
+    return marks.pop() if len(marks) == 1 else ""

@@ -1,0 +1,253 @@
+"""How each column of a party's own file is read: decided on training rows, kept beside the data, used on new rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flower_vfl.data.encoding.dates import DateFormat, from_type, parts
+from flower_vfl.data.encoding.number_texts import NumberStyle
+from flower_vfl.data.encoding.values import Place, numbers, parse_numbers, require_columns, texts, whole_array
+from flower_vfl.errors import DataError
+
+Kind = Literal["number", "category", "boolean", "date", "ignore"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+ABSENT = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "--")
+"""What stands for a missing value in any column, in any case of letters."""
+
+TRUE = ("true", "yes", "y", "t", "on", "ja", "j", "oui", "si", "sí", "sim", "wahr", "vrai")
+FALSE = ("false", "no", "n", "f", "off", "nein", "non", "não", "nao", "falsch", "faux")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How one column is read.
+
+    Parameters
+    ----------
+    name : str
+        Column of the file.
+    kind : {"number", "category", "boolean", "date", "ignore"}
+        What it is taken for; "ignore" leaves it out.
+    why : str
+        The reason, in words.
+    style : NumberStyle
+        How its numbers are written.
+    date : str
+        Format of its dates; "" where its type says it.
+    latest : float
+        Seconds of the latest training date, from which ages count.
+    parts : tuple of str
+        Which parts of a date are used.
+    """
+
+    name: str
+    kind: Kind
+    why: str = ""
+    style: NumberStyle = field(default_factory=NumberStyle)
+    date: str = ""
+    latest: float = 0.0
+    parts: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of what it becomes."""
+        if self.kind == "ignore":
+            return ()
+        return tuple(part_name(self.name, part) for part in self.parts) if self.kind == "date" else (self.name,)
+
+    def read(self, values: pa.Array, place: Place) -> dict[str, pa.Array]:
+        """Return what rows (N,) become: numbers as floats, null where missing; categories as texts, "" where missing.
+
+        Parameters
+        ----------
+        values : pyarrow.Array
+            As `present` returns them.
+        place : Place
+            Where they come from, for messages.
+
+        Raises
+        ------
+        DataError
+            Naming the first row that is no number or no date.
+        """
+        if self.kind == "number":
+            read, bad = self.style.parse(values) if is_text(values) else parse_numbers(values)
+            self._refuse(values, bad, place, f"a finite number ({self.style.words or 'decimal point'})")
+            return {self.name: pa.array(read, from_pandas=True)}
+        if self.kind == "date":
+            seconds, bad = read_dates(values, self.date)
+            self._refuse(values, bad, place, f"a date like {self.date}" if "%Y" in self.date else "a date or time")
+            found = parts(seconds, self.latest, dated=is_dated(values, self.date))
+            return {part_name(self.name, part): found[part] for part in self.parts}
+        read_as = texts(values, place)
+        if self.kind == "boolean":
+            lower = pc.utf8_lower(read_as)
+            words = pc.if_else(pc.is_in(lower, value_set=pa.array([*FALSE, "0"])), "false", lower)
+            read_as = pc.if_else(pc.is_in(lower, value_set=pa.array([*TRUE, "1"])), "true", words)
+        return {self.name: read_as}
+
+    def _refuse(self, values: pa.Array, bad: NDArray[np.bool_], place: Place, needed: str) -> None:
+        if bad.any():
+            row = int(bad.argmax())
+            raise DataError(
+                f"{place.file}: column {place.column!r}, row {row + 1} holds {values[row].as_py()!r}, {needed} is "
+                f"needed; training rows were taken for that ({self.why}). If it stands for a missing value, name it "
+                f"in the option missing_values; dtype.{self.name}=category takes the column for categories"
+            )
+
+
+def part_name(column: str, part: str) -> str:
+    """Return what a part of a column of dates is called."""
+    return f"{column}: {part}"
+
+
+def is_text(values: pa.Array) -> bool:
+    """Whether a column holds texts."""
+    return bool(pa.types.is_string(values.type) or pa.types.is_large_string(values.type))
+
+
+def is_dated(values: pa.Array, text: str) -> bool:
+    """Whether a column has dates, not times of day alone."""
+    return not pa.types.is_time(values.type) and DateFormat(text).dated
+
+
+def read_dates(values: pa.Array, text: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return seconds, NaN where missing, and a mask of what is no date."""
+    if pa.types.is_temporal(values.type):
+        seconds = from_type(values)
+        return seconds, np.zeros(len(seconds), bool)
+    return DateFormat(text).parse(values.cast(pa.string()))
+
+
+def present(column: pa.ChunkedArray | pa.Array, missing: Sequence[str], place: Place) -> pa.Array:
+    """Return a column, texts trimmed, with null for what stands for a missing value.
+
+    Parameters
+    ----------
+    column : pyarrow array
+        As the file has it.
+    missing : sequence of str
+        What stands for a missing value besides `ABSENT`.
+    place : Place
+        Where it comes from, for messages.
+    """
+    values = whole_array(column)
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if is_text(values):
+        values = texts(values, place)
+        absent = pc.is_in(pc.utf8_lower(values), value_set=pa.array(ABSENT))
+        absent = pc.or_(absent, pc.is_in(values, value_set=pa.array(list(missing), pa.string())))
+        return pc.if_else(absent, pa.scalar(None, pa.string()), values)
+    named = parse_numbers(pa.array(list(missing), pa.string()))[0]
+    if len(named) and (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        absent = np.isin(parse_numbers(values)[0], named[~np.isnan(named)])
+        return pc.if_else(pa.array(absent), pa.scalar(None, values.type), values)
+    return values
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """How a party's own file is read.
+
+    Parameters
+    ----------
+    columns : tuple of Reading
+        One a column, those that are left out too.
+    missing_values : tuple of str
+        What stands for a missing value besides `ABSENT`.
+    """
+
+    columns: tuple[Reading, ...]
+    missing_values: tuple[str, ...] = ()
+
+    @property
+    def numeric(self) -> list[str]:
+        """Names of the numbers among what columns become."""
+        return [name for reading in self.columns for name in reading.columns if _is_number(reading, name)]
+
+    @property
+    def categorical(self) -> list[str]:
+        """Names of the categories among what columns become."""
+        return [name for reading in self.columns for name in reading.columns if not _is_number(reading, name)]
+
+    def read(self, table: pa.Table, file: str, needed: pa.Array | None = None) -> pa.Table:
+        """Return the columns that the encoding works on.
+
+        Parameters
+        ----------
+        table : pyarrow.Table
+            Columns as the file has them; more than needed are allowed.
+        file : str
+            Where they come from, for messages.
+        needed : pyarrow.Array of bool, optional
+            The rows that are read; the others are missing. All by default.
+
+        Raises
+        ------
+        DataError
+            When a column is not there, or a value is not what its column is taken for.
+        """
+        used = [reading for reading in self.columns if reading.kind != "ignore"]
+        require_columns(table, [reading.name for reading in used], file)
+        found: dict[str, pa.Array] = {}
+        for reading in used:
+            place = Place(file, reading.name)
+            values = present(table.column(reading.name), self.missing_values, place)
+            if needed is not None:
+                values = pc.if_else(needed, values, pa.scalar(None, values.type))
+            found.update(reading.read(values, place))
+        return pa.table(found)
+
+    def check(self, table: pa.Table, file: str, needed: pa.Array, missing: Literal["error", "mean"]) -> None:
+        """Check the needed rows of a file, so that messages name rows in its order.
+
+        Raises
+        ------
+        DataError
+            As `read`, and when a number is missing that may not be.
+        """
+        found = self.read(table, file, needed)
+        names = {name: reading.name for reading in self.columns for name in reading.columns}
+        for name in self.numeric:
+            numbers(found.column(name), Place(file, names[name]), missing, needed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return {"missing_values": list(self.missing_values), "columns": [asdict(reading) for reading in self.columns]}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> TableReader:
+        """Read what `to_json` returned.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            When it is something else.
+        """
+        return cls(tuple(_readings(content["columns"])), tuple(map(str, content["missing_values"])))
+
+
+def _readings(columns: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
+    for item in columns:
+        if item["kind"] not in KINDS:
+            raise ValueError(dict(item))
+        DateFormat(str(item["date"]))
+        style = NumberStyle(**{key: str(value) for key, value in item["style"].items()})
+        used = tuple(map(str, item["parts"]))
+        yield Reading(**{**item, "style": style, "parts": used, "latest": float(item["latest"])})
+
+
+def _is_number(reading: Reading, name: str) -> bool:
+    numeric = ("age in days", "day of the month", "minutes")
+    return reading.kind == "number" or (
+        reading.kind == "date" and any(name == part_name(reading.name, part) for part in numeric)
+    )

@@ -1,0 +1,173 @@
+"""Columns of files as texts and as numbers, with errors that name the file, the column and the row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flower_vfl.errors import DataError
+from flower_vfl.registry import suggestion
+
+MISSING = ""
+MISSING_TEXTS = (MISSING, "NA", "N/A", "NaN", "nan", "null", "NULL")
+"""What stands for a number or a label that is missing."""
+
+_LARGEST = 1e150
+"""The variance of larger numbers is none that a float can hold."""
+
+Missing = Literal["error", "mean"]
+Absent = Literal["error", "mean", "zero"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a column came from, for messages.
+
+    Parameters
+    ----------
+    file : str
+        File, or what else the rows were read from.
+    column : str
+        Column.
+    """
+
+    file: str
+    column: str
+
+
+def require_columns(table: pa.Table, names: Sequence[str], file: str) -> None:
+    """Check that a table has these columns, each once.
+
+    Raises
+    ------
+    DataError
+        Naming the column and the nearest that there is.
+    """
+    for name in names:
+        found = table.column_names.count(name)
+        if found == 0:
+            raise DataError(f"{file} has no column {name!r}; {suggestion(name, table.column_names)}")
+        if found > 1:
+            raise DataError(f"{file} has {found} columns named {name!r}; names must be unique")
+
+
+def texts(column: pa.ChunkedArray | pa.Array, place: Place) -> pa.Array:
+    """Return a column as trimmed texts, missing values as "".
+
+    Raises
+    ------
+    DataError
+        Naming file, column and type where values are neither numbers nor texts.
+    """
+    try:
+        return _trimmed(whole_array(column))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        raise DataError(
+            f"{place.file}: column {place.column!r} is of type {column.type}, which does not read as texts; make it "
+            "numbers or texts"
+        ) from None
+
+
+def numbers(
+    column: pa.ChunkedArray | pa.Array, place: Place, missing: Absent = "error", needed: pa.Array | None = None
+) -> NDArray[np.float64]:
+    """Return a column as finite numbers, or NaN where missing numbers are allowed.
+
+    Parameters
+    ----------
+    column : pyarrow array
+        Numbers, or texts that read as such.
+    place : Place
+        Where they come from, for messages.
+    missing : {"error", "mean", "zero"}
+        With "error" no number may be missing.
+    needed : pyarrow.Array of bool, optional
+        The rows that are checked; all by default. The others become 0.
+
+    Raises
+    ------
+    DataError
+        Naming file, column and row (from 1) of the first value that is no finite number, or beyond 1e150.
+    """
+    values, unreadable = parse_numbers(column)
+    if needed is not None:
+        checked = np.asarray(needed)
+        values, unreadable = np.where(checked, values, 0.0), unreadable & checked
+    if unreadable.any():
+        row = int(unreadable.argmax())
+        given = whole_array(column)[row].as_py()
+        raise DataError(
+            f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}, a finite number is needed"
+        )
+    large = np.abs(values) > _LARGEST
+    if large.any():
+        row = int(large.argmax())
+        given = whole_array(column)[row].as_py()
+        raise DataError(
+            f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}; numbers up to {_LARGEST:g} can be "
+            "encoded: correct it, or leave it empty where it stands for a missing number"
+        )
+    absent = np.isnan(values)
+    if missing == "error" and absent.any():
+        row = int(absent.argmax())
+        raise DataError(
+            f"{place.file}: column {place.column!r}, row {row + 1} is missing or NaN ({int(absent.sum())} such rows); "
+            'fill it, or set the option missing = "mean" where the data set has it'
+        )
+    return values
+
+
+def parse_numbers(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return numbers, NaN where missing, and a mask of what is neither a finite number nor missing."""
+    array = whole_array(column)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        array = _trimmed(array)
+        absent = pc.is_in(array, value_set=pa.array(MISSING_TEXTS))
+        array = pc.if_else(absent, pa.scalar(None, pa.string()), array)
+        try:
+            values = _to_numpy(array.cast(pa.float64()))
+        except pa.ArrowInvalid:
+            values = np.array([_number(value) for value in array.to_pylist()])
+        unreadable = np.isnan(values) & ~absent.to_numpy(zero_copy_only=False)
+        return values, unreadable | np.isinf(values)
+    if pa.types.is_null(array.type) or pa.types.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    try:
+        values = _to_numpy(array.cast(pa.float64(), safe=False))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return np.full(len(array), np.nan), np.ones(len(array), bool)
+    return values, np.isinf(values)
+
+
+def _trimmed(array: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return pc.fill_null(pc.utf8_trim_whitespace(array.cast(pa.string())), MISSING)
+
+
+def _number(value: str | None) -> float:
+    """Read a number as files have it: "1_000" is one in Python alone, elsewhere 18_25 is a band of ages."""
+    try:
+        return np.nan if value is None or "_" in value else float(value)
+    except ValueError:
+        return np.nan
+
+
+def whole_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a column as one array."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    joined = column.combine_chunks()
+    return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def _to_numpy(array: pa.Array) -> NDArray[np.float64]:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.float64)

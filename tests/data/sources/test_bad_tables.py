@@ -1,0 +1,83 @@
+"""Bad tables of one's own: one message with file, column, row and the option that helps, and exit code 2."""
+
+import pytest
+
+from flower_vfl.cli import main
+
+ROWS = [(f"p{row}", str(row % 7), str(row % 9), str(row % 2)) for row in range(60)]
+
+
+def text(rows=ROWS, header=("id", "x", "y", "label"), delimiter=","):
+    return "\n".join(delimiter.join(row) for row in [header, *rows]) + "\n"
+
+
+def put(row, place, value):
+    """Return the rows with another value in one place; `row` counts from 1."""
+    changed = [list(one) for one in ROWS]
+    changed[row - 1][place] = value
+    return text(changed)
+
+
+BAD = {
+    "delimiter": (text(delimiter=";"), [], ["separated by semicolons", 'option delimiter=";"']),
+    "tabs": (text(delimiter="\t"), [], ["separated by tabs", 'option delimiter="tab"']),
+    "encoding": (put(4, 1, "é").encode("cp1252"), [], ["line 5", "UTF-8", "encoding=cp1252"]),
+    "utf-16": (text().encode("utf-16"), [], ["UTF-16", "option encoding"]),
+    "repeated id": (put(9, 0, "p2"), [], ["'id'", "rows 3, 9", "option id"]),
+    "missing id": (put(9, 0, ""), [], ["'id'", "row 9"]),
+    "label nan": (put(7, 3, "NaN"), [], ["'label'", "row 7", "unlabelled=drop"]),
+    "one class": (text([(*row[:3], "1") for row in ROWS]), [], ["'label'", "'1' in every training row", "two classes"]),
+    "float ids": (
+        text([(f"{number}.0", *row[1:]) for number, row in enumerate(ROWS)]),
+        [],
+        ["'id'", "row 1", "dtype.id=integer"],
+    ),
+    "broken ids": (
+        text([(f"{number}.5", *row[1:]) for number, row in enumerate(ROWS)]),
+        ["dtype.id=integer"],
+        ["'id'", "row 1", "no whole number"],
+    ),
+    "almost numbers": (
+        text([(row[0], f"{number}{'o' * (number == 20)}", *row[2:]) for number, row in enumerate(ROWS)]),
+        ["split_seed=1"],
+        ["'x'", "'20o'", "missing_values", "dtype.x=category"],
+    ),
+    "missing number": (put(5, 1, "?"), [], ["'x'", "row 5", 'missing = "mean"']),
+    "ragged": (text().replace("p3,3,3,1", "p3,3,3,1,9"), [], ["row 4", "option delimiter"]),
+    "no label": (text(header=("id", "x", "y", "lable")), [], ["'label'", "did you mean 'lable'"]),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_a_bad_table_ends_with_one_message_and_code_2(tmp_path, capsys, mistake):
+    content, options, words = BAD[mistake]
+    path = tmp_path / "bank.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    settings = [word for option in [f"files.bank={path}", *options] for word in ("--set", option)]
+    with pytest.raises(SystemExit) as done:
+        main(["data", "prepare", "files", "--out", str(tmp_path / "out"), *settings])
+    message = capsys.readouterr().err
+    assert done.value.code == 2
+    assert "Traceback" not in message
+    for word in [*words, *(["bank.csv"] if mistake != "no label" else [])]:
+        assert word in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_fewer_rows_than_a_batch_end_a_run_before_it_has_a_folder(tmp_path, capsys):
+    (tmp_path / "bank.csv").write_text(text())
+    (tmp_path / "shop.csv").write_text(text([row[:3] for row in ROWS], ("id", "u", "v")))
+    prepare = ["data", "prepare", "files", "--out", str(tmp_path / "own")]
+    for party in ("bank", "shop"):
+        prepare += ["--set", f"files.{party}={tmp_path}/{party}.csv"]
+    with pytest.raises(SystemExit) as done:
+        main(prepare)
+    assert done.value.code == 0
+    out = tmp_path / "run"
+    with pytest.raises(SystemExit) as done:
+        main(["run", str(tmp_path / "own"), "--out", str(out), "--set", "training.batch_size=64"])
+    message = capsys.readouterr().err
+    assert done.value.code == 2
+    assert "training.batch_size is 64" in message
+    assert "leave it out: it fits the rows" in message
+    assert not out.exists()

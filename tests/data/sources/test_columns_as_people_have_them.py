@@ -1,0 +1,265 @@
+"""Tables as people have them: what each column is taken for, and that new rows are read as training rows were."""
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flower_vfl.data.encoding.columns import columns_of
+from flower_vfl.data.sources.catalog import load, prepare
+from flower_vfl.data.store.scoring import new_rows
+from flower_vfl.errors import ConfigError, DataError
+
+ROWS = 120
+IDS = [f"p{row:03d}" for row in range(ROWS)]
+
+
+def write(path, columns, delimiter=";", encoding="utf8"):
+    lines = [delimiter.join(columns), *(delimiter.join(row) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n", encoding=encoding)
+    return str(path)
+
+
+def cycle(*values):
+    return [values[row % len(values)] for row in range(ROWS)]
+
+
+def table(**columns):
+    return {"id": IDS, **columns, "label": cycle("0", "1", "1", "0", "1")}
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """Prepare a table of one party with these columns."""
+
+    def prepare_it(out="out", **given):
+        options = given.pop("options", {})
+        path = write(tmp_path / "bank.csv", table(**given))
+        settings = {"files": {"bank": path}, "delimiter": ";", "missing": "mean", **options}
+        return prepare("files", out=tmp_path / out, options=settings)
+
+    return prepare_it
+
+
+def reading(dataset, name):
+    return next(one for one in dataset.encoding("bank").reader.columns if one.name == name)
+
+
+def encoded(dataset, name):
+    """Return, by ID, what an encoded column of numbers is in the training rows."""
+    source = dataset.party("bank")
+    place = source.columns.index(name)
+    values = source.train.gather(np.arange(len(source.train)))[0][:, place]
+    return dict(zip(dataset.ids("train"), values.tolist(), strict=True))
+
+
+NUMBERS = [
+    (cycle("1.234,50", "7,25", "12.000,00", "-3,5"), [1234.5, 7.25, 12000, -3.5]),
+    (cycle("1,234.50", "7.25", "12,000.00", "(3.5)"), [1234.5, 7.25, 12000, -3.5]),
+    (cycle("1 234,5", "7,25", "12\u00a0000", "3,5-"), [1234.5, 7.25, 12000, -3.5]),
+    (cycle("1'234.5", "7.25", "12\u2019000", "\u22123.5"), [1234.5, 7.25, 12000, -3.5]),
+    (cycle("€ 1.234,50", "€ 7,25", "€ 12.000", "-€ 3,5"), [1234.5, 7.25, 12000, -3.5]),
+    (cycle("12 %", "7.25%", "0", "-3.5 %"), [12, 7.25, 0, -3.5]),
+    (cycle("1,234", "7,000", "12,000", "999"), [1234, 7000, 12000, 999]),
+]
+
+
+@pytest.mark.parametrize(("given", "meant"), NUMBERS)
+def test_numbers_mean_what_their_writer_meant(prepared, given, meant):
+    dataset = prepared(x=given, other=cycle("a", "b", "c"))
+    assert reading(dataset, "x").kind == "number"
+    expected = {row: float(meant[number % 4]) for number, row in enumerate(IDS)}
+    found = encoded(dataset, "x")
+    column = dataset.encoding("bank").numeric[0]
+    apply = column.apply(np.array([expected[row] for row in found]))[:, 0]
+    assert list(found.values()) == pytest.approx(apply.tolist())
+
+
+def test_a_column_that_tells_says_what_the_others_mean(prepared):
+    tells = prepared(x=cycle("1,234", "7,000"), y=cycle("0,5", "12,25"))
+    assert reading(tells, "x").style.decimal == ","
+    assert reading(prepared("two", x=cycle("1,234", "7,000"), y=cycle("0.5", "1.25")), "x").style.thousands == ","
+    named = prepared("three", x=cycle("1,234", "7,000"), options={"decimal": ","})
+    assert reading(named, "x").style.decimal == ","
+
+
+@pytest.mark.parametrize("word", ["n/a", "?", "-", "NULL", "None", "", "#N/A", "unknown", "-999"])
+def test_what_stands_for_a_missing_value_is_missing_in_numbers_dates_and_categories(prepared, word):
+    dataset = prepared(
+        x=cycle("1", "2", "3", word),
+        town=cycle("Ulm", "Bonn", "Kiel", word),
+        born=cycle("1.2.1990", "13.2.1991", "5.7.2001", word),
+        options={"missing_values": ["unknown", "-999"]},
+    )
+    missing = {column.name: column.missing for column in columns_of(dataset)}
+    share = sum(int(row[1:]) % 4 == 3 for row in dataset.ids("train")) / dataset.alignment.rows
+    for name in ("x", "town", "born: age in days"):
+        assert missing[name] == pytest.approx(share)
+
+
+DATES = [
+    (cycle("2001-05-07", "2010-12-31", "1999-01-15"), "%Y-%m-%d"),
+    (cycle("07.05.2001", "31.12.2010", "15.01.1999"), "%d.%m.%Y"),
+    (cycle("07/05/2001", "31/12/2010", "15/01/1999"), "%d/%m/%Y"),
+    (cycle("05/07/2001", "12/31/2010", "01/15/1999"), "%m/%d/%Y"),
+    (cycle("20010507", "20101231", "19990115"), "%Y%m%d"),
+    (cycle("May 7, 2001", "Dec 31, 2010", "January 15, 1999"), "%b %d, %Y"),
+    (cycle("2001-05-07T00:00:00Z", "2010-12-31 00:00", "1999-01-15"), "%Y-%m-%d"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), DATES)
+def test_dates_become_their_age_and_their_parts(prepared, given, text):
+    dataset = prepared(born=given)
+    assert (reading(dataset, "born").kind, reading(dataset, "born").date) == ("date", text)
+    assert "born: month" in dataset.party("bank").columns
+    column = dataset.encoding("bank").numeric[0]
+    latest = datetime.date(2010, 12, 31)
+    ages = [
+        (latest - date).days
+        for date in (datetime.date(2001, 5, 7), datetime.date(2010, 12, 31), datetime.date(1999, 1, 15))
+    ]
+    found = encoded(dataset, "born: age in days")
+    expected = column.apply(np.array([float(ages[int(row[1:]) % 3]) for row in found]))[:, 0]
+    assert list(found.values()) == pytest.approx(expected.tolist())
+
+
+def test_times_of_day_become_minutes_and_an_hour(prepared):
+    assert prepared(at=cycle("8:30", "17:05", "8:45")).party("bank").columns == (
+        "at: minutes",
+        "at: minutes is missing",
+        "at: hour",
+    )
+
+
+def test_dates_whose_day_no_row_tells_from_the_month_are_refused_until_they_are_named(prepared):
+    given = {"born": cycle("03/04/2001", "05/06/2010", "07/08/1999")}
+    with pytest.raises(DataError, match=r"column 'born'.*dtype\.born=date:%d/%m/%Y or dtype\.born=date:%m/%d/%Y"):
+        prepared(**given)
+    dataset = prepared("named", **given, options={"dtype": {"born": "date:%m/%d/%Y"}})
+    assert reading(dataset, "born").date == "%m/%d/%Y"
+    first = prepared("firsts", born=cycle("01/04/2001", "01/06/2010", "01/08/1999"))
+    assert reading(first, "born").date == "%d/%m/%Y"
+
+
+def test_columns_of_dates_of_a_type_are_dates(tmp_path):
+    born = [datetime.date(1990 + row % 20, 1 + row % 12, 1 + row % 28) for row in range(ROWS)]
+    seen = [datetime.datetime(2020, 1, 1 + row % 28, row % 24) for row in range(ROWS)]
+    columns = {"id": IDS, "born": born, "seen": seen, "label": cycle(0, 1, 1)}
+    pq.write_table(pa.table(columns), tmp_path / "bank.parquet")
+    dataset = load("files", options={"files": {"bank": str(tmp_path / "bank.parquet")}})
+    assert {"born: age in days", "born: month", "seen: hour"} <= set(dataset.party("bank").columns)
+    assert "seen: month" not in dataset.party("bank").columns
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "why"),
+    [
+        (cycle("Yes", "no", "YES"), "boolean", "yes and no in words"),
+        (cycle("ja", "NEIN", "?"), "boolean", "yes and no in words"),
+        (cycle("x"), "ignore", "the same value in every training row"),
+        (cycle("?"), "ignore", "empty in every training row"),
+        ([f"ref-{row}x" for row in range(ROWS)], "ignore", "occur in one training row only"),
+        ([f"a customer who called {row} times" for row in range(ROWS)], "ignore", "free text, 6 words on average"),
+        (cycle("01067", "80331", "10115"), "category", "leading zeros"),
+        (cycle("$5", "€7", "$9"), "category", "different signs: $, €"),
+        (cycle("18_25", "26_35"), "category", "texts"),
+    ],
+)
+def test_each_column_says_what_it_was_taken_for_and_why(prepared, given, kind, why):
+    dataset = prepared(x=given, other=cycle("1", "2"))
+    assert reading(dataset, "x").kind == kind
+    shown = next(column for column in columns_of(dataset) if column.name == "x")
+    assert why in shown.why
+    assert shown.change.startswith("dtype.x=")
+    assert (shown.kind == "left out") == (kind == "ignore")
+
+
+def test_what_would_be_left_out_stays_where_its_type_is_named(prepared):
+    refs = [f"ref-{row}x" for row in range(ROWS)]
+    dataset = prepared(x=refs, y=cycle("7"), options={"dtype": {"x": "category", "y": "number"}})
+    assert {"x", "y"} <= set(dataset.party("bank").columns)
+    with pytest.raises(DataError, match=r"no column is left for party 'bank': 'y' \(the same value.*dtype\.y=category"):
+        prepared("none", y=cycle("7"))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dtype": {"x": "integers"}}, "dtype of column 'x' is one of number, category"),
+        ({"dtype": {"x": "date:%q"}}, "'%q' is no format of dates"),
+        ({"dtype": {"y": "number"}}, "option dtype of files: no table has a column 'y'"),
+        ({"dtype": {"x": "number"}, "ignore": "x"}, "column 'x' is in ignore and in dtype"),
+        ({"decimal": ";"}, "option decimal of files"),
+        ({"delimiter": "ab"}, "one character or 'tab'"),
+        ({"encoding": "utf-9"}, "no encoding 'utf-9'"),
+    ],
+)
+def test_wrong_options_of_columns_are_refused(prepared, options, text):
+    with pytest.raises(ConfigError, match=text):
+        prepared(x=cycle("1", "2"), options=options)
+
+
+def test_training_rows_alone_decide(prepared, tmp_path):
+    before = prepared(x=cycle("1", "2", "3"), born=cycle("2001-05-07", "2010-12-31"))
+    unlucky = IDS.index(before.ids("test")[0])
+    born = cycle("2001-05-07", "2010-12-31")
+    born[unlucky] = "2044-01-01"
+    after = prepared("after", x=cycle("1", "2", "3"), born=born)
+    assert after.encoding("bank") == before.encoding("bank")
+
+
+def test_new_rows_are_read_as_training_rows_were(prepared, tmp_path):
+    columns = {
+        "amount": cycle("1.234,50 €", "7,25 €", "?", "12 €"),
+        "born": cycle("07.05.2001", "31.12.2010", "n/a"),
+        "member": cycle("ja", "Nein", ""),
+        "town": cycle("Ulm", "Bonn", "-"),
+        "note": cycle("same"),
+    }
+    dataset = prepared(**columns)
+    rows = {"id": ["a", "b"], "amount": ["7.000", ""], "born": ["31.12.2010 12:00", "NULL"], "member": ["JA", "?"]}
+    path = write(tmp_path / "new.csv", rows | {"town": ["Atlantis", "n/a"]})
+    numeric, categories = new_rows(tmp_path / "new.csv", dataset).features("bank").source.gather(np.arange(2))
+    names = dataset.party("bank").columns
+    amount, absent = names.index("amount"), names.index("amount is missing")
+    fitted = dataset.encoding("bank").numeric[0]
+    assert numeric[0, amount].item() == pytest.approx(float(fitted.apply(np.array([7000.0]))[0, 0]))
+    assert numeric[:, absent].tolist() == [0, 1]
+    known = dict(zip(names[numeric.shape[1] :], categories.T.tolist(), strict=True))
+    values = {column.name: ["unseen", *column.values.to_pylist()] for column in dataset.encoding("bank").categorical}
+    assert [values["member"][one] for one in known["member"]] == ["true", ""]
+    assert [values["town"][one] for one in known["town"]] == ["unseen", ""]
+    assert [values["born: month"][one] for one in known["born: month"]] == ["12", ""]
+    write(tmp_path / "new.csv", rows | {"town": ["Ulm", "Ulm"], "born": ["2001-05-07", "1.1.2000"]})
+    with pytest.raises(DataError, match=r"new\.csv: column 'born', row 1 holds '2001-05-07', a date like %d\.%m\.%Y"):
+        new_rows(tmp_path / "new.csv", dataset).features("bank")
+    assert path.endswith("new.csv")
+
+
+def test_files_may_have_a_delimiter_and_an_encoding_of_their_own(tmp_path):
+    bank = write(tmp_path / "bank.csv", table(town=cycle("Köln", "Ulm")), ";", "cp1252")
+    shop = write(tmp_path / "shop.csv", {"id": IDS, "x": cycle("1", "2", "3")}, "|")
+    options = {"files.bank": bank, "files.shop": shop, "delimiter.bank": ";", "delimiter.shop": "|"}
+    dataset = load("files", options={**options, "encoding.bank": "cp1252"})
+    assert dataset.encoding("bank").categorical[0].values.to_pylist() == ["Köln", "Ulm"]
+    assert dataset.party("shop").columns == ("x",)
+
+
+def test_rows_without_a_label_are_left_out_where_that_is_asked_for(prepared, tmp_path):
+    columns = table(x=cycle("1", "2", "3")) | {"label": cycle("0", "1", "n/a", "1")}
+    settings = {"files": {"bank": write(tmp_path / "b.csv", columns)}, "delimiter": ";", "unlabelled": "drop"}
+    dataset = prepare("files", out=tmp_path / "out", options=settings)
+    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS * 3 // 4
+
+
+def test_ids_with_a_fraction_of_zeros_are_whole_where_that_is_asked_for(tmp_path):
+    bank = write(tmp_path / "bank.csv", table(x=cycle("1", "2")) | {"id": [f"{row}.0" for row in range(ROWS)]}, ",")
+    pq.write_table(pa.table({"id": np.arange(ROWS, dtype=float), "y": cycle(1, 2, 3)}), tmp_path / "shop.parquet")
+    options = {"files": {"bank": bank, "shop": str(tmp_path / "shop.parquet")}}
+    with pytest.raises(DataError, match=r"dtype\.id=integer"):
+        load("files", options=options)
+    dataset = load("files", options={**options, "dtype.id": "integer"})
+    assert sorted(map(int, [*dataset.ids("train"), *dataset.ids("test")])) == list(range(ROWS))
