@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -33,6 +35,36 @@ _log = logging.getLogger(__name__)
 Scope = Literal["joint", "per-party"]
 Cut = Mapping[str, tuple[int, ...]]
 """Of each feature party the shape of one row of its embedding."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    r"""Label differential privacy of all that leaves in one training, whatever an attacker computes from it.
+
+    Attributes
+    ----------
+    epsilon : float
+        Of each person's label, over all epochs and all parties together.
+    """
+
+    epsilon: float
+
+    @property
+    def auc(self) -> float:
+        r"""The largest AUC with which two labels of one person, all else equal, can be told apart.
+
+        .. math:: e^\varepsilon / (1 + e^\varepsilon)
+
+        Randomised response reaches it, and no test has a higher power at any level [Kairouz et al., *The composition
+        theorem for differential privacy*, 2015].
+
+        Examples
+        --------
+        >>> [round(Guarantee(epsilon).auc, 3) for epsilon in (0.5, 1.0, 2.0)]
+        [0.622, 0.731, 0.881]
+        """
+        return 1.0 / (1.0 + math.exp(-self.epsilon))
+
 
 UNDEFENDED = ("norm", "direction")
 """Attacks that read labels from gradients to which no noise was added."""
@@ -107,6 +139,10 @@ class HookedStrategy(Strategy):
         know nothing else of a row; 1 is no bound.
         """
         return 1.0
+
+    def guarantee(self) -> Guarantee | None:
+        """Return what is proven of all that leaves in a training of this configuration; None where nothing is."""
+        return None
 
     def check_bound(self, epochs: int) -> None:
         """Refuse a run of which `bound` could not say anything until its end; asked again when `widths` are known.

@@ -23,7 +23,7 @@ from flower_vfl.config import Config
 from flower_vfl.data.store.dataset import Labels
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.registry import from_elsewhere
-from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.base import Guarantee, HookedStrategy
 from flower_vfl.training.outcome import LIMITS, Epoch, Outcome
 from flower_vfl.version import software
 
@@ -129,6 +129,11 @@ def _attacks(attacks: Sequence[AttackMethod], leakage: Sequence[Mapping[str, Any
     return found
 
 
+def _proven(guarantee: Guarantee | None) -> dict[str, Any]:
+    """Return what a defense proves of all that leaves in the run, where it proves something."""
+    return {} if guarantee is None else {"proven": {"epsilon": guarantee.epsilon, "auc": guarantee.auc}}
+
+
 def _software(found: Mapping[str, str]) -> dict[str, str]:
     """Return a host's software with the names that `result.json` has had for it."""
     return {"flower_vfl" if name == "version" else name: words for name, words in found.items()}
@@ -143,6 +148,7 @@ def summarise(
             "name": defense.name,
             "params": defense.params,
             "read_by": list(defense.read_by),
+            **_proven(defense.guarantee()),
             **from_elsewhere(type(defense)),
         }
         for defense in strategy.chain()

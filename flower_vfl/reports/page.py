@@ -168,6 +168,7 @@ def _of_one(run: Run) -> dict[str, Any]:
         **of_remembered(run),
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run.result),
+        "proven": words.proven(run.result),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
         "last": kept_utility(result),
         "nothing_chosen": nothing_chosen,

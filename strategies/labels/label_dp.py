@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from flower_vfl.config import Config
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Log
-from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.base import Defense, Guarantee, HookedStrategy
 from flower_vfl.strategies.gradients.checks import is_number
 
 _DEFAULT_FLIP = 0.02
@@ -95,6 +96,17 @@ def rate_of(epsilon: float, classes: int, *, name: str = "label_dp") -> float:
     return others / (1.0 + others)
 
 
+def label_dependent_ends(config: Config) -> list[str]:
+    """Return the settings that would end or change a training by the true labels, as they have to be instead."""
+    training, attack = config.training, config.attack
+    broken = {
+        "training.patience = 0": training.patience > 0,
+        "attack.max_leak = 1.0": attack.max_leak < 1.0 and attack.on_leak == "stop",
+        "attack.max_bound = 1.0": attack.max_bound < 1.0 and attack.on_leak == "stop",
+    }
+    return [wanted for wanted, is_broken in broken.items() if is_broken]
+
+
 def _check_rate(rate: float, classes: int) -> None:
     if classes < 2:
         raise ConfigError(f"label_dp: two classes at least are needed, given {classes}")
@@ -149,6 +161,12 @@ class LabelDP(Defense):
     def params(self) -> dict[str, Any]:
         """The strength as it was given."""
         return {self._given: getattr(self, self._given)}
+
+    def guarantee(self) -> Guarantee | None:
+        """Return the privacy of the flips; nothing is proven where the end of a training follows true labels."""
+        if self.epsilon == math.inf or label_dependent_ends(self.base.config):
+            return None
+        return Guarantee(self.epsilon)
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
         """Flip, then let the inner strategy prepare: nothing within it, class weights included, sees true labels."""

@@ -13,8 +13,8 @@ from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.hooks import Log
 from flower_vfl.parties.network import as_logits
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.strategies.base import Cut, Defense, HookedStrategy
-from flower_vfl.strategies.labels.label_dp import epsilon_of, flip, rate_of
+from flower_vfl.strategies.base import Cut, Defense, Guarantee, HookedStrategy
+from flower_vfl.strategies.labels.label_dp import epsilon_of, flip, label_dependent_ends, rate_of
 
 
 class LocalHead(Defense):
@@ -72,18 +72,16 @@ class LocalHead(Defense):
         ConfigError
             Saying what to set.
         """
-        training, attack = self.base.config.training, self.base.config.attack
-        told = {
-            "training.patience = 0": training.patience > 0,
-            "attack.max_leak = 1.0": attack.max_leak < 1.0 and attack.on_leak == "stop",
-            "attack.max_bound = 1.0": attack.max_bound < 1.0 and attack.on_leak == "stop",
-        }
-        wanted = [words for words, broken in told.items() if broken]
+        wanted = label_dependent_ends(self.base.config)
         if wanted:
             raise ConfigError(
                 "local_head promises that nothing which leaves depends on true labels; the end of a training would: "
                 f"set {' and '.join(wanted)}, and training.epochs to a number"
             )
+
+    def guarantee(self) -> Guarantee | None:
+        """Return the privacy of the randomised labels."""
+        return Guarantee(self.epsilon)
 
     def build(self, cut: Cut, device: torch.device) -> None:
         """Make a head for each party, of the configuration's network, for its embedding alone."""

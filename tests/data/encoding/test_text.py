@@ -3,7 +3,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from flower_vfl.data.encoding import text
 from flower_vfl.data.encoding.encoding import PartyEncoding
 from flower_vfl.data.encoding.text import TextEncoding, count_words, split_words
 from flower_vfl.errors import DataError

@@ -10,6 +10,7 @@ from flower_vfl.apps import run
 from flower_vfl.data.store.dataset import Labels
 from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.errors import ConfigError
+from flower_vfl.reports import render
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, LabelDP, LocalHead, VerticalStrategy
 from flower_vfl.strategies.labels import local_head
@@ -130,3 +131,21 @@ def test_other_defenses_beside_it_are_refused(make):
 def test_an_epsilon_that_is_none_is_refused(epsilon):
     with pytest.raises(ConfigError, match="local_head: epsilon must be a finite number above 0"):
         LocalHead(VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1])), epsilon=epsilon)
+
+
+def test_what_is_proven_stands_in_the_result_and_in_the_report(tmp_path):
+    data = toy_data()
+    summary = run(config(epsilon=1.0), out=tmp_path / "run", data=lambda _: data).summary
+    assert summary["defenses"][0]["proven"] == {"epsilon": 1.0, "auc": pytest.approx(np.e / (1.0 + np.e))}
+    page = render([tmp_path / "run"]).read_text(encoding="utf8")
+    assert "Proven: epsilon 1 for each person&#39;s label" in page
+    assert "an AUC of at most 0.731" in page
+
+
+@pytest.mark.parametrize(("patience", "proven"), [(0, True), (3, False)])
+def test_flipped_labels_prove_nothing_where_true_ones_end_the_training(patience, proven):
+    given = toy_config(training={"epochs": 2, "patience": patience})
+    labels = torch.arange(ROWS) % 2
+    base = VerticalStrategy(torch.nn.Linear(4, 1), labels, config=given, secret=Secret.for_simulation(0, "label"))
+    assert (LabelDP(base, epsilon=2.0).guarantee() is not None) is proven
+    assert LabelDP(base, flip=0.0).guarantee() is None
