@@ -212,7 +212,7 @@ def _now() -> datetime.datetime:
 
 
 def _dates(certificate: x509.Certificate) -> tuple[str, str]:
-    """Say whether a certificate is valid at this host's time."""
+    """Return whether a certificate is valid at this host's time."""
     begin, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, _now()
     clock = f"this host's clock says {now:%Y-%m-%d %H:%M} UTC; if that is wrong, set it (timedatectl set-ntp true)"
     if now > end:

@@ -109,7 +109,7 @@ def _is_nothing(entry: Path) -> bool:
 
 
 def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
-    """Say whether there is something to do in a folder: False where the run that was begun in it has ended by itself.
+    """Return whether there is something to do in a folder: False where the run that was begun in it has ended by itself.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
 
 
 def has_ended(path: Path) -> bool:
-    """Say whether the run in a folder has ended by itself; one without a whole result can go on, as after a kill."""
+    """Return whether the run in a folder has ended by itself; one without a whole result can go on, as after a kill."""
     try:
         return read_result(path).get("status") in ENDED
     except InputError:

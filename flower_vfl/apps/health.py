@@ -18,7 +18,7 @@ _PAUSE = 0.5
 
 
 def is_serving(address: str, *, seconds: float) -> bool:
-    """Say whether the health service at an address answers that it serves, at the latest after so many seconds."""
+    """Return whether the health service at an address answers that it serves, at the latest after so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(_PAUSE, deadline - time.monotonic())

@@ -28,7 +28,7 @@ STEPPED: ContextVar[bool] = ContextVar("STEPPED", default=False)
 
 
 def in_simulation() -> bool:
-    """Say whether this process simulates its node: as a Ray actor of Flower's runtime, or with all parties in it.
+    """Return whether this process simulates its node: as a Ray actor of Flower's runtime, or with all parties in it.
 
     Neither an offer nor a node config decides that: an offer is the label party's, and Flower's own examples start real
     SuperNodes with a `partition-id`.

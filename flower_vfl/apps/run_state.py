@@ -157,7 +157,7 @@ def ended_error(what: str) -> SetupError:
 
 
 def is_begun(out: Path) -> bool:
-    """Say whether a run's folder holds a state to go on from."""
+    """Return whether a run's folder holds a state to go on from."""
     return (out / CHECKPOINTS / LABEL / Checkpoints.COMMITTED).is_file()
 
 

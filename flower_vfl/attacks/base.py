@@ -96,7 +96,7 @@ NOTHING = SideInformation()
 
 
 def is_whole(value: object) -> bool:
-    """Say whether a value is a whole number from 1; true is none."""
+    """Return whether a value is a whole number from 1; true is none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
@@ -114,7 +114,7 @@ def whole(attack: str, name: str, value: int) -> int:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Say whether a value is a whole or a floating point number; true is none."""
+    """Return whether a value is a whole or a floating point number; true is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

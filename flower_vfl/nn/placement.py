@@ -90,7 +90,7 @@ class Placement:
             return widened(network(*inputs))
 
     def travels(self, tensor: Tensor) -> bool:
-        """Say whether a tensor goes to the device: integers are looked up where the embedding tables are."""
+        """Return whether a tensor goes to the device: integers are looked up where the embedding tables are."""
         return self.on_card and (tensor.is_floating_point() or not self.mixed)
 
     def bring(self, tensor: Tensor) -> Tensor:

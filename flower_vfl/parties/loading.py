@@ -125,7 +125,7 @@ class Windows:
 
 
 def in_windows(source: FeatureSource) -> TypeGuard[ArraySource]:
-    """Say whether a table lies in files so large that its rows are read in windows."""
+    """Return whether a table lies in files so large that its rows are read in windows."""
     return isinstance(source, ArraySource) and source.file_bytes > LARGE
 
 

@@ -191,7 +191,7 @@ class Schedule:
 
 
 def is_part(name: str) -> TypeGuard[Part]:
-    """Say whether there are rows of this name that are evaluated."""
+    """Return whether there are rows of this name that are evaluated."""
     return name in PARTS
 
 

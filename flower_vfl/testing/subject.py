@@ -147,7 +147,7 @@ def step_of(defense: HookedStrategy, g: Tensor, y: Tensor, rows: Rows) -> StepVi
 
 
 def same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Say whether two plays gave the same, to the bit."""
+    """Return whether two plays gave the same, to the bit."""
     return len(ones) == len(others) and all(map(torch.equal, ones, others))
 
 
@@ -166,7 +166,7 @@ def log_problems(log: object, what: str, subject: Subject) -> Iterator[str]:
 
 
 def _documented(key: str, subject: Subject) -> bool:
-    """Say whether a docstring of the class or of its hooks names the value and inf."""
+    """Return whether a docstring of the class or of its hooks names the value and inf."""
     names = {part for part in key.split(".") if part not in (getattr(subject.defense_class, "name", ""), "a", "b", "c")}
     methods = [getattr(subject.defense_class, hook, None) for hook in (*_HOOKS, "perturb", "end_epoch")]
     docs = " ".join(str(thing.__doc__) for thing in (subject.defense_class, *methods) if thing is not None)

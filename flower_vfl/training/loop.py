@@ -167,7 +167,7 @@ class Training:
                 low = high
 
     def _stopped(self) -> bool:
-        """Say whether the last epoch was the last one, and why."""
+        """Return whether the last epoch was the last one, and why."""
         epoch = len(self.outcome.epochs)
         if epoch and self.outcome.steps == self._schedule.steps_of(epoch).stop:
             last = epoch == self._schedule.epochs

@@ -167,7 +167,7 @@ def _overrides_embed(defense: Defense) -> bool:
 
 
 def _trained(value: object, kept: Collection[int]) -> bool:
-    """Say whether a value is, or holds, a tensor that gradients reach, other than those that are kept."""
+    """Return whether a value is, or holds, a tensor that gradients reach, other than those that are kept."""
     if isinstance(value, nn.Module):
         return any(_trained(parameter, kept) for parameter in value.parameters())
     if isinstance(value, Tensor):

@@ -95,7 +95,7 @@ def public_key(digits: str) -> ec.EllipticCurvePublicKey:
 
 
 def is_signed(key: ec.EllipticCurvePublicKey, signature: object, words: str) -> bool:
-    """Say whether a signature that came is that of some words by the owner of a key."""
+    """Return whether a signature that came is that of some words by the owner of a key."""
     try:
         key.verify(bytes.fromhex(signature if isinstance(signature, str) else ""), words.encode(), _ECDSA)
     except (ValueError, InvalidSignature):

@@ -77,12 +77,12 @@ def check_registered(node: int | str, name: str, party: str, *, simulation: bool
 
 
 def raised(reply: Message) -> bool:
-    """Say whether a node's handler ended with an error of its own; else the node or its process has gone."""
+    """Return whether a node's handler ended with an error of its own; else the node or its process has gone."""
     return reply.error.code in (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
 
 def passes(reply: Message) -> bool:
-    """Say whether a node that failed may take part when it is asked again.
+    """Return whether a node that failed may take part when it is asked again.
 
     So it is when it has gone without a word, when its line is down, and while an earlier process holds its folder.
     """

@@ -297,7 +297,7 @@ class Sessions:
             self._opening_reply(node, reply)
 
     def _has_died(self, node: int, reply: Message) -> bool:
-        """Say whether a node's process died, for the first few times; a simulation does not replace it."""
+        """Return whether a node's process died, for the first few times; a simulation does not replace it."""
         if self._simulation or not reply.has_error() or raised(reply):
             return False
         self._deaths[node] += 1

@@ -76,7 +76,7 @@ def read_public_key(text: str) -> Ed25519PublicKey:
 
 
 def is_signed(offer: Mapping[str, object], run_config: Mapping[str, object], key: Ed25519PublicKey) -> bool:
-    """Say whether the holder of a key has made this offer, for this run configuration."""
+    """Return whether the holder of a key has made this offer, for this run configuration."""
     signature = offer.get(SIGNATURE)
     if not isinstance(signature, bytes):
         return False

@@ -70,15 +70,15 @@ class LocalHead(Defense):
         Raises
         ------
         ConfigError
-            Saying what to set.
+            If a setting would do so; the message names the settings.
         """
         training, attack = self.base.config.training, self.base.config.attack
-        told = {
+        harmless = {
             "training.patience = 0": training.patience > 0,
             "attack.max_leak = 1.0": attack.max_leak < 1.0 and attack.on_leak == "stop",
             "attack.max_bound = 1.0": attack.max_bound < 1.0 and attack.on_leak == "stop",
         }
-        wanted = [words for words, broken in told.items() if broken]
+        wanted = [words for words, broken in harmless.items() if broken]
         if wanted:
             raise ConfigError(
                 "local_head promises that nothing which leaves depends on true labels; the end of a training would: "
