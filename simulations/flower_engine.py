@@ -65,7 +65,7 @@ def run_flower(
     out : Path
         Folder of the results; every node of a cluster that is joined must see it.
     resume : bool
-        Whether a run that was interrupted in this folder goes on; one that has ended is left as it is.
+        True if a run that was interrupted in this folder goes on; one that has ended is left as it is.
     resources : Sequence[str]
         What the processes of feature parties are given: see `read_resources`.
     address : str

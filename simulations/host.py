@@ -73,7 +73,7 @@ class Host:
 
     @property
     def given(self) -> bool:
-        """Whether anything is to be looked at."""
+        """True if anything is to be looked at."""
         return self != Host()
 
 

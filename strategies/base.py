@@ -209,13 +209,13 @@ class Defense(HookedStrategy):
     name
         What users and results call it.
     two_classes_only
-        Whether it is for labels of two classes; others are refused then.
+        True if it is for labels of two classes; others are refused then.
     twice
         What to do instead of wrapping a strategy in this defense twice, where that is refused.
     alone
-        Whether it is refused together with any other defense, which would break what it promises.
+        True if it is refused together with any other defense, which would break what it promises.
     asks_other_labels
-        Whether it calls `step.gradients_of`: a step then keeps what it takes to compute gradients once more.
+        True if it calls `step.gradients_of`: a step then keeps what it takes to compute gradients once more.
     modules
         What it learns, made in `build`, where weights follow from the label party's secret. It is moved to the device,
         trained by an optimizer of its own and clipped by itself, kept in checkpoints and among the weights, and there
@@ -349,13 +349,13 @@ class GradientDefense(Defense):
     strategy : HookedStrategy
         What it wraps.
     scope : {"joint", "per-party"}
-        Whether the gradients of all feature parties are perturbed together, so that colluding parties learn no more
+        True if the gradients of all feature parties are perturbed together, so that colluding parties learn no more
         than one, or each party's by themselves.
 
     Attributes
     ----------
     unbiased
-        Whether the perturbed gradients are, on average over the noise, the gradients; `check_defense` tests it.
+        True if the perturbed gradients are, on average over the noise, the gradients; `check_defense` tests it.
     fallbacks
         How many batches, or parties' parts of one, could not be protected as usual.
     """

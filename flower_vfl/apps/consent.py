@@ -47,7 +47,7 @@ class Consent:
     until : date or None
         The last day, in UTC, on which a training may begin.
     attackers : bool
-        Whether a training may name attackers.
+        True if a training may name attackers.
     alignment : str
         How the digest of the only rows begins that may be trained on; empty for any.
     label_key : Ed25519PublicKey or None

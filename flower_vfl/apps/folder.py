@@ -34,7 +34,7 @@ class RunFolder:
     config : Config
         What is run.
     resume : bool
-        Whether a run that was begun here goes on; where none was, it begins.
+        True if a run that was begun here goes on; where none was, it begins.
 
     Raises
     ------

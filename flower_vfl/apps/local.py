@@ -53,7 +53,7 @@ def run(
     out : Path, optional
         Folder of the results; without one nothing is written.
     resume : bool
-        Whether a run that was interrupted in that folder goes on; where none was begun, it begins.
+        True if a run that was interrupted in that folder goes on; where none was begun, it begins.
     top, bottom, data, optimizer
         As for `make_server_app` and `make_client_app`.
     observers : tuple of Observer

@@ -24,7 +24,7 @@ ROLES = ("feature", "attacker")
 """A feature party learns; an attacker learns and also reads labels from what it sees."""
 
 STEPPED: ContextVar[bool] = ContextVar("STEPPED", default=False)
-"""Whether the handler that runs here was called by a simulation within this process (`LocalGrid`)."""
+"""True if the handler that runs here was called by a simulation within this process (`LocalGrid`)."""
 
 
 def in_simulation() -> bool:
@@ -89,7 +89,7 @@ class Node:
 
     @property
     def deployed(self) -> bool:
-        """Whether its owner named a party: then it stands on a host of its own, whatever the label party says."""
+        """True if its owner named a party: then it stands on a host of its own, whatever the label party says."""
         return bool(self.party)
 
     def simulated_as(self, names: Sequence[str], *, offered: bool) -> str:

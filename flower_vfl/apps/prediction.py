@@ -41,7 +41,7 @@ def predict(
     new_data : Path, optional
         Rows that training never saw: see `flower_vfl.data.store.scoring.new_rows`.
     overwrite : bool
-        Whether a file at `out` may be replaced.
+        True if a file at `out` may be replaced.
     top, bottom, data
         Those that the run was trained with.
     observers : tuple of Observer

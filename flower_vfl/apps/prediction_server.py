@@ -68,7 +68,7 @@ class Request:
     data : Path or None
         New data; none: the data of the run.
     overwrite : bool
-        Whether a file at `out` may be replaced.
+        True if a file at `out` may be replaced.
     """
 
     run: Path

@@ -62,7 +62,7 @@ def make_server_app(
     out : Path, optional
         Folder of the results; in Flower's run config: `out`.
     resume : bool
-        Whether a run that was interrupted in that folder goes on; in Flower's run config: `resume`.
+        True if a run that was interrupted in that folder goes on; in Flower's run config: `resume`.
     observers : tuple of Observer
         Are told how training goes.
     on_result : Callable[[RunResult], None], optional

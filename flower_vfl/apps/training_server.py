@@ -72,7 +72,7 @@ class TrainingServer:
         out : Path, optional
             Folder of the results; without it nothing is written.
         goes_on : bool
-            Whether a run that was interrupted in that folder goes on.
+            True if a run that was interrupted in that folder goes on.
         """
         if settings.sinks and out is None:
             raise ConfigError("sinks need a folder: set `out`")

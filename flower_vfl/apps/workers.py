@@ -32,7 +32,7 @@ def wait_for_workers(parties: int, *, at_once: bool) -> None:
     parties : int
         How many there are.
     at_once : bool
-        Whether their handlers must all run at the same time: a session over a stream takes one for as long as it lasts.
+        True if their handlers must all run at the same time: a session over a stream takes one for as long as it lasts.
 
     Raises
     ------

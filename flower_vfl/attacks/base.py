@@ -218,7 +218,7 @@ class Attack(AttackMethod):
         What `score` returns: ``"scores"``, or ``"clusters"``, groups without names. Of more than two classes, scores
         are for one against the rest; which one is the positive class the scorer says, by the side information.
     sequential
-        Whether its scores depend on the steps that it has scored before. Then it is called once a step, in their order;
+        True if its scores depend on the steps that it has scored before. Then it is called once a step, in their order;
         another `RowAttack` may be asked of several steps together.
     """
 

@@ -42,7 +42,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.wanted = True
-        """Whether an attack reads this step; other steps are not held, which would cost time."""
+        """True if an attack reads this step; other steps are not held, which would cost time."""
         self.outputs: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
 
@@ -80,9 +80,9 @@ class Attacker(FeatureParty):
         What it looks at: "cut", a layer that the model watches or any of its modules by name; by default the cut and
         all that the model watches.
     simulation : bool
-        Whether the audit channel may be opened; a deployment refuses it.
+        True if the audit channel may be opened; a deployment refuses it.
     defended : bool
-        Whether the run says that a defense is in force, for the record.
+        True if the run says that a defense is in force, for the record.
     recorder : Recorder, optional
         Where leak AUCs go.
     every : int
@@ -119,7 +119,7 @@ class Attacker(FeatureParty):
         watched = chosen_layers(self.bottom, layers, self.name)
         self._watched = watched.keys()
         self._changed = False
-        """Whether a gradient came that is not the clean one: then a defense is in force."""
+        """True if a gradient came that is not the clean one: then a defense is in force."""
         self._rows_independent: bool | None = None
         self._left_traces = False
         for layer, module in watched.items():

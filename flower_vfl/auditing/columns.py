@@ -79,7 +79,7 @@ def read_with_columns(
     party : str
         The feature party, or several that put together what they have, as "a+b".
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     classes : int
         Number of classes.
     positives : Sequence[int]

@@ -85,7 +85,7 @@ class AuditLabels:
 
     @property
     def complete(self) -> bool:
-        """Whether all labels are there."""
+        """True if all labels are there."""
         return self._filled == len(self._labels)
 
     @property
@@ -260,7 +260,7 @@ class AttackEvaluator:
     source : str
         "attacker" or "monitor".
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     recorder : Recorder
         Where each value goes.
     every : int

@@ -88,7 +88,7 @@ class JointEvaluator:
     party : str
         The feature party whose view is attacked.
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     positive : int
         The class that is looked for.
     classes : int

@@ -78,7 +78,7 @@ def read_group(
     party : str
         The parties, as "a+b".
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     """
     scorer = _group_scorer(labels, party, defended=defended)
     truth = JointLabels(labels.at(rows) == labels.positive(0), np.zeros(0, dtype=np.bool_))
@@ -119,7 +119,7 @@ class JointObserver:
     party : str
         The feature party.
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     placement : Placement
         Where the bottom model is.
     seed : int
@@ -158,7 +158,7 @@ class JointObserver:
 
     @property
     def taken(self) -> bool:
-        """Whether the sample is in this process."""
+        """True if the sample is in this process."""
         return self._gradients is not None
 
     def entries(self, bottom: nn.Module, why: str = "") -> list[dict[str, Any]]:

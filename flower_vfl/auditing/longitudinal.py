@@ -58,7 +58,7 @@ def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *
     labels : AuditLabels
         The true labels of the training table.
     repeats : bool
-        Whether rows come more than once.
+        True if rows come more than once.
 
     Raises
     ------
@@ -137,7 +137,7 @@ class LongitudinalEvaluator:
     source : str
         "attacker" or "monitor".
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     recorder : Recorder
         Where each value goes.
     folder : Path, optional

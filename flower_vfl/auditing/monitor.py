@@ -100,7 +100,7 @@ class LeakageMonitor:
     schedule : Schedule
         Says when an epoch ends, for attacks that remember.
     defended : bool
-        Whether any defense is in force: then the undefended gradients are attacked as well.
+        True if any defense is in force: then the undefended gradients are attacked as well.
     recorder : Recorder
         Where each value goes.
     every : int
@@ -268,7 +268,7 @@ class LeakageMonitor:
 
     @property
     def reads_trained_models(self) -> bool:
-        """Whether it has attacks for `read_trained`."""
+        """True if it has attacks for `read_trained`."""
         return bool(self._trained_attacks)
 
     def read_trained(

@@ -58,7 +58,7 @@ class _Layer(NamedTuple):
 
     slots: tuple[Sums, ...]
     in_place: bool = False
-    """Whether each row is at its own place, and added to there; else all are where they came in their epoch."""
+    """True if each row is at its own place, and added to there; else all are where they came in their epoch."""
 
 
 class _Written(NamedTuple):

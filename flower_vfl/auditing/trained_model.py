@@ -94,7 +94,7 @@ class TrainedModelEvaluator:
     source : str
         "attacker" or "monitor".
     defended : bool
-        Whether any defense was in force.
+        True if any defense was in force.
     recorder : Recorder, optional
         Where each draw's values go, as "inference_accuracy" and the like.
     step, epoch : int

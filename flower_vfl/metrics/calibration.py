@@ -1,4 +1,4 @@
-"""Whether predicted probabilities mean what they say."""
+"""True if predicted probabilities mean what they say."""
 
 from __future__ import annotations
 

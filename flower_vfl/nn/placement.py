@@ -51,12 +51,12 @@ class Placement:
 
     @property
     def on_card(self) -> bool:
-        """Whether the network is elsewhere than in main memory."""
+        """True if the network is elsewhere than in main memory."""
         return torch.device(self.device).type != "cpu"
 
     @property
     def mixed(self) -> bool:
-        """Whether embedding tables are elsewhere than the rest of the network."""
+        """True if embedding tables are elsewhere than the rest of the network."""
         return self.on_card and self.embeddings == "cpu"
 
     def place(self, model: nn.Module) -> nn.Module:

@@ -37,7 +37,7 @@ class Stage:
     width : int
         The width of its output in the published network: features, or channels of feature maps.
     fixed : bool
-        Whether the width cannot be another one.
+        True if the width cannot be another one.
     """
 
     name: str

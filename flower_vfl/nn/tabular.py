@@ -67,7 +67,7 @@ class TabularBottom(nn.Module):
     embedding_width : int
         Width of the embedding of one category, and of one number.
     numeric_embedding : bool
-        Whether numbers have embeddings too (`NumericEmbedding`).
+        True if numbers have embeddings too (`NumericEmbedding`).
     hidden : sequence of int
         Widths of hidden layers.
     cut : int

@@ -48,7 +48,7 @@ class Subject:
 
     @property
     def perturbs(self) -> bool:
-        """Whether it leaves the scope and what cannot be protected to `GradientDefense`."""
+        """True if it leaves the scope and what cannot be protected to `GradientDefense`."""
         return isinstance(self.defense_class, type) and issubclass(self.defense_class, GradientDefense)
 
     @property

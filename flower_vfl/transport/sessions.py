@@ -93,7 +93,7 @@ class Sessions:
     config : TransportConfig
         Which transport, where it listens and how long it waits.
     simulation : bool
-        Whether all parties run on this side of one trust boundary; it goes into the offers.
+        True if all parties run on this side of one trust boundary; it goes into the offers.
     offer : Mapping[str, str], optional
         What else goes into every offer.
     purpose : {"train", "query"}

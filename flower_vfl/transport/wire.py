@@ -130,7 +130,7 @@ class Traffic:
 
     @property
     def owes_confirmation(self) -> bool:
-        """Whether so many messages were taken without a word that the other end should hear of it."""
+        """True if so many messages were taken without a word that the other end should hear of it."""
         return self.taken - self._said >= _CONFIRM_EVERY
 
     def take(self, message: bytes) -> bytes:

@@ -65,7 +65,7 @@ class Failed:
     reason
         Why, in one sentence.
     by_input
-        Whether something that the user gave is wrong.
+        True if something that the user gave is wrong.
     trace
         The traceback of an error that is not this package's own.
     """

@@ -208,7 +208,7 @@ class ClusteringAttack(InferenceAttack):
     Parameters
     ----------
     normalise
-        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+        True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
     """
 
     name: ClassVar[str] = "clustering"
@@ -219,7 +219,7 @@ class ClusteringAttack(InferenceAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Whether it looks at layer-normalised embeddings."""
+        """True if it uses layer-normalised embeddings."""
         return {"normalise": self.normalise}
 
     def infer(self, view: TrainedView) -> Tensor:

@@ -90,7 +90,7 @@ class EmbeddingReaderAttack(ExamplesAttack):
     draws
         How often it is repeated, with other examples.
     normalise
-        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+        True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
 
     Examples
     --------

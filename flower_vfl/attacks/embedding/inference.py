@@ -152,7 +152,7 @@ class ExamplesAttack(InferenceAttack):
     draws
         How often it is repeated.
     normalise
-        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+        True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({LEAKED})
@@ -163,7 +163,7 @@ class ExamplesAttack(InferenceAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """How many labels it knows, how often it is repeated, whether it looks at layer-normalised embeddings."""
+        """How many labels it knows, how often it is repeated, whether it uses layer-normalised embeddings."""
         return {"k": self.k, "draws": self._draws, "normalise": self.normalise}
 
     @property

@@ -121,7 +121,7 @@ def start_at_class_means(top: nn.Module, z: Tensor, y: Tensor, *, classes: int) 
     Returns
     -------
     bool
-        Whether it was one linear layer.
+        True if it was one linear layer.
 
     Raises
     ------
@@ -254,7 +254,7 @@ class ModelCompletionAttack(ExamplesAttack):
     draws
         How often it is repeated, with other examples and other initial weights.
     normalise
-        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+        True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
 
     Examples
     --------

@@ -124,7 +124,7 @@ class SpectralAttack(Attack, InferenceAttack):
     Parameters
     ----------
     normalise
-        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+        True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
     """
 
     name: ClassVar[str] = "spectral"
@@ -136,7 +136,7 @@ class SpectralAttack(Attack, InferenceAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Whether it looks at layer-normalised embeddings."""
+        """True if it uses layer-normalised embeddings."""
         return {"normalise": self.normalise}
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:

@@ -34,7 +34,7 @@ def groups(g: Tensor, *, classes: int, directions: bool = True) -> Tensor:
     seed
         Where the restarts of k-means begin; nothing else is random.
     directions
-        Whether rows are brought to one length first; a row of zeros stays one.
+        True if rows are brought to one length first; a row of zeros stays one.
 
     Returns
     -------
@@ -78,7 +78,7 @@ class GradientClusteringAttack(Attack):
     Parameters
     ----------
     directions
-        Whether it looks at directions only, not at lengths.
+        True if it uses directions only, not at lengths.
     """
 
     name: ClassVar[str] = "gradient_clustering"
@@ -89,7 +89,7 @@ class GradientClusteringAttack(Attack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Whether it looks at directions only."""
+        """True if it uses directions only."""
         return {"directions": self.directions}
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:

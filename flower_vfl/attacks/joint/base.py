@@ -57,7 +57,7 @@ class JointView:
     known
         Rows whose labels the attack knows, by their position among the n rows; who measures the attack leaves them out.
     words
-        Whether integers of ``inputs`` are word ids of a text, not category numbers.
+        True if integers of ``inputs`` are word ids of a text, not category numbers.
     seed
         Where the attack's own randomness starts.
     """
@@ -99,7 +99,7 @@ class JointAttack(AttackMethod):
     needs
         Empty; or ``{"leaked"}``, the labels of `leaks` rows of each class.
     reads_own
-        Whether the score of a training row depends on that row's own gradient. If not, what it reads is a model of
+        True if the score of a training row depends on that row's own gradient. If not, what it reads is a model of
         everybody, which any training that is of use hands over, and no p-value is reported for its advantage.
     """
 

@@ -187,7 +187,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
     scope, rho
         See `NoiseDefense`.
     imitate : bool
-        Whether the covariances are made equal by mixtures of the deviations of rows of the other class
+        True if the covariances are made equal by mixtures of the deviations of rows of the other class
         (`ResidualMixture`), so that classes are alike over all epochs as well; `rho` is then of the noise along the
         means' line alone, and all other noise is drawn anew. For gradients of up to 256 numbers.
 

@@ -99,9 +99,9 @@ class FullAccountant:
     labels : ndarray of int, (N,)
         Of the table's rows, 0 or 1; the sample is chosen by them.
     repeats : bool
-        Whether a row comes again in each epoch; otherwise it has one release, that of its own epoch.
+        True if a row comes again in each epoch; otherwise it has one release, that of its own epoch.
     one_epoch : bool
-        Whether nothing is said of more than one epoch: how the noise comes again is not known here.
+        True if nothing is said of more than one epoch: how the noise comes again is not known here.
     """
 
     def __init__(self, labels: NDArray[Any], *, repeats: bool = True, one_epoch: bool = False) -> None:

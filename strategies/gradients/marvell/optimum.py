@@ -34,7 +34,7 @@ class Point(NamedTuple):
     x, alpha, beta : float
         Noise, as the module says.
     settled : bool
-        Whether the noise along the difference of means violates no bound, which proves the optimum.
+        True if the noise along the difference of means violates no bound, which proves the optimum.
     """
 
     sum_kl: float
