@@ -85,7 +85,7 @@ def read_with_columns(
     positives : Sequence[int]
         Classes that are read.
     members : Members
-        Whose gradients lie where, of several parties.
+        The positions of each party's gradients, for several parties.
     """
     summary = LeakSummary(INFORMED, party, phase=AUDIT, source="monitor", defended=defended)
     entry = {**summary.result(), "label": INFORMED, "sees": SEES, "steps": None, "one_class_steps": None}

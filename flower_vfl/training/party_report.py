@@ -85,12 +85,12 @@ def read_report(party: str, frame: Frame, attacks: Sequence[AttackMethod]) -> di
     """
     found = frame.tensors.get("report")
     try:
-        said = None if found is None else json.loads(found.numpy().tobytes())
+        report = None if found is None else json.loads(found.numpy().tobytes())
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        report = None
+    if not isinstance(report, dict):
         raise ProtocolError(f"party {party!r} sent a report that cannot be read")
-    report = {**said, "leakage": said.get("leakage", []) if attacks else []}
+    report = {**report, "leakage": report.get("leakage", []) if attacks else []}
     try:
         _Report.model_validate(report)
     except ValidationError as error:

@@ -236,7 +236,7 @@ def test_a_run_whose_memory_was_removed_does_not_go_on(tmp_path):
         run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), observers=(Interrupt(8),))
     for file in tmp_path.rglob("*.by-epoch.*"):
         file.unlink()
-    with pytest.raises(Exception, match="does not hold what the party remembers"):
+    with pytest.raises(Exception, match="does not hold the party's row memory"):
         run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), resume=True)
 
 
@@ -396,7 +396,7 @@ def test_a_reader_that_would_know_every_row_of_one_side_is_refused(labels, posit
 @pytest.mark.parametrize(("classes", "positives"), [(3, []), (3, [0, 2]), (2, [0, 1])])
 def test_classes_that_take_turns_are_refused(classes, positives):
     config = config_of(defenses=(), attack={"names": ["remembered_norm"], "positives": positives})
-    with pytest.raises(ConfigError, match=r"'remembered_norm' looks for one class.*name one in attack\.positives"):
+    with pytest.raises(ConfigError, match=r"'remembered_norm' detects one class.*name one in attack\.positives"):
         run(config, data=lambda _: toy_data(rows=300, classes=classes))
 
 
