@@ -43,7 +43,7 @@ def narrow(rows: Tensor, width: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """How rows of a party become rows of a matrix: numbers around their mean and in one unit, categories as 0 and 1.
+    """An encoding of a party's rows as rows of a matrix: numbers standardised, categories as 0 and 1.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Features:
     words
         True if a column counts a word of a text.
     centre, unit
-        (F,) mean of each column over the rows that it was fitted to, and what it is divided by.
+        (F,) mean of each column over the rows that it was fitted to, and the unit that it is divided by.
     """
 
     columns: bool

@@ -422,11 +422,11 @@ def test_a_layer_that_is_too_wide_is_told_and_not_remembered(monkeypatch, caplog
     entries = entries_of(result)
     assert (
         entries["attacker", True, "first", "remembered_norm", "a"]["unavailable"]
-        == "it is 16 numbers wide; up to 10 are remembered"
+        == "it is 16 numbers wide; the row memory takes up to 10"
     )
     assert entries["attacker", True, "first", "remembered_norm", "a"]["q95"] is None
     assert "unavailable" not in entries["attacker", True, "cut", "remembered_norm", "a"]
-    assert caplog.text.count("do not go on at layer 'first': it is 16 numbers wide; up to 10 are remembered") == 2
+    assert caplog.text.count("do not go on at layer 'first': it is 16 numbers wide; the row memory takes up to 10") == 2
     assert (
         caplog.text.count("at layer 'cut': it is 16 numbers wide") == 2
     )  # of both together, as sent and as it would have been
