@@ -93,7 +93,7 @@ def combine(known: Tensor, labels: Tensor, *others: Tensor) -> list[Tensor]:
 
 
 class JointReaderAttack(JointAttack):
-    """An attack that scores each row by a reader of its gradient, columns and embedding, fitted on k known rows a class.
+    """An attack that scores each row by a reader of its gradient, columns and embedding, fitted on k rows a class.
 
     Two kinds of fit are joined: ridge regressions of the known labels on columns, on embeddings and on both, of which
     the mean counts, and the label-free regression of all rows' gradients on both (`JointRegressionAttack`). A linear
