@@ -1,4 +1,4 @@
-"""True if predicted probabilities mean what they say."""
+"""The calibration of predicted probabilities."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _by_onednn(x: Tensor) -> bool:
 
 
 class DirectionCountAttack(RowAttack):
-    """An attack that scores each example by the number of gradients on its side; a practical attack, without any oracle.
+    """An attack that scores each example by the number of gradients on its side; a practical attack, without an oracle.
 
     Parameters
     ----------

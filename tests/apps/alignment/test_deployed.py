@@ -155,14 +155,14 @@ def test_a_node_that_is_registered_under_another_name_is_refused(deployment, mon
     deployment.align(order=("a", "b"))
     for party in ("label", "a", "b"):
         (deployment.folder / party / "alignment.parquet").unlink()
-    with pytest.raises(PartyError, match="registered as 'a' says that it is party 'b'"):
+    with pytest.raises(PartyError, match="registered as 'a' claims to be party 'b'"):
         deployment.align(order=("b", "a"))
     assert not list(deployment.folder.rglob("*alignment.parquet*"))
 
 
 def test_a_name_that_rests_on_a_partys_own_word_is_logged(deployment, caplog):
     deployment.align()
-    assert "is party 'a' rests on its own word" in caplog.text
+    assert "claims to be party 'a' without proof" in caplog.text
 
 
 def test_another_version_of_the_package_is_refused_with_what_to_do(deployment, monkeypatch):
