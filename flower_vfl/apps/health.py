@@ -1,8 +1,8 @@
-"""Asks Flower's health service, as a unit or a container does.
+"""A check of Flower's health service, for a unit or a container.
 
 ``python -m flower_vfl.apps.health HOST:PORT [SECONDS]`` ends with 0 where it answers within so many seconds. Flower's
 SuperLink, SuperNode and SuperExec serve it with ``--health-server-address``, as gRPC without TLS: bind it to the
-loopback. It says that the process has started and answers, no more.
+loopback. It shows that the process has started and answers, no more.
 """
 
 from __future__ import annotations

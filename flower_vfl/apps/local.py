@@ -57,7 +57,7 @@ def run(
     top, bottom, data, optimizer
         As for `make_server_app` and `make_client_app`.
     observers : tuple of Observer
-        Are told how training goes.
+        Receive the progress of training.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
     out : Path
         Folder of the results; must not exist, or be empty.
     progress : Callable[[str, float], None], optional
-        Is told how it goes.
+        Receives the progress.
 
     Returns
     -------

@@ -45,7 +45,7 @@ def predict(
     top, bottom, data
         Those that the run was trained with.
     observers : tuple of Observer
-        Are told how far it is.
+        Receive the progress.
 
     Raises
     ------

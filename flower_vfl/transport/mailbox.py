@@ -66,7 +66,7 @@ def check_registered(node: int | str, name: str, party: str, *, simulation: bool
     """
     if name and name != party:
         raise PartyError(
-            f"the node that is registered as {name!r} claims to be party {party!r}: either its --node-config is "
+            f"the node that is registered as {name!r} says that it is party {party!r}: either its --node-config is "
             "wrong or its key was registered under a wrong --name"
         )
     if not name and not simulation:

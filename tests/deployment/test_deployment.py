@@ -180,7 +180,7 @@ def test_a_node_whose_key_was_registered_for_another_party_is_refused_on_both_ho
     done = hosts.run(config(connect_timeout=30), "impostor")
     hosts.restart("club")
     for log in (done.stdout, hosts.log("club")):
-        assert "the node that is registered as 'club' claims to be party 'shop'" in log
+        assert "the node that is registered as 'club' says that it is party 'shop'" in log
 
 
 def test_a_node_whose_owner_named_no_party_takes_no_part_and_both_hosts_say_what_to_do(hosts):

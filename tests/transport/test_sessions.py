@@ -236,9 +236,9 @@ def registered(grid, names):
 def test_a_party_that_claims_the_name_of_another_is_refused_by_what_its_node_is_registered_as(sessions, kind):
     impostor = FakeParty("a")
     grid = registered(LocalGrid(client_app([impostor]), 1, {}), ["b"])
-    with pytest.raises(PartyError, match="the node that is registered as 'b' claims to be party 'a'"):
+    with pytest.raises(PartyError, match="the node that is registered as 'b' says that it is party 'a'"):
         opening(sessions, kind, [impostor], names=["a"], grid=grid, simulation=False)
-    assert "registered as 'b' claims to be party 'a'" in failures_of(grid)[0]
+    assert "registered as 'b' says that it is party 'a'" in failures_of(grid)[0]
 
 
 def test_a_node_that_is_asked_again_cannot_be_another_party_by_the_offer_that_it_had_before(sessions, monkeypatch):

@@ -155,7 +155,7 @@ def test_a_node_that_is_registered_under_another_name_is_refused(deployment, mon
     deployment.align(order=("a", "b"))
     for party in ("label", "a", "b"):
         (deployment.folder / party / "alignment.parquet").unlink()
-    with pytest.raises(PartyError, match="registered as 'a' claims to be party 'b'"):
+    with pytest.raises(PartyError, match="registered as 'a' says that it is party 'b'"):
         deployment.align(order=("b", "a"))
     assert not list(deployment.folder.rglob("*alignment.parquet*"))
 
