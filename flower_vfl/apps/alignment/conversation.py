@@ -77,7 +77,8 @@ class Conversation:
             if party not in parties:
                 raise ProtocolError(
                     f"node {node} claims to be {party!r}, and this alignment has {', '.join(parties)}: name the party "
-                    "in parties.features, correct `party` in --node-config of its host, or stop the node; then align again"
+                    "in parties.features, correct `party` in --node-config of its host, or stop the node; then align "
+                    "again"
                 )
             if party in self._nodes:
                 raise PartyError(
