@@ -239,7 +239,7 @@ class NoiseDefense(GradientDefense):
         if was["follows"] != now["follows"]:
             raise DataError(
                 f"the training began with persistent noise that follows the {was['follows']} of rows and would go on "
-                f"with noise that follows their {now['follows']}; begin it anew"
+                f"with noise that follows their {now['follows']}; start a new run"
             )
         if was["key"] != now["key"]:
             raise DataError(

@@ -151,7 +151,7 @@ def take_in_stacked(
 
     Parameters
     ----------
-    counted : Mapping[int, tuple[Course, Classes]]
+    counted : Mapping[int, tuple[Accountant, Classes]]
         The accountant and the model of the batch, by number of the run; some of R runs.
     g, y : Tensor
         (R, B, D) clean gradients and (R, B) labels.

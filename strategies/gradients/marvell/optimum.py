@@ -32,7 +32,7 @@ class Point(NamedTuple):
     sum_kl : float
         Divergence.
     x, alpha, beta : float
-        Noise, as the module says.
+        The noise of the module's problem.
     settled : bool
         True if the noise along the difference of means violates no bound, which proves the optimum.
     """
