@@ -57,12 +57,12 @@ _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, lo
 
 @dataclass(frozen=True)
 class Cluster:
-    """What there is to run on.
+    """The nodes of a cluster.
 
     Attributes
     ----------
     nodes
-        For each node, its processors and cards.
+        For each node, its processors and GPUs.
     addresses
         For each node, its address in the cluster.
     here
@@ -74,7 +74,7 @@ class Cluster:
     here: str = ""
 
     def places(self, cpus: float, gpus: float) -> int:
-        """Return how many trials run at once.
+        """Return the number of trials that run at once.
 
         Raises
         ------
@@ -86,9 +86,9 @@ class Cluster:
             for node in self.nodes
         )
         if not count:
-            most = ", ".join(f"{node[0]:g} processors and {node[1]:g} cards" for node in self.nodes)
+            most = ", ".join(f"{node[0]:g} processors and {node[1]:g} GPUs" for node in self.nodes)
             raise SetupError(
-                f"a trial needs {cpus:g} processors and {gpus:g} cards, and no machine has as much: {most}; lower cpus "
+                f"a trial needs {cpus:g} processors and {gpus:g} GPUs, and no machine has as much: {most}; lower cpus "
                 "or gpus in [sweep], or name a larger cluster with --address"
             )
         return count

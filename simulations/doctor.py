@@ -21,11 +21,11 @@ _OPTIONAL = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-s
 _MEMORY_GIB = 4.0
 
 Finding = tuple[str, str, str]
-"""What was looked at, "ok" | "missing" | "wrong" | "optional", and what was found or is to be done."""
+"""The checked item, "ok" | "missing" | "wrong" | "optional", and the result or the advice."""
 
 
 def findings() -> Iterator[Finding]:
-    """Look at the machine, one finding at a time."""
+    """Yield the findings on this machine, one at a time."""
     yield "python", "ok", sys.version.split()[0]
     for name in _NEEDED:
         found = package_version(name)

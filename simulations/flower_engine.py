@@ -45,7 +45,7 @@ OWN_RAY = "local"
 """Ray's word for an address where it is not to join anything."""
 
 COMMAND = "flwr-simulation"
-"""What Flower calls its simulation's process; its SuperExec looks for it on the PATH."""
+"""Flower's name of its simulation's process; its SuperExec finds it on the PATH."""
 
 _NAME = "flower-vfl-run"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -65,7 +65,7 @@ def run_flower(
     out : Path
         Folder of the results; every node of a cluster that is joined must see it.
     resume : bool
-        Whether a run that was interrupted in this folder goes on; one that has ended is left as it is.
+        True if a run that was interrupted in this folder goes on; one that has ended is left as it is.
     resources : Sequence[str]
         What the processes of feature parties are given: see `read_resources`.
     address : str
@@ -111,16 +111,16 @@ def align_flower(config: Config, out: Path, *, resources: Sequence[str] = (), ad
     Raises
     ------
     ConfigError
-        When the resources are not understood, or ask for cards.
+        When the resources are not understood, or ask for GPUs.
     FlowerVflError
-        What ended the run.
+        The error that ended the run.
     """
     out = out.expanduser().absolute()
     check_free(out)
     label_party, sources = sources_of(config)
     given = read_resources(resources, [party for party in sources if party != label_party])
     if any(party.gpus for party in given):
-        raise ConfigError("--resources gives parties cards, and an alignment computes on processors only")
+        raise ConfigError("--resources gives parties GPUs, and an alignment computes on processors only")
     cluster_for(given, address, out)
     found = {party: out / party / ALIGNED for party in sources}
     try:
@@ -165,13 +165,13 @@ def _joined(address: str, out: Path) -> Cluster:
 
 
 def _own(given: Sequence[Resources]) -> Cluster:
-    """Return what Ray will have by itself: it is told as many processors as are asked for, and finds the cards."""
-    cards = 0
+    """Return the resources of a local Ray: it gets as many processors as are asked for, and finds the GPUs."""
+    gpus = 0
     if any(party.gpus for party in given):
         import torch
 
-        cards = torch.cuda.device_count()
-    return Cluster(((_processors(given), float(cards)),))
+        gpus = torch.cuda.device_count()
+    return Cluster(((_processors(given), float(gpus)),))
 
 
 def _processors(given: Sequence[Resources]) -> int:
@@ -179,7 +179,7 @@ def _processors(given: Sequence[Resources]) -> int:
 
 
 def reachable(config: Config, cluster: Cluster) -> Config:
-    """Let the label party listen where the other nodes reach it, unless the configuration says where."""
+    """Let the label party listen at an address for the other nodes, unless the configuration names one."""
     transport = config.transport
     if transport.kind != "stream" or transport.advertise or transport.host not in _LOOPBACK:
         return config
@@ -189,30 +189,30 @@ def reachable(config: Config, cluster: Cluster) -> Config:
 
 
 def check_devices(config: Config, given: Sequence[Resources]) -> None:
-    """Refuse cards that do not go with the configuration.
+    """Refuse GPUs that do not fit the configuration.
 
     Raises
     ------
     ConfigError
-        When parties are given cards and do not compute on them, or choose a card that Ray has not chosen.
+        When parties get GPUs and do not compute on them, or choose a GPU that Ray has not chosen.
     """
     if config.device == "cpu" and any(party.gpus for party in given):
-        raise ConfigError("--resources gives parties cards, and device is 'cpu'; set it to 'cuda'")
+        raise ConfigError("--resources gives parties GPUs, and device is 'cpu'; set it to 'cuda'")
     if config.device != "cpu" and not all(party.gpus for party in given):
         raise ConfigError(
-            f"device is {config.device!r}, and not every party is given a card: --resources gpus=0.25 puts four on one"
+            f"device is {config.device!r}, and not every party gets a GPU: --resources gpus=0.25 puts four on one"
         )
     if ":" in config.device:
-        raise ConfigError(f"device is {config.device!r}; here it is 'cuda': Ray chooses the card of each party")
+        raise ConfigError(f"device is {config.device!r}; here it is 'cuda': Ray chooses the GPU of each party")
 
 
 def check_room(cluster: Cluster, given: Sequence[Resources]) -> None:
-    """Refuse what a cluster does not have, even when nothing else runs there; Ray would wait for it.
+    """Refuse resources that a cluster does not have, even when nothing else runs there; Ray would wait for them.
 
     Raises
     ------
     SetupError
-        Saying what is asked for and what there is.
+        Naming the requested and the available resources.
     """
     unknown = sorted({party.node for party in given} - {"", *cluster.addresses})
     if unknown:
@@ -222,7 +222,7 @@ def check_room(cluster: Cluster, given: Sequence[Resources]) -> None:
     there = [sum(amounts) for amounts in zip(*cluster.nodes, strict=True)]
     if any(need > have + 1e-9 for need, have in zip(asked, there, strict=True)):
         raise SetupError(
-            f"all {len(given)} feature parties run at once and ask for {asked[0]:g} processors and {asked[1]:g} cards; "
+            f"all {len(given)} feature parties run at once and ask for {asked[0]:g} processors and {asked[1]:g} GPUs; "
             f"there are {there[0]:g} and {there[1]:g}. Ask for less with --resources, or join a larger cluster with "
             "--address"
         )
@@ -245,7 +245,7 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
     SessionError
         When Flower could not be started.
     FlowerVflError
-        What ended the ServerApp, if it said so.
+        The error that ended the ServerApp, if it reported one.
     """
     with passing_folder() as temporary:
         home, app = temporary / "home", temporary / "app"
@@ -274,7 +274,7 @@ def flwr_run(run_config: Mapping[str, Value], given: Sequence[Resources], addres
 
 
 def _wait_for(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command, which ends with this process, and return its exit code; the SuperLink waits for who asks it."""
+    """Run a command, which ends with this process, and return its exit code; the SuperLink waits for its clients."""
     with subprocess.Popen(command, env=environment) as process, ending_with_this(process):
         try:
             return process.wait()

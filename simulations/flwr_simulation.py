@@ -55,15 +55,15 @@ class PartyBackend(raybackend.RayBackend):
 
     @property
     def num_workers(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return len(self._actors)
 
     def is_worker_idle(self) -> bool:
-        """Say that messages are taken: each party's process is its own."""
+        """Return True: messages are always taken, since each party has its own process."""
         return True
 
     def build(self, app_fn: Callable[[], ClientApp]) -> None:
-        """Start the processes, and tell the label party when all are up."""
+        """Start the processes, and notify the label party when all are up."""
         self.app_fn = app_fn
         try:
             self._actors = start(json.loads(os.environ[BUNDLES_VARIABLE]))
@@ -116,7 +116,7 @@ def start(bundles: list[dict[str, float]]) -> list[Any]:
 
 
 def _listed(bundles: list[dict[str, float]]) -> str:
-    """Say what is asked for, alike bundles together."""
+    """Return the requested resources as text, equal bundles together."""
     words = [", ".join(_worded(name, amount) for name, amount in bundle.items()) for bundle in bundles]
     return "; ".join(f"{words.count(word)} x ({word})" for word in dict.fromkeys(words))
 
@@ -127,7 +127,7 @@ def _worded(name: str, amount: float) -> str:
 
 
 def _room() -> str:
-    """Say what the nodes have, and what of it is free."""
+    """Return the resources of the nodes, and the free part, as text."""
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     has = "; ".join(f"{node['NodeManagerAddress']} has {_amounts(node['Resources'])}" for node in nodes)
     free = ray.available_resources()  # type: ignore[no-untyped-call]
@@ -142,7 +142,7 @@ def main() -> None:
     """Run Flower's simulation with this backend."""
     STARTED.set_running_or_notify_cancel()
     parties = len(json.loads(os.environ[BUNDLES_VARIABLE]))
-    setattr(raybackend, "RayBackend", PartyBackend)  # noqa: B010 - Flower looks both up by these names
+    setattr(raybackend, "RayBackend", PartyBackend)  # noqa: B010 - Flower finds both by these names
     setattr(vce_api, "ThreadPoolExecutor", partial(ThreadPoolExecutor, max_workers=parties))  # noqa: B010
     sys.argv[0] = COMMAND
     with _own_files() if os.environ.get("RAY_ADDRESS") == OWN_RAY else contextlib.nullcontext():

@@ -48,7 +48,7 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,
 
 @dataclass(frozen=True)
 class Host:
-    """What is to be looked at; what is empty is not.
+    """The items of a host that are checked; empty ones are not.
 
     Attributes
     ----------
@@ -73,17 +73,17 @@ class Host:
 
     @property
     def given(self) -> bool:
-        """Whether anything is to be looked at."""
+        """True if anything is to be checked."""
         return self != Host()
 
 
 def findings(host: Host) -> Iterator[Finding]:
-    """Look at this host, one finding at a time.
+    """Yield the findings on this host, one at a time.
 
     Raises
     ------
     ConfigError
-        When an address is none.
+        When an address has another form.
     """
     for address in filter(None, (host.superlink, host.dial, host.listen)):
         split_address(address)
@@ -128,7 +128,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _environment() -> Iterator[Finding]:
-    """Look at what the owner of this host set in the environment."""
+    """Check the environment variables that the owner of this host has set."""
     for variable, words in (
         (SECRET_FILE_VARIABLE, "readable; unset it unless runs must repeat: it fixes all noise"),
         (NOISE_KEY_FILE_VARIABLE, "readable; persistent noise is the same in all runs with this file"),
@@ -156,7 +156,7 @@ def _environment() -> Iterator[Finding]:
 
 
 def _data(folder: Path | None, party: str) -> Finding:
-    """Say whose data this is, and the digest by which two hosts compare the order of their rows."""
+    """Check the parties of the data, and return the digest by which two hosts compare the order of their rows."""
     if folder is None and os.environ.get(DATA_VARIABLE):
         folder = Path(os.environ[DATA_VARIABLE])
     if folder is None:
@@ -196,13 +196,13 @@ def _data(folder: Path | None, party: str) -> Finding:
 
 
 def _held(dataset: Dataset) -> list[str]:
-    """Return the parties whose data lies in a folder; the label party's only with its labels."""
+    """Return the parties with data in a folder; the label party only with its labels."""
     held = [name for name in dataset.parties if name != dataset.label_party and (dataset.folder / name).is_dir()]
     return [*held, *([dataset.label_party] if (dataset.folder / "labels").is_dir() else [])]
 
 
 def _others(dataset: Dataset, party: str) -> list[str]:
-    """Return what lies in a folder and belongs to others than a party."""
+    """Return the contents of a folder that belong to others than a party."""
     found = [f"features of {name}" for name in dataset.parties if name != party and (dataset.folder / name).is_dir()]
     return [*found, *(["labels"] if party != dataset.label_party and dataset.has_labels else [])]
 
@@ -212,7 +212,7 @@ def _now() -> datetime.datetime:
 
 
 def _dates(certificate: x509.Certificate) -> tuple[str, str]:
-    """Say whether a certificate is valid at this host's time."""
+    """Return whether a certificate is valid at this host's time."""
     begin, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, _now()
     clock = f"this host's clock says {now:%Y-%m-%d %H:%M} UTC; if that is wrong, set it (timedatectl set-ntp true)"
     if now > end:
@@ -225,7 +225,7 @@ def _dates(certificate: x509.Certificate) -> tuple[str, str]:
 
 
 def _certificates(title: str, path: Path) -> Iterator[Finding]:
-    """Look at each certificate of a PEM file."""
+    """Check each certificate of a PEM file."""
     try:
         found = x509.load_pem_x509_certificates(path.expanduser().read_bytes())
     except OSError as error:
@@ -239,7 +239,7 @@ def _certificates(title: str, path: Path) -> Iterator[Finding]:
 
 
 def _private_key(path: Path, certificate: Path | None) -> Finding:
-    """Look whether a private key can be read, by its owner alone, and is what it is for.
+    """Check that a private key can be read, by its owner alone, and has the right kind.
 
     With a certificate it is the SuperLink's and belongs to it; without one it is a SuperNode's, which starts with an
     elliptic curve key in OpenSSH form alone.
@@ -264,7 +264,7 @@ def _private_key(path: Path, certificate: Path | None) -> Finding:
             "wrong",
             (
                 f"with {path} no SuperNode starts: its key is an elliptic curve key in OpenSSH form, `ssh-keygen -t "
-                "ecdsa -b 384` makes one (the SuperLink's key is looked at with --certificate)"
+                "ecdsa -b 384` makes one (the SuperLink's key is checked with --certificate)"
             ),
         )
     digest = b64encode(ssh_key_fingerprint(public, SHA256())).decode().rstrip("=")
@@ -272,10 +272,10 @@ def _private_key(path: Path, certificate: Path | None) -> Finding:
 
 
 def _pair(path: Path, public: object, certificate: Path) -> Finding:
-    """Look whether a key belongs to a certificate."""
+    """Check that a key belongs to a certificate."""
     try:
         signed = x509.load_pem_x509_certificate(certificate.expanduser().read_bytes()).public_key()
-    except (OSError, ValueError):  # the finding on the certificate says it
+    except (OSError, ValueError):  # the finding on the certificate reports it
         return "key", "wrong", f"{path} cannot be compared with {certificate}, which is no certificate that can be read"
     if _spelt(signed) != _spelt(public):
         return "key", "wrong", f"{path} is not the key of {certificate}: name the pair that was made together"
@@ -287,7 +287,7 @@ def _spelt(key: object) -> bytes:
 
 
 def _superlink(address: str, authority: Path | None) -> Iterator[Finding]:
-    """Look whether the SuperLink answers, who it proves to be, and whether its clock and this one agree."""
+    """Check that the SuperLink answers, its certificate, and that its clock and this one agree."""
     title = "SuperLink " + address
     state, words = _reach(address)
     if state != "ok":
@@ -299,8 +299,8 @@ def _superlink(address: str, authority: Path | None) -> Iterator[Finding]:
     try:
         context = ssl.create_default_context(cafile=str(authority.expanduser()))
         answer = httpx.get(f"https://{address}/health", verify=context, timeout=_SECONDS, trust_env=False)
-    except OSError:  # the finding on the root certificates says it
-        yield title, "wrong", f"not looked at: {authority} holds no certificates"
+    except OSError:  # the finding on the root certificates reports it
+        yield title, "wrong", f"not checked: {authority} holds no certificates"
     except httpx.HTTPError as error:
         yield title, "wrong", _refused(address, error)
     else:
@@ -316,7 +316,7 @@ def _superlink(address: str, authority: Path | None) -> Iterator[Finding]:
 
 
 def _control(address: str, context: ssl.SSLContext) -> Iterator[Finding]:
-    """Look whether whoever reaches the SuperLink from another host may also command it."""
+    """Check that other hosts that reach the SuperLink cannot command it."""
     host = split_address(address)[0]
     if host == "localhost" or host.startswith("127.") or host == "::1":
         return
@@ -337,7 +337,7 @@ def _control(address: str, context: ssl.SSLContext) -> Iterator[Finding]:
 
 
 def _refused(address: str, error: httpx.HTTPError) -> str:
-    """Say why no TLS connection came about; `error` holds OpenSSL's verdict in its chain of causes."""
+    """Return the reason why a TLS connection failed; `error` holds OpenSSL's verdict in its chain of causes."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
@@ -353,7 +353,7 @@ def _refused(address: str, error: httpx.HTTPError) -> str:
         )
     return (
         f"its certificate is not signed by this authority ({cause.verify_message}): ask the label party for the ca.crt "
-        "that belongs to it now, over a way that you trust. If that is the right file, somebody stands in between"
+        "that belongs to it now, over a way that you trust. If that is the right file, somebody intercepts the line"
     )
 
 
@@ -378,7 +378,7 @@ def _clock(date: str) -> Iterator[Finding]:
 
 
 def _reach(address: str) -> tuple[str, str]:
-    """Try a connection and say what stands in its way."""
+    """Try a connection and return the obstacle, if any."""
     host, port = split_address(address)
     try:
         socket.create_connection((host, port), _SECONDS).close()
@@ -412,7 +412,7 @@ def _listen(address: str) -> Finding:
         return title, "wrong", f"this host does not know the name {host!r}: name one of its addresses (`ip addr`)"
     except OSError as error:
         cures = {
-            errno.EADDRINUSE: f"the port is in use: `ss -ltnp 'sport = {port}'` says by whom; end that or take another",
+            errno.EADDRINUSE: f"the port is in use: `ss -ltnp 'sport = {port}'` names the process; end it or take another",
             errno.EADDRNOTAVAIL: f"{host} is no address of this host (`ip addr` shows them)",
             errno.EACCES: f"only root may listen at {port}: take a port from 1024 on",
         }

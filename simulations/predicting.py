@@ -1,4 +1,4 @@
-"""What `flower-vfl predict` does: in this process, with the user's own app, or in Flower's simulation runtime."""
+"""The command `flower-vfl predict`: in this process, with the user's own app, or in Flower's simulation runtime."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def predict_flower(request: Request, *, resources: Sequence[str] = (), address: 
 
 
 def _written(path: Path) -> int:
-    """Return a number that changes when the file is written anew."""
+    """Return a number that changes when the file is replaced."""
     return path.stat().st_ino if path.exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""What happens when this process ends, whatever ends it, a kill too: a shell of a session of its own waits for it."""
+"""Process cleanup when this process ends, also by a kill: a shell of a session of its own waits for it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def passing_folder(parent: Path | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def ending_with_this(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Have a process terminated where this one ends within the block; how it ends else is the block's business."""
+    """Have a process terminated where this one ends within the block; otherwise the block ends it."""
     with _waiting(_END, str(process.pid)):
         yield
 
 
 @contextlib.contextmanager
 def last_words(words: str) -> Iterator[None]:
-    """Have words said on standard error where this process ends within the block and cannot say any itself."""
+    """Have words printed on standard error if this process ends within the block and cannot print any itself."""
     with _waiting(_SAY, words):
         yield
 

@@ -1,4 +1,4 @@
-"""What each feature party's process asks of Ray in `--engine flower`: `--resources`."""
+"""The resources that each feature party's process asks of Ray in `--engine flower`: `--resources`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PIN = 0.001
 
 
 class Resources(Section):
-    """What the process of one feature party is given."""
+    """The resources of the process of one feature party."""
 
     cpus: float = Field(default=1.0, gt=0.0, le=1024.0, description="processors that Ray sets aside for it")
-    gpus: float = Field(default=0.0, ge=0.0, le=64.0, description="cards, 0.25: a quarter of one; it sees no others")
+    gpus: float = Field(default=0.0, ge=0.0, le=64.0, description="GPUs, 0.25: a quarter of one; it sees no others")
     node: str = Field(default="", description="address of the node on which it runs; empty: Ray chooses")
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What the command line runs: one configuration, in this process."""
+"""Runs of the command line: one configuration, in this process."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def _reported(out: Path) -> Iterator[None]:
 
 
 def alone_aucs(config: Config) -> dict[str, float]:
-    """Return the test AUC that each party's columns reach by themselves, with the same architecture.
+    """Return the test AUC of each party's columns alone, with the same architecture.
 
-    Of more than two classes it is the mean over them. The parties are those whose columns are here: on the label
-    party's host of a deployment that is its own, from the data that the environment of the host names.
+    For more than two classes it is the mean over them. The parties are those with columns here: on the label party's
+    host of a deployment that is the label party, from the data that the environment of the host names.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def alone_aucs(config: Config) -> dict[str, float]:
 
 
 def alone_parties(config: Config, dataset: VerticalData) -> list[str]:
-    """Return the parties of a run whose columns are here; the label party too, where its columns are used."""
+    """Return the parties of a run with columns on this host; the label party too, where its columns are used."""
     here = dataset.held if isinstance(dataset, Dataset) else dataset.parties
     parties = [party for party in party_names(config, dataset) if party in here]
     if config.parties.label_features and dataset.label_party in here and dataset.label_party not in parties:
@@ -124,13 +124,13 @@ def alone_parties(config: Config, dataset: VerticalData) -> list[str]:
 
 
 def alone_auc(config: Config, party: str, *, observers: tuple[Observer, ...] = ()) -> float:
-    """Return the test AUC that one party's columns reach by themselves, of more than two classes the mean over them."""
+    """Return the test AUC of one party's columns alone, for more than two classes the mean over them."""
     reached = run_alone(config, party, observers=observers)
     return reached.test_auc if open_data(config).labels().classes == 2 else reached.test_macro_auc
 
 
 def _opened(config: Config) -> tuple[Config, VerticalData]:
-    """Open the data of a run; of a deployed one, whose configuration names no path, that of this host."""
+    """Open the data of a run; for a deployed one, without a path in its configuration, that of this host."""
     try:
         return config, open_data(config)
     except InputError:

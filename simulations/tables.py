@@ -1,4 +1,4 @@
-"""What the command line shows as tables."""
+"""Tables of the command line."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from flower_vfl.strategies import DEFENSE_METHODS, Defense
 from flower_vfl.terminal import console
 
 _CLASSES = 10
-"""How many classes are listed."""
+"""Largest number of classes that are listed."""
 
 
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """Return one row a run: utility beside the worst leak of attacks that somebody could run, and of oracles.
 
-    Leaks of single steps are the papers' measure; beside them is what is remembered over the epochs.
+    Leaks of single steps are the papers' measure; beside them are those of longitudinal attacks.
     """
     from flower_vfl.reports.leaks import reached, worst
     from flower_vfl.reports.longitudinal import strongest
@@ -117,7 +117,7 @@ def _verdict_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return for each run what remembering added to what single steps give away, the largest first of each."""
+    """Return a line for each run on its strongest longitudinal attack, beside the leak of single steps."""
     from flower_vfl.reports.leaks import reached
     from flower_vfl.reports.longitudinal import single_steps, strongest
     from flower_vfl.reports.words import defenses, number
@@ -154,7 +154,7 @@ def print_data_sets() -> None:
 def print_methods() -> None:
     """Print the attacks and defenses that a configuration can name, and which of them cannot be used."""
     attacks = Table(title="Attacks")
-    for column in ("name", "from", "is told", "parameters", "classes", "what it does"):
+    for column in ("name", "from", "side information", "parameters", "classes", "what it does"):
         attacks.add_column(column, no_wrap=column in ("name", "classes"), overflow="fold")
     for attack in ATTACK_METHODS.listed():
         told = ", ".join(sorted(attack.method.needs)) or "nothing" if attack.method else ""

@@ -1,8 +1,8 @@
-"""What every strategy of the label party shares: the hooks of a defense, and `start` that drives them.
+"""The base classes of the label party's strategies: the hooks of a defense, and `start` that drives them.
 
 A defense wraps a strategy, overrides one or more hooks and delegates the rest. `start` belongs to the outermost
-strategy: it drives its own hooks, and a wrapper never delegates it, or the outer hooks would not run. The hooks that
-say what begins and ends are called on every strategy: no wrapper can keep them from those inside.
+strategy: it drives its own hooks, and a wrapper never delegates it, or the outer hooks would not run. The hooks for
+beginnings and ends are called on every strategy: no wrapper can keep them from those inside.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 Scope = Literal["joint", "per-party"]
 Cut = Mapping[str, tuple[int, ...]]
-"""Of each feature party the shape of one row of its embedding."""
+"""The shape of one row of the embedding, by feature party."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,16 @@ class HookedStrategy(Strategy):
 
     @property
     def other_labels(self) -> bool:
-        """Whether a defense asks for the gradients that other labels would give (`StepView.gradients_of`)."""
+        """True if a defense asks for the gradients that other labels would give (`StepView.gradients_of`)."""
         return any(type(defense).asks_other_labels for defense in self.chain())
 
     def begin(self) -> None:
-        """Do once, before any party is let in, what would keep the parties waiting in the first step."""
+        """Do slow preparations once, before any party is admitted: no party waits for them in the first step."""
 
     def build(self, cut: Cut, device: torch.device) -> None:
         """Make what needs the shapes of the embeddings: `cut` has that of one row of each party's, without the batch.
 
-        It is called once the parties have said what they send, before the first step and before a prediction.
+        It is called when the parties have reported their shapes, before the first step and before a prediction.
         """
 
     def begin_batch(self, rows: Rows) -> None:
@@ -121,7 +121,7 @@ class HookedStrategy(Strategy):
         grads, labels : Tensor
             (B, D) gradients of all parties side by side, and (B,) prepared labels.
         step : StepView, optional
-            What else the label party knows of the step; without it what `build` and `begin_batch` have said.
+            The label party's view of the step; without it the shapes of `build` and the rows of `begin_batch` are used.
         """
 
     def end_batch(self) -> Log:
@@ -133,10 +133,10 @@ class HookedStrategy(Strategy):
         return {}
 
     def bound(self) -> float:
-        """Return the bound on the leak AUC of what was sent until the end of the last epoch, as the defense models it.
+        """Return the bound, by the defense's model, on the leak AUC of all gradients sent in the epochs so far.
 
-        It covers each step by itself and all that came for a row together, for all parties that collude, and rules that
-        know nothing else of a row; 1 is no bound.
+        It covers each step by itself and all releases of a row together, all colluding parties, and attacks without
+        other information on a row; 1 is no bound.
         """
         return 1.0
 
@@ -145,12 +145,12 @@ class HookedStrategy(Strategy):
         return None
 
     def check_bound(self, epochs: int) -> None:
-        """Refuse a run of which `bound` could not say anything until its end; asked again when `widths` are known.
+        """Refuse a run for which `bound` would give no bound until its end; called again when `widths` are known.
 
         Raises
         ------
         ConfigError
-            With what to do instead. By default always: there is no promise.
+            Always, unless a defense overrides this method; the message names the alternatives.
         """
         raise ConfigError(
             "attack.max_bound is a limit of what a defense promises of all epochs, and none here promises that: take "
@@ -245,13 +245,13 @@ class Defense(HookedStrategy):
     name
         What users and results call it.
     two_classes_only
-        Whether it is for labels of two classes; others are refused then.
+        True if it is for labels of two classes; others are refused then.
     twice
         What to do instead of wrapping a strategy in this defense twice, where that is refused.
     alone
-        Whether it is refused together with any other defense, which would break what it promises.
+        True if it is refused together with any other defense, which would break what it promises.
     asks_other_labels
-        Whether it calls `step.gradients_of`: a step then keeps what it takes to compute gradients once more.
+        True if it calls `step.gradients_of`: a step then keeps what it takes to compute gradients once more.
     modules
         What it learns, made in `build`, where weights follow from the label party's secret. It is moved to the device,
         trained by an optimizer of its own and clipped by itself, kept in checkpoints and among the weights, and there
@@ -296,7 +296,7 @@ class Defense(HookedStrategy):
 
     @cached_property
     def modules(self) -> nn.ModuleDict:
-        """What it learns; empty until `build` puts something in."""
+        """The modules that the defense trains; empty until `build` adds some."""
         return nn.ModuleDict()
 
     @property
@@ -328,8 +328,8 @@ class Defense(HookedStrategy):
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain values and tensors; a subclass adds its own to it.
 
-        It says where the generator stands. Started anew, it would put the noise of earlier steps on later ones, and
-        who has two gradients with the same noise can subtract it. So a state is as secret as the noise itself.
+        It holds the state of the generator. A restarted generator would repeat the noise of earlier steps, and an
+        attacker can subtract two gradients with the same noise. So a state is as secret as the noise itself.
         """
         purpose = {"purpose": list(self._purpose)} if self._purpose else {}
         if self._generator is None:
@@ -378,20 +378,20 @@ class GradientDefense(Defense):
     """A defense that perturbs cut gradients: subclasses write `perturb`, this class applies it in the right scope.
 
     A batch for which `perturb` raises `UnprotectedBatchError` is replaced by zeros: they carry nothing, and the feature
-    party's model only misses a step. That is counted, logged as `fallback` and told once.
+    party's model only misses a step. That is counted, logged as `fallback` and warned of once.
 
     Parameters
     ----------
     strategy : HookedStrategy
         What it wraps.
     scope : {"joint", "per-party"}
-        Whether the gradients of all feature parties are perturbed together, so that colluding parties learn no more
+        True if the gradients of all feature parties are perturbed together, so that colluding parties learn no more
         than one, or each party's by themselves.
 
     Attributes
     ----------
     unbiased
-        Whether the perturbed gradients are, on average over the noise, the gradients; `check_defense` tests it.
+        True if the perturbed gradients are, on average over the noise, the gradients; `check_defense` tests it.
     fallbacks
         How many batches, or parties' parts of one, could not be protected as usual.
     """
@@ -416,7 +416,7 @@ class GradientDefense(Defense):
         """Perturb gradients (B, D) of examples with prepared labels (B,).
 
         A subclass may take a third parameter, ``step: StepView | None = None``, for what else is known of the step; its
-        `party` says whose gradients these are.
+        `party` is the name of the party that receives the gradients.
 
         Raises
         ------
@@ -453,24 +453,24 @@ class GradientDefense(Defense):
         return None
 
     def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
-        """Return what is to be logged of parties that put together what they see, after `perturb` and what it said.
+        """Return the log entries for colluding parties, after `perturb` and its log.
 
-        It is called where each party's gradients are perturbed by themselves; by default there is nothing to say.
+        It is called where each party's gradients are perturbed by themselves; by default it returns nothing.
         """
         return {}
 
     def _by_party(self, logs: Mapping[str, Log], step: StepView) -> Log:
-        """Return what is logged of each party, and of those that collude, as in "a+b"."""
+        """Return the log of each party and of each colluding group, as in "a+b"."""
         groups = self.base.config.parties.coalitions(list(logs))
         found = {
             group: self.colluding(names, [logs[party] for party in names], step) for group, names in groups.items()
         }
         known = {**logs, **found}
-        return {f"{self.name}.{key}.{who}": value for who, log in known.items() for key, value in log.items()}
+        return {f"{self.name}.{key}.{name}": value for name, log in known.items() for key, value in log.items()}
 
     @classmethod
     def stacks(cls) -> bool:
-        """Say whether all that it does is `perturb`, so that `protect_stacked` does the same for many runs."""
+        """Return whether all that it does is `perturb`, so that `protect_stacked` does the same for many runs."""
         hooks = ("prepare_labels", "build", "begin_batch", "embed", "loss", "protect", "end_batch")
         unchanged = all(getattr(cls, hook) is getattr(GradientDefense, hook) for hook in hooks)
         return unchanged and not cls.asks_other_labels
@@ -514,7 +514,7 @@ class GradientDefense(Defense):
     ) -> tuple[Tensor, list[Log | None]]:
         """Perturb gradients (R, B, D) of R runs at once, with the numbers that each run alone would draw.
 
-        A subclass may do that for the batches that are as usual. None instead of a log says that a run's own `perturb`
+        A subclass may do that for ordinary batches. None instead of a log means that a run's own `perturb`
         shall do it; for such a run nothing was drawn and nothing has changed. By default that is so for all.
         """
         return torch.empty_like(g), [None] * len(defenses)

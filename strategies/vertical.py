@@ -71,7 +71,7 @@ class VerticalStrategy(HookedStrategy):
     secret : Secret, optional
         The label party's root of randomness; by default of this host, in a simulation from the seed.
     observer : Observer, optional
-        Is told how training goes.
+        Receives the progress of training.
     outcome : Outcome, optional
         Filled while training goes on.
 
@@ -135,7 +135,9 @@ class VerticalStrategy(HookedStrategy):
             raise ConfigError(f"attacks read {AuditLabels.CLASSES} classes at most, this data has {classes}")
         scores = [*self.longitudinal_attacks, *(attack for attack in self.step_attacks if attack.reads == "scores")]
         if self.config.attack.max_leak < 1.0 and not scores:
-            raise ConfigError("attack.max_leak is measured by attacks that look while training: name one, such as norm")
+            raise ConfigError(
+                "attack.max_leak is measured by attacks on the gradients of training: name one, such as norm"
+            )
         audit, counts = self.audit_labels, np.bincount(self.labels.train.astype(np.int64), minlength=classes)
         check_memory_attacks(self.longitudinal_attacks, audit, repeats=self.config.training.order != "time")
         check_joint_attacks(self.attacks, audit.numbers == audit.positive(0), audit.positives)
@@ -158,17 +160,17 @@ class VerticalStrategy(HookedStrategy):
 
     @property
     def audit_labels(self) -> AuditLabels:
-        """The true labels, for who measures attacks."""
+        """The true labels, for measuring attacks."""
         return AuditLabels.of(self.labels.train, classes=self.labels.classes, positives=self.config.attack.positives)
 
     @property
     def step_attacks(self) -> list[Attack]:
-        """The attacks that look while the network is trained."""
+        """The attacks that score gradients during training."""
         return [attack for attack in self.attacks if isinstance(attack, Attack)]
 
     @property
     def longitudinal_attacks(self) -> list[MemoryAttack]:
-        """The attacks that remember, and read after each epoch."""
+        """The longitudinal attacks, which score after each epoch."""
         return [attack for attack in self.attacks if isinstance(attack, MemoryAttack)]
 
     @property
@@ -194,18 +196,18 @@ class VerticalStrategy(HookedStrategy):
 
     @property
     def follows_ids(self) -> bool:
-        """Whether persistent noise follows the IDs of rows; else their numbers in the table."""
+        """True if persistent noise follows the IDs of rows; otherwise it follows their numbers in the table."""
         return self._ids is not None
 
     @cached_property
     def _numbers(self) -> NDArray[np.uint64] | None:
-        """Of each training row, (N,), what stands for its ID."""
+        """Numbers that identify the training rows, (N,), derived from their IDs."""
         if self._ids is None:
             return None
         return id_numbers(self._ids, len(self.labels.train), self.secret.key("ids"))
 
     def identities(self, rows: Rows) -> NDArray[np.uint64]:
-        """Return by which numbers (B,) persistent noise knows rows: those of their IDs, or else of their places.
+        """Return the numbers (B,) that identify rows for persistent noise: from their IDs, or else their row numbers.
 
         Raises
         ------
@@ -220,7 +222,7 @@ class VerticalStrategy(HookedStrategy):
 
     @property
     def widths(self) -> dict[str, int]:
-        """The width of each feature party's part of the cut; empty until `build` has said its shape."""
+        """The width of each feature party's part of the cut; empty until `build` has received its shape."""
         return {party: math.prod(shape) for party, shape in self.cut.items()}
 
     @property

@@ -1,4 +1,4 @@
-"""What one party's columns reach by themselves, beside what all parties reach together."""
+"""The utility of one party's columns alone, beside that of all parties together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from flower_vfl.apps.result_schema import kept_utility
 
 ALONE, BETTER = "alone", "alone_better"
-"""Keys of a result: what each party reaches alone, and the party that reaches more than all together."""
+"""Keys of a result: the utility of each party alone, and the party that is better than all together."""
 
 
 def alone_by(result: Mapping[str, Any]) -> str:
-    """Return the measure of what each party reaches alone: the test AUC, of more than two classes the mean over them.
+    """Return the measure of each party alone: the test AUC, for more than two classes the mean over them.
 
     Examples
     --------
@@ -24,7 +24,7 @@ def alone_by(result: Mapping[str, Any]) -> str:
 
 
 def with_alone(result: Mapping[str, Any], reached: Mapping[str, float]) -> dict[str, Any]:
-    """Return a result with what each party reaches alone, and with `alone_better` where one reaches more.
+    """Return a result with the utility of each party alone, and with `alone_better` where one is better than all.
 
     Examples
     --------

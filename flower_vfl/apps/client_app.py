@@ -40,7 +40,7 @@ def make_client_app(
     Returns
     -------
     ClientApp
-        One for all feature parties; which one a node is says its node config (`party`), in a simulation its partition.
+        One for all feature parties; a node's party is in its node config (`party`), in a simulation its partition.
     """
     training, prediction = TrainingClient(bottom, top, data, optimizer, config), PredictionClient(bottom, data)
     app = ClientApp(mods=[discreet])

@@ -1,4 +1,4 @@
-"""What every handler of a ClientApp shares: the offer of a session, the exchange of frames, and the answers."""
+"""Shared parts of the handlers of a ClientApp: the offer of a session, the exchange of frames, and the answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATE_FOLDER_VARIABLE = "FLOWER_VFL_STATE"
 
 
 def state_folder() -> Path:
-    """Return the folder of this host in which parties keep what belongs to them, where their owner names no other."""
+    """Return the folder of this host for the parties' files, where their owner names no other."""
     root = os.environ.get(STATE_FOLDER_VARIABLE) or os.environ.get("XDG_STATE_HOME")
     return (Path(root) if root else Path.home() / ".local" / "state") / "flower-vfl"
 
@@ -58,8 +58,8 @@ def attend_session(
     Returns
     -------
     str or None
-        None when the session has ended. Otherwise its frames have to ride in Flower's own messages; the string says
-        why, and is empty where the offer asks for them.
+        None when the session has ended. Otherwise its frames have to travel in Flower's own messages; the string
+        gives the reason, and is empty where the offer asks for them.
 
     Raises
     ------
@@ -72,14 +72,14 @@ def attend_session(
     if offer["kind"] == "inproc":
         InprocEndpoint.attend(session, machine)
         return None
-    wait = config.transport.connect_timeout / 2  # half the time, so that the label party still hears why it failed
+    wait = config.transport.connect_timeout / 2  # half the time, so that the label party still receives the reason
     reconnect, outward = config.transport.reconnect_timeout, outward_of(message, context)
     try:
         attend(offer, session, machine, timeout=wait, reconnect=reconnect, outward=outward)
     except UnreachableError as error:
         if offer.get("fallback") != "messages":
             raise
-        _log.warning("%s. Frames ride in Flower's own messages instead, which is slow", error)
+        _log.warning("%s. Frames travel in Flower's own messages instead, which is slow", error)
         return str(error)
     return None
 
@@ -97,7 +97,7 @@ def reply(message: Message, status: str, why: str = "") -> Message:
 
 
 def lost_session() -> ProtocolError:
-    """Return the error of frames whose session this node does not know."""
+    """Return the error of frames of a session that this node does not know."""
     return ProtocolError(
         "frames came before an offer, or this SuperNode was started again and has lost its session: start the run again"
     )

@@ -41,17 +41,17 @@ class Consent:
     Attributes
     ----------
     party : str
-        Whose node it is.
+        The node's party.
     epochs : int or None
         Most epochs of a training; None where the owner allows no training.
     until : date or None
         The last day, in UTC, on which a training may begin.
     attackers : bool
-        Whether a training may name attackers.
+        True if a training may name attackers.
     alignment : str
-        How the digest of the only rows begins that may be trained on; empty for any.
+        Beginning of the digest of the only rows that may be trained on; empty for any.
     label_key : Ed25519PublicKey or None
-        Who must have signed an offer.
+        The key that must have signed an offer.
     """
 
     party: str

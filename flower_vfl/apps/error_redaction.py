@@ -1,10 +1,10 @@
-"""What a feature party on a host of its own says when it fails: the one place that decides what of it leaves the host.
+"""Error redaction of a feature party on a host of its own: the one place that decides which errors leave the host.
 
-Whatever a handler raises becomes Flower's error reply, and a frame of a session may say it too. Both reach the label
-party, and its log everybody who reads that at the SuperLink. An error may quote a path, a value of a row or what a
-library says of one. So its own words leave the host only where they are about what the label party did, what the owner
-does not allow, how the node is set up, or the line between both hosts. Of anything else no more leaves than that it
-went wrong. The host's own log has all of it.
+An error of a handler becomes Flower's error reply, and a frame of a session may carry it too. Both reach the label
+party, and its log reaches everybody who reads it at the SuperLink. An error may quote a path, a value of a row or a
+library's message about one. So the text of an error leaves the host only where it is about an action of the label
+party, a limit of the owner, the setup of the node, or the connection between both hosts. For any other error only the
+fact of the failure leaves. The host's own log has all of it.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from flower_vfl.protocol.printable import words_of
 _log = logging.getLogger(__name__)
 
 Outward = Callable[[Exception], Exception]
-"""Returns what of an error may leave this host."""
+"""A function that returns the part of an error that may leave this host."""
 
 _TOLD = (ProtocolError, PermissionDeniedError, SessionError, WithheldError)
 
 
 def discreet(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Answer a message, and fail with no other words than may leave this host (a mod of Flower's ClientApp)."""
+    """Answer a message, and redact errors before they leave this host (a mod of Flower's ClientApp)."""
     if not in_simulation():
         keep_private()
     outward = outward_of(message, context)
     try:
         return call_next(message, context)
     except Exception as error:
-        told = outward(error)
-        if told is error:
+        redacted = outward(error)
+        if redacted is error:
             raise
-        raise told from None
+        raise redacted from None
 
 
 def outward_of(message: Message, context: Context) -> Outward:
-    """Return what decides which errors of a handler leave this host; in a simulation there is no host to leave."""
+    """Return the function that redacts a handler's errors; in a simulation there is no host to leave."""
     party = str(context.node_config.get("party", ""))
     if not party and in_simulation():
         return lambda error: error
-    log_as_flower_does()  # its owner must see what is not told
+    log_as_flower_does()  # its owner must see what is withheld
     who = f"party {party!r}" if party else "a node that names no party"
     what = f"{who} could not take part in the {_job(message)}"
 

@@ -55,7 +55,7 @@ def default_top(shape: tuple[int, ...], classes: int, config: Config) -> nn.Modu
 
 
 def parties_here(config: Config, dataset: VerticalData) -> tuple[str, ...]:
-    """Return the feature parties of a run whose data is all on this host.
+    """Return the feature parties of a run with all its data on this host.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def parties_here(config: Config, dataset: VerticalData) -> tuple[str, ...]:
 
 
 def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
-    """Return the feature parties of a run; on a host of its own a party's data says nothing of the others.
+    """Return the feature parties of a run; on a host of its own a party's data does not name the others.
 
     Raises
     ------
@@ -109,9 +109,9 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def computing(config: Config) -> Iterator[None]:
-    """Compute with a configuration's threads and precision; what was set before is set again at the end.
+    """Compute with a configuration's threads and precision; the earlier settings are restored at the end.
 
-    In "float32" a card computes convolutions in whole single precision too, which PyTorch by itself does not let it.
+    In "float32" a GPU computes convolutions in full single precision too, which is not PyTorch's default.
     """
     import torch
 

@@ -32,9 +32,9 @@ def build_feature_party(
     store: Store | None = None,
     memory: Path | None = None,
 ) -> FeatureParty:
-    """Build a feature party, or an attacker where the configuration says so.
+    """Build a feature party, or an attacker if the configuration names it.
 
-    `top` is what an attacker rebuilds, and `memory` the folder for what it remembers.
+    `top` makes the model that an attacker rebuilds, and `memory` is the folder of its row memory.
     """
     table = dataset.party(name)
     aligned = dataset.alignment

@@ -79,7 +79,7 @@ def files_of(assignments: Sequence[str]) -> dict[str, Path]:
 def write_first_config(
     files: Mapping[str, Path], out: Path, *, id_column: str = "", label: str = "", label_party: str = "", ask: Ask
 ) -> str:
-    """Write a commented configuration for these tables, once their headers were checked; return who has the labels.
+    """Write a commented configuration for these tables, once their headers were checked; return the label party.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def write_first_config(
     out : Path
         The file to write; one that is there already stays.
     id_column, label, label_party : str
-        Column of the ID, column of the label, who holds it; "" to ask where the headers leave a choice.
+        Column of the ID, column of the label, and its party; "" to ask where the headers leave a choice.
     ask : callable
         Asks a person, or raises where nobody can be asked.
 
@@ -111,7 +111,9 @@ def write_first_config(
     if not holders:
         raise ConfigError(f"no file has the label column {label!r}; {suggestion(label, _rest(headers, id_column))}")
     holder = label_party or (
-        holders[0] if len(holders) == 1 else ask("--label-party", f"whose {label!r} counts", holders[0])
+        holders[0]
+        if len(holders) == 1
+        else ask("--label-party", f"the party with the {label!r} that counts", holders[0])
     )
     if holder not in holders:
         raise ConfigError(f"the label {label!r} is in the file of {' and '.join(holders)}, not in that of {holder!r}")
@@ -137,7 +139,7 @@ def _rest(headers: Mapping[str, Sequence[str]], id_column: str) -> list[str]:
 
 
 def _id_column(headers: Mapping[str, Sequence[str]], given: str, label: str, ask: Ask) -> str:
-    """Return the column that all tables have and that says whose row it is."""
+    """Return the column of all tables that identifies a row."""
     first, *others = headers.values()
     shared = [name for name in first if name != label and all(name in names for names in others)]
     if not shared:

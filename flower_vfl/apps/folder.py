@@ -34,7 +34,7 @@ class RunFolder:
     config : Config
         What is run.
     resume : bool
-        Whether a run that was begun here goes on; where none was, it begins.
+        True if a run that was begun here goes on; where none was, it begins.
 
     Raises
     ------
@@ -93,9 +93,10 @@ def check_free(path: Path) -> None:
     Raises
     ------
     OutputExistsError
-        When `path` is a file or a folder that is not empty; what a kill left of a run that had not begun is nothing.
+        When `path` is a file or a folder that is not empty; leftovers of a run that was killed before it began do not
+        count.
     DataError
-        When this user may not look into it, or the path cannot be one.
+        When this user may not read it, or the path is impossible.
     """
     with writing_to(path):
         taken = path.is_file() or (path.is_dir() and any(not _is_nothing(entry) for entry in path.iterdir()))
@@ -113,7 +114,7 @@ def _is_nothing(entry: Path) -> bool:
 
 
 def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
-    """Say whether there is something to do in a folder: False where the run that was begun in it has ended by itself.
+    """Return whether a folder's run is still to be done: False where it was begun and has ended by itself.
 
     Raises
     ------
@@ -130,7 +131,7 @@ def check_folder(path: Path, config: Config, *, resume: bool) -> bool:
 
 
 def has_ended(path: Path) -> bool:
-    """Say whether the run in a folder has ended by itself; one without a whole result can go on, as after a kill."""
+    """Return whether the run in a folder has ended by itself; one without a whole result can go on, as after a kill."""
     try:
         return read_result(path).get("status") in ENDED
     except InputError:

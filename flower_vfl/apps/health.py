@@ -1,8 +1,8 @@
-"""Asks Flower's health service, as a unit or a container does.
+"""A check of Flower's health service, for a unit or a container.
 
 ``python -m flower_vfl.apps.health HOST:PORT [SECONDS]`` ends with 0 where it answers within so many seconds. Flower's
 SuperLink, SuperNode and SuperExec serve it with ``--health-server-address``, as gRPC without TLS: bind it to the
-loopback. It says that the process has started and answers, no more.
+loopback. It shows that the process has started and answers, no more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAUSE = 0.5
 
 
 def is_serving(address: str, *, seconds: float) -> bool:
-    """Say whether the health service at an address answers that it serves, at the latest after so many seconds."""
+    """Return whether the health service at an address answers that it serves, at the latest after so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(_PAUSE, deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""What the label party writes down while training goes on: its run's journal, and a line an epoch in the log."""
+"""The label party's records during training: its run's journal, and a line an epoch in the log."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def now() -> str:
 
 
 def records(lines: Iterable[bytes], clock: Callable[[], str] = now) -> Iterator[str]:
-    r"""Yield a JSON object for each line that says something: its time, its level and its words, without colour codes.
+    r"""Yield a JSON object for each line that is not empty: its time, its level and its text, without colour codes.
 
     A line without a level of its own, as in a traceback, has that of the line before.
 

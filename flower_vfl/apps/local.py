@@ -53,11 +53,11 @@ def run(
     out : Path, optional
         Folder of the results; without one nothing is written.
     resume : bool
-        Whether a run that was interrupted in that folder goes on; where none was begun, it begins.
+        True if a run that was interrupted in that folder goes on; where none was begun, it begins.
     top, bottom, data, optimizer
         As for `make_server_app` and `make_client_app`.
     observers : tuple of Observer
-        Are told how training goes.
+        Receive the progress of training.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def align(config: Config, *, out: Path | str, progress: Progress | None = None) 
     out : Path
         Folder of the results; must not exist, or be empty.
     progress : Callable[[str, float], None], optional
-        Is told how it goes.
+        Receives the progress.
 
     Returns
     -------

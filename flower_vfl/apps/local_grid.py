@@ -26,10 +26,10 @@ _JOIN_SECONDS = 10.0
 
 
 class LocalGrid(Grid):
-    """Runs a handler in a thread of its own for each message; node i is the simulation's partition i.
+    """A grid that runs a handler in a thread of its own for each message; node i is the simulation's partition i.
 
     As a context manager it waits at the end for the handlers that still run. Where a `PartyError` ends it and a handler
-    has failed with an `InputError`, that one is raised: it says the same, without who told it.
+    has failed with an `InputError`, the latter is raised: it is the cause, without the name of the reporting party.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a party keeps of a finished training: its weights, and what tells whether data, code and partners still fit.
+"""The saved model of a party: its weights, and a card for checking that data, code and partners still fit.
 
 One safetensors file a party, on the party's own disk. Its header holds the card: no pickle, nothing that is executed.
 """
@@ -32,30 +32,30 @@ _SPEC = ("numeric", "cardinalities", "shape", "pixels", "vocabulary")
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What must fit before a party's weights are used.
+    """The card of saved weights: the facts that must fit before they are used.
 
     Attributes
     ----------
     party : str
-        Whose weights; "label" for the label party's.
+        The party's name; "label" for the label party.
     session : str
         The session that trained them, the same at all parties.
     config : Config
         The run's configuration as this party read it.
     alignment : Alignment
-        Of the training data.
+        That of the training data.
     spec : FeatureSpec or None
         Shape of the party's features; None for a label party without any.
     encoding : str
-        Digest of how its columns were encoded; empty where they were not.
+        Digest of the encoding of its columns; empty where they were not encoded.
     factories : Mapping[str, str]
-        Which function made which model, as "module:name".
+        The function that made each model, as "module:name".
     classes : tuple of str
-        At the label party: what each class is called.
+        At the label party: the names of the classes.
     features : tuple of str
         At the label party: the feature parties, in the order in which their embeddings are joined.
     version : str
-        Of flower-vfl.
+        That of flower-vfl.
     answer : tuple of str
         At the label party: the logits of its network for fixed inputs, see `flower_vfl.training.probe`.
     """
@@ -109,7 +109,7 @@ def make_card(
     classes: tuple[str, ...] = (),
     features: tuple[str, ...] = (),
 ) -> ModelCard:
-    """Return the card of a party whose columns are the data's party `table`; empty for none."""
+    """Return the card of a party with the columns of the data's party `table`; empty for none."""
     return ModelCard(
         party,
         session,
@@ -147,7 +147,7 @@ def check_data(card: ModelCard, dataset: VerticalData) -> None:
     Raises
     ------
     DataError
-        When its rows are others.
+        When its rows differ.
     """
     if dataset.alignment != card.alignment:
         raise DataError(

@@ -1,7 +1,7 @@
-"""What the owner of a host said about it: whose node it is, what it does there and where its data lies.
+"""The settings of a node by its owner: its party, its role and the place of its data.
 
 The run config comes from the label party and reaches everybody. On a host of its own a party reads nothing that the run
-config names, and its role is its own to choose.
+config names, and it chooses its role by itself.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from flower_vfl.data.store.layout import MANIFEST
 from flower_vfl.errors import ConfigError, SetupError
 
 DATA_VARIABLE = "FLOWER_VFL_DATA"
-"""Names the label party's one prepared folder, in the environment of its ServerApp."""
+"""Environment variable of the ServerApp with the label party's only prepared folder."""
 
 ROLES = ("feature", "attacker")
 """A feature party learns; an attacker learns and also reads labels from what it sees."""
 
 STEPPED: ContextVar[bool] = ContextVar("STEPPED", default=False)
-"""Whether the handler that runs here was called by a simulation within this process (`LocalGrid`)."""
+"""True if the handler that runs here was called by a simulation within this process (`LocalGrid`)."""
 
 
 def in_simulation() -> bool:
-    """Say whether this process simulates its node: as a Ray actor of Flower's runtime, or with all parties in it.
+    """Return whether this process simulates its node: as a Ray actor of Flower's runtime, or with all parties in it.
 
     Neither an offer nor a node config decides that: an offer is the label party's, and Flower's own examples start real
     SuperNodes with a `partition-id`.
@@ -46,15 +46,15 @@ class Node:
     Attributes
     ----------
     party : str
-        Whose node it is; empty for a simulated node.
+        The node's party; empty for a simulated node.
     role : str
-        "feature" (the default) or "attacker"; a simulated node does what the run config says.
+        "feature" (the default) or "attacker"; a simulated node takes its role from the run config.
     data_path : str
         Folder with the party's part of the prepared data.
     out : str
-        Where the party keeps its weights and, as an attacker, what it measured; empty: its state folder.
+        Folder of the party's weights and, for an attacker, of its measurements; empty: its state folder.
     partition : int
-        Which of a simulation's nodes it is; -1 for a deployed node.
+        Its number among a simulation's nodes; -1 for a deployed node.
     """
 
     party: str = ""
@@ -81,7 +81,7 @@ class Node:
         if not given["party"] and not in_simulation():
             raise SetupError(
                 "this node has no party: start its SuperNode with --node-config \"party='NAME' data-path='/FOLDER'\"; "
-                "without a party its owner has not said what may be read here, and the run config does not decide that"
+                "without a party its owner has not allowed any data here, and the run config does not decide that"
             )
         partition = -1 if given["party"] else int(str(node_config.get("partition-id", -1)))
         out = str(Path(given["out"]).expanduser()) if given["out"] else ""
@@ -89,7 +89,7 @@ class Node:
 
     @property
     def deployed(self) -> bool:
-        """Whether its owner named a party: then it stands on a host of its own, whatever the label party says."""
+        """True if its owner named a party: then it is on a host of its own, whatever the label party's offer claims."""
         return bool(self.party)
 
     def simulated_as(self, names: Sequence[str], *, offered: bool) -> str:
@@ -105,7 +105,7 @@ class Node:
         return names[self.partition] if self.partition < len(names) else ""
 
     def view(self, config: Config) -> Config:
-        """Return what of a run's configuration holds at this node.
+        """Return the part of a run's configuration that holds at this node.
 
         At a deployed node the data is the owner's, whatever the run config names, and only an attacker attacks.
         """

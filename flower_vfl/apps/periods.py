@@ -1,6 +1,6 @@
-"""What was measured day by day, where rows were trained on in time order.
+"""Measurements day by day, where rows were trained on in time order.
 
-What belongs to a day was found with a model that had seen the days before it: the utility before any step on it, and
+The values of a day are those of a model that had seen the days before it: the utility before any step on it, and
 the leak of its own steps, each attacked by gradients of a model that had not yet learned from that batch.
 """
 
@@ -72,18 +72,18 @@ def write_periods(folder: Path, periods: Periods, told: Mapping[str, int] | None
     """Write `periods.parquet`: the steps of a run summarised by period, a row a value.
 
     Periods are counted from 1; the one behind the last is the test. With an attack, `auc_q95` and `auc_mean` (of the
-    monitor: `monitor_auc_q95` ...) are over the period's steps. Without one, `auc`, `loss` and so on are what the model
-    that had seen the periods before reached in this one, and `null_q95` is what chance reaches in its steps. Attacks
-    that were told positives of each batch, which are left out when they are scored, have a `null_q95` of their own.
+    monitor: `monitor_auc_q95` ...) are over the period's steps. Without one, `auc`, `loss` and so on are the values in
+    this period of the model that had seen the periods before, and `null_q95` is the value of chance in its steps.
+    Attacks that know positives of each batch, which are not scored, have a `null_q95` of their own.
 
     Parameters
     ----------
     folder
-        Of the run, with its `steps.parquet`.
+        Folder of the run, with its `steps.parquet`.
     periods
         Those of its data.
     told
-        Of how many positives of a batch an attack was told, by its label; of none where it is not named.
+        Number of positives of a batch that an attack knows, by its label; none where it is not named.
     """
     steps = read_steps(folder)
     rows = sorted([*_leaks(steps, told or {}), *_utility(steps)])

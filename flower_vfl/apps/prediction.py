@@ -41,11 +41,11 @@ def predict(
     new_data : Path, optional
         Rows that training never saw: see `flower_vfl.data.store.scoring.new_rows`.
     overwrite : bool
-        Whether a file at `out` may be replaced.
+        True if a file at `out` may be replaced.
     top, bottom, data
         Those that the run was trained with.
     observers : tuple of Observer
-        Are told how far it is.
+        Receive the progress.
 
     Raises
     ------

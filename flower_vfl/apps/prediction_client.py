@@ -52,7 +52,7 @@ class Quota:
     path : Path
         File of the counts.
     party : str
-        Whose.
+        The party's name.
     per_day : int
         Most rows of a day.
     today : Callable[[], str]
@@ -123,7 +123,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Who is asked, about which training, and where that is on this host."""
+    """A prediction that is asked of a party: its training run, and the folder of that on this host."""
 
     party: str
     offer: ConfigRecord
@@ -224,10 +224,10 @@ class PredictionClient:
 
 
 def _asked(offer: ConfigRecord, context: Context) -> _Asked | None:
-    """Say who this node is in a prediction and what it may answer; None for a spare node.
+    """Return this node's party in a prediction and the permitted answers; None for a spare node.
 
-    A node that its owner gave a `party` in --node-config is deployed, whatever the offer says: it answers only what the
-    owner allows, from the owner's folders.
+    A node that its owner gave a `party` in --node-config is deployed, whatever the offer claims: it answers only what
+    the owner allows, from the owner's folders.
     """
     node, names = Node.of(context.node_config), str(offer.get("parties")).split(",")
     if not node.deployed:
@@ -248,12 +248,12 @@ def _asked(offer: ConfigRecord, context: Context) -> _Asked | None:
 def _whole_number(offer: ConfigRecord, name: str) -> int:
     value = offer.get(name)
     if not isinstance(value, str) or not value.isdecimal():
-        raise ProtocolError(f"an offer of a prediction says how many rows are {name}, given {value!r}")
+        raise ProtocolError(f"an offer of a prediction needs the number of rows that are {name}, given {value!r}")
     return int(value)
 
 
 def _run_folder(node: Node, training: str) -> Path:
-    """Return where a deployed party keeps what it has of a training."""
+    """Return the folder in which a deployed party keeps its files of a training run."""
     places = [Path(node.out)] if node.out else sorted(state_folder().glob(f"*-{node.party}"))
     for place in places:
         path = model_path(place, node.party)
@@ -265,5 +265,5 @@ def _run_folder(node: Node, training: str) -> Path:
     _log.error("there are no weights of the training %s in %s", training, node.out or state_folder())
     raise SetupError(
         f"party {node.party!r} has no weights of this training (session {training[:8]}): they were removed, or another "
-        "training has replaced them; the log of its host says where it looked"
+        "training has replaced them; the log of its host lists the searched folders"
     )

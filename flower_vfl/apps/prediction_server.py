@@ -50,12 +50,12 @@ NO_PREDICTION: dict[str, Value] = {
     **{f"predict-{name}": "" for name in ("run", "out", "ids", "data")},
     "predict-overwrite": False,
 }
-"""What a Flower App's run config must hold, so that `flwr run APP --run-config` can ask for a prediction."""
+"""Keys that a Flower App's run config must hold, so that `flwr run APP --run-config` can ask for a prediction."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be scored, and where the scores go.
+    """A request for a prediction: the rows to score, and the file of the scores.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Request:
     data : Path or None
         New data; none: the data of the run.
     overwrite : bool
-        Whether a file at `out` may be replaced.
+        True if a file at `out` may be replaced.
     """
 
     run: Path
@@ -107,7 +107,7 @@ class Request:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What the label party has of a finished run.
+    """A finished run at the label party.
 
     Attributes
     ----------
@@ -125,14 +125,14 @@ class TrainedRun:
 
 
 def read_run(folder: Path) -> TrainedRun:
-    """Read what a finished run left at the label party.
+    """Read a finished run at the label party.
 
     Raises
     ------
     DataError
         When the folder holds no run, or one that is not finished.
     ConfigError
-        When what its configuration says to compute was changed after training.
+        When its configuration of the computation was changed after training.
     """
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder} is no run: there is no config.toml in it; `flower-vfl run` makes one")
@@ -218,7 +218,7 @@ def _batches(chosen: NDArray[np.int64] | range, size: int) -> Iterator[NDArray[n
 
 
 def _offer(run: TrainedRun, request: Request, asked: int, *, simulation: bool) -> dict[str, str]:
-    """Return what parties are told; of paths on this host only those of a simulation, which share it."""
+    """Return the offer to the parties; it has paths of this host only in a simulation, where parties share it."""
     card = run.model.card
     offer = {"training": card.session, "parties": ",".join(card.features), "asked": str(asked)}
     offer["data"] = "" if request.data is None else str(request.data) if simulation else "new"

@@ -1,4 +1,4 @@
-"""How many leaked labels it takes to rebuild the federation's model, from what attackers with labels reached."""
+"""The number of leaked labels that rebuild the federation's model, from the results of attackers with labels."""
 
 from __future__ import annotations
 

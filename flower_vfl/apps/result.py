@@ -1,4 +1,4 @@
-"""What a run leaves: `result.json` and the same as a value."""
+"""The result of a run: `result.json` and the same as a value."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RunResult:
         return math.nan if value is None else float(value)
 
     def leak(self, *, layer: str = "cut", source: str = "attacker", attack: str = "norm") -> float:
-        """Return the largest q95 leak AUC of what was sent while training, over parties; NaN where not measured."""
+        """Return the largest q95 leak AUC of the gradients of training, over parties; NaN where not measured."""
         values = [
             entry["q95"]
             for entry in self.summary["leakage"]

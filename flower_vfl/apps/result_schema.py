@@ -24,7 +24,7 @@ _NUMBERS = (
 
 
 def checked_result(path: Path) -> dict[str, Any]:
-    """Read a run's `result.json`, and look whether all is there that reports and tables are made of.
+    """Read a run's `result.json`, and check that it has everything that reports and tables need.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def kept_utility(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(path: Path, constant: str) -> NoReturn:
-    raise InputError(f"{path} holds {constant}, which is no number of JSON: null stands for what is not known.")
+    raise InputError(f"{path} holds {constant}, which is no number of JSON: null stands for an unknown value.")
 
 
 def _check_budget(path: Path, budget: Mapping[str, Any]) -> None:
@@ -98,7 +98,7 @@ def _check_leaks(path: Path, leakage: Sequence[Mapping[str, Any]]) -> None:
         epochs, values = entry.get("epochs"), entry.get("values")
         if not (_numbers(epochs, int) and _numbers(values, float | int) and len(epochs) == len(values)):
             raise InputError(
-                f"{path}: a remembered leak has a value for each of its epochs; it has {epochs}, {values}."
+                f"{path}: a longitudinal leak has a value for each of its epochs; it has {epochs}, {values}."
             )
     for entry in leakage:
         if not isinstance(entry.get("party", ""), str):

@@ -1,4 +1,4 @@
-"""Where one party keeps its states of one training, so that the training can go on after an interruption."""
+"""The store of one party's states of one training run, from which the run can go on after an interruption."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from flower_vfl.files import writing_to
 from flower_vfl.version import VERSION, package_version
 
 LABEL = "label"
-"""What the label party's states and weights are called; a feature party's are called as the party is."""
+"""Name of the label party's states and weights; a feature party's have the party's name."""
 
 CHECKPOINTS = "checkpoints"
 _OF_RESUME = ("step-*", "received*", "memory-*")
 _PLACES = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")
 MAY_CHANGE = ("sinks", "metrics_port", "checkpoint.keep", *(f"transport.{name}" for name in _PLACES))
-"""What an interrupted run may go on with another value of: nothing of it changes what is computed."""
+"""Settings that may change when an interrupted run goes on: none of them changes the computation."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class PartyStorage:
     folder : Path
         The party's own; made when the first state is kept.
     party : str
-        Whose it is.
+        The party's name.
     training : str
-        What the label party calls the training: 32 hexadecimal digits, drawn at its beginning and known to every party.
+        The label party's name of the training run: 32 hexadecimal digits, drawn at its beginning, known to every party.
     begun : bool
-        At the label party: whether there is a state to go on from.
+        At the label party: true if there is a state to go on from.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class PartyStorage:
         Raises
         ------
         DataError
-            When it cannot be read what was begun.
+            When the state cannot be read.
         SetupError
             When it has ended: see `check_open`.
         """
@@ -82,7 +82,7 @@ class PartyStorage:
 
     @property
     def secret(self) -> Path:
-        """Where the party keeps a secret that it drew for this training."""
+        """The file of a secret that the party drew for this training run."""
         return self.folder / f"secret-{self.training}"
 
     @property
@@ -95,7 +95,7 @@ class PartyStorage:
         Raises
         ------
         SetupError
-            With what was removed, and what to do.
+            Naming the removed files, and the next step.
         """
         for other in (*self.folder.glob("secret-*"), *self.folder.glob("ended-*")):
             if other not in (self.secret, self._ended):
@@ -104,9 +104,9 @@ class PartyStorage:
             raise ended_error(f"training {self.training} of party {self.party!r}")
 
     def end(self) -> None:
-        """Remove what only a resumed run needs: its results are written, at the label party and here.
+        """Remove the files that only a resumed run needs: its results are written, at the label party and here.
 
-        From a secret, or from where generators stand in a state, noise can be computed and subtracted.
+        From a secret, or from the generators in a state, noise can be computed and subtracted.
         """
         with writing_to(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,9 +118,9 @@ class PartyStorage:
                 path.unlink(missing_ok=True)
 
     def memory(self, config: Config) -> Path | None:
-        """Return the folder for what the party remembers of each row; None where no states are kept to go on from.
+        """Return the folder of the party's row memory; None where no states are kept to go on from.
 
-        What is there of another training is removed: it may be large, and nothing goes on from it.
+        The memory of another training run is removed: it may be large, and nothing goes on from it.
         """
         if config.checkpoint.every < 0:
             return None
@@ -133,7 +133,7 @@ class PartyStorage:
     def store(self, config: Config, dataset: VerticalData, columns: str, *, labels: bool = False) -> Checkpoints:
         """Return the party's checkpoints of this training, and of no other.
 
-        `columns` names the data's party whose columns it has, empty for none; `labels` says whether it has the labels.
+        `columns` names the data's party with its columns, empty for none; `labels` is true if it has the labels.
         """
         alignment = dataset.alignment
         facts = {
@@ -157,12 +157,12 @@ def ended_error(what: str) -> SetupError:
 
 
 def is_begun(out: Path) -> bool:
-    """Say whether a run's folder holds a state to go on from."""
+    """Return whether a run's folder holds a state to go on from."""
     return (out / CHECKPOINTS / LABEL / Checkpoints.COMMITTED).is_file()
 
 
 def checked_training(training: object) -> str:
-    """Return what a training is called, 32 hexadecimal digits: it becomes part of a path.
+    """Return the checked name of a training run, 32 hexadecimal digits: it becomes part of a path.
 
     Raises
     ------

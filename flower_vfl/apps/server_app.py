@@ -62,18 +62,18 @@ def make_server_app(
     out : Path, optional
         Folder of the results; in Flower's run config: `out`.
     resume : bool
-        Whether a run that was interrupted in that folder goes on; in Flower's run config: `resume`.
+        True if a run that was interrupted in that folder goes on; in Flower's run config: `resume`.
     observers : tuple of Observer
-        Are told how training goes.
+        Receive the progress of training.
     on_result : Callable[[RunResult], None], optional
         Gets the result, whole or interrupted.
     on_error : Callable[[str], None], optional
-        Gets the words of what ends the run, before Flower does.
+        Receives the text of the error that ends the run, before Flower does.
 
     Returns
     -------
     ServerApp
-        It trains, or does what `job` in Flower's run config says: predict with a finished run, or align IDs.
+        It trains, or does another `job` of Flower's run config: predict with a finished run, or align IDs.
     """
     app = ServerApp()
     server = TrainingServer(

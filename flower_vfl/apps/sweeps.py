@@ -85,7 +85,7 @@ def read_record(folder: Path) -> list[Entry]:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Say whether a folder is one of a sweep."""
+    """Return whether a folder is one of a sweep."""
     return (folder / RECORD).is_file()
 
 

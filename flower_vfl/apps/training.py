@@ -76,9 +76,9 @@ def _train(
     on_result: ResultCallback | None,
     card: ModelCard,
 ) -> None:
-    """Train and leave the results: of a finished training while every party can still go back to its last state.
+    """Train and write the results; those of a finished run while every party can still go back to its last state.
 
-    What only a resumed run needs is removed at once, where `storage` says what that is.
+    The files of `storage`, which only a resumed run needs, are removed at once.
     """
     base = strategy.base
     outcome, status = base.outcome, "failed"
@@ -116,7 +116,7 @@ def _train(
         except StorageError as error:
             if failure is None:
                 raise
-            _log.error("%s", error)  # what ended the run is told; what was measured since the last checkpoint is lost
+            _log.error("%s", error)  # the first failure is raised; measurements since the last checkpoint are lost
 
 
 def _leave(
@@ -129,7 +129,7 @@ def _leave(
     status: str,
     failure: BaseException | None,
 ) -> RunResult:
-    """Write what a run leaves: the weights before anything is made of what was measured or told, `result.json` last."""
+    """Write the results of a run: the weights first, before any report or callback, `result.json` last."""
     base = strategy.base
     outcome, words = base.outcome, "" if failure is None else words_of(failure)
     journal.close()

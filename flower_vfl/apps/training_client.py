@@ -56,7 +56,7 @@ _KEPT = ("session", "simulation", "wire-dtype", "out", TRAINING)
 
 @dataclass(frozen=True)
 class TrainingSession:
-    """What a handler knows of the session that it takes part in."""
+    """The session that a handler takes part in."""
 
     offer: ConfigRecord
     party: str
@@ -65,28 +65,28 @@ class TrainingSession:
 
     @property
     def id(self) -> str:
-        """What the label party calls the session."""
+        """The label party's name of the session."""
         return str(self.offer["session"])
 
     @property
     def storage(self) -> PartyStorage | None:
-        """Where the party keeps its states; None for a simulation that leaves nothing on disk."""
+        """The party's store of states; None for a simulation that leaves nothing on disk."""
         if TRAINING not in self.offer:
             return None
         return PartyStorage.of_feature_party(self.folder, self.party, self.offer[TRAINING])
 
     @property
     def state_path(self) -> Path:
-        """Where the party lies between two Flower messages: in its own folder, where the next session takes the place.
+        """The file of the party's state between two Flower messages: in its own folder; the next session replaces it.
 
-        So a label party that has gone without a word leaves one such file there at most.
+        So a label party that disappears leaves one such file there at most.
         """
         if self.simulation and not self.offer.get("out"):
             return state_folder() / f"session-{self.id}-{self.party}.safetensors"
         return self.folder / CHECKPOINTS / self.party / "session.safetensors"
 
     def memory(self, config: Config) -> Path | None:
-        """Return the folder for what the party remembers of each row; None where it is gone with this process."""
+        """Return the folder of the party's row memory; None where it is gone with this process."""
         folder = None if self.storage is None else self.storage.memory(config)
         other_processes = "messages" in (self.offer.get("kind", "messages"), self.offer.get("fallback"))
         return self._memory_between if folder is None and other_processes else folder
@@ -297,7 +297,7 @@ def _stored(context: Context) -> tuple[ConfigRecord, int]:
 def _who(context: Context, config: Config, dataset: VerticalData, offered_simulation: bool) -> tuple[str, bool]:
     """Return this node's party ("" for a spare node) and whether it is simulated.
 
-    A node that its owner gave a `party` in --node-config is deployed, whatever the offer says: its secrets never come
+    A node that its owner gave a `party` in --node-config is deployed, whatever the offer claims: its secrets never come
     from the run's seed, and it opens no audit channel.
     """
     names = party_names(config, dataset)
@@ -313,7 +313,7 @@ def _who(context: Context, config: Config, dataset: VerticalData, offered_simula
 
 
 def _folder(context: Context, offer: Mapping[str, object], party: str, simulation: bool) -> Path:
-    """Where the party keeps what it measured: in a simulation the run's folder, else its own."""
+    """Return the folder of the party's measurements: in a simulation the run's folder, else its own."""
     if simulation and offer.get("out"):
         return Path(str(offer["out"]))
     own = Node.of(context.node_config).out

@@ -52,7 +52,7 @@ OWN_DATA = "files"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingServer:
-    """What the label party trains with; the parameters are those of `make_server_app`."""
+    """The label party's side of training; the parameters are those of `make_server_app`."""
 
     top: TopFactory
     bottom: BottomFactory
@@ -69,13 +69,13 @@ class TrainingServer:
         grid : Grid
             Flower's, or that of a local run.
         context : Context
-            Flower's context of the run: whose it is, where the label party signs its offers.
+            Flower's context of the run; its run config is part of a signed offer.
         settings : Config
-            What to train, with "auto" where the rows decide.
+            The configuration, with "auto" where the rows decide.
         out : Path, optional
             Folder of the results; without it nothing is written.
         goes_on : bool
-            Whether a run that was interrupted in that folder goes on.
+            True if a run that was interrupted in that folder goes on.
         """
         if settings.sinks and out is None:
             raise ConfigError("sinks need a folder: set `out`")
@@ -182,7 +182,7 @@ def _secret(config: Config, storage: PartyStorage | None, *, simulation: bool) -
     secret = Secret.of_this_host(None if storage is None else storage.secret)
     if secret.origin == FILE:
         _log.warning(
-            "%s fixes all noise: two trainings with it have the same, and who took part in both can subtract it; "
+            "%s fixes all noise: two training runs with it have the same, and a party of both can subtract it; "
             "for persistent noise that stays over trainings name a file in %s instead",
             SECRET_FILE_VARIABLE,
             NOISE_KEY_FILE_VARIABLE,

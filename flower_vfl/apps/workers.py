@@ -1,4 +1,4 @@
-"""What the label party has to know of its parties' processes in Flower's simulation: whether all can run at once."""
+"""Checks of the parties' processes in Flower's simulation: all must be able to run at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _RAY_SECONDS = 60.0
 
 
 STARTED: Future[None] = Future()
-"""Of a process that is Flower's simulation as `--engine flower` starts it: done once every party's process is up."""
+"""In Flower's simulation as `--engine flower` starts it: done once every party's process is up."""
 
 
 def handlers() -> int:
-    """Return how many ClientApps Flower's simulation runs at once at most, however many processes Ray has for them.
+    """Return the largest number of ClientApps that Flower's simulation runs at once, whatever Ray's processes.
 
-    They are called from a `ThreadPoolExecutor()`, whose default this is (flwr 1.41, `vce_api.run_api`).
+    They are called from a `ThreadPoolExecutor()`, and this is its default (flwr 1.41, `vce_api.run_api`).
     """
     return min(32, (os.cpu_count() or 1) + 4)
 
@@ -32,7 +32,7 @@ def wait_for_workers(parties: int, *, at_once: bool) -> None:
     parties : int
         How many there are.
     at_once : bool
-        Whether their handlers must all run at the same time: a session over a stream takes one for as long as it lasts.
+        True if their handlers must all run at the same time: a session over a stream takes one for as long as it lasts.
 
     Raises
     ------

@@ -90,8 +90,8 @@ def make_attack(name: str, /, **params: Any) -> AttackMethod:
     Raises
     ------
     ConfigError
-        For a name that nothing has, for a class that is no attack or says of itself what no attack can, and for
-        parameters that the attack does not have.
+        For an unknown name, for a class that is no attack or declares impossible attributes, and for parameters that
+        the attack does not have.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What an attack is: a name, parameters and, for attacks while training, a transcript in and scores out.
+"""The interface of attacks: a name, parameters and, for attacks during training, a transcript in and scores out.
 
 Attacks on the trained model are in `flower_vfl.attacks.embedding.inference`, longitudinal ones in
 `flower_vfl.attacks.longitudinal.base`.
@@ -34,32 +34,32 @@ KINDS: Mapping[str, str] = {
     HINTS: "(k, D) the gradients, as the party sees them, of k examples of the batch that it knows to be positive",
     LABELS: "(B,) 1 for a row of the batch that it knows to be positive, 0 for one that it knows not to be, else -1",
 }
-"""What an attack can be told about the last step at one layer, by the name that `Attack.needs` declares."""
+"""Kinds of side information on the last step at one layer, by the name that `Attack.needs` declares."""
 
 Reads: TypeAlias = Literal["scores", "classes", "logits", "clusters"]
-"""What an attack says of the attacked rows."""
+"""The kind of an attack's answer on the attacked rows."""
 
 
 WHILE_TRAINING: tuple[Reads, ...] = ("scores", "clusters")
-"""What an attack on the steps of a training can say."""
+"""The kinds of answer of attacks on the steps of training."""
 
 
 def nobody() -> NDArray[np.int64]:
-    """Return the rows of which an attack was told nothing more."""
+    """Return an empty array of row numbers: no row is known to the attack."""
     return np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SideInformation:
-    """What an attack is told about the last step at one layer, beyond its transcript.
+    """The side information of an attack on the last step at one layer, beyond its transcript.
 
     Attributes
     ----------
     tensors
         By name, see `KINDS`.
     left_out
-        (n,) positions in the batch of the examples that supplied it. Who measures the attack leaves them out: to
-        recognise what one was told is no attack.
+        (n,) positions in the batch of the examples that supplied it. They are not measured: recognising side
+        information is no attack.
     classes
         Number of classes; every party knows it.
 
@@ -76,19 +76,19 @@ class SideInformation:
     classes: int = 2
 
     def tensor(self, name: str) -> Tensor:
-        """Return what was told under a name.
+        """Return the side information of a name.
 
         Raises
         ------
         ArgumentError
-            When it was not told.
+            When it was not given.
         """
         try:
             return self.tensors[name]
         except KeyError:
-            told = ", ".join(sorted(self.tensors)) or "nothing"
+            given = ", ".join(sorted(self.tensors)) or "nothing"
             raise ArgumentError(
-                f"The attack needs {name!r} as side information, it was given {told}: declare it in `needs`."
+                f"The attack needs {name!r} as side information, it was given {given}: declare it in `needs`."
             ) from None
 
 
@@ -96,7 +96,7 @@ NOTHING = SideInformation()
 
 
 def is_whole(value: object) -> bool:
-    """Say whether a value is a whole number from 1; true is none."""
+    """Return whether a value is a whole number from 1; true is none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
@@ -114,7 +114,7 @@ def whole(attack: str, name: str, value: int) -> int:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Say whether a value is a whole or a floating point number; true is none."""
+    """Return whether a value is a whole or a floating point number; true is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -145,21 +145,21 @@ def one_of(attack: str, name: str, value: Word, allowed: Sequence[Word]) -> Word
 
 
 class AttackMethod(ABC):
-    """What every attack has, whenever it runs.
+    """The base class of all attacks, during and after training.
 
-    A run makes one instance for each party, layer and view that is attacked, by `fresh`: what an instance keeps between
-    its calls is of one sequence of batches. It survives a resume where `state` returns it and `restore` takes it back.
+    A run makes one instance for each party, layer and view that is attacked, by `fresh`: the state of an instance
+    belongs to one sequence of batches. It survives a resume where `state` returns it and `restore` takes it back.
 
     Attributes
     ----------
     name
-        What users and results call it.
+        Its name in configurations and results.
     needs
-        What it must be told beyond what the attacked party sees. An attack that needs something is measured where
-        somebody knows it: in simulations and, while training, at the label party.
+        The side information that it needs beyond the attacked party's view. Such an attack is measured where the side
+        information is known: in simulations and, during training, at the label party.
     sees
-        ``"gradients"`` or ``"embeddings"``: what it looks at. What a defense does to the gradients of a step changes
-        nothing about the embeddings of that step.
+        ``"gradients"`` or ``"embeddings"``: its input. A defense of the gradients of a step does not change the
+        embeddings of that step.
     """
 
     name: ClassVar[str]
@@ -176,7 +176,7 @@ class AttackMethod(ABC):
         return deepcopy(self)
 
     def state(self) -> dict[str, Any]:
-        """Return what the attack keeps between its calls, as plain values and tensors; by default nothing.
+        """Return the attack's state between its calls, as plain values and tensors; by default nothing.
 
         A checkpoint has it. In a sweep whose trials are trained together, a `RowAttack` keeps the states of all runs in
         tensors with the leading dimensions of the rows that it rates.
@@ -204,7 +204,7 @@ class AttackMethod(ABC):
 
 
 class Attack(AttackMethod):
-    """A curious feature party's way to read labels from what it sees while it trains.
+    """An attack of a curious feature party on the gradients or embeddings of a training step.
 
     An attack sees the party's transcript and the side information that it declares, nothing else: no label, no
     defense, no other party. Scoring its scores against the true labels is somebody else's work.
@@ -215,11 +215,11 @@ class Attack(AttackMethod):
         Names of the side information that must be given to `score`: ``"reference"``, ``"hints"`` or ``"labels"``, see
         `KINDS`.
     reads
-        What `score` returns: ``"scores"``, or ``"clusters"``, groups without names. Of more than two classes, scores
-        are for one against the rest; which one is the positive class the scorer says, by the side information.
+        The kind of the result of `score`: ``"scores"``, or ``"clusters"``, groups without names. Of more than two
+        classes, scores are for one against the rest; the scorer chooses the positive class, by the side information.
     sequential
-        Whether its scores depend on the steps that it has scored before. Then it is called once a step, in their order;
-        another `RowAttack` may be asked of several steps together.
+        True if its scores depend on the steps that it has scored before. Then it is called once a step, in their order;
+        another `RowAttack` may score several steps together.
     """
 
     reads: ClassVar[Reads] = "scores"
@@ -227,12 +227,12 @@ class Attack(AttackMethod):
 
     @property
     def hints(self) -> int:
-        """How many positives of the batch it must be told, where it needs ``"hints"``."""
+        """The number of positives of the batch that it knows, where it needs ``"hints"``."""
         return 1
 
     @property
     def leaks(self) -> int:
-        """Of how many training rows of each class it knows the label, where it needs ``"labels"``."""
+        """The number of training rows of each class with known labels, where it needs ``"labels"``."""
         return 0
 
     @abstractmethod
@@ -242,12 +242,12 @@ class Attack(AttackMethod):
         Parameters
         ----------
         transcript
-            What the party saw so far. It writes nothing into it: in a simulation it may be what was sent, and others
-            look at it afterwards. A run refuses an attack that does.
+            The party's view so far. An attack must not write into it: in a simulation its tensors may be those that are
+            sent, and others read them afterwards. A run refuses an attack that does.
         layer
-            Which layer to look at: ``"cut"``, ``"first"`` or another layer of the party's own model.
+            The attacked layer: ``"cut"``, ``"first"`` or another layer of the party's own model.
         side
-            What `needs` declares, for this step and layer.
+            The side information that `needs` declares, for this step and layer.
 
         Returns
         -------
@@ -260,18 +260,18 @@ class Attack(AttackMethod):
 class RowAttack(Attack):
     """An attack that scores gradients (..., B, D), so that it can read those of many runs at once.
 
-    It returns scores, and is told nothing or what one name in `needs` stands for. A sweep that trains its trials
+    It returns scores, and needs no side information or that of one name in `needs`. A sweep that trains its trials
     together calls `rate`, a run by itself calls `score`, which is `rate` of one batch. A `sequential` one keeps a state
     for each of the leading dimensions: these are runs, the same ones in every call.
     """
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:
-        """Return what `rate` says of the layer's gradients in the last step, (B,).
+        """Return the scores of `rate` for the layer's gradients in the last step, (B,).
 
         Raises
         ------
         ArgumentError
-            Where it is not told what it needs, or something of another width.
+            When side information is missing, or has another width.
         """
         from flower_vfl.attacks.rows import as_rows
 
@@ -279,19 +279,19 @@ class RowAttack(Attack):
         return self.rate(rows, self.told(rows, side))
 
     def told(self, rows: Tensor, side: SideInformation) -> Tensor | None:
-        """Return what it is told of one batch (B, D), (k, D) as `rate` takes it.
+        """Return the side information on one batch (B, D) as `rate` takes it, (k, D).
 
         Raises
         ------
         ArgumentError
-            Where it is not told what it needs, or something of another width.
+            When side information is missing, or has another width.
         """
         from flower_vfl.attacks.rows import as_known
 
         known = None
         for name in self.needs:
-            told = side.tensor(name)
-            known = as_known(told.reshape(1, -1) if name == REFERENCE else told, rows, name.capitalize())
+            found = side.tensor(name)
+            known = as_known(found.reshape(1, -1) if name == REFERENCE else found, rows, name.capitalize())
         return known
 
     @abstractmethod
@@ -303,8 +303,8 @@ class RowAttack(Attack):
         rows
             (..., B, D) gradients, detached and flattened.
         known
-            (..., k, D) what it is told of each batch, by the one name in `needs`, of which k is 1 for
-            ``"reference"``; None where it needs nothing.
+            (..., k, D) side information on each batch, of the one name in `needs`; k is 1 for ``"reference"``. None
+            where it needs nothing.
 
         Returns
         -------

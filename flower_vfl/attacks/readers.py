@@ -1,6 +1,6 @@
-"""Readers that are fitted on a few rows whose classes are known: a linear one, a Gaussian for each class, a network.
+"""Readers that are fitted on a few rows of known classes: a linear one, a Gaussian for each class, a network.
 
-What the rows are, they do not ask: what is remembered of gradients, or embeddings of the trained model.
+The rows may be anything: histories of gradients, or embeddings of the trained model.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import torch
 from torch import Tensor
 
 Reader: TypeAlias = Callable[[Tensor], Tensor]
-"""From rows (n, ...) to what they say: (n,) for two classes, higher means more likely class 1, and (n, C) for more,
+"""A function from rows (n, ...) to scores: (n,) for two classes, higher means more likely class 1, and (n, C) for more,
 where the largest number names the class; never NaN for finite rows."""
 
 FLOOR = 1e-6
-"""Least variance of a class in any direction, where the known rows have 1 in the mean: a class whose known rows are
-equal, as one row alone is, still has a density."""
+"""Least variance of a class in any direction, where the known rows have 1 in the mean: a class with equal known
+rows, or with one, still has a density."""
 
 RATE, MOMENTUM, DECAY = 1.0, 0.9, 1e-3
-"""Of gradient descent on all known rows. Adam is no choice here: its steps are as large in each coordinate, so that
-those which say nothing are learned by heart. The decay takes its part off each weight in every step, for the same."""
+"""Settings of gradient descent on all known rows. Adam is no choice here: its steps are as large in each coordinate, so
+that it overfits to those without information. The decay shrinks each weight in every step, for the same reason."""
 
 _MIXTURE = 1e-6
 """Part of the largest variance below which a mixture of blocks is rounding, and nothing of its own."""
 
 
 def standardising(x: Tensor) -> Callable[[Tensor], Tensor]:
-    r"""Return what centres rows of blocks, makes their blocks uncorrelated and gives each of them mean variance 1.
+    r"""Return a function that centres rows of blocks, decorrelates the blocks and gives each of them mean variance 1.
 
     .. math:: z = (x - \bar x) (M \otimes I_D), \qquad M^T C M = I, \qquad
         C_{ab} = \tfrac{1}{nD} \sum_i \langle x_i^a - \bar x^a, \; x_i^b - \bar x^b \rangle
 
-    A mean, the last gradient in it and a difference of that say much of the same, after one epoch all of it: a reader
-    that takes coordinates as alike would count it several times. Epochs with persistent noise have most of it in
-    common, and what differs between them would hardly count. Coordinates of a block keep their proportions.
+    A mean, the last gradient in it and the last difference contain much of the same, after one epoch all of it: a
+    reader with equal weights would count it several times. Epochs with persistent noise have most of it in common, and
+    their differences would hardly count. Coordinates of a block keep their proportions.
 
     Parameters
     ----------

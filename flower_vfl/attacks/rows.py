@@ -1,4 +1,4 @@
-"""Rows at every scale: what the attacks share when they compare directions and lengths, or read embeddings.
+"""Operations on rows at every scale, shared by attacks that compare directions and lengths, or read embeddings.
 
 Gradients of 1e-30 and of 1e30 are compared as well as those of 1. Narrow floats are computed with as float64, where
 their squares and products keep their range; float64 has nothing wider, so that there each row is measured in units
@@ -53,15 +53,17 @@ def as_known(known: Tensor, g: Tensor, name: str) -> Tensor:
 
 
 def required(known: Tensor | None, attack: str) -> Tensor:
-    """Return what an attack was told.
+    """Return an attack's side information.
 
     Raises
     ------
     ArgumentError
-        When it was told nothing.
+        When there is none.
     """
     if known is None:
-        raise ArgumentError(f"The attack {attack} must be told gradients of positives: declare it in `needs`.")
+        raise ArgumentError(
+            f"The attack {attack} needs gradients of positives as side information: declare it in `needs`."
+        )
     return known
 
 
@@ -82,7 +84,7 @@ def in_own_units(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _SAFE = {torch.float32: (1e-9, 1e9), torch.float64: (1e-100, 1e100)}
-"""Of longest rows in between, no fourth power that counts beside the largest vanishes, and none overflows."""
+"""Range of longest rows in which no fourth power that counts beside the largest vanishes, and none overflows."""
 
 
 def in_safe_units(rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -147,12 +149,12 @@ def cosines(known: Tensor, rows: Tensor) -> Tensor:
 def normalised(z: Tensor) -> Tensor:
     """Return embeddings (B, ...) layer-normalised without affine: each row with mean 0 and variance 1, its shape kept.
 
-    That is what a label party makes of them that defends with the potential energy; a constant row becomes zeros.
+    A label party that defends with the potential energy does the same; a constant row becomes zeros.
     """
     rows, _ = wide(as_rows(z))
     centred = rows - rows.mean(dim=1, keepdim=True)
     scale = centred.square().mean(dim=1, keepdim=True).sqrt()
-    constant = scale <= 1e-14 * rows.abs().amax(dim=1, keepdim=True)  # what is left of it are rounding errors
+    constant = scale <= 1e-14 * rows.abs().amax(dim=1, keepdim=True)  # its centred values are rounding errors
     return narrowed((centred / scale.where(~constant, 1.0)).where(~constant, 0.0), z).reshape(z.shape)
 
 
@@ -173,7 +175,7 @@ def rarer_side_up(along: Tensor) -> Tensor:
 
 
 def raw_features(inputs: Sequence[Tensor]) -> Tensor:
-    """Return what a model takes, numbers (N, ...) and category numbers (N, K), as plain rows (N, F) of float32.
+    """Return the inputs of a model, numbers (N, ...) and category numbers (N, K), as plain rows (N, F) of float32.
 
     Each category becomes a column of its own, of 0 and 1; where a column has more than `LEVELS` values, or all columns
     together more than `COLUMNS`, the most frequent ones do, and rows with another value have zeros there.

@@ -1,4 +1,4 @@
-"""An attacker: a feature party that follows the protocol to the letter, and looks."""
+"""An attacker: a feature party that follows the protocol to the letter and runs attacks on what it receives."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from flower_vfl.protocol.transcript import StepTrace, Transcript
 from flower_vfl.registry import suggestion
 
 AUDIT_REFERENCE, AUDIT_ROW = "audit.reference", "audit.row"
-"""In a simulation, the tensor (D,) and the field with which a step's frame tells the scorer a clean gradient."""
+"""In a simulation, the tensor (D,) and the field of a step's frame that carry a clean gradient to the scorer."""
 
 
 class _Seen:
-    """What passed the watched layers in this step.
+    """The outputs and gradients of the watched layers in this step.
 
     The hooks hold this and not the attacker: it would hold itself by its own model, with its data open, after the run.
     """
 
     def __init__(self) -> None:
         self.wanted = True
-        """Whether an attack reads this step; other steps are not held, which would cost time."""
+        """True if an attack scores this step; other steps are not held, which would cost time."""
         self.outputs: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
 
@@ -61,36 +61,36 @@ class _Seen:
 class Attacker(FeatureParty):
     """A feature party with attacks attached.
 
-    It records a transcript of what it saw: cut gradients, and by going on with back-propagation the gradients of its
-    own earlier layers. In a simulation a scorer beside it compares the attacks' scores with true labels that come over
-    the audit channel, and tells oracle attacks the clean gradient of one positive that comes the same way; the attacks
-    themselves see the transcript and the side information that they declare. Attacks that remember read, after each
-    epoch, what it has added up for each row. Once training is finished, attacks on the trained model read the test
-    rows, and joint attacks read gradients together with columns and embeddings, scored in the same way.
+    It records a transcript of what it received: cut gradients, and by going on with back-propagation the gradients of
+    its own earlier layers. In a simulation a scorer beside it compares the attacks' scores with true labels that come
+    over the audit channel, and gives oracle attacks the clean gradient of one positive that arrives the same way; the
+    attacks themselves see the transcript and the side information that they declare. Longitudinal attacks read, after
+    each epoch, the row memory. Once training is finished, attacks on the trained model read the test rows, and joint
+    attacks read gradients together with columns and embeddings, scored in the same way.
 
     Parameters
     ----------
     *args, **kwargs
         As for `FeatureParty`.
     attacks : Sequence[AttackMethod]
-        What it tries.
+        The attacks that it runs.
     fresh : FreshModels, optional
-        How it makes models of its own; attacks on the trained model need it.
+        The factories of its own models; attacks on the trained model need them.
     layers : Sequence[str]
-        What it looks at: "cut", a layer that the model watches or any of its modules by name; by default the cut and
+        The attacked layers: "cut", a layer that the model watches or any of its modules by name; by default the cut and
         all that the model watches.
     simulation : bool
-        Whether the audit channel may be opened; a deployment refuses it.
+        True if the audit channel may be opened; a deployment refuses it.
     defended : bool
-        Whether the run says that a defense is in force, for the record.
+        True if a defense is in force by the run's configuration, for the record.
     recorder : Recorder, optional
-        Where leak AUCs go.
+        Receives leak AUCs.
     every : int
-        Score each so many steps; what is remembered is of every step.
+        Steps from one scored step to the next; the row memory takes in every step.
     positives : Sequence[int]
-        Classes that attacks on gradients look for, see `AuditLabels`.
+        Classes that attacks on gradients detect, see `AuditLabels`.
     memory : Path, optional
-        Folder for what it remembers; without one that has no name and is gone with the process.
+        Folder of the row memory; without one it is in files without a name, gone with the process.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Attacker(FeatureParty):
         watched = chosen_layers(self.bottom, layers, self.name)
         self._watched = watched.keys()
         self._changed = False
-        """Whether a gradient came that is not the clean one: then a defense is in force."""
+        """True if a gradient arrived that is not the clean one: then a defense is in force."""
         self._rows_independent: bool | None = None
         self._left_traces = False
         for layer, module in watched.items():
@@ -183,7 +183,7 @@ class Attacker(FeatureParty):
     def _learn(self, step: int, frame: Frame) -> None:
         self._reference, self._references = self._read_reference(frame), None
         self._received = False
-        if self._reference is not None and not self._changed:  # it is always right to follow: a card is asked once
+        if self._reference is not None and not self._changed:  # it is always right to follow: a GPU is read once
             self._received = _holds(frame.tensors.get("gradient"), *self._reference)
             self._changed = not self._received
         if self._pending and self._pending[0].output is not None:
@@ -386,7 +386,7 @@ class Attacker(FeatureParty):
 
 
 def chosen_layers(bottom: nn.Module, layers: Sequence[str], party: str) -> dict[str, nn.Module]:
-    """Return the modules of a bottom model whose outputs are watched, by the name of the layer.
+    """Return the watched modules of a bottom model, by the name of the layer.
 
     Raises
     ------

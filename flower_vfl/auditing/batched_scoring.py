@@ -1,9 +1,8 @@
-"""What attacks say of the steps that wait to be scored: on a card they are asked of many steps at once.
+"""Scores of pending steps: on a GPU an attack scores many steps at once.
 
-In main memory an attack is asked in the step that it attacks, while the gradients are in the processor's caches. On a
-card each question is a dozen small operations and each answer a wait until all that came before is done; there the
-gradients are held, attacks that look at single steps are asked of many of them together, and one copy brings it all.
-Sequential attacks are asked of one step after the other.
+In main memory an attack scores a step at once, while the gradients are in the processor's caches. On a GPU each call
+is a dozen small operations, and each result waits for all earlier work; there the gradients are held, attacks on single
+steps score many of them together, and one copy brings all scores. Sequential attacks score one step after the other.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ from flower_vfl.protocol.tensors import brought
 from flower_vfl.protocol.transcript import Transcript
 
 HELD = 2**28
-"""Bytes of gradients of one party on a card that may wait for attacks to be asked of them."""
+"""Largest number of bytes of one party's gradients on a GPU that may wait to be scored."""
 
 Target = tuple[Attack, str]
-"""An attack, and the layer that it looks at."""
+"""An attack, and the layer that it scores."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingStep:
-    """One step that waits to be scored.
+    """A step that waits to be scored.
 
     Attributes
     ----------
     step, epoch
-        Which.
+        Their numbers.
     labels
         (B,) true class numbers.
     positive
-        The class that is looked for.
+        The class that is to be detected.
     sides
-        What each target is told; None where the batch does not have what it needs.
+        Side information of each target; None where the batch does not have what it needs.
     said
-        (B,) what each said; None where it was told nothing that it needs, or is not asked yet.
+        (B,) scores of each target; None where it lacks side information, or has not scored yet.
     gradients
-        (B, ...) by layer, of which it is not asked yet.
+        (B, ...) by layer, not yet scored.
     """
 
     step: int
@@ -68,23 +67,23 @@ class PendingStep:
         return sum(gradient.nbytes for gradient in self.gradients.values())
 
     def found(self, place: int) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """Return what the target of that place said, and whom it was told more of; None where it was not asked."""
+        """Return the scores of the target of that place, and the rows that it knows; None where it has not scored."""
         side = self.sides[place]
         return None if side is None else (self.said[place], side.left_out)
 
     def add(self, target: Target, transcript: Transcript, side: SideInformation | None, shown: list[Tensor]) -> None:
-        """Ask a target about the transcript's last step, now or later.
+        """Let a target score the transcript's last step, now or later.
 
         Parameters
         ----------
         target : Target
-            Who is asked, and about which layer.
+            The attack and its layer.
         transcript : Transcript
-            What the party saw.
+            The party's transcript.
         side : SideInformation, optional
-            What the attack is told; None where the batch does not have what it needs.
+            The attack's side information; None where the batch does not have what it needs.
         shown : list of Tensor
-            All tensors that it sees and must not write into.
+            All tensors that it receives and must not write into.
 
         Raises
         ------
@@ -101,16 +100,16 @@ class PendingStep:
 
 
 Unasked = Sequence[tuple[PendingStep, SideInformation]]
-"""Steps of which an attack is still to be asked, each with what it is told."""
+"""Steps that an attack has not scored yet, each with its side information."""
 
 
 def answer(targets: Sequence[Target], waiting: Sequence[PendingStep]) -> None:
-    """Ask what was not asked yet, and bring what is said to main memory: (B,) arrays then.
+    """Compute all missing scores, and bring them to main memory as arrays (B,).
 
     Raises
     ------
     ArgumentError
-        Where an attack does not say one number of each row.
+        When an attack does not return one number a row.
     """
     stacks: dict[Any, Tensor] = {}
     asked: list[tuple[int, Unasked]] = []
@@ -131,7 +130,7 @@ def answer(targets: Sequence[Target], waiting: Sequence[PendingStep]) -> None:
 
 
 def said_of(attack: AttackMethod, said: Any, rows: int) -> NDArray[Any]:
-    """Return what an attack says of so many rows, (N,).
+    """Return an attack's scores of so many rows as an array (N,).
 
     Raises
     ------
@@ -140,14 +139,14 @@ def said_of(attack: AttackMethod, said: Any, rows: int) -> NDArray[Any]:
     """
     found = as_numpy(said)
     if found.shape != (rows,):
-        raise ArgumentError(f"the attack {attack.label!r} says {found.shape} of {rows} rows: ({rows},) is needed")
+        raise ArgumentError(f"the attack {attack.label!r} returned {found.shape} for {rows} rows: ({rows},) is needed")
     return found
 
 
 def _unasked(waiting: Sequence[PendingStep], place: int, layer: str, *, sequential: bool) -> list[Unasked]:
-    """Return the steps of which a target is still to be asked, those with gradients of one shape together.
+    """Return the steps that a target has not scored yet, those with gradients of one shape together.
 
-    A sequential attack is asked of each step by itself, in their order.
+    A sequential attack scores each step by itself, in their order.
     """
     groups: defaultdict[Any, list[tuple[PendingStep, SideInformation]]] = defaultdict(list)
     for step in waiting:
@@ -158,7 +157,7 @@ def _unasked(waiting: Sequence[PendingStep], place: int, layer: str, *, sequenti
 
 
 def _ask_together(attack: RowAttack, layer: str, steps: Unasked, stacks: dict[Any, Tensor]) -> Tensor:
-    """Return what an attack says of steps whose gradients have one shape; `stacks` keeps what others look at, too.
+    """Return an attack's scores of steps with gradients of one shape; `stacks` shares these with other attacks.
 
     A sequential attack sees the rows of its one step without a leading dimension, as in main memory.
     """
@@ -176,12 +175,12 @@ def _ask_together(attack: RowAttack, layer: str, steps: Unasked, stacks: dict[An
     if not isinstance(said, Tensor) or said.shape != shown[0].shape[:2]:
         given = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
         wanted = tuple(shown[0].shape[:2])
-        raise ArgumentError(f"the attack {attack.label!r} says {given} of several batches: {wanted} is needed")
+        raise ArgumentError(f"the attack {attack.label!r} returned {given} for several batches: {wanted} is needed")
     return said
 
 
 def _brought(said: Sequence[Any]) -> list[Any]:
-    """Return what was said with all that is on a card in main memory."""
+    """Return all scores in main memory, also those on a GPU."""
     there = [isinstance(one, Tensor) and one.device.type != "cpu" for one in said]
     found = iter(brought([one for one, is_there in zip(said, there, strict=True) if is_there]))
     return [next(found) if is_there else one for one, is_there in zip(said, there, strict=True)]

@@ -79,13 +79,13 @@ def read_with_columns(
     party : str
         The feature party, or several that put together what they have, as "a+b".
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     classes : int
         Number of classes.
     positives : Sequence[int]
         Classes that are read.
     members : Members
-        Whose gradients lie where, of several parties.
+        The positions of each party's gradients, for several parties.
     """
     summary = LeakSummary(INFORMED, party, phase=AUDIT, source="monitor", defended=defended)
     entry = {**summary.result(), "label": INFORMED, "sees": SEES, "steps": None, "one_class_steps": None}

@@ -1,9 +1,9 @@
-"""The conditional oracle: what a reader learns from a gradient that knows everything about its row but the label.
+"""The conditional oracle: the leak of a gradient to a reader that knows everything about its row but the label.
 
-A certificate is marginal over rows: it bounds rules that know nothing of a row but its gradient. Each gradient is
-(p - y) dh/dz before the noise, with the label party's own prediction p for the row and the slope dh/dz of its logit.
-This oracle knows p, dh/dz and the law of the noise, so that only the label is left open, and ranks rows by the
-likelihood ratio of the two labels. No real reader has that knowledge. The oracle is a measurement of the defense.
+A certificate is marginal over rows: it bounds attacks without other information on a row than its gradient. Each
+gradient is (p - y) dh/dz before the noise, with the label party's own prediction p for the row and the slope dh/dz of
+its logit. This oracle knows p, dh/dz and the law of the noise, so that only the label is left open, and ranks rows by
+the likelihood ratio of the two labels. No real reader has that knowledge. The oracle is a measurement of the defense.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ConditionalOracle:
         return {name: summary_state(leaks) for name, leaks in self._leaks.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned; what is not in it begins anew."""
+        """Go on from what `state` returned; counts that are not in it begin at zero."""
         for name, leaks in self._leaks.items():
             restore_summary(leaks, state.get(name) or summary_state(_summary(name)))
 

@@ -1,4 +1,4 @@
-"""How to read an entry of ``leakage`` in ``result.json``: what it measured, of what, and what was reached."""
+"""Accessors of an entry of ``leakage`` in ``result.json``: its attack, its phase, and the value that was reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRAIN, REMEMBERED = "train", "remembered"
 AUDIT, JOINT = "audit", "joint"
 
 NAMED_PHASES = frozenset({TRAIN, REMEMBERED})
-"""Phases of attacks on what was sent while training: on single steps, and on all epochs of each row."""
+"""Phases of attacks on the gradients of training: on single steps, and on all epochs of each row."""
 
 READER_PHASES = frozenset({AUDIT, JOINT})
 """Phases of readers that are fitted and report one AUC with a baseline."""
@@ -36,7 +36,7 @@ def label_of(entry: Entry) -> str:
 
 
 def phase_of(entry: Entry) -> str:
-    """Return the phase of an entry; results of before wrote none for what is read while training."""
+    """Return the phase of an entry; older results have none for attacks during training."""
     return str(entry.get("phase") or TRAIN)
 
 
@@ -62,13 +62,13 @@ def on_embeddings(result: Result, attack: str) -> bool:
 
 
 def as_sent(result: Result, entry: Entry) -> bool:
-    """Return whether an entry is of what a party received: defended where the run has a defense."""
+    """Return whether an entry measured the sent gradients: defended where the run has a defense."""
     defended = bool(result["defenses"])
     return bool(entry.get("defended", defended)) == defended
 
 
 def received(result: Result) -> list[Entry]:
-    """Return the leak AUCs, while training, of what the parties really received, defended where there is a defense.
+    """Return the leak AUCs of the gradients that the parties really received, defended where there is a defense.
 
     Those of single steps and those of longitudinal attacks.
     """
@@ -87,7 +87,7 @@ def read(result: Result) -> list[Entry]:
 def unrepeated(entries: Sequence[Entry]) -> list[Entry]:
     """Return entries of one phase without what the monitor repeats: the attack, party and layer of an attacker's.
 
-    What no attacker reported, such as parties that put together what they see, only the monitor has measured.
+    Only the monitor has measured entries that no attacker reported, such as those of colluding parties.
     """
     reported = {_where(entry) for entry in entries if entry.get("source") != "monitor"}
     return [entry for entry in entries if entry.get("source") != "monitor" or _where(entry) not in reported]
@@ -98,7 +98,7 @@ def _where(entry: Entry) -> tuple[Any, ...]:
 
 
 def null_of(entry: Entry) -> float:
-    """Return the 95 % quantile of a score that knows nothing, 0.5 where the entry has none."""
+    """Return the 95 % quantile of a random score, 0.5 where the entry has none."""
     return 0.5 if entry.get("q95_null") is None else float(entry["q95_null"])
 
 
@@ -136,11 +136,11 @@ def reached(entry: Entry) -> float:
 
 
 def turned(entry: Entry) -> float:
-    """Return the q95 of scores turned around; of results of before, which do not hold it, their mean turned around."""
+    """Return the q95 of scores turned around; of older results, which do not hold it, the mean turned around."""
     known = entry.get("q95_turned")
     return 1.0 - float(entry["mean"]) if known is None else float(known)
 
 
 def scored_steps(entry: Entry) -> int:
-    """Return how many steps have a value: those whose batches had both classes and what the attack needs."""
+    """Return the number of steps with a value: their batches had both classes and the attack's side information."""
     return int(entry.get("steps") or 0) - int(entry.get("one_class_steps") or 0)

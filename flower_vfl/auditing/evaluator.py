@@ -42,7 +42,7 @@ class AuditLabels:
     rows : int
         Rows of the training table.
     positives : Sequence[int]
-        Classes that attacks look for, one a scored step, in turn; empty: class 1 of two classes, each of more.
+        Classes that attacks detect, one a scored step, in turn; empty: class 1 of two classes, each of more.
     """
 
     PIECE = 32_768
@@ -85,7 +85,7 @@ class AuditLabels:
 
     @property
     def complete(self) -> bool:
-        """Whether all labels are there."""
+        """True if all labels are there."""
         return self._filled == len(self._labels)
 
     @property
@@ -177,7 +177,7 @@ def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_s
         most = min(positives, batch_size) - 1
         if HINTS in attack.needs and attack.hints > most:
             raise ConfigError(
-                f"the attack {attack.label!r} knows {attack.hints} positives of each batch and looks for others; "
+                f"the attack {attack.label!r} knows {attack.hints} positives of each batch and detects others; "
                 f"{positives} of the training rows are positive and a batch has {batch_size} rows, so that it can know "
                 f"{max(most, 0)} at most: lower k"
             )
@@ -190,7 +190,7 @@ def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_s
 
 @contextmanager
 def naming(attack: AttackMethod) -> Iterator[None]:
-    """Let an error about what an attack says begin with the attack."""
+    """Let an error about an attack's scores begin with the attack's name."""
     try:
         yield
     except ArgumentError as error:
@@ -198,7 +198,7 @@ def naming(attack: AttackMethod) -> Iterator[None]:
 
 
 class Oracle:
-    """Chooses the positive whose clean gradient oracle attacks are told.
+    """A chooser of the positive with the clean gradient that oracle attacks receive.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ class Oracle:
 
 
 class AttackEvaluator:
-    """Runs attacks on a transcript's last step and writes down how well they read the labels.
+    """An evaluator that runs attacks on a transcript's last step and records their accuracy.
 
     It also tells attacks the side information that they declare, and leaves the examples that supplied it out: the
     reference comes from an `Oracle`, hints are the gradients of positives that it draws from the true labels. A batch
@@ -252,15 +252,15 @@ class AttackEvaluator:
     attacks : Sequence[Attack]
         What is run; each layer gets an instance of its own.
     layers : Sequence[str]
-        Layers whose gradients are attacked.
+        Layers with gradients that are attacked.
     labels : AuditLabels
         The true labels.
     party : str
-        The feature party whose view is attacked.
+        The feature party with the attacked view.
     source : str
         "attacker" or "monitor".
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     recorder : Recorder
         Where each value goes.
     every : int
@@ -308,7 +308,7 @@ class AttackEvaluator:
         return step % self._every == 0
 
     def score(self, transcript: Transcript, reference: Reference | None = None) -> None:
-        """Attack the last step; `reference` is what oracle attacks are told, where there is one.
+        """Attack the last step; `reference` is the side information of oracle attacks, where there is one.
 
         Raises
         ------
@@ -407,7 +407,7 @@ class AttackEvaluator:
             left_out += known.tolist()
         if tensors.keys() >= attack.needs:
             return SideInformation(tensors, np.array(sorted(set(left_out))), self._labels.classes)
-        if attack.label not in self._warned:  # once is enough: the count stands in the result
+        if attack.label not in self._warned:  # once is enough: the count is in the result
             self._warned.add(attack.label)
             _log.warning(
                 "attack %s at layer %r of party %r: the batch of step %d has too few positives for its side "
@@ -438,7 +438,7 @@ class AttackEvaluator:
     def epoch_leak(self) -> float:
         """The largest 95 % quantile over the attacks and layers in the current epoch; NaN where nothing was scored.
 
-        Who reads labels upside down reads them: the scores of an attack, all or none, may be turned around.
+        An attack with inverted scores also reads labels: the scores of an attack, all or none, may be turned around.
         """
         self.settle()
         seen = [np.array(values) for values in self._epoch[1] if values]

@@ -1,4 +1,4 @@
-"""What readers see of a batch: gradients in units of their batch, and quantities of a row within its batch."""
+"""Features of a batch for readers: gradients in units of their batch, and quantities of a row within its batch."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ MORE = 8
 """Quantities beside the gradient itself."""
 
 DIRECTIONS = 4
-"""Principal directions of the batch whose remainder counts as residual."""
+"""Principal directions of the batch that are removed from the residual."""
 
 _TINY = 1e-6
 """Length below which a row counts as zero, where a batch's root mean square is 1."""
 
 
 class GradientFeatures:
-    """Turns the gradients of batches into columns, batch by batch in their order.
+    """A transformer of the gradients of batches into columns, batch by batch in their order.
 
-    Beside the gradient in units of its batch, so that all steps weigh alike, stand: the logarithm of the row's length,
-    how far that is from the batch's root mean square, the logarithm of what the first principal directions leave of
-    the row, the share of exact zeros, how evenly its entries are spread, its cosine with the batch's mean, and its
-    place along the first principal direction, which is followed from batch to batch, signed and not.
+    The columns are the gradient in units of its batch, so that all steps have equal weight, the logarithm of the row's
+    length, its distance from the batch's root mean square, the logarithm of the row's residual length without the first
+    principal directions, the share of exact zeros, how evenly its entries are spread, its cosine with the batch's mean,
+    and its place along the first principal direction, which is followed from batch to batch, signed and not.
 
     Parameters
     ----------
     members : Members
-        Parties whose gradients lie side by side. The quantities of each member's gradient follow those of the whole.
+        Parties, with their gradients side by side. The quantities of each member's gradient follow those of the whole.
     """
 
     def __init__(self, members: Members = ALONE) -> None:

@@ -47,7 +47,7 @@ Labels = NDArray[np.bool_]
 
 
 def sample_rows(rows: NDArray[np.integer], most: int) -> NDArray[np.int64]:
-    """Return at most so many of some rows, sorted: those whose hashes are smallest, the same in each run.
+    """Return at most so many of some rows, sorted: those with the smallest hashes, the same in each run.
 
     Examples
     --------
@@ -86,9 +86,9 @@ class JointEvaluator:
     Parameters
     ----------
     party : str
-        The feature party whose view is attacked.
+        The feature party with the attacked view.
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     positive : int
         The class that is looked for.
     classes : int
@@ -147,7 +147,7 @@ class JointEvaluator:
         scores: Mapping[str, NDArray[Any]],
         baselines: Mapping[str, Mapping[str, NDArray[Any]]],
     ) -> dict[str, Any]:
-        """Measure one part of the rows, without those whose labels the attack knows."""
+        """Measure one part of the rows, without those with labels that the attack knows."""
         kept = {part: np.ones(len(truth), dtype=bool) for part, truth in parts.items()}
         kept["train"][view.known.rows] = False
         mine, truth = kept[rows_of], parts[rows_of][kept[rows_of]]
@@ -226,7 +226,7 @@ def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool
             continue
         if len(positives) != 1:
             raise ConfigError(
-                f"the attack {attack.label!r} looks for one class; here {len(positives)} take turns "
+                f"the attack {attack.label!r} detects one class; here {len(positives)} take turns "
                 f"({', '.join(map(str, positives))}): name one in attack.positives"
             )
         if attack.leaks >= fewest:
@@ -250,7 +250,7 @@ def _scores(said: JointScores, parts: Mapping[str, Labels]) -> dict[str, NDArray
     for part, scores in found.items():
         rows = len(parts.get(part, parts["train"]))
         if scores.shape != (rows,):
-            raise ArgumentError(f"it says {scores.shape} of {rows} {part} rows: ({rows},) is needed")
+            raise ArgumentError(f"it returned {scores.shape} for {rows} {part} rows: ({rows},) is needed")
     return found
 
 

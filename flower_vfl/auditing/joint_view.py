@@ -33,11 +33,11 @@ TOO_FEW = "too few rows of a class have come for the labels it knows"
 """Why a joint attack has no number."""
 
 _UNSEEN = 255
-"""Of rows that are not in the sample, where 0 and 1 are what the label of a row can be."""
+"""Mark of rows that are not in the sample; a label is 0 or 1."""
 
 
 def known_among(attack: JointAttack, rows: NDArray[np.int64], truth: NDArray[np.bool_]) -> KnownRows | None:
-    """Return the rows whose labels an attack knows, by position in a sample; None where there are too few.
+    """Return the rows with labels that an attack knows, by position in a sample; None where there are too few.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def known_among(attack: JointAttack, rows: NDArray[np.int64], truth: NDArray[np.
     rows : NDArray
         (n,) rows of the training table, sorted.
     truth : NDArray
-        (n,) whether each is of the class that is looked for.
+        (n,) true for rows of the class that is to be detected.
     """
     if LEAKED not in attack.needs:
         return NOBODY
@@ -68,7 +68,7 @@ def read_group(
     Parameters
     ----------
     attacks : Sequence[JointAttack]
-        What is run.
+        The attacks that are run.
     view : JointView
         What the parties have together of these rows.
     rows : NDArray
@@ -78,7 +78,7 @@ def read_group(
     party : str
         The parties, as "a+b".
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     """
     scorer = _group_scorer(labels, party, defended=defended)
     truth = JointLabels(labels.at(rows) == labels.positive(0), np.zeros(0, dtype=np.bool_))
@@ -106,12 +106,12 @@ def _group_scorer(labels: AuditLabels, party: str, *, defended: bool) -> JointEv
 
 
 class JointObserver:
-    """Keeps a sample of what a party remembers, and lets joint attacks read it once training is finished.
+    """An observer that keeps a sample of a party's row memory, and lets joint attacks read it after training.
 
     Parameters
     ----------
     attacks : Sequence[JointAttack]
-        What is run.
+        The attacks that are run.
     table : PartyTable
         The party's columns.
     labels, test_labels : AuditLabels
@@ -119,9 +119,9 @@ class JointObserver:
     party : str
         The feature party.
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     placement : Placement
-        Where the bottom model is.
+        The device of the bottom model.
     seed : int
         Where the attacks' own randomness starts.
     """
@@ -147,10 +147,10 @@ class JointObserver:
         self._came = 0
         self._gradients: Tensor | None = None
         self.epoch = 0
-        """The last epoch at whose end the sample was taken."""
+        """The epoch at the end of which the last sample was taken."""
 
     def take(self, epoch: int, memory: Memory) -> None:
-        """Take the mean gradients of the sampled rows at the end of an epoch (from 1); earlier ones are forgotten."""
+        """Take the mean gradients of the sampled rows at the end of an epoch (from 1); earlier ones are dropped."""
         if memory.rows != self._came:
             self._rows = sample_rows(memory.order, most_rows(memory.width, columns=self._columns))
             self._came = memory.rows
@@ -158,7 +158,7 @@ class JointObserver:
 
     @property
     def taken(self) -> bool:
-        """Whether the sample is in this process."""
+        """True if the sample is in this process."""
         return self._gradients is not None
 
     def entries(self, bottom: nn.Module, why: str = "") -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ class JointObserver:
         bottom : nn.Module
             The trained bottom model.
         why : str
-            Why nothing was remembered, where that is so.
+            The reason for an empty row memory, if it is empty.
         """
         labels, positive = self._labels, self._labels.positive(0)
         scorer = JointEvaluator(party=self._party, defended=self._defended, positive=positive, classes=labels.classes)

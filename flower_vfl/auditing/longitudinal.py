@@ -1,4 +1,4 @@
-"""From what is remembered to a measured leak: attacks that run after each epoch meet true labels here."""
+"""The evaluator of longitudinal attacks: it runs them after each epoch and compares their scores with true labels."""
 
 from __future__ import annotations
 
@@ -33,44 +33,44 @@ from flower_vfl.registry import from_elsewhere
 _log = logging.getLogger(__name__)
 
 REMEMBERED = "remembered"
-"""The phase of an entry of `result.json` that was read of a memory."""
+"""The phase of the entries of longitudinal attacks in `result.json`."""
 
 WIDEST = 4096
-"""Numbers of a row up to which a layer is remembered: a direction takes a matrix of their square."""
+"""Largest width of a layer in the row memory: a direction takes a square matrix of this size."""
 
 
 Take: TypeAlias = Callable[[str, int, Memory], None]
 
 MEANS, HISTORY = "means", "history"
-"""Two memories: of what reads means alone, in which batches are centred, and of what reads epochs one by one, too."""
+"""Two kinds of memory: for attacks that read means alone, with centred batches, and for those that read epochs, too."""
 
 _UNSEEN = 255
-"""Of rows that have not come, where 0 and 1 are what the label of a row can be."""
+"""Mark of rows that have not occurred; a label is 0 or 1."""
 
 
 def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *, repeats: bool) -> None:
-    """Refuse attacks on a memory that nobody could tell what they need, or that find nothing to read.
+    """Refuse longitudinal attacks if their side information is missing, or if they would find nothing to read.
 
     Parameters
     ----------
     attacks : Iterable[MemoryAttack]
-        What is run.
+        The attacks that are run.
     labels : AuditLabels
         The true labels of the training table.
     repeats : bool
-        Whether rows come more than once.
+        True if rows occur more than once.
 
     Raises
     ------
     ConfigError
-        For more known rows than there are, for side information that does not exist, where rows must come again, and
-        where it is not one class that is looked for.
+        For more known rows than there are, for side information that does not exist, if rows must recur and do not, and
+        if there is not exactly one class to detect.
     """
     positive = labels.numbers == labels.positive(0)
     for attack in attacks:
         if len(labels.positives) != 1:
             raise ConfigError(
-                f"the attack {attack.label!r} looks for one class in all epochs; here {len(labels.positives)} take "
+                f"the attack {attack.label!r} detects one class in all epochs; here {len(labels.positives)} take "
                 f"turns ({', '.join(map(str, labels.positives))}): name one in attack.positives"
             )
         if not attack.needs <= {HINTS, LEAKED}:
@@ -78,7 +78,7 @@ def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *
         positives = int(np.count_nonzero(positive))
         if attack.hints >= positives and HINTS in attack.needs:
             raise ConfigError(
-                f"the attack {attack.label!r} knows {attack.hints} positives and looks for others; {positives} of the "
+                f"the attack {attack.label!r} knows {attack.hints} positives and detects others; {positives} of the "
                 f"training rows are positive, so that it can know {max(positives - 1, 0)} at most: lower k"
             )
         fewest = min(positives, len(positive) - positives)
@@ -99,7 +99,7 @@ def _kind(keeps: frozenset[Kept]) -> str:
 
 
 def _memories(schedule: Schedule, keeps: Iterable[frozenset[Kept]], folder: Path | None) -> dict[str, RowMemory]:
-    """Return the memories that are needed; what one attack reads does not depend on what others need."""
+    """Return the memories that are needed; the input of one attack does not depend on the needs of others."""
     wanted: dict[str, frozenset[Kept]] = {}
     for each in filter(None, keeps):
         wanted[_kind(each)] = wanted.get(_kind(each), frozenset()) | each
@@ -111,7 +111,7 @@ def _memories(schedule: Schedule, keeps: Iterable[frozenset[Kept]], folder: Path
 
 @dataclass(slots=True)
 class _Remembered:
-    """What one attack read at one layer, epoch by epoch."""
+    """The results of one attack at one layer, epoch by epoch."""
 
     attack: MemoryAttack
     summary: LeakSummary
@@ -120,24 +120,25 @@ class _Remembered:
 
 
 class LongitudinalEvaluator:
-    """Remembers what a party receives, lets attacks read it after each epoch, and writes down how right they are.
+    """An evaluator that keeps a row memory, lets attacks read it after each epoch, and records their leak AUC.
 
     Parameters
     ----------
     attacks : Sequence[MemoryAttack]
-        What is run; each layer gets an instance of its own. May be empty where something else takes what is kept.
+        The attacks that are run; each layer gets an instance of its own. May be empty if something else uses the
+        memory.
     layers : Sequence[str]
-        Layers that are remembered.
+        Layers in the row memory.
     labels : AuditLabels
         The true labels.
     schedule : Schedule
-        Says which rows make which step, and when an epoch ends.
+        Gives the rows of each step, and the end of each epoch.
     party : str
-        The feature party whose view is attacked.
+        The feature party with the attacked view.
     source : str
         "attacker" or "monitor".
     defended : bool
-        Whether any defense is in force.
+        True if any defense is in force.
     recorder : Recorder
         Where each value goes.
     folder : Path, optional
@@ -214,13 +215,13 @@ class LongitudinalEvaluator:
     def _fits(self, layer: str, gradient: Tensor) -> bool:
         width = gradient[0].numel()
         if width > WIDEST:
-            self._give_up(layer, f"it is {width} numbers wide; up to {WIDEST} are remembered")
+            self._give_up(layer, f"it is {width} numbers wide; the row memory takes up to {WIDEST}")
         return width <= WIDEST
 
     def _give_up(self, layer: str, why: str) -> None:
         self._layers.remove(layer)
         self._unread[layer] = why
-        _log.warning("party %r: attacks that remember do not go on at layer %r: %s", self._party, layer, why)
+        _log.warning("party %r: longitudinal attacks do not go on at layer %r: %s", self._party, layer, why)
 
     def _score(self, step: int, epoch: int, layers: Sequence[str]) -> None:
         times, values = self._schedule.times_before(epoch) + 1, []
@@ -300,18 +301,18 @@ class LongitudinalEvaluator:
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """The layers at which nothing is remembered any more, and why."""
+        """The layers without a row memory any more, and the reasons."""
         return self._unread
 
     def forget(self) -> None:
-        """Let go of what is remembered, once no step can come any more."""
+        """Release the row memory, after the last step."""
         for memory in self._memories.values():
             memory.forget()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def state(self) -> dict[str, Any]:
-        """Return what was measured so far, as plain values; what is remembered is in files already."""
+        """Return what was measured so far, as plain values; the row memory is in files already."""
         return {
             "boot": boot(),
             "memory": {kind: memory.state() for kind, memory in self._memories.items()},
@@ -341,15 +342,15 @@ class LongitudinalEvaluator:
             found.attack.restore(entry["attack"])
 
     def check(self) -> None:
-        """See whether all that was remembered until a checkpoint is there as it was written.
+        """Check that the row memory of a checkpoint is complete and unchanged.
 
-        Nobody waited for the disk to write it: where the machine was started anew since, some may be lost, and nothing
-        is read at such a layer any more.
+        Writes to the disk were not waited for: after a restart of the machine some may be lost, and attacks at such a
+        layer end.
 
         Raises
         ------
         DataError
-            When a file is damaged or gone, and the machine was not started anew.
+            When a file is damaged or gone, and the machine was not restarted.
         """
         for layer in tuple(self._layers):
             try:
@@ -358,6 +359,4 @@ class LongitudinalEvaluator:
             except DataError:
                 if self._boot == boot():
                     raise
-                self._give_up(
-                    layer, "this machine was started anew, and what was remembered until then is not all there"
-                )
+                self._give_up(layer, "this machine was restarted, and the row memory from before is incomplete")

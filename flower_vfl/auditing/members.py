@@ -1,4 +1,4 @@
-"""Parties that put together what they see: whose columns lie where, for readers that look at one of them alone."""
+"""Colluding parties: the position of each one's columns, for readers of one of them alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The leakage monitor: the label party attacks its own messages, so that a deployment is measured too.
 
-It sees the cut layer only: what a party reads from its earlier layers, or by training models of its own on its columns,
-stays with that party.
+It sees the cut layer only. Attacks on a party's earlier layers, or with models that it trains on its own columns, are
+measured at that party.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Columns: TypeAlias = Callable[[str], PartyTable]
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What the monitor keeps of one party, or of several that collude: who scores, and the step that is scored."""
+    """The monitor's state for one party or colluding group: the evaluators, and the step that is scored."""
 
     parties: tuple[str, ...]
     scorer: AttackEvaluator
@@ -55,7 +55,7 @@ class _View:
 
     @property
     def latest(self) -> float:
-        """The largest leak that was last found, of a step or of what is remembered."""
+        """The largest leak that was last found, by attacks on a step or longitudinal ones."""
         return _largest([self.scorer.latest, self._longitudinal])
 
     @property
@@ -65,7 +65,7 @@ class _View:
 
     @property
     def epoch_leak(self) -> float:
-        """The largest leak over the steps of this epoch, or of what is remembered since the last one."""
+        """The largest leak over the steps of this epoch, or of longitudinal attacks since the last one."""
         return _largest([self.scorer.epoch_leak, self._longitudinal])
 
     @property
@@ -73,13 +73,13 @@ class _View:
         return math.nan if self.remembered is None else self.remembered.latest
 
     def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return what these parties hold together, (B, D); one alone holds its tensor as it is."""
+        """Return these parties' tensors side by side, (B, D); that of one party stays as it is."""
         if len(self.parties) == 1:
             return tensors[self.parties[0]]
         return torch.cat([tensors[party].flatten(1) for party in self.parties], dim=1)
 
     def reference(self, references: Mapping[str, Reference]) -> Reference | None:
-        """Return what an oracle tells these parties together; the row is the same for all."""
+        """Return the joined reference of an oracle for these parties; the row is the same for all."""
         if not references:
             return None
         known = [references[party] for party in self.parties]
@@ -87,30 +87,30 @@ class _View:
 
 
 class LeakageMonitor:
-    """Scores what is about to be sent to each party and, under a defense, what would have been sent without it.
+    """A monitor of the gradients to be sent to each party and, under a defense, of those before it.
 
     Parameters
     ----------
     parties : Sequence[str]
-        Feature parties, and groups of them that put together what they see, such as "a+b".
+        Feature parties, and colluding groups of them, such as "a+b".
     attacks : Sequence[AttackMethod]
-        What is run; attacks on the trained model that need leaked labels are left to the parties.
+        The attacks that are run; attacks on the trained model that need leaked labels are left to the parties.
     labels : AuditLabels
         The true labels; they do not leave this object.
     schedule : Schedule
-        Says when an epoch ends, for attacks that remember.
+        Gives the end of each epoch, for longitudinal attacks.
     defended : bool
-        Whether any defense is in force: then the undefended gradients are attacked as well.
+        True if any defense is in force: then the undefended gradients are attacked as well.
     recorder : Recorder
-        Where each value goes.
+        Receives each value.
     every : int
-        Score each so many steps; what is remembered is of every step.
+        Steps from one scored step to the next; the row memory takes in every step.
     memory : Path, optional
-        Folder for what it remembers; without one that has no name and is gone with the process.
+        Folder of the row memory; without one it is in files without a name, gone with the process.
     informed : int
         Rows of each party that are kept for readers that are fitted to the labels; 0: none.
     split : Split
-        Which rows these readers are fitted to and scored on.
+        The rows that these readers are fitted to and scored on.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class LeakageMonitor:
         return _View(tuple(party.split("+")), scorer, remembered, informed)
 
     def _audit(self, party: str, longitudinal: Sequence[MemoryAttack]) -> InformedAudit:
-        """Return what fits readers to the labels, of what one party gets or several together."""
+        """Return the audit that fits readers to the labels, for one party or a colluding group."""
         return InformedAudit(
             self._labels.numbers,
             self._labels.classes,
@@ -214,11 +214,11 @@ class LeakageMonitor:
         rows : Rows
             (B,) its rows.
         embeddings, gradients : Mapping[str, Tensor]
-            (B, ...) what came from each party and what goes to it.
+            (B, ...) embeddings received from each party and gradients sent to it.
         clean : Mapping[str, Tensor]
-            (B, ...) what would go to it without any defense; needed where one is in force and gradients are attacked.
+            (B, ...) gradients before any defense; needed where one is in force and gradients are attacked.
         references : Mapping[str, Reference]
-            What oracle attacks are told, by party.
+            Side information of oracle attacks, by party.
         """
         self.audit(step, epoch, rows, embeddings, gradients)
         scores = self._watches and step % self._every == 0
@@ -250,25 +250,25 @@ class LeakageMonitor:
 
     @property
     def latest(self) -> float:
-        """The largest leak AUC in one of the last 16 steps, or remembered; unlike `last`, it costs nothing."""
+        """The largest leak AUC in one of the last 16 steps, or longitudinal; unlike `last`, it costs nothing."""
         return _largest(view.latest for view in self._sent)
 
     @property
     def last(self) -> float:
-        """The largest leak AUC of what was sent in the last step, or remembered, over parties and attacks."""
+        """The largest leak AUC of the last step, or longitudinal, over parties and attacks."""
         return _largest(view.last for view in self._sent)
 
     @property
     def epoch_leak(self) -> float:
         """The largest leak of the current epoch, over parties and attacks; scores may be turned around.
 
-        Of attacks on steps it is the 95 % quantile of what was sent; of those that remember what they last read.
+        For attacks on steps it is the 95 % quantile over the steps; for longitudinal attacks the last value.
         """
         return _largest(view.epoch_leak for view in self._sent)
 
     @property
     def reads_trained_models(self) -> bool:
-        """Whether it has attacks for `read_trained`."""
+        """True if it has attacks for `read_trained`."""
         return bool(self._trained_attacks)
 
     def read_trained(
@@ -286,7 +286,7 @@ class LeakageMonitor:
         Parameters
         ----------
         embeddings : Mapping[str, Tensor]
-            (M, ...) what came from each party at the last evaluation.
+            (M, ...) embeddings of each party at the last evaluation.
         labels : NDArray
             (M,) true labels of the test rows.
         classes : int
@@ -380,7 +380,7 @@ class LeakageMonitor:
             audit.read_columns(tables)
 
     def forget(self) -> None:
-        """Let go of what is remembered, once training has ended."""
+        """Release the row memory, once training has ended."""
         for view in (*self._sent, *self._unsent):
             if view.remembered is not None:
                 view.remembered.forget()

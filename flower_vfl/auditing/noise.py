@@ -19,7 +19,7 @@ _ROUNDING = 8.0
 """Standard deviation that rounding gives to what left, in units of its precision and of its largest entry."""
 
 _FINEST = 1e-12
-"""Precision that is assumed of float64, whose last digits products lose."""
+"""Assumed precision of float64; products lose the last digits."""
 
 
 class NoiseModel(Protocol):

@@ -1,4 +1,4 @@
-"""A panel of rows that is followed over all epochs: what came for each of them, in bounded memory."""
+"""A panel of rows that is followed over all epochs: the gradients of each of them, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flower_vfl.auditing.halves import Split
 
 _CHUNK = 1 << 20
 _TOGETHER = 16
-"""Batches whose rows are added up at once: an index operation for all of them costs as much as for one."""
+"""Batches that are added up at once: an index operation for all of them costs as much as for one."""
 
 _RANDOM, _BY_CLASS = 1, 2
 """Purposes of the draws that choose rows."""
@@ -72,7 +72,7 @@ class RowPanel:
     Parameters
     ----------
     membership : Membership
-        Says which rows of the table are followed.
+        Gives the rows of the table that are followed.
     width, z_width : int
         Numbers of one gradient and of one embedding.
 
@@ -109,7 +109,7 @@ class RowPanel:
             self.settle()
 
     def settle(self) -> None:
-        """Add up what waits: of several batches at once, which have no row in common."""
+        """Add up the pending batches at once; they have no row in common."""
         if not self._waiting:
             return
         at, x, z = (torch.cat(pieces) for pieces in zip(*self._waiting, strict=True))
@@ -124,7 +124,7 @@ class RowPanel:
 
     @property
     def arrived(self) -> Tensor:
-        """Which rows have come as often as any, (n,); early stopping may end within an epoch."""
+        """A mask (n,) of the rows that have occurred as often as any; early stopping may end within an epoch."""
         return (self.times > 0) & (self.times >= self.times.amax() - 1) if len(self.rows) else self.times > 0
 
     @property

@@ -1,4 +1,4 @@
-"""What attacks are shown stays as it is: others look at it after them, and in one process it is what was sent."""
+"""Write protection of the tensors that attacks receive: others read them later, and in one process they are sent."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def read_only(array: Shown) -> Shown:
 
 
 def ask(attack: AttackMethod, say: Callable[[], Tensor], shown: Sequence[Tensor] = ()) -> Tensor:
-    """Return what an attack says of what it is shown.
+    """Return an attack's scores, and refuse an attack that writes into its inputs.
 
     Parameters
     ----------
     attack : AttackMethod
         The attack.
     say : Callable[[], Tensor]
-        Asks it.
+        Calls it.
     shown : Sequence[Tensor]
-        The tensors that it sees; arrays are `read_only`.
+        The tensors that it receives; arrays are `read_only`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Where measured values go."""
+"""The interface of recorders of measured values."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Protocol
 
 
 class Recorder(Protocol):
-    """Where measured values go, one at a time."""
+    """A recorder of measured values, one at a time."""
 
     def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
         """Take one value."""
 
     def flush(self) -> None:
-        """Make sure that what was taken is not lost."""
+        """Make sure that no recorded value is lost."""
 
 
 class NoRecorder:
-    """Forgets everything."""
+    """A recorder that drops everything."""
 
     def add(self, *, step: int, epoch: int, party: str, layer: str, attack: str, metric: str, value: float) -> None:
-        """Take one value and forget it."""
+        """Drop one value."""
 
     def flush(self) -> None:
         """Do nothing: there is nothing to lose."""

@@ -1,8 +1,8 @@
-"""What a party remembers of each row: running sums, in files that survive a kill without being copied.
+"""The row memory of a party: running sums of each row's gradients, in files that survive a kill without being copied.
 
-A row's sum as it stands after its n-th time is written beside the one after its (n - 1)-th time, which stays as it is
-until all rows have come again. So nothing is added twice, whatever is interrupted: a resumed run does the steps since
-its checkpoint again, bit for bit, and each writes what it wrote before. No copy goes into a checkpoint.
+A row's sum after its n-th occurrence is written beside the one after its (n - 1)-th occurrence, which stays unchanged
+until all rows have recurred. So nothing is added twice, whatever is interrupted: a resumed run repeats the steps since
+its checkpoint, bit for bit, and each writes the same as before. No copy goes into a checkpoint.
 
 Each file has the rows in the order of the epoch that wrote it: a batch is one piece of it. In the order of the table
 each row of a batch would be a page of its own that changes, thirty times the bytes of the rows. So a checksum of all
@@ -43,7 +43,7 @@ Places = NDArray[np.integer]
 
 
 HALF_PRECISION = 64
-"""Up to how many epochs a sum of which the mean alone is read is kept in half precision: 2 bytes a number.
+"""Largest number of epochs of sums in half precision, 2 bytes a number, where only the mean is read.
 
 Sums in units of their batches then lie between 6e-8, below which they are rounded away, and 65,504, where they stay. In
 simulations they were right to 1 part in 250 (root mean square) after so many additions, and AUCs read of them to a
@@ -54,17 +54,18 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 class _Layer(NamedTuple):
-    """The sums of a layer: of rows that came n times before, the next go into ``slots[n % len(slots)]``."""
+    """The sums of a layer: those of rows that occurred n times before go into ``slots[n % len(slots)]``."""
 
     slots: tuple[Sums, ...]
     in_place: bool = False
-    """Whether each row is at its own place, and added to there; else all are where they came in their epoch."""
+    """True if each row is added up at its own place; otherwise all are in the order of their epoch."""
 
 
 class _Written(NamedTuple):
-    """What the files of a layer hold that is still to be read.
+    """The readable content of the files of a layer.
 
-    Of each slot how many rows its epoch has written until now, and their CRC-32; none of what is written over next.
+    For each slot the number of rows that its epoch has written until now, and their CRC-32; none for a slot that is
+    overwritten next.
     """
 
     width: int
@@ -72,7 +73,7 @@ class _Written(NamedTuple):
 
 
 class RowMemory:
-    """Adds up the gradients of each row over the epochs, each batch in its own units.
+    """A memory that adds up the gradients of each row over the epochs, each batch in its own units.
 
     Where the mean alone is read, each batch is centred, too (`centred_in_batch_units`). Differences of epochs are read
     of gradients as they came: persistent noise cancels in them, and the means of two batches would not.
@@ -80,11 +81,11 @@ class RowMemory:
     Parameters
     ----------
     schedule : Schedule
-        Says which rows come when.
+        Gives the rows of each step.
     keeps : Iterable[Kept]
-        What is to be read of it.
+        The statistics that attacks read.
     folder : Path, optional
-        Where the files lie, this training's and this party's own; a resumed run, or another process, finds them there.
+        Folder of the files, this run's and this party's own; a resumed run, or another process, finds them there.
         Without one nothing is left when the process ends: sums that fit into half of the main memory that is free are
         kept there where one sum is enough, others in files without a name where temporary files lie (`TMPDIR`).
     """
@@ -109,10 +110,10 @@ class RowMemory:
         StorageError
             When there is no room on the disk.
         DataError
-            When the run goes on, and what it remembered is not there.
+            When the run goes on, and its row memory is missing.
         """
         if step != self._next and step and self._folder is None:
-            raise DataError(f"step {step} is not the next one, and what was remembered before it was not kept")
+            raise DataError(f"step {step} is not the next one, and the row memory before it was not kept")
         self._next = step + 1
         epoch = self._schedule.epoch_of(step)
         before = self._schedule.times_before(epoch)
@@ -161,13 +162,13 @@ class RowMemory:
             if _checksum(sums[:rows]) != expected:
                 raise DataError(
                     f"{self._path(self._folder, layer, slot)} was damaged or changed: its checksum is not that of "
-                    f"what the party wrote at layer {layer!r}; attacks that remember cannot go on; begin the run anew "
+                    f"what the party wrote at layer {layer!r}; longitudinal attacks cannot go on; start the run again "
                     "in another folder"
                 )
         self._layers[layer] = found
 
     def at(self, layer: str, epoch: int) -> Memory:
-        """Return what is remembered of a layer at the end of an epoch (from 1), the one that has just been recorded.
+        """Return the memory of a layer at the end of an epoch (from 1), the one that has just been recorded.
 
         It is for reading only: the files go on from there.
         """
@@ -232,8 +233,8 @@ class RowMemory:
                 return _reserved(file, size, shape, self._dtype)
         if not path.is_file() or path.stat().st_size != size:
             raise DataError(
-                f"{path} does not hold what the party remembers of {shape[0]} rows at layer {layer!r}: attacks that "
-                "remember cannot go on; begin the run anew in another folder"
+                f"{path} does not hold the party's row memory of {shape[0]} rows at layer {layer!r}: longitudinal "
+                "attacks cannot go on; start the run again in another folder"
             )
         return _mapped(path, shape, self._dtype)
 
@@ -274,12 +275,12 @@ def _inverse(order: NDArray[np.integer], rows: int) -> Places:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of main memory that are free to this process, also by its control groups; 0 where nobody says.
+    """Return the bytes of main memory that are free to this process, also by its control groups; 0 if unknown.
 
     Parameters
     ----------
     root : Path
-        Where the system's files are.
+        Root of the system's files.
     """
     try:
         lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()

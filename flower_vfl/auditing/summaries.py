@@ -1,4 +1,4 @@
-"""What one attack read at one layer over the steps of a run: altogether and, where classes take turns, of each."""
+"""Summaries of one attack at one layer over the steps of a run: altogether and, where classes take turns, of each."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SHOWN = ("q95", "q95_null", "mean", "max", "steps", "one_class_steps")
 
 
 class StepLeaks:
-    """Collects what an attack read in each step.
+    """A collector of an attack's results in each step.
 
     Parameters
     ----------
     attack : Attack
-        What is run; scores are measured by their AUC, groups by the accuracy of their best assignment to classes.
+        The attack; scores are measured by their AUC, groups by the accuracy of their best assignment to classes.
     party, layer, source, defended
         As for `LeakSummary`.
     """
@@ -76,7 +76,7 @@ class StepLeaks:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what was collected so far; a value a step is too much for JSON."""
+        """Return the collected values as tensors; a value a step is too much for JSON."""
         by_class = {str(positive): summary_state(summary) for positive, summary in self._by_class.items()}
         return {**summary_state(self.whole), "by_class": by_class}
 
@@ -90,18 +90,18 @@ class StepLeaks:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one attack measured at one layer, step by step, outside of a scorer.
+    """The results of one attack at one layer, step by step, measured outside of a scorer.
 
     Attributes
     ----------
-    epochs, looked_for
-        (T,) epoch of each step, and the class that was looked for in it.
+    epochs, positives_in
+        (T,) epoch of each step, and the class that was to be detected in it.
     values, errors
         (T,) leak AUC and detection error; NaN where a batch had none.
     negatives, positives
-        (T,) how many rows of each kind were compared.
+        (T,) numbers of compared rows of each kind.
     attack
-        What the attack keeps after the last of them.
+        The attack's state after the last of them.
     """
 
     epochs: NDArray[Any]

@@ -1,4 +1,4 @@
-"""The last phase of a session: attacks on the trained model, and how well they read the labels of the test rows."""
+"""The last phase of a session: attacks on the trained model, measured by the labels of the test rows."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ BATCH = 4096
 def check_trained_attacks(
     attacks: Iterable[AttackMethod], labels: NDArray[Any], *, classes: int, test_rows: int
 ) -> None:
-    """Refuse attacks on the trained model that have nothing to attack, or that nobody could tell what they need.
+    """Refuse attacks on the trained model that have nothing to attack, or lack their side information.
 
     Parameters
     ----------
     attacks : Iterable[AttackMethod]
-        What is run on the trained model and on nothing else.
+        The attacks that are run on the trained model only.
     labels : NDArray
         (N,) true labels of the training table.
     classes : int
@@ -69,7 +69,7 @@ def check_trained_attacks(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reading:
-    """What an attack said of the attacked rows, how right it was in every measure, and why it said nothing."""
+    """An attack's answer on the attacked rows and its value in every measure, or the reason why there is none."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     said: Tensor | None = None
@@ -77,11 +77,11 @@ class _Reading:
 
 
 Values = Sequence[Mapping[str, float]]
-"""How right an attack was, a draw after the other, by measure; nothing where it could not be measured."""
+"""Values of an attack, one draw after the other, by measure; empty where it could not be measured."""
 
 
 class TrainedModelEvaluator:
-    """Compares what attacks on a trained model say with the true labels of the attacked rows.
+    """An evaluator that compares the answers of attacks on a trained model with the true labels of the attacked rows.
 
     Parameters
     ----------
@@ -90,16 +90,16 @@ class TrainedModelEvaluator:
     classes : int
         Number of classes.
     party : str
-        The feature party whose model is attacked.
+        The feature party with the attacked model.
     source : str
         "attacker" or "monitor".
     defended : bool
-        Whether any defense was in force.
+        True if any defense was in force.
     recorder : Recorder, optional
-        Where each draw's values go, as "inference_accuracy" and the like.
+        Receives each draw's values, as "inference_accuracy" and the like.
     step, epoch : int
-        Where in the log they stand: draw d at this step + d. The steps of the training count from 0, so that their
-        number is the first that is free.
+        Their place in the log: draw d at this step + d. The steps of training count from 0, so that their number is the
+        first that is free.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class TrainedModelEvaluator:
         }
 
     def _read(self, attack: InferenceAttack, where: str, say: Callable[[], Tensor | None]) -> _Reading:
-        """Ask an attack and measure what it says.
+        """Run an attack and measure its answer.
 
         What it cannot read, a layer that a user's own top model does not fit on for instance, and mistakes of an attack
         of one's own, must not cost the run.
@@ -241,7 +241,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class FreshModels:
-    """How an attacker makes models of its own.
+    """The factories of an attacker's own models.
 
     Attributes
     ----------
@@ -273,7 +273,7 @@ class _Network(nn.Module):
 class TrainedModel:
     """An attacker's own trained bottom model, as attacks on it see it.
 
-    Looking leaves no trace: the model runs in evaluation mode, on copies of its buffers.
+    An attack changes nothing: the model runs in evaluation mode, on copies of its buffers.
 
     Parameters
     ----------
@@ -282,13 +282,13 @@ class TrainedModel:
     table : PartyTable
         The party's columns; the test rows are attacked, training rows leak.
     labels : NDArray
-        True labels of the training table, from which examples leak; an attack is told those that are drawn.
+        True labels of the training table, from which examples leak; an attack receives those that are drawn.
     classes : int
         Number of classes.
     fresh : FreshModels
-        How models are made.
+        The factories of models.
     placement : Placement
-        Where they run.
+        The device of the models.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class TrainedModel:
         attacks : Sequence[InferenceAttack]
             What is run.
         layers : Mapping[str, nn.Module | None]
-            The attacked parts of the bottom model by name; None stands for all of it, whose output is the cut.
+            The attacked parts of the bottom model by name; None stands for all of it, with the cut as its output.
         scorer : TrainedScorer
             Compares with the true labels.
         """
@@ -384,7 +384,7 @@ class TrainedModel:
         return _Network(self._fresh.bottom(), self._fresh.top(self._cut_shape, self._classes))
 
     def _make(self, seed: int, factory: Callable[[], nn.Module]) -> nn.Module:
-        """Make a fresh model whose weights and dropout come from the seed and from nowhere else."""
+        """Make a fresh model; its weights and dropout come from the seed alone."""
         model = new_model(factory, seed, "what an attack takes for a fresh model")
         generator = torch.Generator(device=self._placement.device).manual_seed(seed)
         return self._placement.place(bind_dropout(model, generator))

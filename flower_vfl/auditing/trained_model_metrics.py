@@ -1,4 +1,4 @@
-"""How right an attack on the trained model is: what it says of the attacked rows against their true labels."""
+"""Metrics of attacks on the trained model: their answers on the attacked rows against the true labels."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Labels = NDArray[np.int64]
 
 
 def measured(reads: Reads, said: Tensor, labels: Labels, classes: int) -> dict[str, float]:
-    """Return what was said of rows in every measure that it has, the one that stands for it first.
+    """Return the values of an answer in all its measures, the main one first.
 
     Parameters
     ----------
     reads : str
-        What kind of thing was said, as `InferenceAttack.reads` declares.
+        The kind of the answer, as `InferenceAttack.reads` declares.
     said : Tensor
         (N,), logits of more than two classes (N, C).
     labels : NDArray
@@ -52,13 +52,13 @@ def measured(reads: Reads, said: Tensor, labels: Labels, classes: int) -> dict[s
     Raises
     ------
     ArgumentError
-        Where something is not said of each row, or of classes that there are not.
+        When the answer is not one of each row, or names classes that do not exist.
     """
     shape = (len(labels), classes) if reads == "logits" and classes > 2 else (len(labels),)
     if not isinstance(said, Tensor):
-        raise ArgumentError(f"It says a {type(said).__name__} of {len(labels)} rows: a tensor {shape} is needed.")
+        raise ArgumentError(f"It returned a {type(said).__name__} for {len(labels)} rows: a tensor {shape} is needed.")
     if tuple(said.shape) != shape:
-        raise ArgumentError(f"It says {tuple(said.shape)} of {len(labels)} rows: {shape} is needed.")
+        raise ArgumentError(f"It returned {tuple(said.shape)} for {len(labels)} rows: {shape} is needed.")
     if reads == "scores":
         return {AUC: leak_auc(said, labels)}
     if reads == "clusters":
@@ -91,7 +91,7 @@ def sample_interval(
 
 
 def chance(measure: str, labels: Labels, classes: int) -> float:
-    """Return what always saying the same reaches: the most frequent class for accuracy."""
+    """Return the value of a constant answer: the most frequent class for accuracy."""
     if measure == ACCURACY:
         return float(np.bincount(labels, minlength=classes).max() / max(1, len(labels)))
     return 1 / classes if measure == BALANCED else 0.5

@@ -1,4 +1,4 @@
-"""What a run may say about its leakage: one verdict from all that was measured, and from what was not."""
+"""The verdict of a run on its leakage, from everything that was measured, and from what was not."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from flower_vfl.auditing.entries import (
 )
 
 LEAKS, NO_LEAK, NOT_TESTED = "leaks", "no leak found", "not tested"
-"""What a verdict's ``status`` can be."""
+"""The values of a verdict's ``status``."""
 
 LEVEL = 0.05
-"""The rate of runs whose gradients carry nothing and that are called leaking all the same, over all tests of a run."""
+"""The rate of false alarms over all tests of a run: of runs called leaking although their gradients carry nothing."""
 
 FEWEST_STEPS = 20
 """Scored steps that a 95 % quantile needs: of fewer it is just the largest."""
 
 PRACTICAL = ("norm", "residual", "direction", "shell", "remembered_direction")
-"""Attacks that must have run behind a defense of any kind before a run may say that no leak was found."""
+"""Attacks that must have run behind a defense of any kind before a run may report that no leak was found."""
 
 UNDEFENDED = ("norm", "direction")
 """The same without a defense."""
@@ -52,12 +52,12 @@ Kind = Literal["practical", "informed", "gain"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One test of a run: what one attack or reader reached of one party, and how likely chance reaches as much.
+    """One test of a run: the value of one attack or reader at one party, and its p-value.
 
     Attributes
     ----------
     party
-        The feature party, or several that put together what they see, as ``a+b``.
+        The feature party, or a colluding group, as ``a+b``.
     kind
         ``"practical"``, ``"informed"``, or ``"gain"``.
     entry
@@ -65,7 +65,7 @@ class Finding:
     value
         The leak AUC, or of a gain the advantage.
     p_value
-        At most so often chance reaches as much: sides, epochs and classes that were tried are counted in.
+        Upper bound on the probability that chance reaches as much, over all sides, epochs and classes that were tried.
     """
 
     party: str
@@ -78,7 +78,7 @@ class Finding:
 def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     """Return the verdict of a run (``verdict`` in ``result.json``): a status for it and for each party.
 
-    A party leaks where a test says so at a level of 5 % for the whole run: Bonferroni over each practical attack at the
+    A party leaks where a test rejects at a level of 5 % for the whole run: Bonferroni over each practical attack at the
     cut, each informed reader and each gain, of all parties. Oracles never count. Where nothing leaks, but an attack
     that is known to break the defense or the informed readers did not run, the status is ``not tested``.
 
@@ -105,7 +105,7 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
 
 
 def parties_of(result: Result) -> list[str]:
-    """Return the feature parties of a result and after them those that put together what they see, as ``a+b``."""
+    """Return the feature parties of a result and after them the colluding groups, as ``a+b``."""
     named = (result.get("parties") or {}).get("features")
     weights = sorted((result.get("weights") or {}).keys() - {"label"})
     known = [str(party) for party in (named if isinstance(named, list) else weights)]
@@ -160,7 +160,7 @@ def is_gain(entry: Entry) -> bool:
 
 
 def practical_p_value(entry: Entry) -> float | None:
-    r"""Return how likely a score that knows nothing reaches as much as a practical entry; None where that is unknown.
+    r"""Return the probability that a random score reaches as much as a practical entry; None where it is unknown.
 
     Of T scored steps the q95 is the k-th smallest leak AUC, :math:`k = \lceil 0.95\,T \rceil`. Under chance one step is
     about :math:`N(1/2, \sigma^2)` with the :math:`\sigma` that the entry's chance level gives,
@@ -289,7 +289,7 @@ def _practical(finding: Finding) -> dict[str, Any]:
 
 
 def _worst_part(entry: Entry) -> Entry:
-    """Return an entry itself, or what it says of the one class, of several that take turns, that leaks more."""
+    """Return an entry itself or, where several classes take turns, its part for the class that leaks most."""
     known = [one for one in entry.get("by_class") or () if one.get("q95") is not None]
     return max([entry, *(one for one in known if scored_steps(one) >= FEWEST_STEPS)], key=reached)
 
@@ -329,7 +329,7 @@ def not_run(result: Result, party: str) -> list[str]:
 def needed(result: Result) -> list[str]:
     """Return the names of the attacks that must have run: the practical set, and what is known to break the defenses.
 
-    A longitudinal attack looks for one class. Where several take turns it cannot run, and is needed only where it is
+    A longitudinal attack detects one class. Where several take turns it cannot run, and is needed only where it is
     known to break the defense.
     """
     defenses: Sequence[Mapping[str, Any]] = result["defenses"]

@@ -1,4 +1,4 @@
-"""What every metric does with its arguments: tensors or arrays in, checked numpy arrays out."""
+"""Conversion of the arguments of metrics: tensors or arrays in, checked numpy arrays out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def as_numpy(values: Array) -> NDArray[Any]:
     """Return a tensor (any device, any floating type) or an array as a numpy array, without a copy where possible.
 
-    Metrics do not import torch: who has no tensor need not load it.
+    Metrics do not import torch: it is loaded only where there are tensors.
     """
     if hasattr(values, "detach"):
         tensor = values.detach().cpu()

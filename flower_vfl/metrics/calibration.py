@@ -1,4 +1,4 @@
-"""Whether predicted probabilities mean what they say."""
+"""The calibration of predicted probabilities."""
 
 from __future__ import annotations
 

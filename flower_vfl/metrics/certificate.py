@@ -1,7 +1,7 @@
-"""What the divergence of the perturbed gradients bounds under a model of them, and whether measurements keep to it.
+"""Bounds from the divergence of the perturbed gradients under a model of them, and their check against measurements.
 
-Every bound here is marginal over rows: it is about rules that know nothing of a row but its gradient. Whoever knows
-more of the row, such as its columns or the label party's prediction, may read more (docs/methods/certificate.md).
+Every bound here is marginal over rows: it holds for attacks without other information on a row than its gradient. With
+more, such as its columns or the label party's prediction, an attack may read more (docs/methods/certificate.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def auc_bound(sum_kl: float) -> float:
     .. math:: AUC \le \tfrac12 + \tfrac12 \sqrt{\epsilon} - \tfrac18 \epsilon, \qquad 0 \le \epsilon < 4
 
     with epsilon = KL(P1 || P0) + KL(P0 || P1) between the perturbed gradients of positives and negatives. It holds for
-    the modelled distributions, over all rows together, and says nothing from 4 on.
+    the modelled distributions, over all rows together, and is trivial from 4 on.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def auc_bound(sum_kl: float) -> float:
     Returns
     -------
     float
-        The bound, 1.0 where the theorem says nothing.
+        The bound, 1.0 where the theorem gives none.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def detection_error_bound(sum_kl: float) -> float:
     .. math:: \min_t \tfrac12 (FNR + FPR) \ge \tfrac12 - \tfrac14 \sqrt{\epsilon}
 
     so that an error of at least L needs :math:`\epsilon \le (2 - 4 L)^2`. Like `auc_bound` it holds for the
-    modelled distributions and says nothing from 4 on.
+    modelled distributions and is trivial from 4 on.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def detection_error_bound(sum_kl: float) -> float:
     Returns
     -------
     float
-        In [0, 0.5], 0.0 where the theorem says nothing.
+        In [0, 0.5], 0.0 where the theorem gives none.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def one_against_rest_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
 
 
 def accuracy_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
-    r"""Return the largest share of examples whose class is named by a rule of a gradient alone: the less of two bounds.
+    r"""Return the largest accuracy of a rule that names a row's class by its gradient alone: the less of two bounds.
 
     .. math::
         \max_c p_c + \min_k \sum_c p_c T(\epsilon_{ck}), \quad
@@ -155,7 +155,7 @@ def accuracy_bound(divergences: ArrayLike, shares: ArrayLike) -> float:
     Returns
     -------
     float
-        At least the share of the most frequent class, which is what saying always the same reaches.
+        At least the share of the most frequent class, the accuracy of a constant answer.
 
     Raises
     ------
@@ -212,18 +212,18 @@ def _refuse_negative(sum_kl: float) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exceedances:
-    """How often a measured leak AUC is above its bound, and how often by more than chance explains.
+    """Counts of measured leak AUCs above their bounds, and of those above by more than chance explains.
 
     Attributes
     ----------
     steps
         Steps with a measured AUC and a bound below 1.
     exceeded
-        How many of them were above the bound at all.
+        Number of them above the bound at all.
     beyond_chance
-        (K,) positions, in what was given, of those that were above it by more than chance explains.
+        (K,) positions, in the given arrays, of those that were above it by more than chance explains.
     expected
-        How many of those are to be expected at most where the model holds.
+        Largest expected number of those where the model holds.
     worst
         The largest difference of a measured AUC and its bound, negative where all stay below; NaN without steps.
     """
@@ -245,7 +245,7 @@ def exceedances(
 
     .. math:: AUC > bound + (null_q - \tfrac12)
 
-    with the q-quantile of the AUC of a score that knows nothing, on a batch of these very counts. Where the classes are
+    with the q-quantile of the AUC of a random score, on a batch of these very counts. Where the classes are
     Gaussian as modelled and the scoring function is fixed, that happens in at most the share 1 - q of the steps: at a
     divergence of 0 by the definition of the quantile, above it because the theorem is loose by more than the AUC
     scatters more (checked by simulation, `tests/metrics/test_certificate.py`; not proved).
@@ -255,11 +255,11 @@ def exceedances(
     measured
         (N,) leak AUC of each step; NaN where the batch had none, such steps are left out.
     bounds
-        (N,) `auc_bound` of each step; where it is 1 it says nothing, and the step is left out.
+        (N,) `auc_bound` of each step; where it is 1 it is trivial, and the step is left out.
     negatives, positives
-        (N,) how many of each class were scored.
+        (N,) numbers of scored rows of each class.
     q
-        Which quantile of chance is allowed for.
+        The quantile of chance that is allowed for.
 
     Returns
     -------

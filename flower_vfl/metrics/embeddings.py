@@ -21,12 +21,12 @@ RECEIVED, READ = "received", "read"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings:
-    """Embeddings of some test rows with their true labels; they tell labels and never leave the label party.
+    """Embeddings of some test rows with their true labels; they reveal labels and never leave the label party.
 
     Attributes
     ----------
     party
-        Whose they are.
+        The party's name.
     view
         "received", or "read": as the top model reads them.
     rows, labels

@@ -1,4 +1,4 @@
-"""How far a measured number may be from what it would be on average: 95 % confidence intervals."""
+"""95 % confidence intervals of measured numbers."""
 
 from __future__ import annotations
 

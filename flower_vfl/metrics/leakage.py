@@ -1,4 +1,4 @@
-"""How well scores tell positives from negatives: the leak AUC, and the detection error."""
+"""The leak AUC and the detection error of scores."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _sorted(values: NDArray[Any], positive: NDArray[np.bool_], unsorted: int) ->
 
 
 def _area(ordered: NDArray[Any], positives: NDArray[Any], below: NDArray[np.int64]) -> float:
-    """Return the AUC; `below` says how many values lie below each positive."""
+    """Return the AUC; `below` is the number of values below each positive."""
     negatives = ordered.size - positives.size
     if not (positives.size and negatives):
         return math.nan

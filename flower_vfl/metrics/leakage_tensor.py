@@ -1,4 +1,4 @@
-"""The leak AUC and the detection error of many score vectors at once, where they lie: on a card nothing leaves it."""
+"""The leak AUC and the detection error of many score vectors at once, on their device: nothing leaves a GPU."""
 
 from __future__ import annotations
 

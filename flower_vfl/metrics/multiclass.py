@@ -1,4 +1,4 @@
-"""What counts every class the same, however rare it is: macro AUC and balanced accuracy."""
+"""Metrics with equal weight for every class, however rare it is: macro AUC and balanced accuracy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def macro_auc(scores: Array, labels: Array) -> float:
-    r"""Mean over the classes of how well a class's scores tell it from all others.
+    r"""Mean over the classes of the AUC of a class's scores against all others.
 
     .. math:: \frac{1}{C} \sum_{c=1}^{C} AUC(s_{\cdot c}, [y = c])
 
@@ -59,13 +59,13 @@ def balanced_accuracy(said: Array, labels: Array) -> float:
 
     .. math:: \frac{1}{C} \sum_{c=1}^{C} \frac{|\{i : \hat y_i = y_i = c\}|}{|\{i : y_i = c\}|}
 
-    Saying the same of every example gives 1 / C, also where 94 of 100 belong to one class. With equally many examples
+    A constant answer gives 1 / C, also where 94 of 100 belong to one class. With equally many examples
     of each class it is the accuracy.
 
     Parameters
     ----------
     said
-        (N,) class numbers that were said.
+        (N,) predicted class numbers.
     labels
         (N,) true class numbers.
 

@@ -1,4 +1,4 @@
-"""What chance alone reaches: the distribution of the AUC of a score that knows nothing."""
+"""The null distribution of the AUC, that of a random score."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class AucDifference:
     value
         The difference, from -1 to 1.
     interval95
-        Its paired 95 % interval; both ends are ``value`` where the two scores order all pairs of rows alike.
+        Its paired 95 % interval; both ends are ``value`` where the two scores order all pairs of rows equally.
     p_value
         One-sided, of the hypothesis that the first score reads no more than the second.
     """

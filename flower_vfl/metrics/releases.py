@@ -1,4 +1,4 @@
-"""What several releases of one example give away together: the joint divergence of all epochs, for Theorem 1."""
+"""The joint divergence of several releases of one example, all epochs together, for Theorem 1."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from flower_vfl.metrics.leakage import leak_auc
 Matrix = NDArray[np.float64]
 
 _ROUNDING = 1e-14
-"""Of the largest number: what is below is rounding, of which matrices of a thousand rows were seen to have a tenth."""
+"""Share of the largest number below which values are rounding errors; a tenth of it occurs with a thousand rows."""
 
 _INDEFINITE = 1e-9
-"""An eigenvalue so far below 0, for each row of a matrix of correlations, is not rounding of what was measured."""
+"""Smallest eigenvalue, times -1 and for each row of a matrix of correlations, that is no rounding error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Release:
-    r"""What is known of the perturbed gradients that examples get in one epoch.
+    r"""The model of the perturbed gradients of one epoch.
 
     A negative's is :math:`N(\mu_0, u I)` plus noise of variance `along[0]` on the line of the means' difference and
     `across[0]` in each other direction; a positive's has :math:`\mu_1`, v and the second ones.
@@ -31,9 +31,9 @@ class Release:
     Parameters
     ----------
     direction : ndarray, (D,)
-        Of the difference of the class means, of length 1.
+        That of the difference of the class means, of length 1.
     distance : float
-        Of the class means.
+        That of the class means.
     spread : tuple of float
         (u, v), the variance of clean gradients a coordinate.
     along, across : tuple of float
@@ -68,7 +68,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapedRelease:
-    r"""What is known of the perturbed gradients that examples get in one batch, where classes have any covariances.
+    r"""The model of the perturbed gradients of one batch, for classes with any covariances.
 
     An example of class c has :math:`\mu_c + R_c \zeta + F_c \varepsilon` with standard normal :math:`\zeta` and
     :math:`\varepsilon`.
@@ -184,8 +184,8 @@ def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -
     rho : float
         Persistent share of the noise, 0 to 1.
     kept : float or ndarray, (2, T, T)
-        How an example's deviation from its class mean correlates between epochs, 0 (drawn anew) to 1 (always the same):
-        one number for all, or the correlations of negatives and of positives.
+        Correlation of an example's deviation from its class mean between epochs, 0 (independent) to 1 (always the
+        same): one number for all, or the correlations of negatives and of positives.
 
     Returns
     -------
@@ -234,7 +234,7 @@ def together(releases: Sequence[Release], *, rho: float, kept: float | Matrix) -
 def together_shaped(releases: Sequence[ShapedRelease], *, rho: float, kept: float | Matrix) -> Together:
     r"""Return the joint model of an example's releases, one an epoch, where classes have any covariances.
 
-    With the names of `ShapedRelease`, what of two epochs s and t comes again has the covariance
+    With the names of `ShapedRelease`, the releases of two epochs s and t have the covariance
 
     .. math::
         Cov_c^{st} = R_c^s K_c^{st} R_c^{t\top} + \rho F_c^s F_c^{t\top}.
@@ -281,7 +281,7 @@ def together_shaped(releases: Sequence[ShapedRelease], *, rho: float, kept: floa
 
 
 def _shares(rho: float, kept: float | Matrix, count: int, width: int = 1) -> tuple[Matrix, Matrix]:
-    """Return how noises correlate, (T, T), and what comes again of each class, (2, T width, T width)."""
+    """Return the correlations of noise, (T, T), and of the deviations of each class, (2, T width, T width)."""
     if not 0.0 <= rho <= 1.0:
         raise ArgumentError(f"rho is {rho}; a share lies between 0 and 1.")
     if isinstance(kept, int | float):

@@ -1,4 +1,4 @@
-"""What the gradients of one step are made of, class by class: the quantities of L22's Figure 2."""
+"""The parts of the gradients of one step, class by class: the quantities of L22's Figure 2."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _pairs(
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """What L22 observes in section 3.3, as numbers of one snapshot; None where a class is missing.
+    """The observations of L22, section 3.3, as numbers of one snapshot; None where a class is missing.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class Observations:
     slope_distance
         Kolmogorov-Smirnov distance between the classes' lengths of the slopes, 0 to 1 (observation 2: small).
     gradient_opposed
-        Share of pairs across the classes whose gradients point apart (observation 4: nearly all).
+        Share of pairs across the classes with gradients of negative cosine (observation 4: nearly all).
     slope_cosines
         Mean cosine of slopes within the negatives, within the positives and across (observation 4: all positive).
     """

@@ -40,10 +40,10 @@ def nearest_rank(values: ArrayLike, q: float = 0.95) -> float:
 
 @dataclass
 class LeakSummary:
-    """Collects the leak of one attack, at one layer of one party, over the steps of a run.
+    """A summary of the leak of one attack, at one layer of one party, over the steps of a run.
 
-    A step has no AUC whose batch has one class only, or too few positives for what the attack is told: it is counted by
-    itself, neither dropped nor called 0.5.
+    A step has no AUC if its batch has one class only, or too few positives for the attack's side information: such
+    steps are counted by themselves, neither dropped nor called 0.5.
 
     Attributes
     ----------
@@ -97,10 +97,10 @@ class LeakSummary:
             self.class_counts[negatives, positives] += 1
 
     def result(self, *, baseline: float | None = None, advantage: float | None = None) -> dict[str, Any]:
-        """Return the entry for the ``leakage`` list of ``result.json``; what is not known is None.
+        """Return the entry for the ``leakage`` list of ``result.json``; unknown values are None.
 
-        ``q95`` is the 95 % quantile over the steps (nearest rank), ``q95_null`` the same of a score that knows nothing
-        on these batches, ``q95_turned`` that of the scores turned around (of AUCs only), ``steps`` all steps,
+        ``q95`` is the 95 % quantile over the steps (nearest rank), ``q95_null`` that of a random score on these
+        batches, ``q95_turned`` that of the scores turned around (of AUCs only), ``steps`` all steps,
         ``one_class_steps`` those of them without a value. ``detection_error_q05`` is the 5 % quantile of the detection
         error: at one step in twenty the attack errs no more than that. ``baseline`` and ``advantage`` belong to attacks
         that are compared with training alone.

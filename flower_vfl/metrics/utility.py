@@ -1,4 +1,4 @@
-"""How well one run predicts."""
+"""The utility of one run: the quality of its predictions."""
 
 from __future__ import annotations
 

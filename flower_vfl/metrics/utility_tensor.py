@@ -1,4 +1,4 @@
-"""How well many runs predict two classes, measured at once where their logits lie."""
+"""The utility of many runs on two classes, measured at once on the device of their logits."""
 
 from __future__ import annotations
 

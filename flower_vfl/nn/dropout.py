@@ -60,7 +60,7 @@ class Dropout(nn.Module):
         return f"p={self.p}, shared_dimensions={self.shared_dimensions}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Generators can be neither copied nor pickled: a copy of the module starts where the original stands.
+        # Generators can be neither copied nor pickled: a copy of the module starts at the state of the original.
         state = self.__dict__.copy()
         generator = state.pop("generator")
         return {**state, "_generator": (str(generator.device), generator.get_state())}
@@ -96,7 +96,7 @@ def bind_dropout(module: nn.Module, generator: torch.Generator) -> nn.Module:
         _refuse(name, part)
     fresh: dict[nn.Module, nn.Module] = {}
     for part in list(module.modules()):
-        # Not named_children: it shows a module that stands in two places only once.
+        # Not named_children: it yields a module that is in two places only once.
         for name, child in part._modules.items():
             if child is not None:
                 setattr(part, name, _bound(child, generator, fresh))

@@ -1,4 +1,4 @@
-"""Which layers of a bottom model the leak is measured at, besides the cut."""
+"""The layers of a bottom model at which the leak is measured, besides the cut."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _PASSED_OVER = (
 
 
 def watched_layers(bottom: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules at whose outputs an attacker looks.
+    """Return the modules with outputs that an attacker reads.
 
     "first" is the output of the first module with parameters, after its activation and before pooling; embeddings of
     categorical columns do not count, so that for tables it is the first linear layer (METHODS.md, section 1).
 
-    A model may say it itself: a method `watched_layers()` that returns such a dictionary. Otherwise the modules are
-    walked in the order in which they were registered, which for `torch.nn.Sequential` is the order of computation; an
-    activation that is a function, or one module used in several places, is not seen, and the layer before it is taken.
+    A model may choose them itself, by a method `watched_layers()` that returns such a dictionary. Otherwise the modules
+    are walked in the order in which they were registered, which for `torch.nn.Sequential` is the order of computation;
+    an activation that is a function, or one module used in several places, is not seen, and the layer before it is
+    taken.
 
     Parameters
     ----------

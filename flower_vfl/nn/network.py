@@ -1,4 +1,4 @@
-"""What a network is that a configuration can name: its parts at the feature parties and at the label party."""
+"""The interface of networks that a configuration can name: the parts at the feature parties and the label party."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Network(ABC):
         Parameters
         ----------
         spec : FeatureShape
-            What a row of the party's features looks like.
+            The shape of a row of the party's features.
         model : ModelConfig
             The shape of the network; `cut` is 0 where the network's own width is wanted.
 
@@ -68,7 +68,7 @@ class Network(ABC):
         Parameters
         ----------
         spec : FeatureShape
-            What a row of its features looks like.
+            The shape of a row of its features.
         classes : int
             Number of classes C.
         model : ModelConfig
@@ -90,7 +90,7 @@ class Network(ABC):
         Parameters
         ----------
         shape : tuple of int
-            Of one row of what comes in: the joined embeddings, or the output of an attacked layer.
+            That of one row of its input: the joined embeddings, or the output of an attacked layer.
         classes : int
             Number of classes C.
         model : ModelConfig

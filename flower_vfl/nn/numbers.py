@@ -20,10 +20,10 @@ Quantiles = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 def knots_of(quantiles: Quantiles | None, columns: int) -> Tensor:
-    """Return where the bins of columns begin and end, (F, `BINS` + 1), the last one repeated where there are fewer.
+    """Return the limits of the bins of columns, (F, `BINS` + 1), the last one repeated where there are fewer.
 
     Half of them are quantiles of the rows, half of the distinct values: a column that is mostly zero has bins where it
-    is not. No label is needed. Without quantiles, of a model whose weights come from elsewhere, they are evenly spaced.
+    is not. No label is needed. Without quantiles, for a model with weights from elsewhere, they are evenly spaced.
     """
     if quantiles is None:
         return torch.linspace(-2.0, 2.0, BINS + 1).expand(columns, -1).clone()

@@ -1,4 +1,4 @@
-"""One optimizer a module, for dense weights and sparse embeddings alike, with a schedule and a state to store."""
+"""One optimizer a module, for dense weights and sparse embeddings, with a schedule and a state to store."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Optimizers:
         return self._base * self._factor(min(1.0, self._taken / self._total) if self._total else 0.0)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -223,7 +223,7 @@ class OwnOptimizer:
         self._optimizer = optimizer
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def clip_grad(self, max_norm: float) -> None:

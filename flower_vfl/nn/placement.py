@@ -1,4 +1,4 @@
-"""Where a party's network and its batches are: on one device, or with the embedding tables in main memory."""
+"""The placement of a party's network and its batches: on one device, or with the embedding tables in main memory."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where things are.
+    """The device and the precision of a party's network.
 
     Parameters
     ----------
     device : str
-        Of the network.
+        That of the network.
     embeddings : {"same", "cpu"}
-        Where its embedding tables are, and with them the numbers of categories and words that are looked up: on the
-        same device, or in main memory, from where only the rows of a batch travel. That is for vocabularies that do
-        not fit on a card beside their optimizer's state.
+        Place of its embedding tables, and with them of the numbers of categories and words that are looked up: the same
+        device, or main memory, from where only the rows of a batch travel. That is for vocabularies that do not fit on
+        a GPU beside their optimizer's state.
     precision : {"float32", "tf32", "bfloat16"}
-        What the network multiplies in. With "bfloat16" so do its own passes alone: weights, what it gives, losses,
-        defenses and attacks stay in single precision. TF32 is set for the whole process, by who runs it.
+        The precision of the network's products. With "bfloat16" only its own passes have it: weights, outputs, losses,
+        defenses and attacks stay in single precision. TF32 is set for the whole process, by the caller.
 
     Examples
     --------
@@ -46,21 +46,21 @@ class Placement:
 
     @classmethod
     def of(cls, config: Config) -> Placement:
-        """Return what a configuration says of a party's networks."""
+        """Return the placement of a configuration."""
         return cls(config.device, config.model.embedding_device, config.precision)
 
     @property
     def on_card(self) -> bool:
-        """Whether the network is elsewhere than in main memory."""
+        """True if the network is not in main memory."""
         return torch.device(self.device).type != "cpu"
 
     @property
     def mixed(self) -> bool:
-        """Whether embedding tables are elsewhere than the rest of the network."""
+        """True if embedding tables are not on the device of the network."""
         return self.on_card and self.embeddings == "cpu"
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Move a model to where it belongs; its tables never pass a device on which they might not fit."""
+        """Move a model to its place; its tables never pass a device on which they might not fit."""
         if not self.mixed:
             return model.to(self.device)
         moved: dict[nn.Parameter, nn.Parameter] = {}  # one that two parts share is still shared
@@ -79,22 +79,22 @@ class Placement:
 
     @property
     def rounding(self) -> float:
-        """How far two passes of one row may lie apart, relative to its entries, when other rows are in its batch."""
+        """The largest relative difference of two passes of one row when other rows are in its batch."""
         return {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 1e-1}[self.precision]
 
     def forward(self, network: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """Return what a network gives for its inputs, computed in the precision of this placement."""
+        """Return a network's outputs for its inputs, computed in the precision of this placement."""
         if self.precision != "bfloat16":
             return network(*inputs)
         with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16):
             return widened(network(*inputs))
 
     def travels(self, tensor: Tensor) -> bool:
-        """Say whether a tensor goes to the device: integers are looked up where the embedding tables are."""
+        """Return whether a tensor goes to the device: integers are looked up where the embedding tables are."""
         return self.on_card and (tensor.is_floating_point() or not self.mixed)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in main memory, such as one that was gathered, where the model takes it."""
+        """Return a tensor in main memory, such as one that was gathered, on the device of the model."""
         return tensor.to(self.device, non_blocking=True) if self.travels(tensor) else tensor
 
     def bring_all(self, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -103,12 +103,12 @@ class Placement:
 
 
 def widened(found: Tensor) -> Tensor:
-    """Return what a layer gave in bfloat16 in single precision; what is no such tensor as it is."""
+    """Return a layer's output in single precision if it is in bfloat16; anything else unchanged."""
     return found.float() if isinstance(found, Tensor) and found.dtype == torch.bfloat16 else found
 
 
 IN_MEMORY = Placement()
-"""All of it in main memory."""
+"""Everything in main memory."""
 
 
 def _send(device: str, _table: nn.Module, _ids: Any, rows: Tensor) -> Tensor:

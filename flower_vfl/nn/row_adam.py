@@ -60,7 +60,7 @@ class RowAdam(torch.optim.Optimizer):
                     continue
                 if not parameter.grad.is_sparse:
                     raise TrainingError(
-                        "an embedding table with sparse=True has a dense gradient: look its rows up only"
+                        "an embedding table with sparse=True has a dense gradient: only look up its rows"
                     )
                 self._update(parameter, parameter.grad.coalesce(), group)
 

@@ -60,7 +60,7 @@ class _Tables(nn.Embedding):
     levels: int
 
     def forward(self, input: Tensor) -> Tensor:
-        """Look ids (B, ...) up in each model's own table."""
+        """Look up ids (B, ...) in each model's own table."""
 
         def look_up(ids: Tensor) -> Tensor:
             return nn.functional.embedding(_shifted(ids, self.levels), self.weight, sparse=True)
@@ -69,7 +69,7 @@ class _Tables(nn.Embedding):
 
 
 class _Bags(nn.EmbeddingBag):
-    """The same of tables whose rows are summed."""
+    """The tables of R models below one another, with rows that are summed."""
 
     levels: int
 
@@ -120,16 +120,16 @@ class Stack:
     modules : Sequence[nn.Module]
         The models; they stay as they are, but their dropouts' generators are drawn from.
     forward : Callable, optional
-        How a model is called: with the module and the inputs of one model, as if it were alone. By default it is
-        called with the inputs.
+        A function that calls a model: with the module and the inputs of one model, as if it were alone. By default the
+        model is called with the inputs.
     watched : Mapping[str, nn.Module], optional
-        Parts of the *first* model whose outputs are kept in `seen`, by name.
+        Parts of the *first* model with outputs that are kept in `seen`, by name.
 
     Attributes
     ----------
     module : nn.Module
         The weights of all, each under its name in a single model: (R, ...), and (R V, W) of a sparse embedding. An
-        optimizer that treats every entry alike takes it for one model.
+        optimizer that treats every entry in the same way takes it for one model.
     seen : dict[str, Tensor]
         Outputs (R, B, ...) of the watched parts in the last pass.
 

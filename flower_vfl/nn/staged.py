@@ -18,10 +18,10 @@ from flower_vfl.registry import lookup
 
 Shape = tuple[int, ...]
 Layers = Callable[[Shape, int], tuple[nn.Module, Shape]]
-"""Makes the layers of a stage for rows of a shape and a width; says which shape comes out."""
+"""A function that makes the layers of a stage for rows of a shape and a width, and returns the output's shape, too."""
 
 HEAD = "head"
-"""The name of what follows the last stage: one linear layer to the logits."""
+"""The name of the part behind the last stage: one linear layer to the logits."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Stage:
     Parameters
     ----------
     name : str
-        What `model.split` and `attack.layers` call it.
+        Its name in `model.split` and `attack.layers`.
     make : Callable
         Makes the layers.
     width : int
         The width of its output in the published network: features, or channels of feature maps.
     fixed : bool
-        Whether the width cannot be another one.
+        True if the width cannot be changed.
     """
 
     name: str
@@ -50,18 +50,18 @@ class Stage:
 class StagedNetwork(Network):
     """A network in stages: those up to the cut are the bottom model, the others and a linear layer the top model.
 
-    Parameters and buffers are called after the stages, the same on either side of the cut.
+    Parameters and buffers are named after the stages, the same on either side of the cut.
 
     Parameters
     ----------
     name : str
-        What a configuration calls it.
+        Its name in a configuration.
     shape : tuple of int
-        Of a row that it takes.
+        That of an input row.
     stages : tuple of Stage
         In the order of computation.
     split : str
-        The stage behind which it is cut when nothing else is said.
+        The stage behind which it is cut by default.
     """
 
     name: str

@@ -17,7 +17,7 @@ EMBEDDING_SCALE = 0.1
 
 
 class FeatureShape(Protocol):
-    """What a bottom model needs to know of its features; `flower_vfl.data.FeatureSpec` is one."""
+    """The shape of the features of a bottom model; `flower_vfl.data.FeatureSpec` is one."""
 
     @property
     def numeric(self) -> int:
@@ -41,12 +41,12 @@ class FeatureShape(Protocol):
 
     @property
     def vectors(self) -> NDArray[np.float32] | None:
-        """Of texts: where the vector of each word starts, (V, W)."""
+        """Initial vectors of the words of texts, (V, W)."""
         ...
 
     @property
     def quantiles(self) -> Quantiles | None:
-        """Of tables: gives quantiles of the numeric columns."""
+        """A function that returns quantiles of the numeric columns of a table."""
         ...
 
 
@@ -67,7 +67,7 @@ class TabularBottom(nn.Module):
     embedding_width : int
         Width of the embedding of one category, and of one number.
     numeric_embedding : bool
-        Whether numbers have embeddings too (`NumericEmbedding`).
+        True if numbers have embeddings too (`NumericEmbedding`).
     hidden : sequence of int
         Widths of hidden layers.
     cut : int
@@ -168,7 +168,7 @@ def column_offsets(cardinalities: Sequence[int]) -> Tensor:
 
 
 def gathered(inputs: Sequence[Tensor], *, numeric: int, categorical: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return the numbers (B, F) and the level numbers (B, K) of what a table's source gathers; None where it has none.
+    """Return the numbers (B, F) and the level numbers (B, K) of a gathered batch of a table; None where it has none.
 
     Raises
     ------

@@ -23,7 +23,7 @@ _RESERVED = 2
 class TextBottom(nn.Module):
     """Word vectors, convolutions over 3, 4 and 5 words with a ReLU, and the maximum of each over the text.
 
-    Word vectors start where the data says, for instance at GloVe, or small and random, and are trained like all other
+    Word vectors start at those of the data, for instance GloVe, or small and random, and are trained like all other
     weights (Kim's "non-static" variant). A word without a vector starts at zero; the id that fills short texts up stays
     there.
 

@@ -18,8 +18,8 @@ CUT = 128
 class Wide(nn.Module):
     """A linear model of a table: a weight for each numeric column and for each level of each categorical one.
 
-    What it says is added to the logits of the top model. All weights start at zero, so that a value that training never
-    meets says nothing; the top model has the bias.
+    Its output is added to the logits of the top model. All weights start at zero, so that a value that training never
+    meets has no effect; the top model has the bias.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ MOST_IN_FLIGHT = 64
 
 @dataclass(slots=True)
 class _Pending:
-    """A step whose gradient is still to come."""
+    """A pending step, which waits for its gradient."""
 
     step: int
     rows: Rows
@@ -45,13 +45,13 @@ class _Pending:
 
 
 class Store(Protocol):
-    """Where a party keeps its states, on its own disk."""
+    """A party's store of states, on its own disk."""
 
     def save(self, step: int, state: Any, *, hold: int) -> None:
         """Keep the state after so many steps, and that after `hold` steps as long."""
 
     def load(self, step: int) -> Any:
-        """Return the state after so many steps; `DataError` where it is not there or belongs to something else."""
+        """Return the state after so many steps; `DataError` where it is missing or belongs to another run."""
 
 
 class FeatureParty:
@@ -62,31 +62,31 @@ class FeatureParty:
     name : str
         Name of the party.
     bottom : nn.Module
-        Bottom model, where `placement` says; called with what `table.train.gather` returns.
+        Bottom model, on the device of `placement`; called with the result of `table.train.gather`.
     optimizers : Optimizers
-        Of the bottom model.
+        Those of the bottom model.
     table : PartyTable
         The party's columns of the training and test rows.
     schedule : Schedule
-        Which rows make which step.
+        The rows of each step.
     alignment : str
         Digest of the ordered IDs; the label party compares it with its own.
     in_flight : int
         Steps that may be under way at once. The gradient of step t is applied before the embedding of step
         t + in_flight is computed. With more than 1, weights change between a forward pass and its backward pass, so the
-        forward pass is done again with the weights of the moment. With 0 the label party says how many.
+        forward pass is done again with the weights of the moment. With 0 the label party chooses the number.
     dropout : torch.Generator, optional
-        What the bottom model's dropout draws from.
+        The generator of the bottom model's dropout.
     placement : Placement
-        Where the bottom model is.
+        The device of the bottom model.
     store : Store, optional
-        Where its states are kept when the label party says so.
+        Its store of states, used at the label party's request.
 
     Attributes
     ----------
     on_finish : Callable[[FeatureParty], None]
-        Called with the party when training is finished, before it reports: what it has found has to be on its disk by
-        then, because nobody asks again for what was reported.
+        Called with the party when training is finished, before it reports: its results have to be on its disk by then,
+        because nobody asks for them again.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class FeatureParty:
         self.on_finish: Callable[[FeatureParty], None] = lambda _party: None
         self.on_exported: Callable[[FeatureParty], None] = lambda _party: None
         self.awaits_export = False
-        """Whether an `EXPORTED` frame will come once the results are written; until then the party may be restored."""
+        """True if an `EXPORTED` frame will come once the results are written; until then the party may be restored."""
         self._shape, self._dtype = self._probe()
 
     def _probe(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -226,7 +226,7 @@ class FeatureParty:
         return output
 
     def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:
-        """See one finished backward pass; an honest feature party does not look."""
+        """Take in one finished backward pass; an honest feature party does nothing here."""
 
     def _evaluate(self, frame: Frame) -> Frame:
         part = frame.text("part")
@@ -286,7 +286,7 @@ class FeatureParty:
         self._best = BestModel.of(self.bottom, frame.step)
 
     def _settle_pace(self, frame: Frame) -> Frame | None:
-        """Show the label party what a step takes here, or hear how many steps may be under way."""
+        """Do a trial step for the label party's measurement, or take in the pipeline depth."""
         if self._configured:
             raise ProtocolError(f"a {frame.kind} frame came, but here transport.in_flight is {self._configured}")
         if self._pending:
@@ -314,10 +314,10 @@ class FeatureParty:
         return Frame(Kind.REHEARSED, fields=fields, tensors={"embedding": embedding})
 
     def settle(self) -> None:
-        """Write down what is still to be written down; an honest feature party has nothing."""
+        """Write pending results to disk; an honest feature party has none."""
 
     def report(self) -> dict[str, Any]:
-        """Return what the party says at the end: the digest of the weights that stay and its computing time."""
+        """Return the party's report at the end: the digest of the weights that stay and its computing time."""
         weights = "" if self.discarded else weights_digest(self.bottom)
         return {"weights": weights, "seconds_compute": self.seconds_compute}
 
@@ -369,7 +369,7 @@ def embed(bottom: nn.Module, source: FeatureSource, rows: Rows, placement: Place
 
 
 def embedding_shape(output: Any, owner: str) -> tuple[int, ...]:
-    """Return the shape of one row of what a bottom model gave, (B, ...).
+    """Return the shape of one row of a bottom model's output (B, ...).
 
     Raises
     ------
@@ -380,7 +380,7 @@ def embedding_shape(output: Any, owner: str) -> tuple[int, ...]:
         given = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise TrainingError(
             f"the bottom model of {owner} must return a floating point tensor (B, ...) of real numbers, given {given}: "
-            "let it end with a layer whose output has gradients"
+            "let it end with a layer that has a differentiable output"
         )
     return tuple(output.shape[1:])
 
@@ -399,7 +399,7 @@ def frame_limit(schedule: Schedule, shape: tuple[int, ...]) -> int:
 def batch_limit(rows: int, shape: tuple[int, ...]) -> int:
     """Return the most bytes of a frame with `rows` embeddings of `shape`, 8 bytes a value.
 
-    Room for a scale a row, and for one row more whose values have scales of their own: an oracle's clean gradient.
+    Room for a scale a row, and for one row more with a scale for each value: an oracle's clean gradient.
     """
     values = math.prod(shape)
     return OVERHEAD + 8 * (rows * (values + 1) + 2 * values)

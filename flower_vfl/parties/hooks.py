@@ -1,4 +1,4 @@
-"""The hooks by which defenses change a training, and what they may look at of a step."""
+"""The hooks by which defenses change a training run, and their view of a step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Log = dict[str, float]
 
 
 def checked_log(log: object, hook: str) -> Log:
-    """Return what a defense's hook wants logged, as floats.
+    """Return the log entries of a defense's hook, as floats.
 
     Raises
     ------
     ConfigError
-        For what is no dictionary of numbers.
+        If the log is no dictionary of numbers.
     """
     if not isinstance(log, Mapping):
         raise ConfigError(f"a defense's `{hook}` wants {log!r} logged; a dictionary of numbers is needed")
@@ -35,7 +35,7 @@ def checked_log(log: object, hook: str) -> Log:
 
 
 class Hooks(Protocol):
-    """What a defense may change; each hook also returns what it wants logged."""
+    """The hooks of a defense; each one also returns its log entries."""
 
     @property
     def hook_targets(self) -> Sequence[Hooks]:
@@ -43,7 +43,7 @@ class Hooks(Protocol):
 
     @property
     def other_labels(self) -> bool:
-        """Whether a defense asks in `protect` for the gradients that other labels would give."""
+        """True if a defense asks in `protect` for the gradients that other labels would give."""
 
     def begin_batch(self, rows: Rows) -> None:
         """Take in which rows (B,) of the training table the next calls are about."""
@@ -54,7 +54,7 @@ class Hooks(Protocol):
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
         """Return the loss; `z` is (B, D), all feature parties' embeddings side by side.
 
-        What a defense has added to it is logged as ``<name of the defense>.term``.
+        The term that a defense adds is logged as ``<name of the defense>.term``.
         """
 
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
@@ -67,7 +67,7 @@ class Hooks(Protocol):
         """Take in that all rows have come once more; return what is to be logged of the epochs so far."""
 
     def bound(self) -> float:
-        """Return the defenses' bound on the leak AUC of what was sent until the end of the last epoch."""
+        """Return the defenses' bound on the leak AUC of all gradients sent until the end of the last epoch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +77,7 @@ class StepView:
     Attributes
     ----------
     rows : Rows or None
-        (B,) rows of the training table; None where nobody said which they are.
+        (B,) rows of the training table; None where they are unknown.
     widths : Mapping[str, int]
         Width of each feature party's part of the cut, in the order in which gradients (B, D) lie side by side.
     logits : Tensor or None
@@ -85,9 +85,10 @@ class StepView:
     embeddings : Mapping[str, Tensor]
         (B, ...) of each feature party as they were received, detached.
     party : str
-        Whose gradients a defense of scope "per-party" perturbs; empty where it perturbs those of all together.
+        The party with the gradients that a defense of scope "per-party" perturbs; empty where all are perturbed
+        together.
     relabel : Callable[[Tensor], Tensor] or None
-        Computes what `gradients_of` returns, for all parties.
+        Computes the result of `gradients_of`, for all parties.
     """
 
     rows: Rows | None = None
@@ -99,7 +100,7 @@ class StepView:
 
     @property
     def part(self) -> int:
-        """The number of the party whose gradients these are; 0 where they are perturbed together."""
+        """The number of the party that receives these gradients; 0 where they are perturbed together."""
         return list(self.widths).index(self.party) if self.party else 0
 
     def of(self, party: str) -> StepView:
@@ -107,7 +108,9 @@ class StepView:
         return replace(self, party=party)
 
     def gradients_of(self, labels: Tensor) -> Tensor:
-        """Return the cut gradients (B, D) that other labels would give in this step, clipped alike, before any defense.
+        """Return the cut gradients (B, D) that other labels would give in this step, before any defense.
+
+        They are clipped by the same factor as those of the true labels.
 
         Parameters
         ----------

@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Learned(Protocol):
-    """The optimizer of what one defense learns by itself."""
+    """The optimizer of one defense's trainable modules."""
 
     def zero_grad(self) -> None:  # noqa: D102
         ...
@@ -52,7 +52,7 @@ class Learned(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inside:
-    """What the gradients of one step were made of; it tells the labels and never leaves the label party.
+    """The parts of the gradients of one step; they reveal the labels and never leave the label party.
 
     Attributes
     ----------
@@ -74,16 +74,16 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one training step gives."""
+    """The result of one training step."""
 
     rows: Rows
     loss: float
     gradients: Mapping[str, Tensor]
     log: Log = field(default_factory=dict)
     clean: Mapping[str, Tensor] = field(default_factory=dict)
-    """What would have been sent without any defense, by party; empty unless it is kept for measuring."""
+    """The gradients before any defense, by party; empty unless they are kept for measuring."""
     inside: Inside | None = None
-    """What they were made of; None but for the steps of which a snapshot is wanted, and those of `keep_inside`."""
+    """The parts of the gradients; None except in the steps of a snapshot, and those of `keep_inside`."""
 
 
 class LabelParty(LabelModel):
@@ -94,13 +94,13 @@ class LabelParty(LabelModel):
     top : nn.Module
         Top model; takes the fused embedding, returns logits (B,) for two classes or (B, C).
     optimizers : Optimizers
-        Of the top model, and of `bottom` where there is one.
+        Those of the top model, and of `bottom` where there is one.
     labels : NDArray
         (N,) *prepared* labels of the training table.
     hooks : Hooks
         The defenses.
     schedule : Schedule
-        Which rows make which step.
+        The rows of each step.
     parties : Sequence[str]
         Feature parties, in the order in which their embeddings are joined.
     bottom, table : nn.Module, PartyTable, optional
@@ -108,16 +108,16 @@ class LabelParty(LabelModel):
     fusion : str
         "concat", "sum" or "mean".
     learned, learners : Mapping[str, nn.Module], Sequence[Learned]
-        What the defenses learn, by defense, and the optimizer of each.
+        The defenses' trainable modules, by defense, and the optimizer of each.
     clip_norm : float
         Largest Frobenius norm of the batch's cut gradient over all feature parties, applied before `protect`, of the
-        gradient of the label party's own weights, and of that of what each defense learns; 0 for none.
+        gradient of the label party's own weights, and of that of each defense's modules; 0 for none.
     keep_clean : bool
-        Whether each step keeps the gradients as they were before `protect`, for whoever measures.
+        True if each step keeps the gradients as they were before `protect`, for measuring.
     snapshots : Collection[int]
-        Steps that also say what their gradients were made of, where there are two classes.
+        Steps that also return the parts of their gradients, where there are two classes.
     placement : Placement
-        Where the models are.
+        The device of the models.
 
     Attributes
     ----------
@@ -233,9 +233,9 @@ class LabelParty(LabelModel):
         return log
 
     def bound(self) -> float:
-        """Return the defenses' bound, under their model, on the leak AUC of what was sent until then.
+        """Return the defenses' bound, under their model, on the leak AUC of all gradients sent until then.
 
-        What is no leak AUC bounds nothing, and counts as 1.
+        A value that is no leak AUC bounds nothing, and counts as 1.
         """
         found: object = self._hooks.bound()
         if isinstance(found, int | float | np.floating) and 0.5 <= found <= 1.0:
@@ -340,7 +340,7 @@ class LabelParty(LabelModel):
 
 
 def _finite(step: int, loss: Tensor, joint: Tensor, log: Log) -> float:
-    """Return the loss, once it and the cut gradients are seen to be finite; a card is read once for both.
+    """Return the loss after a check that it and the cut gradients are finite; a GPU is read once for both.
 
     Raises
     ------
@@ -359,7 +359,7 @@ def _finite(step: int, loss: Tensor, joint: Tensor, log: Log) -> float:
 
 
 def remedy(log: Iterable[str]) -> str:
-    """Say what may keep a loss finite, by the names of what the defenses' hooks logged.
+    """Return advice on how to keep a loss finite, from the names of the defenses' log entries.
 
     Examples
     --------

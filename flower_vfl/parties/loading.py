@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 
 class Loader:
-    """Loads the batch of a step and, where the model is on a card, that of the next step while the card computes.
+    """A loader of the batch of a step and, where the model is on a GPU, of the next one while the GPU computes.
 
-    For a card, the next batch is gathered into pinned memory by a thread of its own and copied on a stream of its own.
+    For a GPU, the next batch is gathered into pinned memory by a thread of its own and copied on a stream of its own.
     In main memory a gather is so short that a second thread would cost more than it saves. Tables in large files are
     read in windows, see `Windows`.
 
@@ -38,11 +38,11 @@ class Loader:
     source : FeatureSource
         The training rows.
     schedule : Schedule
-        Which of them make which step.
+        The rows of each step.
     placement : Placement
-        Where the model takes them.
+        The device of the model.
     ahead : bool, optional
-        Whether the next batch is loaded ahead; by default where the model is on a card.
+        True if the next batch is loaded ahead; by default where the model is on a GPU.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Windows:
     source : ArraySource
         The training rows.
     schedule : Schedule
-        Which of them make which step.
+        The rows of each step.
     window : int
         Bytes of a window.
     """
@@ -125,7 +125,7 @@ class Windows:
 
 
 def in_windows(source: FeatureSource) -> TypeGuard[ArraySource]:
-    """Say whether a table lies in files so large that its rows are read in windows."""
+    """Return whether a table lies in files so large that its rows are read in windows."""
     return isinstance(source, ArraySource) and source.file_bytes > LARGE
 
 
@@ -139,13 +139,13 @@ def gather(source: FeatureSource, rows: Rows, placement: Placement) -> list[Tens
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A batch, and when its copy on a stream of its own is finished."""
+    """A batch, and the event that its copy on a stream of its own is finished."""
 
     tensors: list[Tensor]
     copied: torch.Event | None = None
 
     def ready(self) -> list[Tensor]:
-        """Return the batch for use on the card's current stream; the processor does not wait for the copy."""
+        """Return the batch for use on the GPU's current stream; the processor does not wait for the copy."""
         for tensor in self.tensors:
             if self.copied is not None and tensor.device.type != "cpu":
                 used = torch.get_device_module(tensor.device).current_stream(tensor.device)
@@ -155,13 +155,13 @@ class _Loaded:
 
 
 class _Ahead(Generic[T]):
-    """Loads what belongs to a step, and what is asked for next in a thread of its own."""
+    """A loader of the data of a step, which loads those of the following step in a thread of its own."""
 
     def __init__(self) -> None:
         self._next: tuple[int, Future[T]] | None = None
 
     def get(self, load: Callable[[int], T], step: int, following: int | None) -> T:
-        """Return what belongs to `step`, and begin with `following`; what goes wrong there is told when it is asked."""
+        """Return the data of `step`, and begin to load `following`; an error there is raised when it is asked for."""
         waiting, self._next = self._next, None
         found = waiting[1].result() if waiting is not None and waiting[0] == step else load(step)
         if following is not None:

@@ -130,7 +130,7 @@ class LabelModel:
 
 
 def adds_to_logits(own: nn.Module) -> bool:
-    """Say whether a model of the label party's own columns gives logits rather than an embedding."""
+    """Return whether a model of the label party's own columns gives logits rather than an embedding."""
     return bool(getattr(own, "adds_to_logits", False))
 
 

@@ -28,7 +28,7 @@ class Predictor:
     name : str
         Name of the party.
     bottom : nn.Module
-        The trained bottom model, where `placement` says.
+        The trained bottom model, on the device of `placement`.
     source : FeatureSource
         The party's columns of the rows that may be asked for.
     rows : str

@@ -1,1 +1,1 @@
-"""What crosses the cut: frames, their records and bytes, the schedule, and the transcript of what a party saw."""
+"""The protocol of the cut: frames, their records and bytes, the schedule, and the transcript of a party."""

@@ -6,8 +6,8 @@ epoch was the best so far; not answered), `KEEP` (the model of this step is the 
 (simulations only), `FINISH` and `EXPORTED` (a finished training's results are written: nobody goes back any more; not
 answered); of a finished training `PREDICT`. Up go `HELLO`, `EMBEDDING`, `SAVED`, `RESTORED`,
 `KEPT`, `AUDITED`, `REPORT` and `ERROR`.
-Where the steps in flight are to be chosen, `REHEARSE` asks what a step takes (or, without tensors, what a round trip
-takes), `REHEARSED` answers and `IN_FLIGHT` tells the choice. `ALIGN` goes both ways, before any training.
+Where the pipeline depth is to be chosen, `REHEARSE` asks for the time of a step (or, without tensors, of a round trip),
+`REHEARSED` answers and `IN_FLIGHT` carries the choice. `ALIGN` goes both ways, before any training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_STEP = 2**53
 
 
 class Kind(StrEnum):
-    """What a frame is for."""
+    """The kind of a frame."""
 
     HELLO = "hello"
     STEP = "step"
@@ -69,11 +69,11 @@ class Frame:
     Parameters
     ----------
     kind : Kind
-        What it is for.
+        Its purpose.
     step : int
         The step (or evaluation batch) that it asks for or answers; -1 for none.
     fields : Mapping[str, str | int | float | bool]
-        Small values, e.g. the step whose gradient is carried.
+        Small values, e.g. the step of the carried gradient.
     tensors : Mapping[str, Tensor]
         Named tensors, (B, ...) each.
     """
@@ -108,7 +108,7 @@ class Frame:
         Raises
         ------
         ProtocolError
-            Naming what was expected and what came.
+            Naming the expected and the received tensor.
         NotFiniteError
             When a value is not finite.
         """

@@ -44,7 +44,7 @@ def compress(frame: Frame, wire_dtype: str) -> Frame:
 def expand(frame: Frame, wire_dtype: str) -> Frame:
     """Undo `compress`: return the frame with its tensors in the number format that they had.
 
-    A row whose scale is not finite has values that are not finite, and `Frame.tensor` finds those on every wire.
+    A row with a scale that is not finite has values that are not finite, and `Frame.tensor` finds those on every wire.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def expand(frame: Frame, wire_dtype: str) -> Frame:
 
 
 def _check_format(frame: Frame, restored: list[str], wire_dtype: str) -> None:
-    """Refuse what `compress` with this format does not write: both sides must round alike, or not at all."""
+    """Refuse formats that `compress` does not write: both sides must round in the same way, or not at all."""
     scales, half = {name + _SCALE for name in restored}, _WIRE.get(wire_dtype)
     for name, tensor in frame.tensors.items():
         whole = tensor.dtype in _FULL and tensor.dim() > 0 and tensor.numel() > 0 and name not in scales

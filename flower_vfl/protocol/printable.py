@@ -6,18 +6,18 @@ from flower_vfl.errors import FlowerVflError
 
 
 def words_of(error: BaseException, most: int = 10_000) -> str:
-    """Return what an error is and says, of a long text its beginning and its end: it may quote a whole tensor.
+    """Return the type and the text of an error, shortened in the middle: it may quote a whole tensor.
 
     Examples
     --------
     >>> words_of(ValueError("no")), words_of(StopIteration())
     ('ValueError: no', 'StopIteration')
     """
-    return shortened(": ".join(filter(None, (type(error).__name__, _said(error)))), most)
+    return shortened(": ".join(filter(None, (type(error).__name__, _text(error)))), most)
 
 
 def reason_of(error: BaseException, most: int = 10_000) -> str:
-    """Return what an error says where it is one of this package's, which says enough, and else `words_of` it.
+    """Return the text of an error of this package, which is enough, and `words_of` any other.
 
     Examples
     --------
@@ -25,19 +25,19 @@ def reason_of(error: BaseException, most: int = 10_000) -> str:
     >>> reason_of(ConfigError("no")), reason_of(ValueError("no"))
     ('no', 'ValueError: no')
     """
-    return shortened(_said(error), most) if isinstance(error, FlowerVflError) else words_of(error, most)
+    return shortened(_text(error), most) if isinstance(error, FlowerVflError) else words_of(error, most)
 
 
-def _said(error: BaseException) -> str:
-    """Return the text of an error; making it runs code of somebody else's, which may fail in turn."""
+def _text(error: BaseException) -> str:
+    """Return the text of an error; making it runs foreign code, which may fail in turn."""
     try:
         return str(error)
-    except Exception as failure:  # noqa: BLE001 - whatever it is, the error itself must be told
+    except Exception as failure:  # noqa: BLE001 - whatever it is, the error itself must be reported
         return f"its text cannot be had ({type(failure).__name__})"
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text, of one that is longer than so many characters as many from its beginning and its end.
+    """Return a text of at most so many characters; a longer one loses its middle.
 
     Examples
     --------
@@ -51,15 +51,15 @@ def shortened(text: str, most: int) -> str:
 
 
 def printable(words: object, most: int = 2000) -> str:
-    r"""Return what another party said, on one line and with nothing that a terminal obeys.
+    r"""Return another party's words on one line, without control sequences of a terminal.
 
-    What cannot be printed (line ends, escape sequences, marks that turn the direction of writing) is spelt out, so that
+    Unprintable characters (line ends, escape sequences, marks that turn the direction of writing) are escaped, so that
     no party writes lines of its own into another's log.
 
     Parameters
     ----------
     words : object
-        What it said.
+        Its words.
     most : int
         Characters of it that are kept.
 

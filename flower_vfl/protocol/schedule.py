@@ -1,4 +1,4 @@
-"""Which rows make which step: both sides derive it from the shared seed, so that IDs do not travel.
+"""The schedule of rows by step: both sides derive it from the shared seed, so that IDs do not travel.
 
 Nothing here may depend on labels, and nothing else may derive from the shared seed.
 """
@@ -191,7 +191,7 @@ class Schedule:
 
 
 def is_part(name: str) -> TypeGuard[Part]:
-    """Say whether there are rows of this name that are evaluated."""
+    """Return whether there are rows of this name that are evaluated."""
     return name in PARTS
 
 

@@ -26,13 +26,13 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Say whether all values of a floating point tensor are finite; the sum tells it 30 times faster than a mask."""
-    # The sum of finite numbers may overflow, so a non-finite sum is only a reason to look closely.
+    """Return whether all values of a floating point tensor are finite; the sum shows it 30 times faster than a mask."""
+    # The sum of finite numbers may overflow, so a non-finite sum is only a reason to check each value.
     return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def brought(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of one device in main memory, by one copy: a card is waited for once.
+    """Return tensors of one device in main memory, by one copy: a GPU is waited for once.
 
     They travel as float64, which holds every float32 and every whole number up to 2^53.
     """

@@ -1,4 +1,4 @@
-"""What a feature party saw: the only thing that an attack may look at."""
+"""The transcript of a feature party: the only input of an attack beside declared side information."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class StepTrace:
     Attributes
     ----------
     step, epoch
-        Counted over the whole training, from where the party counts.
+        Numbers over the whole training run, by the party's own count.
     rows
         Positions of the batch in the training table, (B,); read-only.
     embedding
-        What the party sent up, (B, ...).
+        The embeddings that the party sent up, (B, ...).
     gradients
-        What came back, (B, ...) for each layer: ``"cut"`` as received, ``"first"`` and others by going on with
+        The received gradients, (B, ...) for each layer: ``"cut"`` as received, ``"first"`` and others by going on with
         back-propagation in the party's own model.
     outputs
-        What the party's own earlier layers gave for the batch, (B, ...) for each layer but the cut.
+        Outputs of the party's own earlier layers for the batch, (B, ...) for each layer but the cut.
     """
 
     step: int
@@ -43,7 +43,7 @@ class StepTrace:
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def output(self, layer: str) -> Tensor:
-        """Return what a layer gave for the batch, (B, ...): the embedding at the cut."""
+        """Return the output of a layer for the batch, (B, ...): the embedding at the cut."""
         return self.embedding if layer == "cut" else self.outputs[layer]
 
 
@@ -53,7 +53,7 @@ class Transcript:
     Parameters
     ----------
     history
-        How many of the last steps to keep; None keeps all of them.
+        Number of last steps to keep; None keeps all of them.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class Transcript:
         self._traces: deque[StepTrace] = deque(maxlen=history)
 
     def record(self, trace: StepTrace) -> None:
-        """Append one step; the oldest is forgotten where the history is full."""
+        """Append one step; the oldest is dropped if the history is full."""
         self._traces.append(trace)
 
     @property
@@ -84,7 +84,7 @@ class Transcript:
             Where nothing was recorded yet.
         """
         if not self._traces:
-            raise ProtocolError("The transcript is empty: record a step before an attack looks at it.")
+            raise ProtocolError("The transcript is empty: record a step before an attack reads it.")
         return self._traces[-1]
 
     def __len__(self) -> int:

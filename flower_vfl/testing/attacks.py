@@ -51,15 +51,15 @@ _SHAPES = ((64, 8), (64, 1), (5, 2), (32, 3, 4, 4), (2, 8), (1, 8))
 def check_attack(attack_class: type[AttackMethod], *, waive: Sequence[str] = (), **params: Any) -> None:
     """Check an attack of your own: run it in your tests, once for each set of parameters that matters.
 
-    What is checked: name, side information and documentation are declared; parameters go into ``result.json`` and make
+    The checks: name, side information and documentation are declared; parameters go into ``result.json`` and make
     the same attack again; every batch gives one score a row, on vectors and feature maps, in every number format, on
     every device of this machine; no score is NaN, be the batch of one or two rows, of one class, of zeros, of equal
     rows, or of gradients of 1e-30 or 1e30; the same input gives the same scores and is not changed; side information
     that is missing is refused with a message. Instances share no state; one that is given what `state` returned goes on
     with the same scores. A `RowAttack` rates three batches at once as it scores each of them. An
-    attack on the trained model says one thing a row in the same way, of two classes and of five, from the seed that it
-    is given and no other randomness. One on what is remembered gives one score for each row that has come, after any
-    number of epochs. A joint attack scores training rows and test rows of a view, with columns and without.
+    attack on the trained model returns one answer a row in the same way, for two classes and for five, from the given
+    seed and no other randomness. A longitudinal attack gives one score for each row that has occurred, after any number
+    of epochs. A joint attack scores training rows and test rows of a view, with columns and without.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def check_attack(attack_class: type[AttackMethod], *, waive: Sequence[str] = (),
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is checked, and how it is called."""
+    """A checked attack: its class and its parameters."""
 
     attack_class: Any
     params: dict[str, Any] = field(default_factory=dict)
@@ -111,18 +111,18 @@ class _Subject:
         transcript = Transcript(history=None)
         for step in range(3):
             now = g if step == 2 else torch.flip(g, dims=[0])
-            other = now.flatten(1) + 1  # what the attack says that it does not look at
+            other = now.flatten(1) + 1  # the tensor that the attack declares not to see
             seen, unseen = (other, now) if attack.sees == "gradients" else (now, other)
             gradients, outputs = dict.fromkeys(_LAYERS, unseen), dict.fromkeys(_LAYERS[1:], seen)
             transcript.record(StepTrace(step, 0, np.arange(len(g)), seen, gradients, outputs))
         return attack.score(transcript, layer, _side(attack, g))
 
     def problems_of(self, scores: Any, g: Tensor, what: str) -> Iterator[str]:
-        """Say what is wrong with what is said of gradients (B, ...)."""
+        """Yield the problems of the scores of gradients (B, ...)."""
         wrong = list(score_problems(scores, len(g), what))
         yield from wrong
         if not wrong and self.attack_class.reads == "clusters" and not _are_groups(scores):
-            yield f"{what}: it says {sorted(set(scores.tolist()))[:5]}; whole numbers below side.classes are needed"
+            yield f"{what}: it returned {sorted(set(scores.tolist()))[:5]}; whole numbers below side.classes are needed"
 
 
 def _side(attack: Attack, g: Tensor) -> SideInformation:
@@ -153,7 +153,7 @@ def _declarations(subject: _Subject) -> Iterator[str]:
         yield f"its `needs` is {cls.needs!r}; a frozenset of {', '.join(KINDS)} is allowed"
     alone = len(cls.needs) > 1 or LABELS in cls.needs
     if issubclass(cls, RowAttack) and (cls.sees != "gradients" or cls.reads != "scores" or alone):
-        yield f"a RowAttack scores gradients and is told {REFERENCE!r} or {HINTS!r} or nothing; derive it from Attack"
+        yield f"a RowAttack scores gradients and needs {REFERENCE!r} or {HINTS!r} or nothing; derive it from Attack"
     if not (cls.__doc__ or "").strip():
         yield "the class has no docstring"
     if not (cls.score.__doc__ or "").strip():
@@ -167,7 +167,7 @@ def _parameters(subject: _Subject) -> Iterator[str]:
     if HINTS in attack.needs and (not isinstance(attack.hints, int) or attack.hints < 1):
         yield f"`hints` is {attack.hints!r}; an attack that needs hints needs at least one"
     if (LABELS in attack.needs) != (attack.leaks > 0):
-        yield f"`leaks` is {attack.leaks!r} and `needs` {set(attack.needs)}; an attack that knows labels says both"
+        yield f"`leaks` is {attack.leaks!r} and `needs` {set(attack.needs)}; an attack that knows labels declares both"
 
 
 def _are_groups(said: Tensor) -> bool:
@@ -214,7 +214,7 @@ def _repeatable(subject: _Subject) -> Iterator[str]:
     before = g.clone()
     first = subject.score(subject.make(), g)
     if not torch.equal(g, before):
-        yield "it changes the gradients that it looks at; others look at them after it"
+        yield "it changes the gradients that it receives; others read them after it"
     if not torch.equal(first, subject.score(subject.make(), before.clone())):
         yield "two attacks with the same parameters give different scores: draw from a generator of its own, seeded"
 
@@ -237,14 +237,14 @@ def _stack(subject: _Subject) -> Iterator[str]:
     if not isinstance(attack, RowAttack):
         return
     rows = torch.stack([gradients((64, 8), seed=seed) for seed in range(3)])
-    told = {REFERENCE: rows[:, :1], HINTS: rows[:, torch.arange(attack.hints) % 64]}
-    found = attack.rate(rows.clone(), next((told[name] for name in attack.needs), None))
+    side = {REFERENCE: rows[:, :1], HINTS: rows[:, torch.arange(attack.hints) % 64]}
+    found = attack.rate(rows.clone(), next((side[name] for name in attack.needs), None))
     expected = torch.stack([subject.score(subject.make(), g) for g in rows])
     if not isinstance(found, Tensor) or found.shape != expected.shape:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         yield f"`rate` of three batches (3, 64, 8) returns {shape}; {tuple(expected.shape)} is needed"
     elif not torch.allclose(found.double(), expected.double(), rtol=1e-5, atol=1e-6 * float(expected.abs().max())):
-        yield "`rate` of three batches at once is not what `score` says of each"
+        yield "`rate` of three batches at once differs from `score` of each"
     else:
         yield from stacked(subject.make(), subject.make)
 

@@ -1,4 +1,4 @@
-"""What the checks of attacks and of defenses share."""
+"""Shared parts of the checks of attacks and of defenses."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 S = TypeVar("S")
 Check = Callable[[S], Iterator[str]]
-"""Looks at a subject and says what is wrong with it."""
+"""A function that yields the problems of a subject."""
 
 
 def score_problems(scores: Any, rows: int, what: str) -> Iterator[str]:
-    """Say why what an attack says is no score for each of so many rows."""
+    """Yield the reasons why an attack's answer is not one score for each of so many rows."""
     if not isinstance(scores, Tensor) or scores.shape != (rows,):
         found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         yield f"{what}: the score is {found}, one number a row is needed: a tensor ({rows},)"
@@ -50,18 +50,18 @@ def run_checks(
     Parameters
     ----------
     kind, title, params
-        What is checked, for the message.
+        Names of the checked method, for the message.
     subject
-        What the checks are given.
+        The argument of the checks.
     stages : Iterable
         Checks, in groups.
     waive : Iterable[str]
-        Names of checks, as messages give them in brackets, whose findings are accepted.
+        Names of checks, as messages give them in brackets, with findings that are accepted.
 
     Raises
     ------
     CheckError
-        Listing everything that was found, and what is waived without need.
+        Listing all findings, and the waived checks without any.
     """
     waived, problems = dict.fromkeys(waive, False), list[str]()
     for checks in stages:
@@ -91,7 +91,7 @@ def _guarded(check: Check[S], name: str, subject: S) -> Iterator[str]:
 
 
 def name_problems(name: object) -> Iterator[str]:
-    """Say what is wrong with the `name` of a class."""
+    """Yield the problems of the `name` of a class."""
     if not isinstance(name, str) or not METHOD_NAME.fullmatch(name):
         yield f"its `name` is {name!r}; a config needs letters, digits, '_' and '-'"
 
@@ -103,7 +103,7 @@ def borrowed_name(method: Any, known: Methods[Any]) -> Iterator[str]:
 
 
 def parameter_problems(make: Callable[..., Any], method: Any, params: Mapping[str, Any]) -> Iterator[str]:
-    """Say what is wrong with how a method takes parameters and shows them.
+    """Yield the problems of a method's parameters.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def gradients(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, see
 
 
 def scaled(g: Tensor) -> dict[str, Tensor]:
-    """Return a batch at the ends of what float32 holds."""
+    """Return a batch at the limits of float32."""
     unit = g / g.abs().max()
     return {
         "gradients of 1e-30": unit * 1e-30,

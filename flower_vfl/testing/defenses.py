@@ -241,25 +241,25 @@ def _repeatable(subject: Subject) -> Iterator[str]:
     defense.prepare_labels(labels)
     send(defense, given, labels)
     if not (torch.equal(g, given) and torch.equal(y, labels)):
-        yield "it changes gradients or labels in place; others still look at them"
+        yield "it changes gradients or labels in place; others still read them"
 
 
 def _noise(subject: Subject, *, secret_matters: bool) -> Iterator[str]:
-    """Check one batch, sent again and again until a defense that remembers batches has settled."""
+    """Check one batch, sent again and again until a defense with a memory of batches has settled."""
     if "protect" not in subject.hooks:
         return
     g, y, defense = batch(8), labels_of(64), subject.make()
     for _ in range(_SETTLED):
         send(defense, g, y)
     one, other = (send(defense, g, y, first=first)[0] for first in (64, 128))
-    stranger = send(subject.make(secret=2), g, y)[0]
+    unrelated = send(subject.make(secret=2), g, y)[0]
     if not secret_matters and not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(g.abs().max())):
         yield (
             "its noise is the same whatever the secret, so that a party can make it too and subtract it; draw from "
             "self.generator(device)"
         )
-    if secret_matters and torch.equal(one, other) and not torch.equal(one, stranger):
-        yield "its noise is the same in every step, so that a party can subtract it; draw it anew"
+    if secret_matters and torch.equal(one, other) and not torch.equal(one, unrelated):
+        yield "its noise is the same in every step, so that a party can subtract it; draw fresh noise"
 
 
 def _state(subject: Subject) -> Iterator[str]:
@@ -283,7 +283,7 @@ def _state(subject: Subject) -> Iterator[str]:
         again.modules.load_state_dict(state["modules"])
         if not same(expected, _to_the_end(again)):
             yield (
-                "restored from its `state`, it goes on otherwise than it would have: add what it remembers to "
+                "restored from its `state`, it goes on otherwise than without a break: add its memory to "
                 "`super().state()`, as copies, and let `restore` call `super().restore(state)`"
             )
             return
@@ -309,27 +309,27 @@ def _epochs(subject: Subject) -> Iterator[str]:
 
 
 class _Inner(Defense):
-    """Writes down what it is asked, and what it is told."""
+    """A recorder of its calls."""
 
     name = "inner"
 
     def __init__(self, wrapped: HookedStrategy) -> None:
         super().__init__(wrapped)
         self.asked: list[tuple[str, Tensor]] = []
-        self.heard: list[str] = []
+        self.notified: list[str] = []
 
     @property
     def params(self) -> dict[str, Any]:
         return {}
 
     def begin(self) -> None:
-        self.heard.append("begin")
+        self.notified.append("begin")
 
     def begin_batch(self, rows: Rows) -> None:
-        self.heard.append("begin_batch")
+        self.notified.append("begin_batch")
 
     def end_epoch(self) -> Log:
-        self.heard.append("end_epoch")
+        self.notified.append("end_epoch")
         return {}
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
@@ -371,24 +371,24 @@ def _nesting(subject: Subject) -> Iterator[str]:
             if [name for name, _ in inner.asked] != [hook] or not torch.equal(inner.asked[0][1], given[0]):
                 yield f"`{hook}` does not ask the strategy that it wraps first, once and with what it was given"
             elif "inner.seen" not in log:
-                yield f"`{hook}` loses what the strategy that it wraps wants logged"
+                yield f"`{hook}` loses the log of the strategy that it wraps"
         defense.begin()
         defense.begin_batch(np.arange(64))
         defense.end_epoch()
-        for hook in inner.heard:
-            yield f"`{hook}` tells the strategy that it wraps, which is told by itself, and would be told twice"
+        for hook in inner.notified:
+            yield f"`{hook}` calls the strategy that it wraps, which is called by itself, and would be called twice"
         if defense.base is not inner.base or defense.chain() != [defense, inner]:
             yield "it does not show the strategy that it wraps: call `super().__init__(strategy)`"
         yield from _twice(subject, defense, scope, (g, y))
 
 
 def _twice(subject: Subject, defense: Defense, scope: dict[str, Any], batch: tuple[Tensor, Tensor]) -> Iterator[str]:
-    """Say what is wrong with a defense around one of its own kind, which `Defense.twice` may refuse."""
+    """Yield the problems of a defense around one of its own kind, which `Defense.twice` may refuse."""
     try:
         outer = subject.defense_class(defense, **{**subject.params, **scope})
     except ConfigError as error:
         if not defense.twice or defense.twice not in str(error):
-            yield f"it cannot wrap another of its kind: {error}; where that is wrong, say in `twice` what to do instead"
+            yield f"it cannot wrap another of its kind: {error}; if that is wrong, name the alternative in `twice`"
         return
     g, y = batch
     sent, _ = outer.protect(g.clone(), y.clone(), step_of(outer, g, y, np.arange(len(g))))

@@ -1,4 +1,4 @@
-"""What every defense of cut gradients must do with them: nothing goes out as it is, whatever the batch."""
+"""Checks of defenses of cut gradients: no gradient is sent unchanged, whatever the batch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def number_formats(subject: Subject) -> Iterator[str]:
 
 
 def sent_problems(sent: object, g: Tensor, what: str) -> Iterator[str]:
-    """Say what is wrong with what is sent instead of `g`."""
+    """Yield the problems of a tensor that is sent instead of `g`."""
     if not isinstance(sent, Tensor) or sent.shape != g.shape or sent.dtype != g.dtype:
         found = f"{sent.dtype} {tuple(sent.shape)}" if isinstance(sent, Tensor) else type(sent).__name__
         yield f"{what}: it returns {found} for {g.dtype} {tuple(g.shape)}; shape and number format must stay"

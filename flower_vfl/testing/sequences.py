@@ -1,4 +1,4 @@
-"""What `check_attack` checks of attacks that are called on one step after the other."""
+"""Checks of attacks that are called on one step after the other, for `check_attack`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Subject(Protocol):
 
 
 def sequence(subject: Subject) -> Iterator[str]:
-    """Say what is wrong with an attack that scores several steps, alone and beside another instance."""
+    """Yield the problems of an attack that scores several steps, alone and beside another instance."""
     mine, others = ([gradients((64, 8), seed=seed) for seed in range(low, low + _STEPS)] for low in (10, 50))
     expected = _scores(subject, subject.make(), mine)
     original = subject.make()
@@ -49,7 +49,7 @@ def sequence(subject: Subject) -> Iterator[str]:
 
 
 def _resumed(subject: Subject, steps: list[Tensor], expected: list[Tensor]) -> Iterator[str]:
-    """Say what is wrong with what an attack keeps over a checkpoint."""
+    """Yield the problems of an attack's state over a checkpoint."""
     attack, half = subject.make(), len(steps) // 2
     _scores(subject, attack, steps[:half])
     with TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def _resumed(subject: Subject, steps: list[Tensor], expected: list[Tensor]) -> I
 
 
 def repeated(subject: Subject) -> Iterator[str]:
-    """Say what is wrong where the same instance scores the same transcript twice."""
+    """Yield the problems of an instance that scores the same transcript twice."""
     g, attack = gradients((64, 8)), subject.make()
     first = subject.score(attack, g)
     if not attack.sequential and not torch.equal(first, subject.score(attack, g.clone())):
@@ -77,19 +77,19 @@ def repeated(subject: Subject) -> Iterator[str]:
 
 
 def stacked(attack: RowAttack, make: Callable[[], RowAttack]) -> Iterator[str]:
-    """Say what is wrong with a sequential `RowAttack` that rates several runs at once, step by step."""
+    """Yield the problems of a sequential `RowAttack` that rates several runs at once, step by step."""
     if not attack.sequential:
         return
     alone = [make() for _ in range(3)]
     for step in range(_STEPS):
         rows = torch.stack([gradients((64, 8), seed=10 * step + run) for run in range(3)])
-        told = {REFERENCE: rows[:, :1], HINTS: rows[:, torch.arange(attack.hints) % 64]}
-        known = next((told[name] for name in attack.needs), None)
+        side = {REFERENCE: rows[:, :1], HINTS: rows[:, torch.arange(attack.hints) % 64]}
+        known = next((side[name] for name in attack.needs), None)
         found = attack.rate(rows, known)
         for run, single in enumerate(alone):
             expected = single.rate(rows[run], None if known is None else known[run])
             if not _near(found[run], expected):
-                yield f"`rate` of three runs at once is not what it says of each alone, at step {step} of a sequence"
+                yield f"`rate` of three runs at once differs from that of each alone, at step {step} of a sequence"
                 return
     kept = {name: value for name, value in attack.state().items() if isinstance(value, Tensor)}
     if any(value.dim() == 0 or len(value) != 3 for value in kept.values()):

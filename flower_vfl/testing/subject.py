@@ -43,12 +43,12 @@ class Subject:
 
     @property
     def title(self) -> str:
-        """How it is called."""
+        """The name of the class."""
         return str(getattr(self.defense_class, "__name__", self.defense_class))
 
     @property
     def perturbs(self) -> bool:
-        """Whether it leaves the scope and what cannot be protected to `GradientDefense`."""
+        """True if it leaves the scope and what cannot be protected to `GradientDefense`."""
         return isinstance(self.defense_class, type) and issubclass(self.defense_class, GradientDefense)
 
     @property
@@ -137,7 +137,7 @@ def send(defense: HookedStrategy, g: Tensor, y: Tensor, *, first: int = 0) -> tu
 
 
 def step_of(defense: HookedStrategy, g: Tensor, y: Tensor, rows: Rows) -> StepView:
-    """Return the view of a step with these gradients (B, D): those of a network that says 0.3 of every row."""
+    """Return the view of a step with these gradients (B, D): those of a network that predicts 0.3 for every row."""
 
     def relabel(labels: Tensor) -> Tensor:
         slopes = g / (0.3 - y.to(g.dtype))[:, None]
@@ -147,12 +147,12 @@ def step_of(defense: HookedStrategy, g: Tensor, y: Tensor, rows: Rows) -> StepVi
 
 
 def same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Say whether two plays gave the same, to the bit."""
+    """Return whether two runs gave the same tensors, to the bit."""
     return len(ones) == len(others) and all(map(torch.equal, ones, others))
 
 
 def log_problems(log: object, what: str, subject: Subject) -> Iterator[str]:
-    """Say what is wrong with what a hook wants logged."""
+    """Yield the problems of a hook's log."""
     if not isinstance(log, dict):
         yield f"{what}: it logs {log!r}; a dictionary of numbers is needed"
         return
@@ -162,11 +162,11 @@ def log_problems(log: object, what: str, subject: Subject) -> Iterator[str]:
         elif math.isnan(value):
             yield f"{what}: it logs {key!r} = NaN"
         elif math.isinf(value) and not _documented(key, subject):
-            yield f"{what}: it logs {key!r} = {value}, and no docstring says when that is inf"
+            yield f"{what}: it logs {key!r} = {value}, and no docstring explains when that is inf"
 
 
 def _documented(key: str, subject: Subject) -> bool:
-    """Say whether a docstring of the class or of its hooks names the value and inf."""
+    """Return whether a docstring of the class or of its hooks names the value and inf."""
     names = {part for part in key.split(".") if part not in (getattr(subject.defense_class, "name", ""), "a", "b", "c")}
     methods = [getattr(subject.defense_class, hook, None) for hook in (*_HOOKS, "perturb", "end_epoch")]
     docs = " ".join(str(thing.__doc__) for thing in (subject.defense_class, *methods) if thing is not None)

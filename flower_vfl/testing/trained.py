@@ -1,4 +1,4 @@
-"""What `check_attack` checks of attacks on the trained model."""
+"""Checks of attacks on the trained model, for `check_attack`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Two(nn.Module):
 
 @dataclass(frozen=True)
 class TrainedSubject:
-    """What is checked, and what it is shown."""
+    """A checked attack on the trained model, and its inputs."""
 
     attack_class: Callable[..., Any]
     params: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class TrainedSubject:
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """How many classes it is tried with."""
+        """The numbers of classes that it is tried with."""
         return (2,) if self.make().reads == "scores" else (2, 5)
 
 
@@ -104,7 +104,7 @@ def _parameters(subject: TrainedSubject) -> Iterator[str]:
     if not isinstance(attack.draws, int) or attack.draws < 1:
         yield f"`draws` is {attack.draws!r}; it is run once at least"
     if (LEAKED in attack.needs) != (attack.leaks > 0):
-        yield f"`leaks` is {attack.leaks!r} and `needs` {set(attack.needs)}; an attack that is told labels says both"
+        yield f"`leaks` is {attack.leaks!r} and `needs` {set(attack.needs)}; an attack that knows labels declares both"
 
 
 def _problems_of(said: Any, attack: InferenceAttack, view: TrainedView, what: str) -> Iterator[str]:
@@ -113,14 +113,14 @@ def _problems_of(said: Any, attack: InferenceAttack, view: TrainedView, what: st
     if not isinstance(said, Tensor) or said.shape != shape:
         found = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
         wanted = "one number a row" if len(shape) == 1 else "one number a row and class"
-        yield f"{what}: it says {found}, {wanted} is needed: a tensor {shape}"
+        yield f"{what}: it returned {found}, {wanted} is needed: a tensor {shape}"
     elif said.requires_grad:
-        yield f"{what}: what it says keeps a graph; compute on detached tensors"
+        yield f"{what}: its answer keeps a graph; compute on detached tensors"
     elif attack.reads in ("scores", "logits"):
         if bool(torch.isnan(said.double()).any()):
             yield f"{what}: some {attack.reads} are NaN; finite embeddings have numbers"
     elif said.is_floating_point() or not bool(((said >= 0) & (said < view.classes)).all()):
-        yield f"{what}: it says {sorted(set(said.tolist()))[:5]}; whole numbers below {view.classes} are needed"
+        yield f"{what}: it returned {sorted(set(said.tolist()))[:5]}; whole numbers below {view.classes} are needed"
 
 
 def _answers(subject: TrainedSubject) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _repeatable(subject: TrainedSubject) -> Iterator[str]:
     before, state = z.clone(), _global_state()
     first = attack.infer(_view(attack, z))
     if not torch.equal(z, before):
-        yield "it changes the embeddings that it looks at; others look at them after it"
+        yield "it changes the embeddings that it receives; others read them after it"
     if not torch.equal(first, subject.make().infer(_view(attack, z))):
         yield "the same view and seed give something else the second time"
     if _global_state() != state:

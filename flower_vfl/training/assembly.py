@@ -1,4 +1,4 @@
-"""What a training is made of: the label party with its models, the monitor, and who keeps their states."""
+"""The parts of a training run: the label party with its models, the monitor, and the keeper of their states."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def build_monitor(
 
 
 def build_replay_guard(strategy: HookedStrategy, context: TrainingContext) -> ReplayGuard | None:
-    """Build what looks at steps that are done again; None where nobody can go back, or sends something else then."""
+    """Build the guard against replayed steps; None where no step can be repeated, or only with the same embeddings."""
     base, defenses, ledger = strategy.base, strategy.chain(), _ledger(strategy.base.config, context)
     if ledger is None or not defenses or base.config.transport.kind == "inproc":
         return None

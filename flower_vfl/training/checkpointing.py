@@ -16,17 +16,17 @@ from flower_vfl.transport.base import Link, expect
 _log = logging.getLogger(__name__)
 
 MODEL = "label"
-"""What the label party's model is called among its parts."""
+"""Name of the label party's model among its parts."""
 
 _VOID = 128
-"""Most answers to older requests that may come before a party says that it has gone back."""
+"""Largest number of answers to older requests that may arrive before a party reports that it has gone back."""
 
 
 class Ledger(Store, Protocol):
-    """The label party's own store, in which it also writes down what all parties have."""
+    """The label party's own store, which also records the last step that all parties have saved."""
 
     def commit(self, step: int) -> None:
-        """Write down that every party has its state after so many steps."""
+        """Record that every party has its state after so many steps."""
 
     @property
     def committed(self) -> int | None:
@@ -34,7 +34,7 @@ class Ledger(Store, Protocol):
 
     @property
     def received(self) -> Path:
-        """Where it writes down what was received since."""
+        """The file in which it records the digests of the frames received since."""
 
 
 class Stateful(Protocol):
@@ -50,8 +50,8 @@ class Stateful(Protocol):
 class Checkpointing:
     """Makes all parties keep their state, and brings them back to it.
 
-    A step counts as kept once every party has written its own part to its own disk; what is written down then is the
-    step alone. A kill at any moment before leaves the last such step in force, of which every party still has its part.
+    A step counts as kept once every party has written its own part to its own disk; then only the number of the step is
+    recorded. A kill at any moment before leaves the last such step in force, and every party still has its part of it.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ class Checkpointing:
     parts : Mapping[str, Stateful]
         What the label party keeps, by name; its model is called "label".
     schedule : Schedule
-        Says at which step an epoch began; the state of that step is held until the next one has ended.
+        Gives the step at which an epoch began; the state of that step is held until the next one has ended.
     recorder : Recorder
-        The label party's; what it was told until then has to be on disk, because nobody will tell it again.
+        The label party's; its values until then have to be on disk, because nobody will send them again.
     timeout : float
         Seconds to wait for one answer.
     """

@@ -1,4 +1,4 @@
-"""How a training feeds the conditional oracle: both labels' gradients of each row, and the defense's noise."""
+"""Input of the conditional oracle in a training run: both labels' gradients of each row, and the defense's noise."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from flower_vfl.strategies.vertical import VerticalStrategy
 
 @dataclass(frozen=True, slots=True)
 class ConditionalAudit:
-    """The conditional oracle of a training, with the one defense whose noise it knows.
+    """The conditional oracle of a training run, with the one defense that adds noise.
 
     Attributes
     ----------
     oracle
-        Scores what it is shown.
+        Scores the gradients.
     defense
-        Whose noise is on the gradients.
+        The defense that added noise to the gradients.
     """
 
     oracle: ConditionalOracle
     defense: GradientDefense
 
     def __call__(self, step: int, epoch: int, done: Step, inside: Inside) -> None:
-        """Score one step; `inside` is what its gradients were made of."""
+        """Score one step; `inside` holds the parts of its gradients."""
         base, defense = self.defense.base, self.defense
         change = _label_slopes(base, inside)[:, None] * inside.slopes * inside.clipping
         known = hypotheses(inside.gradients, inside.labels, change)

@@ -1,4 +1,4 @@
-"""What one training run has beside its strategy: where it keeps its states, and what was prepared for it."""
+"""The surroundings of one training run: its store of states, and the objects prepared for it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TrainingContext:
     sessions : Sessions, optional
         Sessions that are offered already; otherwise the run opens its own.
     offer : Mapping[str, str]
-        What the parties are told beside how to reach the label party.
+        Fields of the offer beside those for reaching the label party.
     ledger : Ledger, optional
-        Where the label party keeps its states; without one nobody keeps any.
+        The label party's store of states; without one nobody keeps any.
     resume : bool
-        Whether the run goes on from the last state that everybody has.
+        True if the run goes on from the last state that all parties have.
     memory : Path, optional
         Folder of the monitor's row memory; a run with a ledger has one that survives it.
     columns : Callable[[str], PartyTable], optional

@@ -1,4 +1,4 @@
-"""What a configuration means for one party: the order of its batches, and the optimizers of its model."""
+"""Factories from a configuration for one party: the order of its batches, and the optimizers of its model."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def schedule_of(
 
 
 def _lengths(periods: Periods | None, epochs: int) -> tuple[int, ...]:
-    """Return how many rows the periods have, which are trained on one after the other."""
+    """Return the numbers of rows of the periods, which are trained on one after the other."""
     if epochs != 1:
         raise ConfigError(f'training.order is "time", which is one pass; {epochs} epochs were asked for')
     if periods is None:
         raise ConfigError(
-            'training.order is "time", but nothing says on which days the rows of this data lie. Prepare avazu or '
+            'training.order is "time", but this data does not give the days of its rows. Prepare avazu or '
             "flights again with the last days as the test (data.options test_days = 1), return MemoryData with "
             '`periods` from a loader of your own, or set training.order to "random"'
         )

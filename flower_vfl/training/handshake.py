@@ -1,4 +1,4 @@
-"""What the label party asks of a party that has arrived, and what it tells and is told."""
+"""The label party's handshake with an arriving party: the checks, the shapes, and the audit channel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str, *,
     Raises
     ------
     PartyError
-        When its rows, IDs or configuration are others.
+        When its rows, IDs or configuration differ.
     ProtocolError, ConfigError
         As in `negotiate`.
     """
@@ -65,12 +65,12 @@ def check_fit(link: Link, config: Config, schedule: Schedule, alignment: str, *,
 
 
 def check_software(link: Link) -> None:
-    """Refuse a party whose host runs other code of this package, and warn where bits may differ.
+    """Refuse a party with other code of this package on its host, and warn where bits may differ.
 
     Raises
     ------
     PartyError
-        Naming what each host has, and which of them to change.
+        Naming the software of each host, and which of them to change.
     """
     host, asking = f"the host of party {link.party!r}", "the label party's host"
     words = refusal(link.hello.fields, host, asking=asking)
@@ -99,7 +99,7 @@ def negotiate(link: Link, config: Config, rows: int) -> None:
     Raises
     ------
     ProtocolError
-        When the party says something impossible.
+        When the party's shape or number format is impossible.
     ConfigError
         When its messages would be larger than the transport takes.
     """
@@ -109,10 +109,10 @@ def negotiate(link: Link, config: Config, rows: int) -> None:
     except (ValueError, TypeError, RecursionError):
         shape = ()
     if not 0 < len(shape) < 7 or not all(type(size) is int and 0 < size <= 2**24 for size in shape):
-        raise ProtocolError(f"party {link.party!r} says its embeddings have the shape {hello.fields.get('shape')!r}")
+        raise ProtocolError(f"party {link.party!r} reports an impossible shape: {hello.fields.get('shape')!r}")
     dtype = DTYPES.get(hello.text("dtype"))
     if dtype is None or not dtype.is_floating_point:
-        raise ProtocolError(f"party {link.party!r} says its embeddings are {hello.text('dtype')!r}")
+        raise ProtocolError(f"party {link.party!r} reports no float format: {hello.text('dtype')!r}")
     link.shape, link.dtype = shape, dtype
     link.frame_limit = batch_limit(rows, shape)
     largest = config.transport.max_frame_mib * 2**20
@@ -124,7 +124,7 @@ def negotiate(link: Link, config: Config, rows: int) -> None:
 
 
 def send_audit(links: Mapping[str, Link], labels: Labels, *, test: bool, timeout: float) -> None:
-    """In a simulation, give true labels to the scorers that sit beside the attackers, who say that they have them.
+    """In a simulation, send true labels to the scorers beside the attackers and wait for their confirmation.
 
     Raises
     ------

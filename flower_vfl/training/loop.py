@@ -49,7 +49,7 @@ class Training:
     links : Mapping[str, Link]
         One a feature party.
     schedule : Schedule
-        Which rows make which step.
+        The rows of each step.
     labels : tuple of NDArray
         (N,) and (M,) true labels of the training and test table, for metrics.
     classes : int
@@ -57,19 +57,19 @@ class Training:
     config : Config
         Batch sizes, limits, patience.
     monitor : LeakageMonitor, optional
-        Watches what goes out.
+        Measures the gradients that are sent.
     oracle : Oracle, optional
-        Chooses what oracle attacks are told.
+        Chooses the side information of oracle attacks.
     audited : Collection[str]
-        In a simulation, the parties whose scorers are told it; in a deployment nobody is.
+        In a simulation, the parties with scorers that receive it; in a deployment nobody does.
     sample : Rows, optional
-        (n,) sorted test rows of which the embeddings are kept; by default none.
+        (n,) sorted test rows with embeddings to keep; by default none.
     repeats : Repeats, optional
-        Is told of all embeddings before a gradient of theirs goes out.
+        Receives all embeddings before a gradient of theirs is sent.
     conditional : ConditionalAudit, optional
-        Measures, in a simulation, what a reader learns that knows everything about a row but its label.
+        Measures, in a simulation, the leak to a reader that has all information on a row but its label.
     observer : Observer
-        Is told.
+        Receives the progress of the run.
     outcome : Outcome
         Filled while training goes on, so that an interruption keeps what was measured.
     """
@@ -152,11 +152,11 @@ class Training:
             self._send_all(Frame(Kind.BEST, outcome.steps))
 
     def discard_model(self) -> None:
-        """Forget what is kept of the last evaluation, as no model stays."""
+        """Drop the embeddings of the last evaluation, as no model stays."""
         self.test_embeddings, self.sampled = {}, {}
 
     def _segments(self) -> Iterator[tuple[int, range]]:
-        """Yield the steps still to do, an epoch or less at a time, each leg with its epoch; at its end all rests."""
+        """Yield the remaining steps in segments within an epoch, each with its epoch; none is pending between."""
         every = self._config.checkpoint.every
         for epoch in range(1, self._schedule.epochs + 1):
             steps = self._schedule.steps_of(epoch)
@@ -167,7 +167,7 @@ class Training:
                 low = high
 
     def _stopped(self) -> bool:
-        """Say whether the last epoch was the last one, and why."""
+        """Return True if training ends after the last epoch, and record the reason."""
         epoch = len(self.outcome.epochs)
         if epoch and self.outcome.steps == self._schedule.steps_of(epoch).stop:
             last = epoch == self._schedule.epochs
@@ -324,7 +324,7 @@ class Training:
         return metrics
 
     def _warn_of_validation(self) -> None:
-        """Say once that the validation part compares no epochs, where it should."""
+        """Warn once if the validation part should compare epochs and cannot."""
         training = self._config.training
         if self._schedule.batches("validation") and self.outcome.best_by is None:
             _logger.warning(
@@ -385,7 +385,7 @@ class Training:
         attack, patience, spent = self._config.attack, self._config.training.patience, self.outcome.epochs[-1]
         words = {
             "leak": f"the largest leak AUC that was measured of epoch {epoch}",
-            "bound": f"the bound on the leak AUC of what was sent until the end of epoch {epoch}",
+            "bound": f"the bound on the leak AUC of all gradients sent until the end of epoch {epoch}",
         }
         for key in LIMITS:
             reached, limit = spent.get(key, 0.0), getattr(attack, f"max_{key}")

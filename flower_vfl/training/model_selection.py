@@ -1,4 +1,4 @@
-"""Which model a run keeps: the last one, the best one with patience, or one from before a limit was passed."""
+"""The choice of the model that a run keeps: the last, the best with patience, or one from before a limit was passed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ModelSelection:
     label : LabelParty
         The label party.
     schedule : Schedule
-        Says where an epoch began.
+        Gives the step at which an epoch began.
     links : Mapping[str, Link]
         One a feature party.
     checkpointing : Checkpointing, optional
-        Has everybody's states.
+        Has all parties' states.
     timeout : float
         Seconds to wait for one answer.
     """

@@ -1,4 +1,4 @@
-"""Who wants to know how training goes: a journal, a progress display, live trackers."""
+"""The interface of observers of a training run: a journal, a progress display, live trackers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Observer(NoRecorder):
-    """Does nothing; override what is of interest."""
+    """An observer that does nothing; override the methods of interest."""
 
     def on_links(self, links: Mapping[str, Link]) -> None:
         """Sessions are open: these are their ends at the label party, also after one was lost and came back."""
@@ -25,7 +25,7 @@ class Observer(NoRecorder):
         """A step is done; `leak` is the monitor's largest leak AUC of one of the last 16 steps, NaN for none."""
 
     def on_snapshot(self, step: int, values: Values) -> None:
-        """Take what the gradients of a step are made of; it tells labels and must stay with the label party."""
+        """Take the parts of the gradients of a step; they reveal labels and must stay with the label party."""
 
     def on_embeddings(self, samples: Sequence[Embeddings]) -> None:
         """Take embeddings of test rows with their labels, once training has ended; the same is true of them."""

@@ -1,4 +1,4 @@
-"""What a training gave, and how it is said to have ended; nothing here needs torch."""
+"""The outcome of a training run and the names of its endings; nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LIMITS = {"leak": "leak limit", "bound": "bound limit"}
-"""How a training is said to have ended that `attack.max_leak` or `attack.max_bound` stopped."""
+"""Names of the endings of a training run by `attack.max_leak` or `attack.max_bound`."""
 
 MEASURED = (
     "epochs",
@@ -21,7 +21,7 @@ MEASURED = (
     "logged",
     "together",
 )
-"""What of an outcome is measured step by step."""
+"""Fields of an outcome that are measured step by step."""
 
 Epoch = dict[str, float]
 """Metrics of a finished epoch."""
@@ -29,7 +29,7 @@ Epoch = dict[str, float]
 
 @dataclass(slots=True)
 class Outcome:
-    """What a training gave.
+    """The outcome of a training run.
 
     Attributes
     ----------
@@ -50,8 +50,8 @@ class Outcome:
     stopped : str
         Why training ended: "finished", "early stopping", "leak limit" or "bound limit".
     kept : int or None
-        Of which step the model is that everybody keeps, where it is not that of the last step; None after one of the
-        limits: nobody keeps a model.
+        Step of the model that all parties keep, where it is not the last step; None after one of the limits: nobody
+        keeps a model.
     kept_epoch : int
         The epoch that ended with step `kept`.
     chosen_by : str
@@ -87,17 +87,17 @@ class Outcome:
 
     @property
     def model_step(self) -> int | None:
-        """Of which step the model is that stays; None for none."""
+        """The step of the model that stays; None for none."""
         return self.kept if self.limited or self.kept is not None else self.steps
 
     @property
     def limited(self) -> bool:
-        """Whether a limit ended it, `attack.max_leak` or `attack.max_bound`."""
+        """True if a limit ended the run, `attack.max_leak` or `attack.max_bound`."""
         return self.stopped in LIMITS.values()
 
     @property
     def model_epochs(self) -> list[Epoch]:
-        """The finished epochs that a model may be kept of: those within the limits, none where no model stays."""
+        """The finished epochs with a model that may be kept: those within the limits, none where no model stays."""
         if not self.limited:
             return self.epochs
         return [] if self.kept is None else self.epochs[:-1]
@@ -119,12 +119,12 @@ class Outcome:
 
     @property
     def best_by(self) -> str | None:
-        """What `best` was chosen by; None where there is no validation part, or its rows are all of one class."""
+        """The measure that chose `best`; None where there is no validation part, or its rows are all of one class."""
         return validation_measure(self.best)
 
 
 def measured(outcome: Outcome) -> dict[str, Any]:
-    """Return what of an outcome is measured step by step, as the state of a `Training` holds it."""
+    """Return the fields of an outcome that are measured step by step, as the state of a `Training` holds them."""
     return {name: getattr(outcome, name) for name in MEASURED}
 
 

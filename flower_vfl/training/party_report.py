@@ -1,4 +1,4 @@
-"""What a party reports at the end: nothing is made of it that was not checked."""
+"""The report of a party at the end of training, and its checks: only checked values are used."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from flower_vfl.errors import ProtocolError
 from flower_vfl.protocol.frame import Frame
 
 _Unknown = float | None
-"""A number, or null where it is not known."""
+"""A number, or null where it is unknown."""
 
 
-class _Said(BaseModel):
-    """More keys are allowed; of those that are named here each is what it says."""
+class _Checked(BaseModel):
+    """Base of the checked parts of a report: more keys are allowed, the named ones have the given types."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-class _Measure(_Said):
+class _Measure(_Checked):
     mean: _Unknown
     baseline: _Unknown
 
 
-class _Leak(_Said):
+class _Leak(_Checked):
     label: str
     metric: str
     phase: Literal["train", "remembered", "inference", "joint"]
@@ -54,29 +54,29 @@ class _Leak(_Said):
     baselines: dict[str, _Unknown] = {}
 
 
-class _Report(_Said):
+class _Report(_Checked):
     weights: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     leakage: list[_Leak] = []
 
 
 def read_report(party: str, frame: Frame, attacks: Sequence[AttackMethod]) -> dict[str, Any]:
-    """Return what a party reports at the end.
+    """Return the checked report of a party.
 
     Parameters
     ----------
     party : str
-        Whose report it is.
+        The party's name.
     frame : Frame
         The report.
     attacks : Sequence[AttackMethod]
-        Those that the party was given true labels to score. Who was given none cannot know of a leak: what such a party
-        says of one is left out.
+        Attacks that the party was given true labels to score. A party without true labels cannot measure a leak: its
+        entries are left out.
 
     Returns
     -------
     dict
-        With ``weights``, the digest of those that stay ("" for none), and ``leakage``, entries of `result.json`. What
-        the label party knows by itself (whose they are, who measured, the attack and its parameters) is its own word.
+        With ``weights``, the digest of those that stay ("" for none), and ``leakage``, entries of `result.json`. The
+        label party fills in the party, the source, the attack and its parameters by itself.
 
     Raises
     ------
@@ -85,12 +85,12 @@ def read_report(party: str, frame: Frame, attacks: Sequence[AttackMethod]) -> di
     """
     found = frame.tensors.get("report")
     try:
-        said = None if found is None else json.loads(found.numpy().tobytes())
+        report = None if found is None else json.loads(found.numpy().tobytes())
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        report = None
+    if not isinstance(report, dict):
         raise ProtocolError(f"party {party!r} sent a report that cannot be read")
-    report = {**said, "leakage": said.get("leakage", []) if attacks else []}
+    report = {**report, "leakage": report.get("leakage", []) if attacks else []}
     try:
         _Report.model_validate(report)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""How many steps are under way at once, where the configuration leaves it to a measurement of the link."""
+"""The pipeline depth, the number of steps in flight, where the configuration leaves it to a measurement of the link."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flower_vfl.transport.base import Link, expect
 _log = logging.getLogger(__name__)
 
 LIMIT = 4
-"""Most steps in flight that are chosen without being asked for: gradients are as old, and utility pays for it."""
+"""Largest number of steps in flight that is chosen automatically: gradients are as old, which costs utility."""
 
 WORTH = 0.3
 """Share of a step that the link must take before more than one is in flight; one is exact, loopback takes a fifth."""
@@ -30,7 +30,7 @@ _ROUNDS, _ENOUGH_SECONDS = 5, 10.0
 
 @dataclass(frozen=True)
 class StepTiming:
-    """What one step at a time takes, in seconds.
+    """The times of one step without pipelining, in seconds.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class StepTiming:
         """The fewest steps in flight that make up for the link.
 
         With W of them a step takes step / W, but never less than a frame needs to pass: as many bytes go up as down, so
-        that is half of what the link takes beyond the round trip. More than ``step / max(label + party, frame)`` only
+        that is half of the link's time beyond the round trip. More than ``step / max(label + party, frame)`` only
         make gradients older.
         """
         if self.link <= WORTH * self.step:
@@ -106,12 +106,12 @@ def announce_depth(links: Mapping[str, Link], chosen: int, config: TransportConf
 
 
 def measure(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: float) -> StepTiming:
-    """Rehearse the first step a few times at every party; no model and no generator changes by it.
+    """Measure trial runs of the first step at every party; no model and no generator changes.
 
     Raises
     ------
     PartyError
-        When a party's answer is no rehearsal of that step.
+        When a party's answer is no trial of that step.
     """
     rounds: list[tuple[float, float, float]] = []
     trips: list[float] = []
@@ -132,10 +132,10 @@ def _dry_run(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: f
     embeddings, seconds = {}, 0.0
     for party, frame in _answers(links, timeout).items():
         embeddings[party] = frame.tensor("embedding", shape=(rows, *links[party].shape), dtype=links[party].dtype)
-        said = frame.fields.get("seconds")
-        if not isinstance(said, float) or not 0.0 <= said < math.inf:
-            raise PartyError(f"party {party!r} says that a rehearsal took {said!r} seconds")
-        seconds = max(seconds, said)
+        reported = frame.fields.get("seconds")
+        if not isinstance(reported, float) or not 0.0 <= reported < math.inf:
+            raise PartyError(f"party {party!r} reports that a trial step took {reported!r} seconds")
+        seconds = max(seconds, reported)
     received = time.perf_counter()
     label.dry_run(embeddings)
     ended = time.perf_counter()

@@ -34,7 +34,7 @@ _LAST_ANSWERS = 3600.0
 
 @dataclass(frozen=True)
 class Ask:
-    """What the label party asks for.
+    """The label party's request for predictions.
 
     Attributes
     ----------
@@ -49,9 +49,9 @@ class Ask:
     own : FeatureSource or None
         The label party's own columns of these rows, if it has any.
     fixed : FeatureSource or None
-        Its columns of the rows that `noted` is about, if it has any.
+        Its columns of the fixed rows of `noted`, if it has any.
     noted : tuple of str
-        What the trained network answered to fixed inputs, see `flower_vfl.training.probe`.
+        The trained network's answers to fixed inputs, see `flower_vfl.training.probe`.
     """
 
     batches: Iterable[Rows]
@@ -80,11 +80,11 @@ def run_prediction(
     grid : Grid
         Flower's grid.
     ask : Ask
-        What is asked for.
+        The request.
     load : Callable[[nn.Module], None]
         Puts the trained weights into the label party's module.
     offer : Mapping[str, str]
-        What the parties are told beside how to reach the label party.
+        Fields of the offer beside those for reaching the label party.
     sign : Signer, optional
         Signs every offer.
 
@@ -118,7 +118,7 @@ def run_prediction(
 
 
 def _under_way(links: Mapping[str, Link], batches: Iterable[Rows]) -> Iterator[tuple[int, Rows]]:
-    """Ask for a few batches ahead and yield the number and the rows of the one whose answer comes next."""
+    """Ask for a few batches ahead and yield the number and the rows of the one that is answered next."""
     waiting: deque[tuple[int, Rows]] = deque()
     for index, rows in enumerate(batches):
         frame = Frame(Kind.PREDICT, index, {"count": len(rows)}, {"rows": torch.from_numpy(rows)})
@@ -144,17 +144,17 @@ def _receive(links: Mapping[str, Link], index: int, count: int, timeout: float) 
 def _check(link: Link, strategy: HookedStrategy, ask: Ask) -> None:
     """Refuse a party with other weights or other rows, and settle the shape of its embeddings."""
     check_software(link)
-    said = link.hello.fields
-    if said.get("weights") != ask.weights.get(link.party):
+    hello = link.hello.fields
+    if hello.get("weights") != ask.weights.get(link.party):
         raise PartyError(
             f"party {link.party!r} has other weights than it reported after training: "
-            f"{printable(said.get('weights'), 12)}, "
+            f"{printable(hello.get('weights'), 12)}, "
             f"reported {str(ask.weights.get(link.party))[:12]}"
         )
-    if (said.get("rows"), said.get("count")) != (ask.rows, ask.count):
+    if (hello.get("rows"), hello.get("count")) != (ask.rows, ask.count):
         raise PartyError(
-            f"party {link.party!r} has other rows: {printable(said.get('count'), 20)} with the digest "
-            f"{printable(said.get('rows'), 12)}, "
+            f"party {link.party!r} has other rows: {printable(hello.get('count'), 20)} with the digest "
+            f"{printable(hello.get('rows'), 12)}, "
             f"here {ask.count} with {ask.rows[:12]}; their IDs and their order must be the same at every party: align "
             "them first"
         )

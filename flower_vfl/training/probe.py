@@ -33,16 +33,16 @@ ROWS = 32
 """Rows of the fixed inputs, at most: as many as the label party has of its own columns."""
 
 Cut = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-"""Of each feature party the shape of one row of its embedding, and the number format."""
+"""The shape of one row of the embedding and its number format, by feature party."""
 
 _ADVICE = (
-    "Let the defense make what it learns in `build` and put it into `self.modules`, whose weights are kept. What the "
-    "run reached on the test rows stands in its result.json"
+    "Let the defense make its trainable modules in `build` and add them to `self.modules`, because those weights are "
+    "kept. The run's results on the test rows are in its result.json"
 )
 
 
 def cut_of(links: Mapping[str, Link]) -> Cut:
-    """Return what the parties' embeddings look like, once they have said hello."""
+    """Return the shapes and number formats of the parties' embeddings, known after their hello."""
     return {party: (link.shape, link.dtype) for party, link in links.items()}
 
 
@@ -121,7 +121,7 @@ def check_restored(
 
 
 def warn_of_learning(strategy: HookedStrategy) -> None:
-    """Warn at the end of a run whose defenses may have learned what is not kept, as `predict` refuses it then."""
+    """Warn at the end of a run if defenses hold trained tensors that are not kept: `predict` refuses such a run."""
     for defense in strategy.chain():
         others = (value for name, value in vars(defense).items() if name != "modules")
         kept = {id(parameter) for parameter in defense.modules.parameters()}
@@ -167,7 +167,7 @@ def _overrides_embed(defense: Defense) -> bool:
 
 
 def _trained(value: object, kept: Collection[int]) -> bool:
-    """Say whether a value is, or holds, a tensor that gradients reach, other than those that are kept."""
+    """Return whether a value is, or holds, a tensor that gradients reach, other than those that are kept."""
     if isinstance(value, nn.Module):
         return any(_trained(parameter, kept) for parameter in value.parameters())
     if isinstance(value, Tensor):

@@ -26,7 +26,7 @@ class PartyRecovery:
     checkpointing : Checkpointing, optional
         Brings everybody back to one step; without it a party that is lost in the middle of training ends the run.
     replaced : bool
-        Whether a party that is lost can come back at all.
+        True if a party that is lost can come back at all.
     """
 
     def __init__(self, sessions: Sessions, checkpointing: Checkpointing | None, *, replaced: bool) -> None:
@@ -34,7 +34,7 @@ class PartyRecovery:
         self._step, self._tries = -1, 0
 
     def begin(self, work: Callable[[], None]) -> None:
-        """Do `work`, which comes before the first step; when a party is lost, all begin anew and it is done once more.
+        """Do `work` before the first step; when a party is lost, all parties restart and it is done once more.
 
         Nobody has a step to lose, and each party's beginning follows from the configuration and its own secret.
 
@@ -48,7 +48,7 @@ class PartyRecovery:
 
         def let_go(party: str) -> None:
             self._sessions.drop(party)
-            self._sessions.drop_all(f"party {party!r} was lost before the first step; all begin anew")
+            self._sessions.drop_all(f"party {party!r} was lost before the first step; all parties restart")
 
         self._until_done(work, lambda: None, let_go, begins=True)
 

@@ -1,4 +1,4 @@
-"""Steps that are done again after a break: where a party sends other embeddings, it does not get the same noise."""
+"""Guard of steps that are repeated after a break: a party that sends other embeddings does not get the same noise."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _ENTRY = re.compile(rf"^(\d+) ([0-9a-f]{{{2 * _DIGEST}}})$", re.MULTILINE)
 
 
 class ReplayGuard:
-    """Sees to it that no noise comes twice with different gradients.
+    """A guard that never adds the same noise to different gradients.
 
     After a break all go back to the last checkpoint, the defenses' generators too, so that a run with a break is the
     same as one without. That is right for parties that send again what they sent. One that sends something else would
-    get another gradient with the same noise, and whoever has two of those subtracts it. So noise follows from all that
-    was received since training began: where a step is done again and that is not what it was the first time, defenses
-    begin anew, with a generator of its own for this step and what led to it. Other ways to the same step give
+    get another gradient with the same noise, and could subtract it. So noise is derived from all frames received since
+    training began: where a step is repeated and these differ from the first time, the defenses are reseeded with a
+    generator for this step and its history. Different histories of a step give
     independent noise, which can be averaged like that of several epochs; a run goes back to a checkpoint a few times.
 
     Parameters
     ----------
     defenses : Sequence[Defense]
-        Which draw noise.
+        The defenses, which draw noise.
     path : Path
-        The label party's own file; it says what was received, also to a label party that was killed.
+        The label party's own file; it records the digests of received embeddings and survives a kill.
     known : bool
-        Whether what the file says counts, since a training goes on; otherwise it is written anew.
+        True if the file is read, since a training run goes on; otherwise it is overwritten.
     """
 
     def __init__(self, defenses: Sequence[Defense], path: Path, *, known: bool) -> None:
         self._defenses, self._path = defenses, path
         self._first = _read(path) if known else {}
         self._chain, self._next, self._floor = bytes(_DIGEST), 0, 0
-        self._told = False
+        self._warned = False
         self._write()
 
     def note(self, step: int, embeddings: Mapping[str, Tensor]) -> None:
@@ -61,16 +61,16 @@ class ReplayGuard:
         elif self._first[step] != self._chain:
             for defense in self._defenses:
                 defense.reseed("step", step, self._chain.hex())
-            if not self._told:
+            if not self._warned:
                 _log.warning(
                     "step %d is done again with other embeddings than the first time: the noise of this step and of "
-                    "those after it is drawn anew, so that it cannot be subtracted",
+                    "those after it is drawn from a new seed, so that it cannot be subtracted",
                     step,
                 )
-                self._told = True
+                self._warned = True
 
     def state(self) -> dict[str, Any]:
-        """Return plain values; what was received before the state before this one is forgotten."""
+        """Return plain values; digests from before the previous state are dropped."""
         self._first = {step: chain for step, chain in self._first.items() if step >= self._floor}
         self._floor = self._next
         self._write()
@@ -79,7 +79,7 @@ class ReplayGuard:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._chain, self._next = bytes.fromhex(state["chain"]), state["steps"]
-        self._floor, self._told = self._next, False
+        self._floor, self._warned = self._next, False
 
     def _write(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,6 +92,6 @@ def _line(step: int, chain: bytes) -> str:
 
 
 def _read(path: Path) -> dict[int, bytes]:
-    """Return what was written; a line that a kill has cut off says nothing."""
+    """Return the digests by step; a line that a kill has cut off is skipped."""
     text = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
     return {int(step): bytes.fromhex(chain) for step, chain in _ENTRY.findall(text)}

@@ -47,20 +47,20 @@ class TrainingRun:
     Parameters
     ----------
     strategy : HookedStrategy
-        What is trained, with its defenses.
+        The strategy that is trained, with its defenses.
     grid : Grid
         Flower's grid.
     context : TrainingContext
-        Where the run keeps its states, and what was prepared for it.
+        The run's store of states, and the objects prepared for it.
 
     Attributes
     ----------
     label_party : LabelParty or None
         With its models; None until the sessions are open.
     cut : Cut
-        What the parties' embeddings look like; empty until then.
+        Shapes and number formats of the parties' embeddings; empty until then.
     session : str
-        What the label party calls the run's sessions.
+        The label party's name of the run's sessions.
     """
 
     def __init__(self, strategy: HookedStrategy, grid: Grid, context: TrainingContext = NO_CONTEXT) -> None:
@@ -127,7 +127,7 @@ class TrainingRun:
 
 
 class _Stages:
-    """What is done with open sessions: begin or go on, train, let everybody finish."""
+    """The stages of a run with open sessions: begin or go on, train, let all parties finish."""
 
     def __init__(
         self,
@@ -171,11 +171,11 @@ class _Stages:
         self._selection = ModelSelection(self._training, label, schedule, links, self._checkpointing, timeout=timeout)
 
     def begin(self) -> None:
-        """Bring everybody to the step at which training goes on, also where parties come and go meanwhile."""
+        """Bring all parties to the step at which training goes on, also where parties come and go meanwhile."""
         self._recovery.begin(self._begin)
 
     def _begin(self) -> None:
-        """Go back to the last checkpoint, or tell those who audit what they need; agree on the steps in flight."""
+        """Go back to the last checkpoint, or send the audit labels; agree on the steps in flight."""
         base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
         resumed = self._checkpointing is not None and self._context.resume and self._checkpointing.resume()
         if not resumed and self._audited:
@@ -235,13 +235,13 @@ class _Stages:
 
 
 def _audited(base: VerticalStrategy) -> list[str]:
-    """Return the parties whose attacks are compared with true labels in a simulation."""
+    """Return the parties with attacks that are compared with true labels in a simulation."""
     audits = bool(base.attacks) and base.config.attack.audit
     return base.config.parties.attackers or list(base.parties) if audits else []
 
 
 def _sample(base: VerticalStrategy) -> Rows:
-    """Draw the test rows of which the label party keeps embeddings, for its own report."""
+    """Draw the test rows with embeddings that the label party keeps, for its own report."""
     generator = np.random.default_rng(base.secret.seed("embeddings"))
     return sample_rows(base.labels.test, base.config.attack.embeddings, generator=generator)
 

@@ -1,1 +1,1 @@
-"""How frames cross the cut: in one process, over a gRPC stream, or inside Flower's own messages."""
+"""Transports of frames across the cut: in one process, over a gRPC stream, or inside Flower's own messages."""

@@ -18,7 +18,7 @@ _DAY = datetime.timedelta(days=1)
 _VALID = datetime.timedelta(days=31)
 
 OFFER_SECONDS = 3600.0
-"""How long the certificate of an offer is valid beyond the time that the label party waits for who has it."""
+"""Seconds that the certificate of an offer is valid beyond the time that the label party waits for its party."""
 
 _ECDSA = ec.ECDSA(hashes.SHA256())
 
@@ -95,7 +95,7 @@ def public_key(digits: str) -> ec.EllipticCurvePublicKey:
 
 
 def is_signed(key: ec.EllipticCurvePublicKey, signature: object, words: str) -> bool:
-    """Say whether a signature that came is that of some words by the owner of a key."""
+    """Return whether a received signature is that of some words by the owner of a key."""
     try:
         key.verify(bytes.fromhex(signature if isinstance(signature, str) else ""), words.encode(), _ECDSA)
     except (ValueError, InvalidSignature):
@@ -104,10 +104,10 @@ def is_signed(key: ec.EllipticCurvePublicKey, signature: object, words: str) -> 
 
 
 class Authority:
-    """Signs one server certificate and the parties' client certificates; its key lives in memory only.
+    """An authority that signs one server certificate and the parties' client certificates; its key is in memory only.
 
-    Curve P-256 (Ed25519 fails in gRPC); valid from a day ago, because clocks differ. What comes with a private key in
-    an offer is valid for a short time, by the label party's own clock, which alone looks at it.
+    Curve P-256 (Ed25519 fails in gRPC); valid from a day ago, because clocks differ. A certificate with a private
+    key in an offer is valid for a short time, by the clock of the label party, which alone checks it.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Authority:
         return Identity(self._issue(SERVER_NAME, key.public_key(), ExtendedKeyUsageOID.SERVER_AUTH, hosts), _pem(key))
 
     def client(self, name: str, *, seconds: float = OFFER_SECONDS) -> Identity:
-        """Issue a key, for an offer, with a certificate whose common name is `name`, valid for so many seconds."""
+        """Issue a key, for an offer, with a certificate of the common name `name`, valid for so many seconds."""
         key = ec.generate_private_key(ec.SECP256R1())
         valid = datetime.timedelta(seconds=min(seconds, _VALID.total_seconds()))
         return Identity(self._client(name, key.public_key(), valid), _pem(key))
@@ -185,6 +185,6 @@ def check_clock(certificate: bytes) -> None:
     if not issued.not_valid_before_utc < now < issued.not_valid_after_utc:
         theirs = issued.not_valid_before_utc + _DAY
         raise SessionError(
-            f"the clocks of the two hosts differ: the label party's said {theirs:%Y-%m-%d %H:%M} UTC when the run "
-            f"began, this host's says {now:%Y-%m-%d %H:%M}; set the wrong one (timedatectl set-ntp true)"
+            f"the clocks of the two hosts differ: the label party's was {theirs:%Y-%m-%d %H:%M} UTC when the run "
+            f"began, this host's is {now:%Y-%m-%d %H:%M}; set the wrong one (timedatectl set-ntp true)"
         )

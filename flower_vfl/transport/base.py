@@ -42,16 +42,16 @@ class Link(ABC):
     party : str
         The feature party at the other end.
     hello : Frame
-        What the party said when it introduced itself.
+        The frame with which the party introduced itself.
     node : str
-        The Flower node at the other end, empty where all are in one process. The party's name is the party's own word;
-        this is not.
+        The Flower node at the other end, empty where all are in one process. The party chooses its
+        name, not its node.
     shape, dtype, frame_limit : tuple[int, ...], torch.dtype, int
-        What was negotiated: one row's embedding, and the most bytes of a frame.
+        The negotiated shape and format of one row's embedding, and the most bytes of a frame.
     bytes_up, bytes_down : int
         Bytes of frames handed to the transport; with `inproc`, bytes of the tensors.
     reconnects, queued : int
-        How often a broken stream went on, and frames that have come and wait to be read; 0 where nothing breaks.
+        Number of reconnects of a broken stream, and of received frames that are unread; 0 where nothing breaks.
     watch : Callable[[], None]
         Called now and then while a link waits for a party that may come back; raises PartyLostError when it will not.
     """
@@ -71,7 +71,7 @@ class Link(ABC):
 
     @property
     def queued(self) -> int:
-        """Frames that have come and wait to be read."""
+        """The number of received frames that are unread."""
         return 0
 
     @abstractmethod
@@ -109,28 +109,28 @@ class Link(ABC):
 
 
 class Endpoint(Protocol):
-    """Where parties arrive, at the label party."""
+    """The label party's endpoint, at which parties arrive."""
 
     def offer(self, node: str) -> dict[str, str | bytes | int]:
-        """Return what `node` needs in order to arrive; it is for that node alone."""
+        """Return the offer with which `node` can arrive; it is for that node alone."""
 
     def revoke(self, node: str) -> None:
-        """Let nobody arrive by what `node` was offered before, nor who has dialled with it and was not accepted yet."""
+        """Revoke earlier offers to `node`, also for a party that has dialled with one and was not accepted yet."""
 
     def accept(self) -> Link | None:
         """Return the link to a party that has arrived, if there is one."""
 
     def close(self) -> None:
-        """End all sessions and free what they held."""
+        """End all sessions and free their resources."""
 
 
 def error_frame(error: Exception) -> Frame:
-    """Return the frame by which a feature party says what went wrong."""
+    """Return the frame with which a feature party reports an error."""
     return Frame(Kind.ERROR, fields={"message": words_of(error)[:2000]})
 
 
 def check_refusal(frame: Frame) -> Frame:
-    """Return the frame at a party, unless the label party says by it why it ends the session.
+    """Return the frame at a party, unless the label party ends the session with it.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def expect(frame: Frame, kind: Kind, step: int, party: str) -> Frame:
     Raises
     ------
     ProtocolError
-        Naming the party, what was expected and what came.
+        Naming the party, the expected and the received frame.
     """
     if frame.kind is not kind or frame.step != step:
         raise ProtocolError(

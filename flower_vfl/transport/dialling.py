@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _END = None
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
-"""How a stream ends when its line breaks; whoever is refused hears another code."""
+"""Codes of a stream that ends because its connection breaks; a refused party receives another code."""
 _PAUSES = (0.05, 1.0)
 Outgoing = queue.SimpleQueue[bytes | None]
 
@@ -44,7 +44,7 @@ def attend(
     Parameters
     ----------
     offer : ConfigRecord
-        What the label party's endpoint offered to this node.
+        The offer of the label party's endpoint to this node.
     session : str
         Id of the session.
     machine : Machine
@@ -52,10 +52,10 @@ def attend(
     timeout : float
         Seconds to reach the endpoint for the first time.
     reconnect : float
-        Seconds to reach it again after a stream broke; it goes on with the next frame. With 0 a break is the end. Of a
-        party that has finished only its report may be missing then, which is logged.
+        Seconds to reach it again after a stream broke; it goes on with the next frame. With 0 a break is the end. For
+        a finished party only its report may be missing then, which is logged.
     outward : Callable[[Exception], Exception]
-        Returns what of an error of the party's own is told to the label party; it is raised here too.
+        Returns the part of the party's own error that is sent to the label party; it is raised here too.
 
     Raises
     ------
@@ -68,11 +68,11 @@ def attend(
     dialler = _Dialler(offer, session, machine, outward)
     wait, pause, since = timeout, _PAUSES[0], math.inf
     while True:
-        heard = dialler.heard
+        received = dialler.received
         dialler.converse(wait)
         if dialler.broken is None:
             break
-        if dialler.heard > heard:
+        if dialler.received > received:
             pause, since = _PAUSES[0], time.monotonic()
         since = min(since, time.monotonic())
         if time.monotonic() >= since + reconnect:
@@ -93,9 +93,9 @@ class _Dialler:
     Attributes
     ----------
     broken : SessionError or None
-        Why the last connection ended; None where the label party closed it.
-    heard : int
-        Messages that came.
+        Reason why the last connection ended; None where the label party closed it.
+    received : int
+        Number of received messages.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class _Dialler:
     ) -> None:
         self._outward = outward
         self.broken: SessionError | None = None
-        self.heard = 0
+        self.received = 0
         self._wire = Wire(session, str(offer["wire-dtype"]))
         self._machine, self._hello, self._traffic = machine, machine.hello(), Traffic()
         self._address, self._token = str(offer["address"]), str(offer["token"])
@@ -118,7 +118,7 @@ class _Dialler:
         self._dialled = False
 
     def converse(self, timeout: float) -> None:
-        """Dial, and answer frames until the stream ends; `broken` says how it did.
+        """Dial, and answer frames until the stream ends; `broken` holds the reason.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class _Dialler:
             nonce = str(dict(answers.initial_metadata()).get(NONCE, ""))
             taken, session = self._traffic.taken, self._wire.session
             fields |= {"taken": taken, "signature": self._key.sign(words_to_sign(nonce, session, taken))}
-            if not self.heard:
+            if not self.received:
                 fields["proof"] = proof(key_of(self._token), nonce, session, taken)
         else:
             fields["token"] = self._token
@@ -172,7 +172,7 @@ class _Dialler:
     def _answer(self, answers: Any, outgoing: Outgoing) -> None:
         welcomed = False
         for message in answers:
-            self.heard += 1
+            self.received += 1
             try:
                 if not welcomed:
                     welcomed = True
@@ -233,7 +233,7 @@ def _becomes_ready(channel: grpc.Channel, timeout: float) -> bool:
 
 
 def _unreachable(address: str, timeout: float) -> str:
-    """Say what to look at when the endpoint does not answer this host."""
+    """Return advice for an endpoint that does not answer this host."""
     host = address.rpartition(":")[0].strip("[]")
     words = f"the label party's session endpoint {address} could not be reached within {timeout:g} s"
     if host in ("localhost", "::1") or host.startswith("127."):
@@ -248,7 +248,7 @@ def _unreachable(address: str, timeout: float) -> str:
 
 
 def _server_name(offer: ConfigRecord) -> str:
-    """Return the name that this party asks for, by which the label party's port tells it from strangers."""
+    """Return the name that this party asks for, by which the label party's port recognises a party of the run."""
     name = offer.get("server-name")
     if not isinstance(name, str) or not name.endswith(f".{SERVER_NAME}"):
         raise ProtocolError("the offer has no 'server-name'")

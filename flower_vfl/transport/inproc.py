@@ -49,7 +49,7 @@ class InprocLink(Link):
 
 
 class InprocEndpoint:
-    """Where the handlers of parties in this process hand in their state machines."""
+    """An endpoint at which the handlers of parties in this process hand in their state machines."""
 
     _open: ClassVar[dict[str, InprocEndpoint]] = {}
 
@@ -85,14 +85,14 @@ class InprocEndpoint:
         return {}
 
     def revoke(self, node: str) -> None:
-        """Do nothing: who arrives is of this process."""
+        """Do nothing: every arriving party is in this process."""
 
     def accept(self) -> Link | None:
         """Return the link to a party that has arrived, if there is one."""
         return self._arrived.popleft() if self._arrived else None
 
     def close(self) -> None:
-        """Forget the session and release the handlers that nobody accepted."""
+        """Drop the session and release the handlers that nobody accepted."""
         self._open.pop(self.session, None)
         while self._arrived:
             self._arrived.popleft().close()

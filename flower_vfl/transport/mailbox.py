@@ -52,12 +52,12 @@ class Mailbox:
 
     @property
     def busy(self) -> set[int]:
-        """Nodes whose reply is still to come or to be taken."""
+        """Nodes with a reply that is still to come or to be taken."""
         return set(self._pending.values()) | set(self._replies)
 
 
 def check_registered(node: int | str, name: str, party: str, *, simulation: bool) -> None:
-    """Refuse a node that says it is a party and is registered under another name; no name proves nothing.
+    """Refuse a node that claims to be a party and is registered under another name; no name proves nothing.
 
     Raises
     ------
@@ -71,27 +71,27 @@ def check_registered(node: int | str, name: str, party: str, *, simulation: bool
         )
     if not name and not simulation:
         _log.warning(
-            "that node %s is party %r rests on its own word: flwr supernode register KEY --name %s makes it sure",
+            "node %s claims to be party %r without proof: flwr supernode register KEY --name %s proves it",
             *(node, party, party),
         )
 
 
 def raised(reply: Message) -> bool:
-    """Say whether a node's handler ended with an error of its own; else the node or its process has gone."""
+    """Return whether a node's handler ended with an error of its own; else the node or its process has gone."""
     return reply.error.code in (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
 
 def passes(reply: Message) -> bool:
-    """Say whether a node that failed may take part when it is asked again.
+    """Return whether a node that failed may take part when it is asked again.
 
-    So it is when it has gone without a word, when its line is down, and while an earlier process holds its folder.
+    It may when it has disappeared, when its connection is down, and while an earlier process holds its folder.
     """
     kind = re.match(r"(?:<class ')?(?:\w+\.)*(\w+)", reply.error.reason or "")
     return not raised(reply) or (kind is not None and kind[1] in _PASSES)
 
 
 def reason(reply: Message) -> str:
-    """Say in one line why a node failed, without Flower's own frame around it."""
+    """Return in one line the reason why a node failed, without Flower's own frame around it."""
     text = (reply.error.reason or f"error code {reply.error.code}").strip()
     if text.startswith("<class "):  # the simulation runtime: its repr of an exception
         text = text.removesuffix("'>")

@@ -1,4 +1,4 @@
-"""How sessions open: one Flower message with an offer to every node, then the parties arrive."""
+"""The opening of sessions: one Flower message with an offer to every node, then the parties arrive."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ OFFER, REPLY = "offer", "reply"
 """Names of the config records in the Flower message that opens a session and in its answer."""
 
 TRAINING = "training"
-"""In an offer: what the label party calls the training, the same after an interruption."""
+"""In an offer: the label party's name of the training run, the same after an interruption."""
 
 SPARE, OPEN, FINISHED = "spare", "open", "finished"
-"""What a node answers: it is not needed, its session goes on in further messages, training is finished."""
+"""Answers of a node: it is not needed, its session goes on in further messages, training is finished."""
 
-_NOT_BEGUN = "it failed before training began; its own log says why"
-"""What nodes are told then; the error itself may say something of the labels."""
+_NOT_BEGUN = "it failed before training began; the reason is in its own log"
+"""The reason that nodes receive then; the error itself may reveal something about the labels."""
 
 _SETTLE_SECONDS = 5.0
 _TURN_AWAY_SECONDS = 30.0
 _INVITE_SECONDS = 0.5
 _FAREWELL_SECONDS = 120.0
 _DEATHS = 3
-"""How often a node whose process dies while sessions open is asked again."""
+"""Number of times that a node is asked again if its process dies while sessions open."""
 
 
 class _MessagesEndpoint:
-    """Where parties arrive when frames ride in Flower messages: their greeting is the answer to the offer."""
+    """The endpoint where frames are in Flower messages: a party's greeting is the answer to the offer."""
 
     def __init__(self, session: str, wire_dtype: str, mailbox: Mailbox, purpose: str) -> None:
         self._purpose = purpose
@@ -73,7 +73,7 @@ class _MessagesEndpoint:
         )
 
     def revoke(self, node: str) -> None:
-        """Do nothing: a node answers an offer once, and Flower says which one."""
+        """Do nothing: a node answers an offer once, and Flower identifies it."""
 
     def accept(self) -> Link | None:
         return self._arrived.pop() if self._arrived else None
@@ -92,11 +92,11 @@ class Sessions:
     parties : Sequence[str]
         Names of the feature parties that must arrive, in their order.
     config : TransportConfig
-        Which transport, where it listens and how long it waits.
+        The transport, its address and its timeouts.
     simulation : bool
-        Whether all parties run on this side of one trust boundary; it goes into the offers.
+        True if all parties run on this side of one trust boundary; it goes into the offers.
     offer : Mapping[str, str], optional
-        What else goes into every offer.
+        Further fields of every offer.
     purpose : {"train", "query"}
         Flower's type of the messages: "train" to train, "query" to predict.
     sign : Signer, optional
@@ -118,15 +118,15 @@ class Sessions:
         self.session = secrets.token_hex(16)
         self.links: dict[str, Link] = {}
         self.reports: dict[str, Frame] = {}
-        """What the parties that have finished reported."""
-        self._told: set[Link] = set()
+        """The reports of the parties that have finished."""
+        self._ended: set[Link] = set()
         self._opens, self._closed = False, False
         self._check: Callable[[Link], None] = lambda _: None
         self._asked = -math.inf
         self._parties, self._config = tuple(parties), config
         self._mailbox = Mailbox(grid)
         self._names: dict[int, str] = {}
-        """What each node is registered as; it stays when the node is asked again."""
+        """The name under which each node is registered; it stays when the node is asked again."""
         self._invited: set[int] = set()
         self._given_up: set[int] = set()
         self._seats: dict[str, str] = {}
@@ -219,7 +219,7 @@ class Sessions:
         ------
         SetupError
             When nodes or parties are missing `connect_timeout` seconds after the last node connected, or
-            `rejoin_timeout` seconds after one whose process has died.
+            `rejoin_timeout` seconds after a node's process has died.
         PartyError
             When a node fails or refuses.
         """
@@ -243,36 +243,37 @@ class Sessions:
         return self.links
 
     def drop(self, party: str) -> None:
-        """Let go of a party that was lost; `rejoin` takes it back."""
+        """Release a party that was lost; `rejoin` takes it back."""
         link = self.links.pop(party, None)
         if link is not None:
             link.close()
-            if int(link.node) in self._mailbox.busy:  # Flower has still to say that its handler has ended
+            if int(link.node) in self._mailbox.busy:  # Flower has still to report the end of its handler
                 self._given_up.add(int(link.node))
             else:
                 self._take_back(int(link.node))
 
     def drop_all(self, reason: str) -> None:
-        """Let go of all parties, and tell those that listen why; `rejoin` asks all of them again."""
+        """Release all parties, with the reason for those that are connected; `rejoin` asks all of them again."""
         for party, link in list(self.links.items()):
             link.refuse(reason)
             self.drop(party)
 
     def rejoin(self) -> None:
-        """Ask the nodes of parties that are missing again, also those that connect anew, until all are here.
+        """Ask the nodes of missing parties again, also newly connected ones, until all parties are here.
 
         Raises
         ------
         PartyError
-            When they are not back within `rejoin_timeout` seconds, or one that is does not fit or says what is wrong
-            with it.
+            When they are not back within `rejoin_timeout` seconds, or a returning one does not fit or reports an error.
         """
         deadline = time.monotonic() + self._config.rejoin_timeout
-        said: dict[int, str] = {}
+        failures: dict[int, str] = {}
         while missing := [party for party in self._parties if party not in self.links]:
             here = {int(link.node) for link in self.links.values()}
             if time.monotonic() > deadline:
-                words = "".join(f"; node {node} said: {text}" for node, text in said.items() if node not in here)
+                words = "".join(
+                    f"; node {node} reported: {text}" for node, text in failures.items() if node not in here
+                )
                 raise PartyError(
                     f"these parties did not come back within {self._config.rejoin_timeout:g} s "
                     f"(transport.rejoin_timeout): {', '.join(missing)}; start their SuperNodes "
@@ -281,7 +282,7 @@ class Sessions:
             for node in self._mailbox.busy - here:
                 reply = self._mailbox.take(node)
                 if reply is not None and reply.has_error():
-                    said[node] = reason(reply)
+                    failures[node] = reason(reply)
                 if reply is not None:
                     self._returning_reply(node, reply, lost={self._seats[party] for party in missing})
             self._invite()
@@ -289,7 +290,7 @@ class Sessions:
         self._complete()
 
     def _returning_reply(self, node: int, reply: Message, *, lost: set[str]) -> None:
-        """Handle what a node answers while the parties of the nodes `lost` are to come back."""
+        """Handle a node's answer while the parties of the nodes `lost` are to come back."""
         if node in self._given_up or (reply.has_error() and passes(reply)):
             self._ask_again(node, reply)
         elif reply.has_error() and str(node) not in lost:
@@ -298,14 +299,14 @@ class Sessions:
             self._opening_reply(node, reply)
 
     def _has_died(self, node: int, reply: Message) -> bool:
-        """Say whether a node's process died, for the first few times; a simulation does not replace it."""
+        """Return whether a node's process died, for the first few times; a simulation does not replace it."""
         if self._simulation or not reply.has_error() or raised(reply):
             return False
         self._deaths[node] += 1
         return self._deaths[node] <= _DEATHS
 
     def _ask_again(self, node: int, reply: Message) -> None:
-        """Offer a new session to a node once it is connected; what it had of the old one has gone."""
+        """Offer a new session to a node once it is connected; its state of the old one is lost."""
         words = reason(reply) if reply.has_error() else "its session was given up"
         _log.warning("node %d is asked again: %s", node, words)
         for party in [party for party, link in self.links.items() if link.node == str(node)]:
@@ -313,7 +314,7 @@ class Sessions:
         self._take_back(node)
 
     def _take_back(self, node: int) -> None:
-        """Make the offer of a node worthless; while it is connected, it gets another one."""
+        """Revoke the offer of a node; while it is connected, it gets another one."""
         self._endpoint.revoke(str(node))
         self._given_up.discard(node)
         self._invited.discard(node)
@@ -414,12 +415,12 @@ class Sessions:
             )
         way = f" --dial {self._endpoint.address}" if isinstance(self._endpoint, StreamEndpoint) else ""
         return (
-            "start one SuperNode a party; on the host of a party that is missing, its SuperNode's log says why, and "
-            f"`flower-vfl doctor{way}` checks that host"
+            "start one SuperNode a party; on the host of a party that is missing, its SuperNode's log has the reason, "
+            f"and `flower-vfl doctor{way}` checks that host"
         )
 
     def _give_up(self) -> SetupError:
-        """Tell the parties that have arrived that others have not, and return the error that says so here."""
+        """Refuse the parties that have arrived because others have not, and return the error for this side."""
         missing = ", ".join(party for party in self._parties if party not in self.links)
         for link in self.links.values():
             link.refuse(f"these parties have not arrived: {missing}")
@@ -434,13 +435,13 @@ class Sessions:
 
     @property
     def unfinished(self) -> list[str]:
-        """The parties that were not told yet that training is finished."""
-        return [party for party, link in self.links.items() if link not in self._told]
+        """The parties that have not received the end of training yet."""
+        return [party for party, link in self.links.items() if link not in self._ended]
 
     def finish(self, timeout: float) -> dict[str, Frame]:
-        """Tell every party that training is finished, each once, and return what they report."""
+        """Send every party the end of training, each once, and return their reports."""
         for link in [self.links[party] for party in self.unfinished]:
-            self._told.add(link)
+            self._ended.add(link)
             link.send(Frame(Kind.FINISH))
             link.flush()
         for party, link in self.links.items():
@@ -452,7 +453,7 @@ class Sessions:
         return self.reports
 
     def announce_export(self, timeout: float) -> None:
-        """Tell the parties that no state of this training will be asked for any more.
+        """Notify the parties that no state of this training run is needed any more.
 
         Over `messages` that is one Flower message more, to parties that keep states; who does not answer it within
         `timeout` seconds, two minutes at most, is named in the log: the results are written.

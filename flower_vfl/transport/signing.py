@@ -1,7 +1,7 @@
 """Offers that the label party signs with a key of its own, which outlives runs.
 
-An offer's certificates are of one run, so they do not say whose run it is. A signature over the offer and over the run
-configuration does, to a party that has got the public key on another way.
+An offer's certificates are of one run, so they do not identify the label party. A signature over the offer and over the
+run configuration does, for a party that has received the public key in another way.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read_public_key(text: str) -> Ed25519PublicKey:
 
 
 def is_signed(offer: Mapping[str, object], run_config: Mapping[str, object], key: Ed25519PublicKey) -> bool:
-    """Say whether the holder of a key has made this offer, for this run configuration."""
+    """Return whether the holder of a key has made this offer, for this run configuration."""
     signature = offer.get(SIGNATURE)
     if not isinstance(signature, bytes):
         return False

@@ -1,8 +1,8 @@
 """The label party's end of streams: one gRPC bidirectional stream a party, mutual TLS 1.3, frames as bytes.
 
 The certificate of the run's authority, the party's own certificate and key and a one-time token reach the party in the
-offer, through Flower's own channel. Whoever cannot show them is refused in the handshake. A party whose stream broke
-dials again, shows by its certificate and by a signature that it is the one that was admitted, and goes on.
+offer, through Flower's own channel. A party without them is refused in the handshake. A party with a broken stream
+dials again, proves by its certificate and by a signature that it is the one that was admitted, and goes on.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class StreamLink(Link):
         if time.monotonic() < since + self._reconnect:
             self.watch()
             return
-        self.incoming.put(_END)  # whoever asks again is told the same
+        self.incoming.put(_END)  # the next call gets the same
         raise PartyLostError(f"the session with party {self.party!r} broke: it died or lost its connection", self.party)
 
     def _opened(self, item: bytes | ProtocolError) -> Frame:
@@ -193,19 +193,19 @@ class StreamEndpoint:
     session : str
         Id of the session; frames of another one are refused.
     host, port : str, int
-        Where to listen; port 0 takes a free one.
+        Address to listen on; port 0 takes a free one.
     advertise : str
         The host that parties dial; empty for `host`.
     parties : int
-        How many parties will dial.
+        Number of parties that will dial.
     wire_dtype : str
         Number format on the wire.
     limit : int
         Most bytes of a frame that gRPC takes at all; the limit of a party's frames follows from its embedding.
     reconnect : float
-        Seconds that a party whose stream broke has to come back.
+        Seconds that a party has to come back after its stream broke.
     offer_seconds : float
-        Seconds that the certificate of an offer is valid. Who was admitted has another one, which is in no offer.
+        Seconds that the certificate of an offer is valid. An admitted party has another one, which is in no offer.
 
     Raises
     ------
@@ -275,7 +275,7 @@ class StreamEndpoint:
         }
 
     def revoke(self, node: str) -> None:
-        """Let nobody arrive by what `node` was offered before, nor who has dialled with it and was not accepted yet."""
+        """Revoke earlier offers to `node`, also for a party that has dialled with one and was not accepted yet."""
         with self._lock:
             self._tokens.pop(node, None)
             link = self._links.pop(node, None)
@@ -319,7 +319,7 @@ class StreamEndpoint:
         return link, connection
 
     def _known(self, node: str, hello: Frame, nonce: str, taken: int) -> tuple[StreamLink, bool]:
-        """Return the link of who shows its token for the first time, or signs, and whether it is a new one."""
+        """Return the link of a party that shows its token for the first time, or signs, and whether the link is new."""
         key = public_key(hello.text("key"))
         with self._lock:
             token, link = self._tokens.get(node), self._links.get(node)

@@ -1,9 +1,9 @@
-"""What both ends of a stream agree on: frames as bytes, who has taken which message, and how a broken one goes on.
+"""The wire format of a stream: frames as bytes, counts of confirmed messages, and the continuation after a break.
 
-Each message begins with how many messages its sender has taken so far, 8 bytes, big-endian; behind it comes a frame, or
-nothing. Each end keeps what the other has not taken. After a break each says its count and gets what it has missed: no
-frame is lost, none comes twice. The first message from the label party on each connection has a certificate behind its
-count, for the key that the party made for this session.
+Each message begins with the number of messages that its sender has taken so far, 8 bytes, big-endian; a frame follows,
+or nothing. Each end keeps the messages that the other has not taken. After a break each sends its count and gets the
+messages that it has missed: no frame is lost, none arrives twice. The first message from the label party on each
+connection has a certificate behind its count, for the key that the party made for this session.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from flower_vfl.protocol.frame import Frame, from_records, to_records
 
 SERVICE, METHOD = "flower_vfl.Session", "Open"
 NONCE = "flower-vfl-nonce"
-"""Name in the metadata with which the label party begins a stream: what a party that comes again must sign."""
+"""Name in the metadata with which the label party begins a stream: the nonce that a reconnecting party must sign."""
 
 KEPT = 256
-"""Most messages that may wait for the other end to say that it has taken them."""
+"""Largest number of messages that may wait for the other end's confirmation."""
 
 _COUNT = struct.Struct(">Q")
 _CONFIRM_EVERY = 32
@@ -48,12 +48,12 @@ def key_of(token: str) -> bytes:
 
 
 def proof(key: bytes, nonce: str, session: str, taken: int) -> str:
-    """Return what shows that a party has its token, where its first greeting may have been lost."""
+    """Return the proof that a party has its token, where its first greeting may have been lost."""
     return hmac.digest(key, f"{nonce}|{session}|{taken}".encode(), "sha256").hex()
 
 
 def words_to_sign(nonce: str, session: str, taken: int) -> str:
-    """Return what a party signs that dials again: it holds for one stream of one session."""
+    """Return the words that a reconnecting party signs: they hold for one stream of one session."""
     return f"flower-vfl: the same party again|{nonce}|{session}|{taken}"
 
 
@@ -70,7 +70,7 @@ class Wire:
         return encode(to_records(compress(frame, self.wire_dtype), self.session))
 
     def unpack(self, data: bytes, limit: int) -> Frame:
-        """Return the frame of which these are the bytes; ProtocolError where they are none."""
+        """Return the frame with these bytes; ProtocolError where they are none."""
         from flower_vfl.protocol.numbers import expand
 
         return expand(from_records(decode(data, limit=limit), self.session), self.wire_dtype)
@@ -82,18 +82,18 @@ class Traffic:
     Attributes
     ----------
     taken : int
-        Frames of the other end that came so far.
+        Number of frames received from the other end so far.
     """
 
     def __init__(self) -> None:
         self.taken = 0
-        self._said = 0
+        self._reported = 0
         self._confirmed = 0
         self._kept: deque[bytes] = deque()
 
     @property
     def sent(self) -> int:
-        """Frames of this end so far."""
+        """The number of frames sent by this end so far."""
         return self._confirmed + len(self._kept)
 
     def pack(self, data: bytes) -> bytes:
@@ -102,7 +102,7 @@ class Traffic:
         Raises
         ------
         PartyError
-            When the other end has said of the last 256 messages that it has taken none.
+            When the other end has confirmed none of the last 256 messages.
         """
         if len(self._kept) == KEPT:
             raise PartyError(f"of the last {KEPT} messages the other side has confirmed none")
@@ -110,11 +110,11 @@ class Traffic:
         return self._message(data)
 
     def confirmation(self) -> bytes:
-        """Return a message that only says what was taken."""
+        """Return a message with the count of taken messages only."""
         return self._message(b"")
 
     def welcome(self, certificate: bytes) -> bytes:
-        """Return the label party's first message on each connection: what was taken, and how the party dials next."""
+        """Return the label party's first message on each connection: the count and the next certificate."""
         return self._message(certificate)
 
     def take_welcome(self, message: bytes) -> bytes:
@@ -130,11 +130,11 @@ class Traffic:
 
     @property
     def owes_confirmation(self) -> bool:
-        """Whether so many messages were taken without a word that the other end should hear of it."""
-        return self.taken - self._said >= _CONFIRM_EVERY
+        """True if so many messages were taken that the other end needs a confirmation."""
+        return self.taken - self._reported >= _CONFIRM_EVERY
 
     def take(self, message: bytes) -> bytes:
-        """Return the bytes of the frame in a message that came; empty where it only confirms.
+        """Return the bytes of the frame in a received message; empty where it only confirms.
 
         Raises
         ------
@@ -151,12 +151,12 @@ class Traffic:
         return [self._message(data) for data in self._kept]
 
     def confirm(self, count: int) -> None:
-        """Forget the messages that the other end has taken, after so many in all.
+        """Drop the messages that the other end has taken, so many in all.
 
         Raises
         ------
         ProtocolError
-            When it cannot have taken so many, or has said more before.
+            When it cannot have taken so many, or has confirmed more before.
         """
         if not self._confirmed <= count <= self.sent:
             raise ProtocolError(
@@ -167,7 +167,7 @@ class Traffic:
             self._confirmed += 1
 
     def _message(self, data: bytes) -> bytes:
-        self._said = self.taken
+        self._reported = self.taken
         return _COUNT.pack(self.taken) + data
 
 

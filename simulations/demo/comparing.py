@@ -52,9 +52,9 @@ def run_demo(
     overrides : Mapping
         Of the command line's `--set`.
     full : bool
-        Whether the runs are as long as the preset's, with longitudinal curves, labels to rebuild and parties alone.
+        True if the runs are as long as the preset's, with longitudinal curves, labels to rebuild and parties alone.
     resume : bool
-        Whether a demo that was interrupted in that folder goes on.
+        True if a demo that was interrupted in that folder goes on.
 
     Returns
     -------
@@ -127,7 +127,7 @@ class _Demo:
     configs
         Of each run.
     full
-        Whether each party's columns are also trained on alone.
+        True if each party's columns are also trained on alone.
     failures
         Of each run that failed, why.
     """

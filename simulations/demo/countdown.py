@@ -68,7 +68,7 @@ class Countdown:
         return max(free, default=0.0)
 
     def _expected(self, state: _Running, now: float) -> float | None:
-        """Return how long a task takes in all, by the share that is done; None before that says anything."""
+        """Return the estimated seconds of a whole task, by the finished share; None while that is too small."""
         share = _STEPS_SHARE * state.share
         return (now - state.began) / share if share > 0.1 else None
 

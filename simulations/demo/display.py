@@ -54,7 +54,7 @@ class Display:
             self._start()
 
     def refresh(self, done: int, waiting: int) -> None:
-        """Show the line anew, at a terminal."""
+        """Redraw the line, at a terminal."""
         if not self._console.is_terminal:
             return
         under_way = ", ".join(f"{name} {100 * share:.0f} %" for name, share in self._countdown.running.items())

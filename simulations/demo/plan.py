@@ -51,7 +51,7 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
     overrides : Mapping
         Of the command line's `--set`.
     full : bool
-        Whether there are more runs, as long as the preset's and with all attacks.
+        True if there are more runs, as long as the preset's and with all attacks.
 
     Raises
     ------

@@ -65,7 +65,7 @@ class Failed:
     reason
         Why, in one sentence.
     by_input
-        Whether something that the user gave is wrong.
+        True if something that the user gave is wrong.
     trace
         The traceback of an error that is not this package's own.
     """
@@ -152,7 +152,7 @@ class WorkerPool:
 
     @property
     def waiting(self) -> int:
-        """How many tasks have not begun."""
+        """The number of tasks that have not begun."""
         return len(self._waiting)
 
     def names(self) -> set[str]:
@@ -181,7 +181,7 @@ class WorkerPool:
                 return
             name, make = self._waiting.popleft()
             worker.task = name
-            with suppress(OSError):  # it has died meanwhile: reading from it says so
+            with suppress(OSError):  # it has died meanwhile: reading from it shows that
                 worker.connection.send(make())
             yield Started(name)
 

@@ -16,8 +16,8 @@ COLUMNS = ("defense", "test AUC", "worst practical leak", "informed reader", "gu
 TITLE = "Leak AUC of the gradients alone: 0.5 is guessing, 1 reads every label"
 EXPLANATION = (
     "Worst practical leak: the best of the attacks that a party can run with what it receives. Informed reader: fitted "
-    "to the labels of one half of the rows, scored on the other half. Guessing: what scores that know nothing reach on "
-    "the rows of that attack."
+    "to the labels of one half of the rows, scored on the other half. Guessing: the value of random scores on the rows "
+    "of that attack."
 )
 _STYLES = {"leaks": "red", "not tested": "yellow", "no leak found": "green"}
 

@@ -1,4 +1,4 @@
-"""Which rows each run of a stack is given, and their columns: runs with one schedule seed share both."""
+"""The rows of each run of a stack, and their columns: runs with one schedule seed share both."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Feeding:
     Parameters
     ----------
     schedules : Sequence[Schedule]
-        One a run, alike but for their seeds.
+        One a run, equal but for their seeds.
     dataset : VerticalData
         The data.
     own : PartyTable, optional
         The label party's own columns.
     device : str
-        Where the columns go.
+        The device of the columns.
 
     Attributes
     ----------
     orders
-        (R,) which of the distinct orders of rows each run has.
+        (R,) the number of each run's order of rows among the distinct ones.
     which
         The same as a tensor on the device.
     """
@@ -54,7 +54,7 @@ class Feeding:
         return range(self._distinct[0].batches(part))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw the orders of an epoch, one after the other: a schedule remembers the latest only."""
+        """Draw the orders of an epoch, one after the other: a schedule caches the latest only."""
         steps = self._distinct[0].steps_of(epoch)
         orders = [[schedule.train_batch(step) for step in steps] for schedule in self._distinct]
         self._batches = {step: list(rows) for step, rows in zip(steps, zip(*orders, strict=True), strict=True)}

@@ -75,12 +75,12 @@ class Trained:
 
 
 class Member:
-    """What one run of a stack is made of; its random numbers are those of the run by itself.
+    """The parts of one run of a stack; its random numbers are those of the run by itself.
 
     Parameters
     ----------
     config : Config
-        The run's.
+        The run's configuration.
     dataset : VerticalData
         The data, which all runs of a stack share.
 
@@ -109,7 +109,7 @@ class Member:
         self.prepared, _ = prepare_labels(self.strategy)
         aligned = dataset.alignment
         self.schedule: Schedule = schedule_of(config, aligned.rows, aligned.test_rows)
-        # An attacker hooks itself into its model; a stack has its own way to look.
+        # An attacker hooks itself into its model; a stack observes in its own way.
         honest = config.attack.without_attacks()
         machines, links = self._parties(config.model_copy(update={"attack": honest}))
         self.label: LabelParty = self._label_party(links)
@@ -136,7 +136,7 @@ class Member:
 
     @property
     def audited(self) -> list[str]:
-        """The parties whose attacks are scored."""
+        """The parties with attacks that are scored."""
         return self.config.parties.attackers or list(self.strategy.base.parties)
 
     def keep(self, folder: Path, trained: Trained) -> None:

@@ -1,4 +1,4 @@
-"""What attacks read from the gradients of many runs in one step: each score vector once, whoever looks."""
+"""Scores of attacks on the gradients of many runs in one step: each score vector is computed once for all scorers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flower_vfl.metrics.leakage_tensor import separations
 from flower_vfl.simulations.stacked.records import Reading, Records
 
 SENT, CLEAN = "sent", "clean"
-"""What a view shows of the cut: the gradients that leave, or those before any defense."""
+"""The gradients of a view: those that are sent, or those before any defense."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class View:
     Attributes
     ----------
     parties
-        Whose they are, one or several that put together what they see.
+        The attacked party, or a colluding group.
     layer
-        Of which layer.
+        Their layer.
     shows
         `SENT` or `CLEAN`.
     names
-        What the leak AUC and the detection error are called, once for each who looks.
+        Name prefixes of the leak AUC and the detection error, one for each scorer.
     attacks
-        The instances that look at nothing else.
+        The instances for this view alone.
     """
 
     parties: tuple[str, ...]
@@ -47,7 +47,7 @@ class View:
     attacks: tuple[RowAttack, ...] = ()
 
     def readings(self, name: str) -> list[Reading]:
-        """Return what is measured of this view under one name, an entry an attack."""
+        """Return the readings of this view under one name, an entry an attack."""
         metrics = (f"{name}_auc".lstrip("_"), f"{name}_detection_error".lstrip("_"))
         party = "+".join(self.parties)
         return [
@@ -59,23 +59,23 @@ class View:
 
 
 def _kept(attack: RowAttack, run: int) -> dict[str, Any]:
-    """Return what an attack keeps of one run."""
+    """Return an attack's state of one run."""
     return {name: value[run].clone() if isinstance(value, Tensor) else value for name, value in attack.state().items()}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What all attackers' scorers know of one step of R runs.
+    """The labels and side information of one step of R runs, for all scorers.
 
     Attributes
     ----------
     positive
-        (R, B) which rows are positive.
+        (R, B) mask of the positive rows.
     reference
-        (R,) the row of which oracle attacks are told the clean gradient, in `references` for each order of rows;
-        `referred` (R,) says where there is one.
+        (R,) the row with the clean gradient for oracle attacks, in `references` for each order of rows; `referred` (R,)
+        is true where there is one.
     hints
-        (R, k) the rows whose gradients are known to be positives', `hinted` (R,) how many of them there are.
+        (R, k) the rows with gradients that are known to be positives', `hinted` (R,) their number.
     """
 
     positive: Tensor
@@ -91,12 +91,12 @@ class Batch:
 
 
 def batch_of(labels: Sequence[NDArray[np.bool_]], which: Tensor, step: int, most: int) -> Batch:
-    """Return what is known of a step.
+    """Return the labels and side information of a step.
 
     Parameters
     ----------
     labels : Sequence of NDArray
-        (B,) which rows are positive, for each order of rows.
+        (B,) mask of the positive rows, for each order of rows.
     which : Tensor
         (R,) the order that each run has.
     step : int
@@ -124,14 +124,14 @@ def batch_of(labels: Sequence[NDArray[np.bool_]], which: Tensor, step: int, most
 
 
 class Readers:
-    """Runs attacks on the views of R runs and records how well they read the labels.
+    """An evaluator that runs attacks on the views of R runs and records their leak AUC.
 
     Parameters
     ----------
     attacks : Sequence[RowAttack]
-        What is run; each view gets instances of its own.
+        The attacks that are run; each view gets instances of its own.
     views : Sequence[View]
-        What is attacked.
+        The attacked views.
     defended : NDArray
         (R,) which runs have a defense: those without have nothing that was not sent.
     """
@@ -211,7 +211,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _measured(attack: RowAttack, batch: Batch, kept: Tensor) -> tuple[Tensor, NDArray[np.bool_]]:
-    """Return which of all rows (R, B) an attack is measured on, and for which runs it is told what it needs."""
+    """Return the mask of the rows (R, B) that are measured, and that of the runs with the attack's side information."""
     if HINTS in attack.needs:
         return kept.scatter(1, batch.hints[:, : attack.hints], False), batch.hinted >= attack.hints
     if REFERENCE in attack.needs:
@@ -220,7 +220,7 @@ def _measured(attack: RowAttack, batch: Batch, kept: Tensor) -> tuple[Tensor, ND
 
 
 def _told(attack: RowAttack, reference: Tensor | None, hints: Tensor | None) -> Tensor | None:
-    """Return what an attack is told of what is known, (R, k, D)."""
+    """Return the side information of an attack, (R, k, D)."""
     if HINTS in attack.needs and hints is not None:
         return hints[:, : attack.hints]
     return reference if REFERENCE in attack.needs else None

@@ -1,4 +1,4 @@
-"""What is measured of many runs, step by step, and each run's part of it."""
+"""Records of the measurements of many runs, step by step, and each run's part of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Curves = Mapping[Series, tuple[Column, Column, Column]]
 
 @dataclass
 class _Curve:
-    """One value a step and run, and which of the runs have it."""
+    """One value a step and run, and a mask of the runs that have it."""
 
     steps: list[int] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
@@ -32,12 +32,12 @@ Recorded = tuple[Series, int, int, float]
 
 
 class RunRecorder:
-    """Takes the values of one run, until the records of all runs take them.
+    """A recorder of the values of one run, until the records of all runs take them.
 
     Parameters
     ----------
     values : list
-        Where they go.
+        The list that they are added to.
     """
 
     def __init__(self, values: list[Recorded]) -> None:
@@ -53,18 +53,18 @@ class RunRecorder:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one attack reads from one view.
+    """The measurements of one attack on one view.
 
     Attributes
     ----------
     party, layer, attack
-        Whose view, of which layer, and the attack's label.
+        The view's party and layer, and the attack's label.
     metrics
-        What the leak AUC and the detection error are called in the log.
+        Names of the leak AUC and the detection error in the log.
     told
-        How many rows of a batch supplied side information.
+        Number of rows of a batch that supplied side information.
     kept
-        Returns what the attack keeps of a run.
+        Returns the attack's state of a run.
     """
 
     party: str
@@ -121,7 +121,7 @@ class Records:
             self.add(key, step, epoch, row, np.array([run in found for run in range(len(values))]))
 
     def logged(self, curves: Curves) -> dict[str, float]:
-        """Return the sums over the steps of what the defenses of one run logged, of which these are the curves."""
+        """Return the sums over the steps of the defenses' log entries in the curves of one run."""
         return {key[3]: float(np.cumsum(curves[key][2])[-1]) for key in self._logged if key in curves}
 
     def of_epoch(self, key: Series, epoch: int, run: int) -> list[float]:
@@ -144,16 +144,16 @@ class Records:
 def measured(
     curves: Curves, readings: Sequence[Reading], positives_in: Callable[[int], int], run: int
 ) -> list[Measured]:
-    """Return what each reading found in one run, of which these are the curves.
+    """Return the results of each reading in the curves of one run.
 
     Parameters
     ----------
     curves : Curves
-        Of the run.
+        Those of the run.
     readings : Sequence[Reading]
-        What is wanted.
-    looked_for : Callable
-        Says which class was looked for in a step.
+        The readings to return.
+    positives_in : Callable
+        Returns the class that was to be detected in a step.
     run : int
         Its number.
     """

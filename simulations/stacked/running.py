@@ -37,12 +37,12 @@ def train_stack(
     data : Callable
         Opens the data.
     told : Told
-        Is told how training goes.
+        Receives the progress of training.
 
     Returns
     -------
     list of int
-        The runs that diverged; nothing is kept of them, and by themselves they say what is wrong.
+        The runs that diverged; nothing is kept of them, and run by themselves they report the error.
 
     Raises
     ------

@@ -48,11 +48,11 @@ SETTLE_STEPS = 64
 
 Gradients = dict[tuple[str, str, str], Tensor]
 Told = Callable[[int, int, float], None]
-"""Is told how many steps are done, of how many, and the mean loss."""
+"""A function that receives the number of steps done, their total, and the mean loss."""
 
 
 class StackedTraining:
-    """Trains the members of a stack together.
+    """A training loop for the members of a stack together.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class StackedTraining:
 
     @property
     def _looking(self) -> list[str]:
-        """The parties whose attacks are scored while training."""
+        """The parties with attacks that are scored during training."""
         return self._members[0].audited if self._base.step_attacks else []
 
     def _logits(self, module: nn.ModuleDict, parts: Sequence[Tensor], own: Sequence[Tensor]) -> Tensor:
@@ -162,7 +162,7 @@ class StackedTraining:
         self._audit = self._base.audit_labels
 
     def _positive(self, step: int) -> int:
-        """Return the class that attacks look for in a step."""
+        """Return the class that attacks detect in a step."""
         return self._audit.positive(step // self._every)
 
     def _positives_in(self, step: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -297,7 +297,8 @@ class StackedTraining:
     ) -> dict[tuple[str, str], Tensor]:
         """Return the clean gradients (R, D) of the reference rows at the cut and, followed back, at watched layers.
 
-        With a pass of that row alone; with dropout, which such a pass would draw anew, in the graph of the batch.
+        They come from a pass of that row alone. With dropout, which such a pass would draw again, they come from the
+        graph of the batch.
         """
         found: dict[tuple[str, str], Tensor] = {}
         for party, gradient in clean.items():

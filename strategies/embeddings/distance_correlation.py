@@ -200,7 +200,7 @@ class DistanceCorrelation(Regulariser):
     form : {"dcor", "log", "squared"}
         See `distance_correlation`.
     normalise : bool
-        Whether each party's embedding is layer-normalised without weights first, in training and in evaluation, as
+        True if each party's embedding is layer-normalised without weights first, in training and in evaluation, as
         the second paper does.
 
     References

@@ -102,7 +102,7 @@ class _Known(torch.autograd.Function):
 
 
 def wants_gradient(z: Tensor) -> bool:
-    """Say whether a gradient with respect to `z` will be asked for."""
+    """Return whether a gradient with respect to `z` will be asked for."""
     return torch.is_grad_enabled() and z.requires_grad
 
 

@@ -114,7 +114,7 @@ def _check_form(reduction: str, distance: str) -> None:
 def _angular(rows: Tensor, runs: list[Run], floor: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
     """Return the sum over ordered pairs, float64, and its gradient with respect to the rows."""
     unit = rows.abs().amax(dim=1, keepdim=True) if rows.numel() else rows[:, :1]
-    unit = torch.where(unit == 0, 1.0, unit)  # squares of what is left neither overflow nor vanish
+    unit = torch.where(unit == 0, 1.0, unit)  # squares of the scaled differences neither overflow nor vanish
     scaled = rows / unit
     lengths = (scaled.square().sum(dim=1, keepdim=True).square() + (floor / unit) ** 4) ** 0.25
     inverse = torch.where(lengths == 0, 0.0, 1.0 / lengths)

@@ -27,7 +27,7 @@ class Regulariser(Defense):
     alpha : float
         Weight of the term, at least 0.
     normalise : bool
-        Whether each party's embedding is layer-normalised, without weights, before the top model reads it.
+        True if each party's embedding is layer-normalised, without weights, before the top model reads it.
     """
 
     twice: ClassVar[str] = "give the sum of both alphas to one"

@@ -1,4 +1,4 @@
-"""What a noise defense promises about all releases of a row together: logged after each epoch, and a budget's bound."""
+"""Privacy accounting of a noise defense over all releases of a row: logged after each epoch, and a budget's bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flower_vfl.strategies.gradients.noise import NoiseDefense
 
 
 class Accountant(Protocol):
-    """What was done in each epoch, and what that promises; `end_epoch` returns nothing where it promises nothing."""
+    """A privacy accountant: the noise of each epoch and its bound; `end_epoch` returns nothing where there is none."""
 
     largest: float
 
@@ -32,7 +32,7 @@ C = TypeVar("C", bound=Accountant)
 
 
 class AccountedNoise(NoiseDefense, Generic[C]):
-    """A noise defense with a course for all parties together, or one for each and for those that collude.
+    """A noise defense with one privacy accountant for all parties, or one for each party and colluding group.
 
     Parameters
     ----------
@@ -46,36 +46,36 @@ class AccountedNoise(NoiseDefense, Generic[C]):
 
     @abstractmethod
     def _nothing_done(self) -> C:
-        """Return a course that begins."""
+        """Return a new accountant."""
 
     @abstractmethod
     def accounted_epochs(self, width: int) -> int:
-        """Return after how many epochs something is still said of gradients (B, width)."""
+        """Return the largest number of epochs that can be accounted for gradients (B, width)."""
 
     def _summed(self, left: Mapping[str, float]) -> dict[str, float]:
-        """Return what divergences of parties make for groups that collude, where these have no course of their own."""
+        """Return the divergences of colluding groups without their own accountant, from those of their parties."""
         return {}
 
     def _accountant(self, whose: str) -> C:
-        """Return the course of a party or group; "" is that of all parties together."""
+        """Return the accountant of a party or group; "" is that of all parties together."""
         if whose not in self._accountants:
             self._accountants[whose] = self._nothing_done()
         return self._accountants[whose]
 
     def _whose(self, step: StepView) -> str:
-        """Return whose course a step belongs to; a single party's has its name where the scope is "per-party"."""
+        """Return the name of a step's accountant; that of a single party if the scope is "per-party"."""
         return next(iter(step.widths), "") if self.scope == "per-party" and not step.party else step.party
 
     @property
     def _repeats(self) -> bool:
-        """Whether rows come again in each epoch."""
+        """True if each row recurs in every epoch."""
         return self.base.config.training.order != "time"
 
     def end_epoch(self) -> Log:
-        """Log what Theorem 1 says of a row's releases in all epochs so far, taken together."""
+        """Log the bound of Theorem 1 on a row's releases in all epochs so far, taken together."""
         log: Log = {}
         several = len(self.base.widths) > 1
-        found = {name: values for name, course in self._accountants.items() if (values := course.end_epoch(self.rho))}
+        found = {name: values for name, each in self._accountants.items() if (values := each.end_epoch(self.rho))}
         left = {name: values["sum_kl"] for name, values in found.items()}
         for name, divergence in {**left, **self._summed(left)}.items():
             party = f".{name}" if name and several else ""
@@ -88,9 +88,9 @@ class AccountedNoise(NoiseDefense, Generic[C]):
     def bound(self) -> float:
         """Return Theorem 1 for the worst of the steps and for a row's releases in all epochs, whichever is larger.
 
-        Epoch by epoch the second can only rise; as it is estimated it may fall, and what was said before counts then.
+        The second can only rise with the epochs. Its estimate may fall; then the earlier, larger estimate counts.
         """
-        left = {name: course.largest for name, course in self._accountants.items()}
+        left = {name: accountant.largest for name, accountant in self._accountants.items()}
         together = self._summed({**dict.fromkeys(self.base.widths, 0.0), **left})
         return max(map(auc_bound, [*left.values(), *together.values()])) if left else 1.0
 
@@ -110,18 +110,18 @@ class AccountedNoise(NoiseDefense, Generic[C]):
             )
 
     def _bounded(self, widths: Mapping[str, int]) -> list[int]:
-        """Return the widths of the gradients that there is a course of."""
+        """Return the widths of the gradients that have an accountant."""
         if not widths or self.scope == "per-party":
             return list(widths.values())
         return [sum(widths.values())]
 
     def state(self) -> dict[str, Any]:
-        """Add what was done in each epoch."""
-        return {**super().state(), "courses": {name: course.state() for name, course in self._accountants.items()}}
+        """Add the states of the accountants."""
+        return {**super().state(), "courses": {name: each.state() for name, each in self._accountants.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         super().restore(state)
         self._accountants = {}
-        for name, course in state["courses"].items():
-            self._accountant(name).restore(course)
+        for name, saved in state["courses"].items():
+            self._accountant(name).restore(saved)

@@ -1,4 +1,4 @@
-"""What several defenses check alike: the numbers that they are given, and batches of two classes."""
+"""Checks shared by several defenses: parameters, and batches of two classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flower_vfl.errors import ConfigError, UnprotectedBatchError
 
 
 def is_number(value: object) -> bool:
-    """Say whether a value is a real number; true and false are none.
+    """Return True if a value is a real number; true and false are none.
 
     Examples
     --------
@@ -64,13 +64,13 @@ def check_two_classes(defense: str, numbers: Sequence[float], counts: Sequence[f
     Parameters
     ----------
     defense : str
-        Whose estimates they are.
+        The defense's name, for messages.
     numbers : Sequence[float]
-        What was computed of all its gradients: not finite where one of them is not.
+        Statistics of all gradients: not finite if a gradient is not.
     counts : Sequence[float]
-        How many rows have the labels 0 and 1.
+        Numbers of rows with the labels 0 and 1.
     rows : int
-        How many there are.
+        Number of rows of the batch.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How much of an example's deviation from its class comes again with it in later epochs, measured on a sample."""
+"""Correlation across epochs of an example's deviation from its class mean, measured on a sample of rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FEWEST = 64
 """Rows of a class that are kept of each epoch at least, however long they are."""
 
 ENOUGH = 16
-"""Rows of a class that must have come in each of some epochs before anything is said of what comes again; half of its
+"""Rows of a class that must have occurred in each of several epochs before a correlation is estimated; half of its
 sample where that is less."""
 
 _NEGLIGIBLE = 1e-9
-"""Of the largest variance: what is below is rounding of single precision."""
+"""Share of the largest variance; smaller variances are rounding errors of single precision."""
 
 
 def sample(labels: NDArray[Any], width: int) -> Rows:
@@ -56,8 +56,8 @@ def deviations(g: Tensor, y: Tensor, chosen: Tensor | None = None) -> Tensor:
 class DeviationCorrelation:
     r"""Keeps the deviations of a sample of rows from their class means, one vector an epoch, and correlates them.
 
-    The deviations of a class's rows in epoch t, each in units of its batch, are one long vector :math:`\zeta_c^t`; what
-    comes again is :math:`k_c^{st} = \langle \zeta_c^s, \zeta_c^t \rangle / (\|\zeta_c^s\| \|\zeta_c^t\|)`. Such a
+    The deviations of a class's rows in epoch t, each in units of its batch, are one long vector :math:`\zeta_c^t`; the
+    correlation is :math:`k_c^{st} = \langle \zeta_c^s, \zeta_c^t \rangle / (\|\zeta_c^s\| \|\zeta_c^t\|)`. Such a
     matrix has no negative eigenvalue, and neither have the couplings, direction by direction. All of it is computed
     from labels and stays at the label party.
 
@@ -103,7 +103,7 @@ class DeviationCorrelation:
     def correlations(self, epochs: int) -> NDArray[np.float64] | None:
         """Return k of negatives and of positives over the latest epochs, (2, T, T).
 
-        None where too few rows of a class came in each of them (`ENOUGH`): then it is not known what comes again. Where
+        None if too few rows of a class occurred in each of them (`ENOUGH`): then the correlation is unknown. Where
         no row of a class deviated in an epoch, nothing of that epoch does.
         """
         came = self._came(epochs)
@@ -122,7 +122,7 @@ class DeviationCorrelation:
 
         With :math:`\Sigma^t` the covariance of the deviations in epoch t, these are the correlations of
         :math:`(\Sigma^t)^{-1/2} \zeta^t`, for each two directions of each two epochs. Of few rows they are too large
-        rather than too small: of fewer than D, everything seems to come again. None as in `correlations`.
+        rather than too small: with fewer than D rows, all deviations seem to recur. None as in `correlations`.
         """
         came, width = self._came(epochs), self._now.shape[1]
         if came is None:
@@ -161,7 +161,7 @@ class DeviationCorrelation:
 
 
 def take_in(recurrences: Sequence[DeviationCorrelation], away: Tensor, rows: Sequence[Rows]) -> None:
-    """Take in a batch of each of R runs that train together: a card has as much to do for all of them as for one.
+    """Take in a batch of each of R runs that train together: a GPU needs the same time for all of them as for one.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def take_in(recurrences: Sequence[DeviationCorrelation], away: Tensor, rows: Seq
 
 
 def _together(recurrences: Sequence[DeviationCorrelation], device: torch.device) -> Tensor:
-    """Return one tensor that has what came in this epoch for all of these, each a view of its rows."""
+    """Return one tensor with this epoch's deviations of all of these, each a view of its rows."""
     shared = recurrences[0]._shared
     if shared is None or shared.device != device or any(one._shared is not shared for one in recurrences):
         shared, low = torch.cat([one._now.to(device) for one in recurrences]), 0
@@ -193,7 +193,7 @@ def _together(recurrences: Sequence[DeviationCorrelation], device: torch.device)
 
 
 def _inverse_root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the symmetric inverse root of what is no rounding."""
+    """Return the symmetric inverse root, without the directions that are rounding errors."""
     values, vectors = np.linalg.eigh(matrix)
     held = values > _NEGLIGIBLE * max(values[-1], np.finfo(np.float64).tiny)
     root: NDArray[np.float64] = (vectors[:, held] / np.sqrt(values[held])) @ vectors[:, held].T

@@ -111,15 +111,15 @@ class Iso(NoiseDefense):
         self.t = strength("iso: t", t)
 
     def begin(self) -> None:
-        """Refuse a key that is kept between trainings.
+        """Refuse a noise key that is kept between training runs.
 
-        Persistent noise is fixed in the coordinates of the cut, and the line of the classes is another in each
-        training: the difference of two with one key gave every label away (docs/results/trainings.md).
+        Persistent noise is fixed in the coordinates of the cut, and the line of the classes differs between
+        training runs: the difference of two runs with one key gave every label away (docs/results/trainings.md).
 
         Raises
         ------
         ConfigError
-            Saying what to do instead.
+            If `rho` is above 0 and the noise key is kept; the message names the alternatives.
         """
         if self.rho and self.base.secret.keeps_noise_key:
             raise ConfigError(

@@ -85,10 +85,10 @@ def _perturb(g: Tensor, noise: Noise) -> tuple[Tensor, float, float]:
 
 
 def _measure(work: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients (..., B, D) in units of their largest entry, and what the noise of each batch follows from.
+    """Return gradients (..., B, D) in units of their largest entry, and the statistics that determine the noise.
 
-    That unit (...), the rows' lengths in it (..., B), what the noise adds to the square of each, and the four numbers
-    (..., 4) that decide: unit, largest and smallest length, mean of what is added.
+    That unit (...), the rows' lengths in it (..., B), the mean that the noise adds to the square of each, and four
+    numbers (..., 4): unit, largest and smallest length, mean of the added noise.
     """
     unit = unit_of(work)
     scaled = work / unit[..., None, None]
@@ -107,7 +107,7 @@ def _stretched(work: Tensor, scaled: Tensor, unit: Tensor, lengths: Tensor, miss
 
 
 def _lengthen(scaled: Tensor, lengths: Tensor, work: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace rows whose squares vanish beside those of the longest by multiples of themselves whose do not."""
+    """Scale up rows so short that their squares vanish beside those of the longest row."""
     rows = (lengths < _TINY).nonzero()[:, 0]
     scaled, lengths = scaled.clone(), lengths.clone()
     scaled[rows] = work[rows] / unit_of(work[rows, None])[:, None]

@@ -1,6 +1,6 @@
-"""Normal noise of a batch: drawn anew in every step, or in part the same whenever a row comes again.
+"""Normal noise of a batch: fresh in every step, or in part persistent, the same whenever a row recurs.
 
-Noise that is drawn anew averages out: who adds up what it received for one row over the epochs is left with the
+Fresh noise averages out: a party that adds up the gradients of one row over the epochs is left with the
 gradient. The persistent share of a row's noise does not; it follows from a key and the row's ID, and is stored nowhere.
 """
 
@@ -57,7 +57,7 @@ def keyed_normals(
     key : bytes
         16 bytes.
     rows : ndarray of integers, (B,)
-        What stands for each row, from 0 to 2^64 - 1.
+        The number that identifies each row, from 0 to 2^64 - 1.
     width : int
         Numbers a row; the first ones do not depend on it.
     stream : int
@@ -91,7 +91,7 @@ class Noise:
     key : bytes
         Of the persistent share.
     rows : ndarray of integers, (B,), optional
-        What stands for each row of the batch; needed for a persistent share.
+        The number that identifies each row of the batch; needed for a persistent share.
     part : int
         Of several parties' parts with noise of their own, the number of this one.
     """
@@ -148,8 +148,8 @@ class NoiseDefense(GradientDefense):
     scope : {"joint", "per-party"}
         See `GradientDefense`.
     rho : float
-        Share of the noise's variance that is the same whenever a row comes again, 0 to 1. What a party receives in one
-        step has the same law whatever it is. At 0 the noise is drawn anew each time, and a party that remembers what it
+        Persistent share of the noise's variance, the same whenever a row recurs, 0 to 1. What a party receives in one
+        step has the same law whatever it is. At 0 all noise is fresh, and a party that keeps what it
         received averages it away over the epochs; at 1 two gradients of one row have the same noise, and it is gone
         from their difference. The persistent noise of a row follows from the label party's secret and from the row's
         ID; where rows have none, from the number of the row in the table.
@@ -193,12 +193,12 @@ class NoiseDefense(GradientDefense):
         return None if made is None else made()
 
     def describe_noise(self, step: StepView, make: Callable[[], NoiseModel]) -> None:
-        """Take in how the model of this batch's noise is made; that is done only where somebody asks for it."""
+        """Take in the function that makes the model of this batch's noise; it is called on demand."""
         self._noise_models[step.part] = make
 
     @property
     def follows_rows(self) -> bool:
-        """Whether something of a row's noise is the same, or comes from the same, whenever the row comes."""
+        """True if part of a row's noise, or its source, is the same whenever the row recurs."""
         return self.rho > 0.0
 
     def begin(self) -> None:
@@ -207,7 +207,7 @@ class NoiseDefense(GradientDefense):
             self.base.identities(np.empty(0, np.int64))
 
     def noise(self, g: Tensor, step: StepView) -> Noise:
-        """Return where the noise of this batch comes from."""
+        """Return the source of this batch's noise."""
         generator = self.generator(g.device)
         if not self.rho or step.rows is None:
             return Noise(generator, rho=self.rho)
@@ -218,7 +218,7 @@ class NoiseDefense(GradientDefense):
         return self.base.secret.key("defense", self.name, len(self.strategy.chain()), purpose)
 
     def state(self) -> dict[str, Any]:
-        """Add what persistent noise follows: a resumed run must go on with the same."""
+        """Add the identifiers that persistent noise follows: a resumed run must go on with the same."""
         return {**super().state(), **({"persistent": self._followed()} if self.follows_rows else {})}
 
     def _followed(self) -> dict[str, str]:
@@ -239,7 +239,7 @@ class NoiseDefense(GradientDefense):
         if was["follows"] != now["follows"]:
             raise DataError(
                 f"the training began with persistent noise that follows the {was['follows']} of rows and would go on "
-                f"with noise that follows their {now['follows']}; begin it anew"
+                f"with noise that follows their {now['follows']}; start a new run"
             )
         if was["key"] != now["key"]:
             raise DataError(

@@ -19,7 +19,7 @@ def working(g: Tensor) -> Tensor:
 
 
 def beside(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor in the number format and on the device of another; what goes to a card is not waited for."""
+    """Return a tensor in the number format and on the device of another; copies to a GPU are not waited for."""
     return tensor.to(like, non_blocking=tensor.device.type == "cpu")
 
 

@@ -20,8 +20,8 @@ _DEFAULT_FLIP = 0.02
 def flip(labels: Tensor, *, classes: int, rate: float, generator: torch.Generator) -> Tensor:
     """Keep each label with probability 1 - rate, else replace it by one of the others, each as likely.
 
-    Whoever sees the result, and whatever is computed from it, learns about one label at most what `epsilon_of` says
-    (label differential privacy). Draw once: an attacker averages over what is drawn again.
+    The result, and everything computed from it, reveals about one label at most the `epsilon_of` the rate (label
+    differential privacy). Draw once: an attacker averages over repeated draws.
 
     Parameters
     ----------

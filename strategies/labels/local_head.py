@@ -70,7 +70,7 @@ class LocalHead(Defense):
         Raises
         ------
         ConfigError
-            Saying what to set.
+            If a setting would do so; the message names the settings.
         """
         wanted = label_dependent_ends(self.base.config)
         if wanted:

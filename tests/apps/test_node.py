@@ -150,7 +150,7 @@ def test_nodes_that_were_invited_in_vain_hear_it_and_nothing_of_the_label_partys
         deploy(nodes_of(folders), root / dataset.label_party, monkeypatch, tmp_path, config, grid, out=str(out))
     grids[0].join(5)
     assert not any(thread.is_alive() for thread in grids[0]._threads)
-    heard = "the label party ended the session: it failed before training began; its own log says why"
+    heard = "the label party ended the session: it failed before training began; the reason is in its own log"
     assert [str(failure) for failure in grids[0].failures] == [heard] * len(nodes_of(folders))
     assert not out.exists()
 

@@ -187,10 +187,10 @@ class Saying(First):
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("g", r"the attack 'saying' says (64, 4) of 64 rows: (64,) is needed"),
+        ("g", r"the attack 'saying' returned (64, 4) for 64 rows: (64,) is needed"),
         ("g[:, 0] / 0 * 0", "the attack 'saying': 64 of 64 scores are NaN"),
         ("g[:, 0] + 0j", "the attack 'saying': The scores are complex64"),
-        ("g[:-1, 0]", r"the attack 'saying' says (63,) of 64 rows: (64,) is needed"),
+        ("g[:-1, 0]", r"the attack 'saying' returned (63,) for 64 rows: (64,) is needed"),
     ],
 )
 def test_the_error_about_what_an_attack_says_names_the_attack(said, words, kind, install):

@@ -324,7 +324,7 @@ def test_weights_of_another_training_that_cannot_be_read_are_no_hindrance_and_ar
     rewrite(model_path(old, "shop"), model_path(old, "shop"), lambda card: card.update(version="0.0.9", session="old"))
     host.predict(tmp_path / "scores.csv", node=ALLOWED)
     model_path(source, "shop").unlink()
-    with pytest.raises(PartyError, match=r"no weights of this training .*; the log of its host says where") as caught:
+    with pytest.raises(PartyError, match=r"no weights of this training .*; the log of its host lists the") as caught:
         host.predict(tmp_path / "more.csv", node=ALLOWED)
     assert str(tmp_path) not in str(caught.value)
     assert "was written by flower-vfl 0.0.9" in caplog.text

@@ -55,7 +55,7 @@ def test_a_whole_result_is_read_as_it_is(tmp_path, result):
             for wrong in ({"needs": []}, {"hints": 1}, {"needs": "hints", "hints": 1}, {"needs": [], "hints": "1"})
         ),
         *(
-            ({"leakage": [{**REMEMBERED, **wrong}]}, "a remembered leak has a value for each of its epochs")
+            ({"leakage": [{**REMEMBERED, **wrong}]}, "a longitudinal leak has a value for each of its epochs")
             for wrong in (
                 *({"epochs": [1]}, {"epochs": [1, 1.5]}, {"epochs": None}, {"epochs": [1, True]}),
                 *({"values": [0.5]}, {"values": [0.5, None]}, {"values": 0.5}),

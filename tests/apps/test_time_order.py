@@ -224,7 +224,9 @@ def test_a_random_order_writes_nothing_by_day(tmp_path):
 
 
 def test_data_without_days_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(ConfigError, match=r"nothing says on which days .*test_days = 1.*MemoryData with `periods`"):
+    with pytest.raises(
+        ConfigError, match=r"does not give the days of its rows.*test_days = 1.*MemoryData with `periods`"
+    ):
         run(in_time(), out=tmp_path / "run", data=lambda _: toy_data())
 
 

@@ -102,8 +102,8 @@ class Looking(RowAttack):
 @pytest.mark.parametrize(
     ("attack", "words"),
     [
-        (Wrong(), r"'wrong' says \(3,\) of several batches: \(3, 12\) is needed"),
-        (Words(), r"'words' says list of several batches: \(3, 12\) is needed"),
+        (Wrong(), r"'wrong' returned \(3,\) for several batches: \(3, 12\) is needed"),
+        (Words(), r"'words' returned list for several batches: \(3, 12\) is needed"),
     ],
 )
 def test_an_attack_that_does_not_say_one_number_a_row_is_refused_by_name(attack, words):
@@ -115,7 +115,7 @@ def test_an_attack_that_does_not_say_one_number_a_row_is_refused_by_name(attack,
 
 def test_in_main_memory_it_is_refused_by_name_too():
     targets, waiting = steps("cpu", [make_attack("norm"), Wrong()])
-    with pytest.raises(ArgumentError, match=r"the attack 'wrong' says \(\) of 12 rows: \(12,\) is needed"):
+    with pytest.raises(ArgumentError, match=r"the attack 'wrong' returned \(\) for 12 rows: \(12,\) is needed"):
         answer(targets, waiting)
 
 

@@ -326,7 +326,7 @@ def test_a_named_memory_is_its_owners_alone_and_goes_when_it_is_told_to(tmp_path
 
 
 def test_a_run_that_goes_on_without_what_it_remembered_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"does not hold what the party remembers of 45 rows at layer 'cut'"):
+    with pytest.raises(DataError, match=r"does not hold the party's row memory of 45 rows at layer 'cut'"):
         record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), [9])
     with pytest.raises(DataError, match="step 9 is not the next one"):
         record(RowMemory(SCHEDULE, ["mean"]), [9])
@@ -374,7 +374,7 @@ def test_files_in_another_order_or_of_other_numbers_as_earlier_versions_wrote_ar
     record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), range(4))
     for slot in range(2):
         (tmp_path / "m" / f"cut-{slot}.by-epoch.f16").rename(tmp_path / "m" / earlier.format(slot))
-    with pytest.raises(DataError, match=r"does not hold what the party remembers"):
+    with pytest.raises(DataError, match=r"does not hold the party's row memory"):
         record(RowMemory(SCHEDULE, ["mean"], folder=tmp_path / "m"), [4])
 
 

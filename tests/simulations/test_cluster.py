@@ -58,7 +58,7 @@ def test_trials_share_processors_and_cards_of_every_node(nodes, cpus, gpus, plac
 
 
 def test_a_trial_that_fits_no_node_is_refused_with_what_there_is():
-    with pytest.raises(SetupError, match="8 processors and 0 cards, and no machine has as much: 2 processors"):
+    with pytest.raises(SetupError, match="8 processors and 0 GPUs, and no machine has as much: 2 processors"):
         Cluster(((2.0, 0.0), (4.0, 0.0))).places(8.0, 0.0)
 
 

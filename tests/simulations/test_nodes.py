@@ -226,7 +226,7 @@ def test_each_party_has_its_own_processors_cards_and_node_and_no_place_is_waited
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--resources", "cpus=2"], "ask for 16 processors and 0 cards; there are 8 and 2"),
+        (["--resources", "cpus=2"], "ask for 16 processors and 0 GPUs; there are 8 and 2"),
         (["--resources", "a: node=10.9.9.9"], "names node 10.9.9.9, which is none of the cluster"),
     ],
 )

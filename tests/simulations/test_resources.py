@@ -53,8 +53,8 @@ def test_what_is_wrong_is_refused_in_words(text, words):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (["cpus=3"], "ask for 9 processors and 0 cards; there are 8 and 2"),
-        (["gpus=0.75"], "ask for 3 processors and 2.25 cards; there are 8 and 2"),
+        (["cpus=3"], "ask for 9 processors and 0 GPUs; there are 8 and 2"),
+        (["gpus=0.75"], "ask for 3 processors and 2.25 GPUs; there are 8 and 2"),
         (["a: node=10.0.0.9"], r"node 10\.0\.0\.9, which is none of the cluster; there is 10\.0\.0\.1, 10\.0\.0\.2"),
     ],
 )
@@ -72,9 +72,9 @@ def test_cards_go_with_the_device():
     check_devices(build_config({}), none)
     with pytest.raises(ConfigError, match="device is 'cpu'"):
         check_devices(build_config({}), cards)
-    with pytest.raises(ConfigError, match=r"not every party is given a card: --resources gpus=0\.25"):
+    with pytest.raises(ConfigError, match=r"not every party gets a GPU: --resources gpus=0\.25"):
         check_devices(on_card, read_resources(["a: gpus=1"], PARTIES))
-    with pytest.raises(ConfigError, match="Ray chooses the card"):
+    with pytest.raises(ConfigError, match="Ray chooses the GPU"):
         check_devices(build_config({"device": "cuda:1"}), cards)
 
 

@@ -105,6 +105,6 @@ def test_a_clock_that_is_days_off_is_told_with_both_times(authority, monkeypatch
 
     certificate = authority.certificate
     monkeypatch.setattr(module.datetime, "datetime", Clock)
-    words = f"the clocks of the two hosts differ: .* this host's says {now:%Y-%m-%d %H:%M}; set the wrong one"
+    words = f"the clocks of the two hosts differ: .* this host's is {now:%Y-%m-%d %H:%M}; set the wrong one"
     with pytest.raises(SessionError, match=words) if refused else nullcontext():
         check_clock(certificate)

@@ -280,7 +280,7 @@ def test_registered_names_that_are_right_are_let_in_without_a_word(sessions, kin
 
 def test_in_a_deployment_a_node_without_a_registered_name_is_let_in_with_a_warning(sessions, caplog):
     opening(sessions, "stream", [FakeParty("a")], simulation=False)
-    assert "that node 2 is party 'a' rests on its own word: flwr supernode register KEY --name a" in caplog.text
+    assert "node 2 claims to be party 'a' without proof: flwr supernode register KEY --name a" in caplog.text
 
 
 def test_a_deployment_says_how_to_check_the_host_of_a_missing_party(sessions):
@@ -449,7 +449,7 @@ def test_when_the_time_of_a_lost_party_is_up_it_is_told_what_its_node_said_last(
     parties = [returns(FakeParty("a"), *[held] * 9), FakeParty("b")]
     with sessions("messages", parties, names=["a", "b"], simulation=False, rejoin_timeout=1.0) as opened:
         opened.drop("a")
-        with pytest.raises(PartyError, match=r"did not come back .*: a; .*; node 2 said: .* in use by process 7"):
+        with pytest.raises(PartyError, match=r"did not come back .*: a; .*; node 2 reported: .* in use by process 7"):
             opened.rejoin()
 
 
@@ -498,7 +498,7 @@ def test_nodes_that_were_invited_hear_that_nothing_comes_of_it_also_those_that_a
         invite_and_fail(grid, kind, ["a", "b"])
     grid.join(1)
     assert time.monotonic() - started < 5
-    words = "the label party ended the session: it failed before training began; its own log says why"
+    words = "the label party ended the session: it failed before training began; the reason is in its own log"
     assert failures_of(grid) == [words, words]
 
 

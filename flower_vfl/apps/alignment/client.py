@@ -1,4 +1,4 @@
-"""The ClientApp's handler of an alignment: which party this node is, what it may read, what it says when it fails."""
+"""The ClientApp's handler of an alignment: this node's party, its permissions, and its answers to errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESULT = "alignment.parquet"
 
 
 def answer_alignment(message: Message, context: Context, config: Config) -> Message:
-    """Answer one message of an alignment; what it fails with is not yet what the label party hears (`discretion`)."""
+    """Answer one message of an alignment; `error_redaction` decides which part of an error the label party receives."""
     session = _session_of(message)
     request = from_message(message, session)
     stage = stage_of(request)

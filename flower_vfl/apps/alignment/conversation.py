@@ -25,14 +25,14 @@ from flower_vfl.transport.mailbox import Mailbox, check_registered, reason
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = (0.002, 0.25)
-"""First and longest pause between two looks for answers."""
+"""First and longest pause between two polls for answers."""
 
 _ABORT_SECONDS = 30.0
 _CONNECT_SECONDS = 60.0
 
 
 class Conversation:
-    """What the label party and the feature parties say to each other in one alignment.
+    """The exchange of messages between the label party and the feature parties in one alignment.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Conversation:
     session : str
         The id of this alignment.
     fields : Mapping
-        What goes into every question.
+        Fields of every question.
     timeout : float
         Seconds to wait for an answer.
     """
@@ -62,7 +62,7 @@ class Conversation:
         PartyError
             When a node fails, two claim to be the same party, or one is registered under another name.
         ProtocolError
-            When a node says that it is a party that the alignment does not have.
+            When a node claims to be a party that the alignment does not have.
         """
         nodes = self._wait_for_nodes(len(parties))
         for node in nodes:
@@ -76,8 +76,9 @@ class Conversation:
             party = reply.text("party")
             if party not in parties:
                 raise ProtocolError(
-                    f"node {node} says it is {party!r}, and this alignment has {', '.join(parties)}: name the party in "
-                    "parties.features, correct `party` in --node-config of its host, or stop the node; then align again"
+                    f"node {node} claims to be {party!r}, and this alignment has {', '.join(parties)}: name the party "
+                    "in parties.features, correct `party` in --node-config of its host, or stop the node; then align "
+                    "again"
                 )
             if party in self._nodes:
                 raise PartyError(
@@ -121,18 +122,18 @@ class Conversation:
         return self.ask(dict.fromkeys(parties, question))
 
     def abort(self, why: str) -> None:
-        """Tell the nodes that the alignment has failed, so that they forget its keys; none is waited for long."""
-        deadline, told = time.monotonic() + _ABORT_SECONDS, set[int]()
+        """Notify the nodes that the alignment has failed, so that they drop its keys; none is waited for long."""
+        deadline, notified = time.monotonic() + _ABORT_SECONDS, set[int]()
         for pause in _pauses():
             for node in self._asked:
                 self._mailbox.take(node)
-            for node in self._asked - told - self._mailbox.busy:
-                told.add(node)
+            for node in self._asked - notified - self._mailbox.busy:
+                notified.add(node)
                 try:
                     self._push(node, frame(Stage.ABORT, fields={"reason": why}))
                 except SessionError as error:
                     _log.warning("%s", error)
-            if (told == self._asked and not self._mailbox.busy) or time.monotonic() > deadline:
+            if (notified == self._asked and not self._mailbox.busy) or time.monotonic() > deadline:
                 return
             time.sleep(pause)
 

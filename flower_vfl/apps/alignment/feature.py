@@ -50,14 +50,14 @@ _KEY, _PAIR_KEY = "key", "pair-key"
 
 @dataclass(frozen=True)
 class Terms:
-    """What both sides know of an alignment.
+    """The terms of an alignment, known to both sides.
 
     Parameters
     ----------
     session : str
         Its id.
     party, label_party : str
-        Whose state this is, and who asks.
+        The party with this state, and the asking party.
     parties : tuple of str
         All feature parties.
     method : str
@@ -197,7 +197,7 @@ class FeatureSide:
             raise ProtocolError(f"message {step} of the stage {stage} of an alignment came out of turn")
 
     def _messages(self, stage: Stage) -> int:
-        """How many messages a stage has."""
+        """Return the number of messages of a stage."""
         if stage is Stage.QUERY:
             return _count(self.terms.label_ids, self.terms.piece)
         if stage is Stage.TABLE:
@@ -251,13 +251,13 @@ class FeatureSide:
         path = self._folder / _TAGS
         if message.step == 0:
             path.write_bytes(b"".join(hash_ids(self._read_ids(), read_blocks(message, "salt", 1, SALT_BYTES))))
-            shutil.copyfile(path, self._folder / _PROOFS)  # with this method nothing is hidden from who knows the salt
+            shutil.copyfile(path, self._folder / _PROOFS)  # this method hides nothing from a party that knows the salt
         tags = b"".join(sorted(_split(path.read_bytes(), TAG_BYTES)))
         piece = _piece(tags, message.step, self.terms.piece, TAG_BYTES)
         return frame(Stage.HASHES, message.step, {}, {"hashes": blocks_of(piece, TAG_BYTES)})
 
     def _match(self, message: Frame) -> Frame:
-        """Collect which own IDs are common; after the last message, write the result beside its place."""
+        """Collect the common ones of the own IDs; after the last message, write the result beside its place."""
         total = message.integer("total")
         start = message.step * self.terms.piece
         if not 0 < total <= min(self._ids, self.terms.label_ids) or start >= total:
@@ -278,7 +278,7 @@ class FeatureSide:
         return frame(Stage.MATCH, message.step, {"proof": proof_of((proofs[row] for row in rows), result.checksum)})
 
     def _finish(self, message: Frame) -> Frame:
-        """Put the result into its place and forget everything else."""
+        """Put the result into its place and remove everything else."""
         path = self._folder / _RESULT
         if not path.is_file():
             raise ProtocolError("an alignment ended before the common IDs were named")

@@ -59,7 +59,7 @@ class LabelSide:
     source : IdSource
         The label party's IDs.
     target : Path
-        Where its result goes.
+        File of its result.
     label_party : str
         Its name.
     parties : tuple of str
@@ -67,9 +67,9 @@ class LabelSide:
     config : AlignConfig
         Method and limits.
     progress : Callable[[str, float], None]
-        Is told how it goes.
+        Receives the progress.
     fields : Mapping
-        What else goes into every message: whether this is a simulation, and its folder.
+        Further fields of every message: the simulation flag, and its folder.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class LabelSide:
         return self._config.message_mib * 2**20 // POINT_BYTES
 
     def _greet(self) -> None:
-        """Say what is asked for, find out which node is whose, and get counts and keys."""
+        """Send the terms, find each party's node, and get counts and keys."""
         terms = {"ids": len(self._ids), "piece": self._piece}
         proposal = frame(Stage.HELLO, 0, {**software(), "method": self._config.method, **terms})
         for party, reply in self._talk.open(self._parties, proposal).items():
@@ -225,7 +225,7 @@ class LabelSide:
         common: NDArray[np.bool_],
         names: Mapping[str, _Names],
     ) -> None:
-        """Tell each party, in an order that says nothing, which of its IDs are common; all must find the same."""
+        """Send each party its common IDs, in an uninformative order; all must find the same."""
         rows, total = np.flatnonzero(common), len(result.ids)
         named = {party: b"".join(sorted(own.tags[row] for row in rows)) for party, own in names.items()}
         replies: dict[str, Frame] = {}

@@ -1,7 +1,7 @@
-"""What the owner of a host lets an alignment read, write and do: nothing of it comes from the run config.
+"""The permissions that the owner of a host gives an alignment; none of them comes from the run config.
 
-A feature party's owner says it in the `--node-config` of its SuperNode; the label party, which has no SuperNode, in the
-environment of its ServerApp.
+A feature party's owner sets them in the `--node-config` of its SuperNode; the label party, which has no SuperNode, in
+the environment of its ServerApp.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MAX_IDS = 10_000_000
 
 @dataclass(frozen=True)
 class Owner:
-    """What one host brings into an alignment, and what it agrees to.
+    """The IDs and the limits of one host in an alignment.
 
     Attributes
     ----------
     source : IdSource
         The IDs that may be compared.
     target : Path
-        Where the result goes.
+        File of the result.
     method : str
         The only method that the host joins.
     max_ids : int

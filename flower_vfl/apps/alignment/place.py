@@ -1,4 +1,4 @@
-"""Where a result goes, and the folder beside it that holds what an alignment needs while it lasts."""
+"""The place of a result, and the folder beside it with the state of an alignment while it lasts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flower_vfl.errors import DataError, OutputExistsError
 
 
 def state_folder(target: Path) -> Path:
-    """Return where an alignment that is under way keeps its state."""
+    """Return the folder with the state of an alignment that is under way."""
     return target.parent / f".{target.name}.state"
 
 

@@ -1,4 +1,4 @@
-"""How far an alignment is, for a progress bar or a log."""
+"""The progress of an alignment, for a progress bar or a log."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _log = logging.getLogger(__name__)
 _LOG_SECONDS = 10.0
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the part of it that is done, 0 to 1."""
+"""A function that is called with the current stage and the part of it that is done, 0 to 1."""
 
 
 class LoggedProgress:
-    """Writes progress to the log: each stage when it begins, and every ten seconds.
+    """A log of progress: each stage when it begins, and every ten seconds.
 
     Parameters
     ----------
     party : str
-        Whose progress it is.
+        The party's name.
     """
 
     def __init__(self, party: str) -> None:
         self._party, self._what, self._said = party, "", 0.0
 
     def __call__(self, what: str, done: float) -> None:
-        """Take note."""
+        """Log the stage, if it is due."""
         now = time.monotonic()
         if what != self._what or now - self._said >= _LOG_SECONDS:
             self._what, self._said = what, now

@@ -1,4 +1,4 @@
-"""What the ServerApp does when its job is an alignment, in whatever engine it runs."""
+"""The alignment job of the ServerApp, in any engine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progr
     config : Config
         `align`; in a simulation `data`, which names every party's file; when deployed `parties.features`.
     out : Path, optional
-        In a simulation, where each party's result goes, in a folder of its own.
+        In a simulation, the folder of each party's result, in a folder of its own.
     progress : Callable[[str, float], None], optional
-        Is told how it goes; without one the log is, every ten seconds.
+        Receives the progress; without one it is logged every ten seconds.
 
     Raises
     ------

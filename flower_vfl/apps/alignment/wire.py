@@ -17,7 +17,7 @@ MESSAGE_TYPE = "query.align"
 """Flower message type of an alignment."""
 
 AGAIN = "install the same flower-vfl on both hosts (`flower-vfl doctor`), and align again"
-"""The way out when a host sent what the protocol does not allow."""
+"""The advice when a host broke the protocol."""
 
 SESSION = r"[0-9a-f]{32}"
 """Pattern of a session's id."""
@@ -27,7 +27,7 @@ SPARE = "spare"
 
 
 class Stage(StrEnum):
-    """What the label party asks for."""
+    """The stages of an alignment, each a question of the label party."""
 
     HELLO = "hello"
     QUERY = "query"

@@ -39,7 +39,7 @@ def assign(z: Tensor, *, classes: int, seed: int) -> Tensor:
     Returns
     -------
     Tensor
-        (N,) the number of each row's group; which group is which class nobody says. Equal rows make one group.
+        (N,) the number of each row's group; the groups are not matched to classes. Equal rows make one group.
 
     Raises
     ------
@@ -201,14 +201,15 @@ def accuracy(z: Tensor, y: Array, *, classes: int, seed: int) -> float:
 
 
 class ClusteringAttack(InferenceAttack):
-    """Puts the attacked rows into as many groups as there are classes, by k-means on their embeddings.
+    """An attack that puts the attacked rows into as many groups as there are classes, by k-means on their embeddings.
 
-    It is right where the best assignment of groups to classes says so. Its baseline is the same of the raw inputs.
+    It is measured by the accuracy under the best assignment of groups to classes. Its baseline is the same of the raw
+    inputs.
 
     Parameters
     ----------
     normalise
-        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+        True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
     """
 
     name: ClassVar[str] = "clustering"
@@ -219,7 +220,7 @@ class ClusteringAttack(InferenceAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Whether it looks at layer-normalised embeddings."""
+        """True if it uses layer-normalised embeddings."""
         return {"normalise": self.normalise}
 
     def infer(self, view: TrainedView) -> Tensor:

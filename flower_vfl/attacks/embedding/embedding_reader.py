@@ -1,4 +1,4 @@
-"""Learned readers of the trained model's embeddings: fitted on a few rows whose labels the attacker knows."""
+"""Learned readers of the trained model's embeddings: fitted on a few rows with known labels."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["linear", "quadratic", "network"]
 
 PENALTY, HIDDEN, STEPS = 1.0, 16, 300
-"""Of the linear reader and of the network: as readers of a memory have them unless told otherwise."""
+"""Settings of the linear reader and of the network: the defaults of the longitudinal readers."""
 
 PIECE = 1 << 22
 """Numbers that are read at once: 32 MiB of float64."""
 
 
 def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: Kind, seed: int = 0) -> Tensor:
-    """Fit a reader to labelled rows and return what it says of other rows.
+    """Fit a reader to labelled rows and return its scores of other rows.
 
     Rows are centred and measured by the labelled ones (`readers.standardising`), so that their scale changes nothing.
 
@@ -41,7 +41,7 @@ def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: Kind, se
     kind
         "linear" for `readers.linear`, "quadratic" for `readers.quadratic`, "network" for `readers.network`.
     seed
-        Where the network's initial weights start; the others draw nothing.
+        Seed of the network's initial weights; the others draw nothing.
 
     Returns
     -------
@@ -88,9 +88,9 @@ class EmbeddingReaderAttack(ExamplesAttack):
     k
         Labelled examples of each class, at least 1.
     draws
-        How often it is repeated, with other examples.
+        Number of repetitions, with other examples.
     normalise
-        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+        True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
 
     Examples
     --------
@@ -107,18 +107,18 @@ class EmbeddingReaderAttack(ExamplesAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """How it reads, and what every attack has that knows examples."""
+        """The kind of reader, and the parameters of `ExamplesAttack`."""
         return {"reader": self.reader, **super().params}
 
     def infer(self, view: TrainedView) -> Tensor:
-        """Return what the fitted reader says of the attacked rows' embeddings."""
+        """Return the fitted reader's scores of the attacked rows' embeddings."""
         known, rows = view.examples().embeddings, view.embeddings
         if self.normalise:
             known, rows = normalised(known), normalised(rows)
         return self._read(known, rows, view)
 
     def baseline(self, view: TrainedView) -> Tensor | None:
-        """Return what the same reader says of the raw inputs, fitted to those of the same examples."""
+        """Return the scores of the same reader on the raw inputs, fitted to those of the same examples."""
         known = view.examples().inputs
         if not known or not view.inputs:
             return None

@@ -1,8 +1,8 @@
-"""What an attack on the trained model is: embeddings of rows nobody labelled in, what they say about the labels out.
+"""The interface of attacks on the trained model: embeddings of unlabelled rows in, scores or classes of the rows out.
 
-After training, a feature party owns a bottom model whose outputs separate the classes, whatever noise its gradients
-had. Such an attack sees the outputs of one layer for the attacked rows, and what else a curious party has; the labels
-of the attacked rows it never sees.
+After training, the outputs of a feature party's bottom model separate the classes, whatever noise its gradients had.
+Such an attack sees the outputs of one layer for the attacked rows, and everything else that a curious party has. It
+never sees the labels of the attacked rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LEAKED = "leaked"
-"""The one thing that an attack on the trained model can declare in `needs`: labelled examples, see `Leaked`."""
+"""The only side information of attacks on the trained model, in `needs`: labelled examples, see `Leaked`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class Leaked:
     embeddings
         (n, ...) outputs of the attacked layer.
     inputs
-        (n, ...) what the party's model takes of them.
+        (n, ...) inputs of the party's model for them.
     labels
         (n,) their class numbers.
     """
@@ -44,7 +44,7 @@ class Leaked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedView:
-    """What an attacker has once its bottom model is trained; everything that an attack may look at.
+    """The view of an attacker with a trained bottom model; everything that an attack may use.
 
     Attributes
     ----------
@@ -53,9 +53,9 @@ class TrainedView:
     classes
         Number of classes C.
     seed
-        Where the attack's own randomness starts.
+        Seed of the attack's own randomness.
     inputs
-        (N, ...) what the party's model takes of the attacked rows; empty where only the embeddings are known.
+        (N, ...) inputs of the party's model for the attacked rows; empty where only the embeddings are known.
     leaked
         Labelled examples, where the attack declares that it needs them.
     top
@@ -79,25 +79,25 @@ class TrainedView:
         Raises
         ------
         ArgumentError
-            When they were not told.
+            When they were not given.
         """
         if self.leaked is None:
             raise ArgumentError(
-                f"The attack needs labelled examples, it was not told them: declare {LEAKED!r} in `needs`."
+                f"The attack needs labelled examples, and none were given: declare {LEAKED!r} in `needs`."
             )
         return self.leaked
 
     def known(self) -> tuple[Leaked, Callable[[], nn.Module], Callable[[], nn.Module]]:
-        """Return the labelled examples, and how to make a top model and a whole network.
+        """Return the labelled examples, and the factories of a top model and of a whole network.
 
         Raises
         ------
         ArgumentError
-            When one of them was not told.
+            When one of them was not given.
         """
         leaked = self.examples()
         if self.top is None or self.network is None:
-            raise ArgumentError("The attack needs fresh models, it was not told how to make them.")
+            raise ArgumentError("The attack needs fresh models, and no factories of them were given.")
         return leaked, self.top, self.network
 
 
@@ -107,17 +107,17 @@ def classes_of(logits: Tensor) -> Tensor:
 
 
 class InferenceAttack(AttackMethod):
-    """A curious feature party's way to read labels from its trained bottom model.
+    """An attack of a curious feature party on its trained bottom model.
 
     Attributes
     ----------
     needs
-        Empty, or ``{"leaked"}``: then it is measured in simulations only, where somebody can tell it labels.
+        Empty, or ``{"leaked"}``: then it is measured in simulations only, where labels can leak.
     reads
-        What `infer` returns: ``"scores"``, higher means more likely positive, of two classes only (measured as AUC);
-        ``"classes"``, class numbers (accuracy); ``"logits"``, numbers of which the largest names the class, (N, C), of
-        two classes (N,), positive for class 1 (accuracy, and AUC); ``"clusters"``, groups without names (accuracy of
-        the best assignment of groups to classes).
+        The kind of the result of `infer`: ``"scores"``, higher means more likely positive, of two classes only
+        (measured as AUC); ``"classes"``, class numbers (accuracy); ``"logits"``, numbers of which the largest names the
+        class, (N, C), of two classes (N,), positive for class 1 (accuracy, and AUC); ``"clusters"``, groups without
+        names (accuracy of the best assignment of groups to classes).
     """
 
     sees: ClassVar[Literal["gradients", "embeddings"]] = "embeddings"
@@ -125,34 +125,34 @@ class InferenceAttack(AttackMethod):
 
     @property
     def leaks(self) -> int:
-        """How many labelled examples of each class it must be told."""
+        """The number of labelled examples of each class that it knows."""
         return 0
 
     @property
     def draws(self) -> int:
-        """How often it is repeated, with other labelled examples and other random numbers."""
+        """The number of repetitions, each with other labelled examples and other random numbers."""
         return 1
 
     @abstractmethod
     def infer(self, view: TrainedView) -> Tensor:
-        """Say what the attacked rows are, (N,) or, for logits of more than two classes, (N, C), as `reads` declares."""
+        """Return scores or classes of the rows, (N,) or, for logits of more than two classes, (N, C), see `reads`."""
 
     def baseline(self, view: TrainedView) -> Tensor | None:
-        """Say the same without the trained model: what the attacker could do anyway; None where nothing is."""
+        """Return the same without the trained model, as the attacker could anyway; None where that is impossible."""
         return None
 
 
 class ExamplesAttack(InferenceAttack):
-    """Knows k labelled examples of each class, and is repeated with other ones.
+    """An attack that knows k labelled examples of each class, and is repeated with other ones.
 
     Parameters
     ----------
     k
         Labelled examples of each class, at least 1.
     draws
-        How often it is repeated.
+        Number of repetitions.
     normalise
-        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+        True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({LEAKED})
@@ -163,15 +163,15 @@ class ExamplesAttack(InferenceAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """How many labels it knows, how often it is repeated, whether it looks at layer-normalised embeddings."""
+        """The numbers of labels and repetitions, and the use of layer-normalised embeddings."""
         return {"k": self.k, "draws": self._draws, "normalise": self.normalise}
 
     @property
     def leaks(self) -> int:
-        """How many labelled examples of each class it must be told."""
+        """The number of labelled examples of each class that it knows."""
         return self.k
 
     @property
     def draws(self) -> int:
-        """How often it is repeated."""
+        """The number of repetitions."""
         return self._draws

@@ -25,7 +25,7 @@ ROWS = 4096
 
 
 def complete(top: nn.Module, z: Tensor, y: Tensor, attacked: Tensor, *, classes: int) -> Tensor:
-    """Train a fresh top model on the embeddings of a few labelled examples and return what it says of other rows.
+    """Train a fresh top model on the embeddings of a few labelled examples and return its logits for other rows.
 
     The bottom model is frozen: only its embeddings are here. A top model that is one linear layer starts at the class
     means of the embeddings (`start_at_class_means`), any other at the weights it comes with. Nothing here is random but
@@ -69,10 +69,9 @@ def complete(top: nn.Module, z: Tensor, y: Tensor, attacked: Tensor, *, classes:
 def train_alone(
     network: nn.Module, inputs: Sequence[Tensor], y: Tensor, attacked: Sequence[Tensor], *, classes: int
 ) -> Tensor:
-    """Train a whole fresh network on the labelled examples alone and return what it says of other rows.
+    """Train a whole fresh network on the labelled examples alone and return its logits for other rows.
 
-    What a party reaches with the leaked labels and its own columns, but without what its bottom model learned: the
-    baseline of `complete`.
+    It uses the leaked labels and the party's own columns, but not the trained bottom model: the baseline of `complete`.
 
     Parameters
     ----------
@@ -104,7 +103,7 @@ def start_at_class_means(top: nn.Module, z: Tensor, y: Tensor, *, classes: int) 
 
     .. math:: w_c = \mu_c, \qquad b_c = -\tfrac12 \| \mu_c \|^2
 
-    so that it says the class with the nearest mean before any training; with one logit, :math:`w = \mu_1 - \mu_0` and
+    so that it names the class with the nearest mean before any training; with one logit, :math:`w = \mu_1 - \mu_0` and
     likewise for the bias.
 
     Parameters
@@ -121,7 +120,7 @@ def start_at_class_means(top: nn.Module, z: Tensor, y: Tensor, *, classes: int) 
     Returns
     -------
     bool
-        Whether it was one linear layer.
+        True if it was one linear layer.
 
     Raises
     ------
@@ -254,7 +253,7 @@ class ModelCompletionAttack(ExamplesAttack):
     draws
         How often it is repeated, with other examples and other initial weights.
     normalise
-        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+        True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
 
     Examples
     --------

@@ -27,11 +27,11 @@ def score(z: Tensor) -> Tensor:
 
     .. math:: r(z_i) = \pm \langle z_i - \bar z, v_1 \rangle
 
-    with :math:`v_1` the top right-singular vector of the centred embeddings. Its sign says nothing and is settled
+    with :math:`v_1` the top right-singular vector of the centred embeddings. Its sign is arbitrary and is settled
     without labels: at most half of the scores are positive, for positives are the rarer class; where as many are
     positive as are negative, the larger third moment decides.
 
-    Neither noise on the gradients nor flipped labels undo this: it looks at what the trained model does.
+    Neither noise on the gradients nor flipped labels undo this: the trained model separates the classes anyway.
 
     Parameters
     ----------
@@ -116,15 +116,15 @@ def _first_direction(x: Tensor) -> Tensor:
 
 
 class SpectralAttack(Attack, InferenceAttack):
-    """Scores each example by its embedding's place along the direction in which the embeddings differ most.
+    """An attack that scores each example by its embedding's place along the direction of the largest spread.
 
-    It looks at each batch while training and, once the model is trained, at all attacked rows together. Its baseline is
+    It scores each batch during training and, once the model is trained, all attacked rows together. Its baseline is
     the same score of the raw inputs.
 
     Parameters
     ----------
     normalise
-        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+        True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
     """
 
     name: ClassVar[str] = "spectral"
@@ -136,7 +136,7 @@ class SpectralAttack(Attack, InferenceAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Whether it looks at layer-normalised embeddings."""
+        """True if it uses layer-normalised embeddings."""
         return {"normalise": self.normalise}
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:

@@ -59,7 +59,7 @@ def _cosines(rows: Tensor, known: Tensor) -> Tensor:
 
 
 class CosineAttack(RowAttack):
-    """Scores each example by its cosine with the clean gradient of a positive of the batch, which an oracle tells."""
+    """An attack that scores each example by its cosine with the clean gradient of a positive; it needs an oracle."""
 
     name: ClassVar[str] = "cosine"
     needs: ClassVar[frozenset[str]] = frozenset({REFERENCE})

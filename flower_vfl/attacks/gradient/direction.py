@@ -49,7 +49,7 @@ def score(g: Tensor) -> Tensor:
 
 
 class DirectionAttack(FollowingAttack):
-    """Scores each example by its place along the first principal direction, followed from batch to batch.
+    """An attack that scores each example by its place along the first principal direction of the batches.
 
     It needs nothing but that positives are rare and that it sees the first batches of the training: an untrained model
     tells which side is the rarer class's. Later it keeps to what it settled then.

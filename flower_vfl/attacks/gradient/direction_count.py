@@ -37,7 +37,7 @@ def score(g: Tensor, *, minority: Minority = "positive") -> Tensor:
         :math:`B^2 D / 2` products: in large batches of float32, where pairs that are orthogonal to six digits may
         fall on either side.
     minority
-        "positive" or "negative": which class the attacker takes for the rarer one.
+        "positive" or "negative": the class that the attacker takes for the rarer one.
 
     Returns
     -------
@@ -90,8 +90,8 @@ def _same_side(x: Tensor) -> Tensor:
 def _products(x: Tensor, y: Tensor) -> Tensor:
     """Return the inner products (..., B, C) of rows (..., B, D) and (..., C, D).
 
-    On a CPU by oneDNN, whose kernels use the whole vector unit of every maker's processors; the library behind ``@``
-    took 1.8 times as long on an AMD one (1,024 rows of 256 columns, in bands, counting included).
+    On a CPU by oneDNN: its kernels use the whole vector unit of every maker's processors; the library behind ``@`` took
+    1.8 times as long on an AMD one (1,024 rows of 256 columns, in bands, counting included).
     """
     return linear(x.to_mkldnn(), y).to_dense() if _by_onednn(x) else x @ y.mT
 
@@ -101,12 +101,12 @@ def _by_onednn(x: Tensor) -> bool:
 
 
 class DirectionCountAttack(RowAttack):
-    """Scores each example by how few others have a gradient on the same side; a practical attack, without any oracle.
+    """An attack that scores each example by the number of gradients on its side; a practical attack, without an oracle.
 
     Parameters
     ----------
     minority
-        "positive" or "negative": which class the attacker takes for the rarer one.
+        "positive" or "negative": the class that the attacker takes for the rarer one.
     """
 
     name: ClassVar[str] = "direction_count"
@@ -116,7 +116,7 @@ class DirectionCountAttack(RowAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Which class the attacker takes for the rarer one."""
+        """The class that the attacker takes for the rarer one."""
         return {"minority": self.minority}
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:

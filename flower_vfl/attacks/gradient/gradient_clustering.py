@@ -34,12 +34,12 @@ def groups(g: Tensor, *, classes: int, directions: bool = True) -> Tensor:
     seed
         Where the restarts of k-means begin; nothing else is random.
     directions
-        Whether rows are brought to one length first; a row of zeros stays one.
+        True if rows are brought to one length first; a row of zeros stays one.
 
     Returns
     -------
     Tensor
-        (B,) the number of each row's group; which group is which class nobody says. One group where there are fewer
+        (B,) the number of each row's group; the groups are not matched to classes. One group where there are fewer
         rows than classes, and where a gradient is not finite.
 
     Raises
@@ -69,16 +69,16 @@ def groups(g: Tensor, *, classes: int, directions: bool = True) -> Tensor:
 
 
 class GradientClusteringAttack(Attack):
-    """Puts the gradients of a batch into as many groups as there are classes; needs nothing but that number.
+    """An attack that puts the gradients of a batch into as many groups as there are classes; it needs only that number.
 
-    It is right where the best assignment of groups to classes says so. On a small batch even groups that have nothing
-    to do with the classes are right more often than one time in C; the null that stands beside the measurement is that
-    of the same groups, given to the rows in random order.
+    It is measured by the accuracy under the best assignment of groups to classes. On a small batch even random groups
+    are right more often than one time in C. The null value beside the measurement is that of the same groups, given to
+    the rows in random order.
 
     Parameters
     ----------
     directions
-        Whether it looks at directions only, not at lengths.
+        True if it uses directions only, not lengths.
     """
 
     name: ClassVar[str] = "gradient_clustering"
@@ -89,7 +89,7 @@ class GradientClusteringAttack(Attack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Whether it looks at directions only."""
+        """True if it uses directions only."""
         return {"directions": self.directions}
 
     def score(self, transcript: Transcript, layer: str, side: SideInformation = NOTHING) -> Tensor:

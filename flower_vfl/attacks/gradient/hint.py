@@ -1,4 +1,4 @@
-"""The hint attack: the attacker knows a few positives of the batch, and looks for gradients like theirs."""
+"""The hint attack: the attacker knows a few positives of the batch, and searches for gradients near theirs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def score(g: Tensor, hints: Tensor, measure: Measure = "inner") -> Tensor:
         r(g_i) = \max_j \langle g_i, h_j \rangle, \qquad \max_j \cos(g_i, h_j), \qquad
         \text{or} \quad -\min_j \| g_i - h_j \|_2
 
-    The hints are what the attacker itself received, noise included: an attacker who knows a few customers of the
-    label party can do this, without any oracle.
+    The hints are gradients that the attacker itself received, noise included: an attacker that knows a few customers
+    of the label party can do this, without any oracle.
 
     Parameters
     ----------
@@ -85,13 +85,13 @@ def _nearest(rows: Tensor, known: Tensor) -> Tensor:
     """
     wide = torch.promote_types(torch.promote_types(rows.dtype, known.dtype), torch.float32)
     rows, known = rows.to(wide), known.to(wide)
-    difference = torch.empty_like(rows)  # memory taken anew for each hint costs more than the arithmetic
+    difference = torch.empty_like(rows)  # allocating memory for each hint costs more than the arithmetic
     apart = (lengths(torch.sub(rows, hint[..., None, :], out=difference)) for hint in known.unbind(dim=-2))
     return torch.stack(list(apart)).amin(dim=0)
 
 
 class HintAttack(RowAttack):
-    """Scores each example by its nearness to the gradients of k positives of the batch that the attacker knows.
+    """An attack that scores each example by its nearness to the gradients of k known positives of the batch.
 
     Parameters
     ----------
@@ -116,12 +116,12 @@ class HintAttack(RowAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """How many hints, and how nearness is measured."""
+        """The number of hints, and the measure of nearness."""
         return {"k": self.k, "measure": self.measure}
 
     @property
     def hints(self) -> int:
-        """How many positives of the batch it must be told."""
+        """The number of positives of the batch that it knows."""
         return self.k
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:

@@ -52,7 +52,7 @@ def score(g: Tensor, reference: Tensor) -> Tensor:
 
 
 class InnerProductAttack(RowAttack):
-    """Scores each example by its inner product with the clean gradient of a positive, which an oracle tells."""
+    """An attack that scores each example by its inner product with a positive's clean gradient; it needs an oracle."""
 
     name: ClassVar[str] = "inner_product"
     needs: ClassVar[frozenset[str]] = frozenset({REFERENCE})

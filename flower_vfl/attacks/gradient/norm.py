@@ -67,7 +67,7 @@ def _norms(rows: Tensor) -> Tensor:
 
 
 class NormAttack(RowAttack):
-    """Scores each example by the norm of its gradient; needs nothing and works from the first step on."""
+    """An attack that scores each example by the norm of its gradient; it works from the first step on."""
 
     name: ClassVar[str] = "norm"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KEPT = 0.5
-"""The share of what was found before that counts beside the next batch."""
+"""Weight of the earlier batches beside the next one."""
 
 FIRST, NEXT = 16, 2
 """Power iterations on the first batch, and on each later one, which start at the direction that was found before."""
@@ -29,7 +29,7 @@ CLEAR = 4.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """A principal direction and which side of it is the rarer class's, after some batches.
+    """A principal direction and its side of the rarer class, after some batches.
 
     Attributes
     ----------
@@ -38,10 +38,10 @@ class Line:
     weight
         (...) the sum of squares along it, in units of the batches' mean squared lengths.
     evidence
-        (...) the sum of standard scores of the batches that say which side is which; at least 0 says that `direction`
-        points to the rarer class.
+        (...) the sum of standard scores of the batches for a side; at least 0 means that `direction` points to the
+        rarer class.
     batches
-        (...) how many batches are in it.
+        (...) number of batches in it.
     """
 
     direction: Tensor
@@ -51,7 +51,7 @@ class Line:
 
     @classmethod
     def unknown(cls, rows: Tensor) -> Self:
-        """Return what is known before the first batch, of rows (..., B, D) in the number format of the computation."""
+        """Return the line before the first batch, for rows (..., B, D) in the number format of the computation."""
         direction = rows.new_zeros((*rows.shape[:-2], rows.shape[-1]))
         weight, evidence, batches = direction.new_zeros((3, *rows.shape[:-2]))
         return cls(direction, weight, evidence, batches)
@@ -86,8 +86,8 @@ class Placed:
 def follow(rows: Tensor, line: Line | None = None) -> Placed:
     r"""Place rows along the principal direction of their batch, the same way round as in the batches before.
 
-    The direction is the first right-singular vector of the rows, not centred, together with one row that stands for
-    what was found before (incremental principal components with a forgetting factor):
+    The direction is the first right-singular vector of the rows, not centred, together with one row for the earlier
+    batches (incremental principal components with a forgetting factor):
 
     .. math:: v_t = \arg\max_{\|v\| = 1} \;
         \sum_i \langle x_i, v \rangle^2 / m_t + \lambda w_{t-1} \langle v_{t-1}, v \rangle^2
@@ -134,7 +134,7 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
     started, line = line is not None, Line.unknown(x) if line is None else line
     if line.direction.shape != (*x.shape[:-2], x.shape[-1]):
         raise ArgumentError(
-            f"Gradients {tuple(rows.shape)} came after batches whose principal direction is "
+            f"Gradients {tuple(rows.shape)} came after batches with a principal direction "
             f"{tuple(line.direction.shape)}: an attack that follows batches sees those of one layer and party."
         )
     placed = _placed(x, line, NEXT if started else FIRST)
@@ -252,9 +252,9 @@ class FollowingAttack(RowAttack):
 
 
 def fresh_together(attacks: Iterable[Attack]) -> list[Attack]:
-    """Return fresh instances of attacks that look at one layer of one party, side by side.
+    """Return fresh instances of attacks on one layer of one party, side by side.
 
-    Those that follow its principal direction share what follows it: each batch is placed once.
+    Those that follow its principal direction share one `Follower`: each batch is placed once.
     """
     follower, found = Follower(), [attack.fresh() for attack in attacks]
     for attack in found:

@@ -59,7 +59,7 @@ def _scores(placed: Placed) -> Tensor:
 
 
 class ShellAttack(FollowingAttack):
-    """Scores each example by how near its length is to the batch's root mean square, and by its side of the line.
+    """An attack that scores each example by its length's distance from the batch's root mean square, and by its side.
 
     It is made for `max_norm`. It needs nothing but that positives are rare and that it sees the first batches of the
     training, which settle the side.

@@ -1,7 +1,7 @@
-"""The interface of joint attacks: what a feature party holds at the end of training in, scores of its rows out.
+"""The interface of joint attacks: a feature party's view at the end of training in, scores of its rows out.
 
-A feature party owns its columns and its bottom model. Noise on gradients averages out over people whose columns are
-alike, so that a party may learn from noisy gradients what a single gradient does not tell.
+A feature party owns its columns and its bottom model. Noise on gradients averages out over people with similar columns,
+so that many noisy gradients may reveal more than a single one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class OwnRows:
     Attributes
     ----------
     inputs
-        (n, ...) what the party's model takes: numbers as floating point tensors, category numbers or word ids as
+        (n, ...) inputs of the party's model: numbers as floating point tensors, category numbers or word ids as
         integers.
     embeddings
-        (n, ...) what the trained bottom model gives for them.
+        (n, ...) outputs of the trained bottom model for them.
     """
 
     inputs: tuple[Tensor, ...]
@@ -44,7 +44,7 @@ class OwnRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointView:
-    """A party's view at the end of training; everything that a joint attack may look at.
+    """A party's view at the end of training; everything that a joint attack may use.
 
     Attributes
     ----------
@@ -55,11 +55,11 @@ class JointView:
     test
         Columns and embeddings of N rows that were never trained on.
     known
-        Rows whose labels the attack knows, by their position among the n rows; who measures the attack leaves them out.
+        Rows with labels that the attack knows, by their position among the n rows; they are not measured.
     words
-        Whether integers of ``inputs`` are word ids of a text, not category numbers.
+        True if integers of ``inputs`` are word ids of a text, not category numbers.
     seed
-        Where the attack's own randomness starts.
+        Seed of the attack's own randomness.
     """
 
     gradients: Tensor
@@ -89,7 +89,7 @@ class JointScores:
 
 
 class JointAttack(AttackMethod):
-    """A curious feature party's way to read labels from gradients together with its own columns and embeddings.
+    """An attack of a curious feature party on gradients together with its own columns and embeddings.
 
     It runs once, at the end of training, in a simulation. It sees a `JointView` and the labels that it declares to
     know, nothing else.
@@ -99,15 +99,15 @@ class JointAttack(AttackMethod):
     needs
         Empty; or ``{"leaked"}``, the labels of `leaks` rows of each class.
     reads_own
-        Whether the score of a training row depends on that row's own gradient. If not, what it reads is a model of
-        everybody, which any training that is of use hands over, and no p-value is reported for its advantage.
+        True if the score of a training row depends on that row's own gradient. If not, it uses a model of all
+        rows, which any useful training gives away, and no p-value is reported for its advantage.
     """
 
     reads_own: ClassVar[bool] = True
 
     @property
     def leaks(self) -> int:
-        """How many labelled rows of each class it knows."""
+        """The number of labelled rows of each class that it knows."""
         return 0
 
     @abstractmethod

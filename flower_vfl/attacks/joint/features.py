@@ -43,19 +43,19 @@ def narrow(rows: Tensor, width: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """How rows of a party become rows of a matrix: numbers around their mean and in one unit, categories as 0 and 1.
+    """An encoding of a party's rows as rows of a matrix: numbers standardised, categories as 0 and 1.
 
     Attributes
     ----------
     columns, embeddings
-        Whether the matrix has them.
+        True if the matrix has them.
     levels
         Of each integer column the values that have a column of their own, the most frequent ones; of texts, of all
         positions together.
     words
-        Whether a column counts a word of a text.
+        True if a column counts a word of a text.
     centre, unit
-        (F,) mean of each column over the rows that it was fitted to, and what it is divided by.
+        (F,) mean of each column over the rows that it was fitted to, and the unit that it is divided by.
     """
 
     columns: bool
@@ -107,7 +107,7 @@ def fit_features(rows: OwnRows, sees: Sequence[Sees], *, words: bool = False) ->
     sees
         "columns", "embeddings" or both.
     words
-        Whether integers are word ids of a text.
+        True if integers are word ids of a text.
     """
     integers = [tensor.flatten(1).cpu() for tensor in rows.inputs if not tensor.is_floating_point()]
     columns = "columns" in sees and (bool(integers) or any(map(_are_columns, rows.inputs)))

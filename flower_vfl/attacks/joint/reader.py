@@ -1,4 +1,4 @@
-"""A reader of gradients, columns and embeddings together, fitted on a few rows whose labels the attacker knows."""
+"""A reader of gradients, columns and embeddings together, fitted on a few rows with known labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VIEWS: tuple[tuple[Sees, ...], ...] = (("columns",), ("embeddings",), EVERYTHIN
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Margins:
-    """What a reader of columns or embeddings says of rows.
+    """Scores of rows by a reader of columns or embeddings.
 
     Attributes
     ----------
@@ -52,10 +52,10 @@ def read_own(view: JointView, sees: tuple[Sees, ...]) -> Margins | None:
     centre = known.mean(dim=0)
     expected, weights = leave_one_out(known - centre, _signs(view))
 
-    def say(rows: OwnRows) -> Tensor:
+    def score(rows: OwnRows) -> Tensor:
         return torch.cat([(piece.double() - centre) @ weights for piece in features.pieces(rows)] or [expected[:0]])
 
-    return Margins(expected, say(view.train), say(view.test))
+    return Margins(expected, score(view.train), score(view.test))
 
 
 def _mean(margins: Sequence[Margins]) -> Margins:
@@ -69,7 +69,7 @@ def _mean(margins: Sequence[Margins]) -> Margins:
 
 
 def combine(known: Tensor, labels: Tensor, *others: Tensor) -> list[Tensor]:
-    """Fit a linear discriminant with Ledoit and Wolf's shrinkage to known rows (k, F); return what it says of others.
+    """Fit a linear discriminant with Ledoit and Wolf's shrinkage to known rows (k, F); return its scores of others.
 
     Parameters
     ----------
@@ -82,28 +82,28 @@ def combine(known: Tensor, labels: Tensor, *others: Tensor) -> list[Tensor]:
     """
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-    # A column without any spread, of gradients that are all zero, has nothing to tell and no covariance.
+    # A column without any spread, of gradients that are all zero, has no information and no covariance.
     spread = known.std(dim=0) > 0
     if not bool(spread.any()):
         return [rows.new_zeros(len(rows)) for rows in others]
     reader = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto", priors=[0.5, 0.5])
     reader.fit(known[:, spread].numpy(), labels.numpy())
-    said = [reader.decision_function(rows[:, spread].numpy()) if len(rows) else np.zeros(0) for rows in others]
-    return [torch.from_numpy(np.asarray(one, dtype=np.float64)) for one in said]
+    scores = [reader.decision_function(rows[:, spread].numpy()) if len(rows) else np.zeros(0) for rows in others]
+    return [torch.from_numpy(np.asarray(one, dtype=np.float64)) for one in scores]
 
 
 class JointReaderAttack(JointAttack):
-    """Scores each row by its gradient, columns and embedding together, by a reader fitted on k known rows a class.
+    """An attack that scores each row by a reader of its gradient, columns and embedding, fitted on k rows a class.
 
     Two kinds of fit are joined: ridge regressions of the known labels on columns, on embeddings and on both, of which
     the mean counts, and the label-free regression of all rows' gradients on both (`JointRegressionAttack`). A linear
     discriminant of the known rows weighs them with the row's own gradient: its place along the first direction, its
-    length, and the length of what the first directions leave. Of test rows there is no gradient.
+    length, and its residual length without the first directions. Test rows have no gradient.
 
     Parameters
     ----------
     k
-        How many labelled rows of each class it knows, at least 2.
+        Number of labelled rows of each class that it knows, at least 2.
     """
 
     name: ClassVar[str] = "joint_reader"
@@ -116,16 +116,16 @@ class JointReaderAttack(JointAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """How many labelled rows of each class are known."""
+        """The number of labelled rows of each class that are known."""
         return {"k": self.k}
 
     @property
     def leaks(self) -> int:
-        """How many labelled rows of each class it knows."""
+        """The number of labelled rows of each class that it knows."""
         return self.k
 
     def read(self, view: JointView) -> JointScores:
-        """Return what the fitted reader says of all rows."""
+        """Return the fitted reader's scores of all rows."""
         rows, labels = torch.from_numpy(view.known.require(0, 1).rows), _signs(view)
         fit = fit_gradients(view.gradients, view.train, view.test, words=view.words)
         margins = _mean([one for sees in _VIEWS if (one := read_own(view, sees)) is not None])

@@ -1,4 +1,4 @@
-"""A regression of noisy gradients on a party's own columns and embeddings: noise averages out over people alike."""
+"""A regression of noisy gradients on a party's own columns and embeddings: noise averages out over similar people."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Target: TypeAlias = Literal["both", "direction", "length"]
 EVERYTHING: tuple[Sees, Sees] = ("columns", "embeddings")
 
 _SHORTEST = 1e-6
-"""Of a gradient in units of its batch; the logarithm of a shorter one is that of this."""
+"""Shortest length of a gradient in units of its batch; the logarithm of a shorter one is that of this."""
 
 _DIRECTIONS = 4
 
 _WIDEST = 1024
-"""Of gradients whose first direction is taken; wider ones are projected."""
+"""Largest width of gradients for the first direction; wider ones are projected."""
 
 
 def evidence(gradients: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def evidence(gradients: Tensor) -> Tensor:
 
     The first is the place along the first principal direction, :math:`\langle g_i - \bar g, v_1 \rangle`. Its side is
     arbitrary. The second is the logarithm of the length, :math:`\log \| g_i \|`. The third is the logarithm of the
-    length of what the first principal directions leave, at most four of them and at most half of all.
+    residual length without the first principal directions, at most four of them and at most half of all.
 
     Parameters
     ----------
@@ -87,16 +87,16 @@ def standard(values: Tensor, like: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientFit:
-    """What columns and embeddings say of the gradients of a row, and so of its label.
+    """A fit of gradients to columns and embeddings.
 
     Attributes
     ----------
     own
         (n, 3) `evidence` of the training rows' own gradients, its side settled.
     train
-        (n, 3) what is expected of it by a fit to other rows, each column with mean 0 and variance 1.
+        (n, 3) its prediction by a fit to other rows, each column with mean 0 and variance 1.
     test
-        (N, 3) what is expected of rows that were not trained on.
+        (N, 3) its prediction for rows that were not trained on.
     """
 
     own: Tensor
@@ -105,7 +105,7 @@ class GradientFit:
 
 
 def fit_gradients(gradients: Tensor, train: OwnRows, test: OwnRows, *, words: bool = False) -> GradientFit:
-    r"""Regress what gradients tell on columns and embeddings by `cross_fitted`, without any label.
+    r"""Regress the evidence of gradients on columns and embeddings by `cross_fitted`, without any label.
 
     The side of the first direction is that on which gradients are expected to be longer: examples of the rarer class
     are the ones that a model is wrong about, so that their gradients are longer on average. Where nothing is known of
@@ -148,11 +148,11 @@ def principal(train: OwnRows, test: OwnRows, sees: tuple[Sees, ...], *, words: b
 
 
 class JointRegressionAttack(JointAttack):
-    """Scores each row by what its columns and embedding let expect of its gradient; needs no label.
+    """An attack that scores each row by its gradient as predicted from its columns and embedding; needs no label.
 
     The place along the gradients' first direction, the logarithm of their length, or both are regressed on the columns
-    and the embeddings of all training rows. Training rows are scored by a fit to other rows, so that the scores say
-    what the party has learned of everybody, not what a row's own gradient adds.
+    and the embeddings of all training rows. Training rows are scored by a fit to other rows, so that the scores show
+    what the party has learned from all rows, not the effect of a row's own gradient.
 
     Parameters
     ----------
@@ -168,11 +168,11 @@ class JointRegressionAttack(JointAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """What of the gradients is regressed."""
+        """The quantity of the gradients that is regressed."""
         return {"target": self.target}
 
     def read(self, view: JointView) -> JointScores:
-        """Return what columns and embeddings let expect of the gradients."""
+        """Return scores from the gradients predicted from columns and embeddings."""
         fit = fit_gradients(view.gradients, view.train, view.test, words=view.words)
         if self.target == "both":
             return JointScores(fit.train[:, :2].sum(dim=1), fit.test[:, :2].sum(dim=1))

@@ -1,4 +1,4 @@
-"""Ridge regression of very many rows, which are read in pieces, and of the few rows whose labels are known."""
+"""Ridge regression of very many rows, which are read in pieces, and of the few rows with known labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW_PENALTIES = tuple(10.0**power for power in (-3, -2.5, -2, -1.5, -1, -0.5, 0,
 
 
 def cross_fitted(rows: Callable[[], Iterable[Tensor]], targets: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Regress targets on rows, and say of each row what a fit to the other rows expects of it.
+    r"""Regress targets on rows, and predict each row by a fit to the other rows.
 
     .. math:: w_\alpha = (X^T X + \alpha n I)^{-1} X^T t
 
@@ -32,14 +32,14 @@ def cross_fitted(rows: Callable[[], Iterable[Tensor]], targets: Tensor) -> tuple
     Parameters
     ----------
     rows
-        Gives the rows anew each time that it is called, (n, F) a piece; each column has the mean 0.
+        Yields the rows each time that it is called, (n, F) a piece; each column has the mean 0.
     targets
         (n, T), each with mean 0 and variance 1, or zeros.
 
     Returns
     -------
     tuple[Tensor, Tensor]
-        (n, T) what is expected of each row, out of fold, and the weights (F, T) of the fit to all rows; float64.
+        (n, T) predictions of the rows, out of fold, and the weights (F, T) of the fit to all rows; float64.
 
     References
     ----------

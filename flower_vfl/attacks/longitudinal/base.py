@@ -1,9 +1,9 @@
-"""What an attack that remembers is: what came for each row over the epochs in, a score for each row out.
+"""The interface of longitudinal attacks: the history of each row over the epochs in, a score for each row out.
 
-Attacks on one step see each person once, with the noise of that step. A party that adds up what it receives for the
-same person averages noise away that is drawn anew. Such an attack runs after each epoch, over all rows that came until
-then. It sees a memory, and the labels of the few rows that it declares to know: it is a *reader* of what a party holds
-about its rows, fitted on known rows where it knows some.
+Attacks on one step see each person once, with the noise of that step. A party that adds up the gradients of the same
+person averages fresh noise away. Such an attack runs after each epoch, over all rows that have occurred until then. It
+sees a row memory, and the labels of the few rows that it declares to know: it is a *reader* of the memory, fitted on
+known rows where it knows some.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kept: TypeAlias = Literal["mean", "last", "difference", "epochs"]
-"""What a memory can give of each row, in units of the batches in which it came: the mean over the epochs, the gradient
-of the last epoch, that less the one of the epoch before, and the gradients of all epochs side by side."""
+"""Statistics of each row in a memory, in units of its batches: the mean over the epochs, the gradient of the last
+epoch, its difference from the epoch before, and the gradients of all epochs side by side."""
 
 DEPTH: dict[Kept, float] = {"mean": 1, "last": 2, "difference": 3, "epochs": math.inf}
-"""Of how many epochs at most the running sums must be kept for it."""
+"""Largest number of epochs with running sums that must be kept for it."""
 
 Sums: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 """Running sums (n, D)."""
@@ -44,7 +44,7 @@ _SAFE = (1e-12, 1e18)
 
 
 def in_batch_units(g: Tensor) -> Tensor:
-    r"""Return gradients as rows in units of their batch's root mean square, so that all epochs weigh alike.
+    r"""Return gradients as rows in units of their batch's root mean square, so that all epochs have equal weight.
 
     .. math:: x_i = g_i \Big/ \sqrt{\tfrac{1}{BD} \sum_{j} \| g_j \|^2}
 
@@ -77,10 +77,10 @@ def in_batch_units(g: Tensor) -> Tensor:
 
 
 def centred_in_batch_units(g: Tensor) -> Tensor:
-    r"""Return gradients less their batch's mean, in units of the root mean square of what is left.
+    r"""Return gradients less their batch's mean, in units of the root mean square of the differences.
 
     The mean of a batch depends on how many positives it has, in whatever order its rows come. Added up over epochs, it
-    would tell of each row in how many batches with many positives it was, one of which it may be itself: a property of
+    would show for each row the number of its batches with many positives, perhaps with itself among them: a property of
     batches, not of the row's gradient. Gradients that were shuffled within their batches would seem to leak. A batch
     of one row has nothing to compare it with, and becomes zeros.
 
@@ -97,24 +97,24 @@ def centred_in_batch_units(g: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """What a party remembers of one layer at the end of an epoch.
+    """The row memory of one layer at the end of an epoch.
 
     Attributes
     ----------
     order
-        (N,) the rows of the training table that have come, in the order in which they came last. So they lie in large
-        files, so they are read, and so they are scored.
+        (N,) the rows of the training table that have occurred, in the order of their last occurrence. Large files have
+        this order, and the rows are read and scored in it.
     times
-        How often each of them came, at least 1.
+        Number of occurrences of each of them, at least 1.
     sums
         Running sums of gradients in units of their batches (`in_batch_units`; where the mean alone is read,
-        `centred_in_batch_units`), (R, D) each: as they stand, as they
-        stood before the last time, and before that; so many as are kept. Of float32, or of float16 where the mean alone
+        `centred_in_batch_units`), (R, D) each: now, before the
+        last occurrence, and before that; so many as are kept. Of float32, or of float16 where the mean alone
         is read. They may be larger than the machine's memory: read them piece by piece. In a run they are read-only,
         as all arrays here: training goes on from them.
     places
-        Where each row of the table is in each of them, (R,): in the first, in this `order`. None where all are at their
-        own place.
+        The place of each row of the table in each of them, (R,): in the first, in this `order`. None where all are at
+        their own place.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class Memory:
 
     @property
     def rows(self) -> int:
-        """How many rows have come, N."""
+        """The number of rows that have occurred, N."""
         return len(self.order)
 
     @property
@@ -141,7 +141,7 @@ class Memory:
         return int(self.sums[0].shape[1])
 
     def pieces(self, kept: Kept) -> Iterator[Tensor]:
-        """Yield what `at` returns of the rows that have come, in their `order`, piece by piece.
+        """Yield the result of `at` for the rows that have occurred, in their `order`, piece by piece.
 
         Raises
         ------
@@ -188,12 +188,12 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownRows:
-    """Rows whose labels an attack knows; who measures it leaves them out.
+    """Rows with labels that an attack knows; they are not measured.
 
     Attributes
     ----------
     rows
-        (n,) their places in the training table; all of them have come.
+        (n,) their places in the training table; all of them have occurred.
     labels
         (n,) 0 or 1.
     """
@@ -207,7 +207,7 @@ class KnownRows:
         Raises
         ------
         ArgumentError
-            Where it has none: the attack must declare what it needs to know.
+            When one is missing: the attack must declare its side information.
         """
         missing = [str(label) for label in classes if label not in self.labels]
         if missing:
@@ -219,7 +219,7 @@ NOBODY = KnownRows()
 
 
 class MemoryAttack(AttackMethod):
-    """A curious feature party's way to read labels from what it remembers of each row over the epochs.
+    """An attack of a curious feature party on its memory of each row over the epochs.
 
     It sees the memory of one layer and the labels that it declares to know, nothing else. It is run at the end of each
     epoch; scoring its scores against the true labels is somebody else's work.
@@ -228,11 +228,11 @@ class MemoryAttack(AttackMethod):
     ----------
     needs
         Empty; or ``{"hints"}``, the rows of `hints` positives; or ``{"leaked"}``, those of `leaks` examples of each
-        class. Then it is measured where somebody knows them.
+        class. Then it is measured where these are known.
     keeps
-        What it reads of the memory; nothing else is kept for it. Of the class, or by its parameters.
+        The statistics that it reads; nothing else is kept for it. An attribute of the class, or set by its parameters.
     first_epoch
-        How often a row must have come before there is something to read; likewise.
+        Number of occurrences of a row before there is something to read; likewise.
     """
 
     keeps: frozenset[Kept] = frozenset({"mean"})
@@ -240,28 +240,28 @@ class MemoryAttack(AttackMethod):
 
     @property
     def hints(self) -> int:
-        """How many positives it knows."""
+        """The number of positives that it knows."""
         return 0
 
     @property
     def leaks(self) -> int:
-        """How many labelled rows of each class it knows."""
+        """The number of labelled rows of each class that it knows."""
         return 0
 
     @abstractmethod
     def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
-        """Score all rows that have come.
+        """Score all rows that have occurred.
 
         Parameters
         ----------
         memory
-            What the party remembers of one layer.
+            The row memory of one layer.
         known
-            The rows whose labels it knows, as `needs` declares.
+            The rows with labels that it knows, as `needs` declares.
 
         Returns
         -------
         Tensor
-            (N,) in the `order` of the memory, as its pieces come; higher means more likely positive; never NaN for
+            (N,) in the `order` of the memory, like its pieces; higher means more likely positive; never NaN for
             finite memories.
         """

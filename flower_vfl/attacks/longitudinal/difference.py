@@ -1,4 +1,4 @@
-"""The difference of two epochs: noise that comes again with a row is not in it."""
+"""The difference of two epochs: persistent noise of a row cancels in it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ By = Literal["norm", "direction"]
 
 
 class RememberedDifferenceAttack(MemoryAttack):
-    r"""Scores each row by what has changed between the last two epochs.
+    r"""An attack that scores each row by the change of its gradient between the last two epochs.
 
     .. math:: d_i = x_{iT} - x_{i,T-1}
 
-    What is the same in both cancels, noise too: where a defense gives each row a persistent share of noise, that share
-    is gone. It cannot read anything before the second epoch. Needs no label.
+    Everything that is the same in both cancels, noise too: where a defense gives each row a persistent share of noise,
+    that share is gone. It cannot read anything before the second epoch. Needs no label.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class RememberedDifferenceAttack(MemoryAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """By what differences are scored."""
+        """The measure by which differences are scored."""
         return {"by": self.by}
 
     def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:

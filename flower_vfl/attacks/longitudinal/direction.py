@@ -1,4 +1,4 @@
-"""The first direction of what is remembered: over many rows and epochs the classes' means come out of the noise."""
+"""The first direction of the row memory: over many rows and epochs the classes' means emerge from the noise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def score(pieces: Pieces) -> Tensor:
     Parameters
     ----------
     pieces
-        Gives the rows anew each time that it is called, (n, D) a piece.
+        Yields the rows each time that it is called, (n, D) a piece.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def moments(pieces: Pieces) -> tuple[Tensor, Tensor]:
 
 
 class RememberedDirectionAttack(MemoryAttack):
-    """Scores each row by the place of its remembered mean along the direction in which those differ most.
+    """An attack that scores each row by the place of its mean gradient along the direction in which these differ most.
 
     Needs no label: the rarer side counts as positive.
     """
@@ -80,5 +80,5 @@ class RememberedDirectionAttack(MemoryAttack):
     name: ClassVar[str] = "remembered_direction"
 
     def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
-        """Return the places along the first direction of the remembered means, (N,)."""
+        """Return the places along the first direction of the mean gradients, (N,)."""
         return score(partial(memory.pieces, "mean"))

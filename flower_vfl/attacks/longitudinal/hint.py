@@ -1,4 +1,4 @@
-"""Hints over the epochs: the attacker knows a few positives, and looks for rows that it remembers like them."""
+"""Hints over the epochs: the attacker knows a few positives, and searches for rows with similar mean gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def score(pieces: Callable[[], Iterable[Tensor]], known: Tensor, measure: Measur
     Parameters
     ----------
     pieces
-        Gives the rows anew each time that it is called, (n, D) a piece.
+        Yields the rows each time that it is called, (n, D) a piece.
     known
         (k, D) rows of positives, k > 0.
     measure
@@ -60,12 +60,12 @@ def score(pieces: Callable[[], Iterable[Tensor]], known: Tensor, measure: Measur
 
 
 class RememberedHintAttack(MemoryAttack):
-    """Scores each row by how near its remembered mean is to that of k positives which the attacker knows.
+    """An attack that scores each row by the nearness of its mean gradient to those of k known positives.
 
     Parameters
     ----------
     k
-        How many positives it knows, at least 1.
+        Number of positives that it knows, at least 1.
     measure
         "inner" or "cosine".
     """
@@ -79,15 +79,15 @@ class RememberedHintAttack(MemoryAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """How many positives are known, and how nearness is measured."""
+        """The number of known positives, and the measure of nearness."""
         return {"k": self.k, "measure": self.measure}
 
     @property
     def hints(self) -> int:
-        """How many positives it knows."""
+        """The number of positives that it knows."""
         return self.k
 
     def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
-        """Return the nearness of the remembered means to that of the known positives, (N,)."""
+        """Return the nearness of the mean gradients to those of the known positives, (N,)."""
         positives = known.require(1).rows[known.labels == 1]
         return score(partial(memory.pieces, "mean"), memory.at(positives, "mean"), self.measure)

@@ -1,4 +1,4 @@
-"""What a learned reader of a memory is: fitted on a few rows whose labels the attacker knows, it reads all others."""
+"""The base of learned readers of a row memory: fitted on a few rows with known labels, they score all others."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ BLOCKS: Mapping[History, tuple[Kept, ...]] = {
     "difference": ("difference",),
     "epochs": ("epochs",),
 }
-"""What a reader looks at. With "last" it reads the gradients of one epoch, and remembers nothing; with "epochs" those
-of all epochs, each by itself."""
+"""The input of a reader. With "last" it reads the gradients of one epoch alone; with "epochs" those of all epochs, each
+by itself."""
 
 
 class LearnedAttack(MemoryAttack):
-    """Scores each row by a reader of its history, fitted on k known rows of each class.
+    """An attack that scores each row by a reader of its history, fitted on k known rows of each class.
 
-    The history of a row is its remembered mean, its last gradient and the difference of its last two, or one of them,
+    The history of a row is its mean gradient, its last gradient and the difference of its last two, or one of them,
     each measured in the root mean square of the known rows; or its gradients of all epochs, measured together. These
-    are b blocks of D numbers. A subclass says how the reader is fitted.
+    are b blocks of D numbers. A subclass fits the reader.
 
     Parameters
     ----------
     k
-        How many labelled rows of each class it knows, at least 1.
+        Number of labelled rows of each class that it knows, at least 1.
     reads
         "all", for mean, last and difference; or one of these, or "epochs".
     """
@@ -56,12 +56,12 @@ class LearnedAttack(MemoryAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """How many labelled rows of each class are known, and what is read of each row."""
+        """The number of known rows of each class, and the statistics that are read."""
         return {"k": self.k, "reads": self.reads}
 
     @property
     def leaks(self) -> int:
-        """How many labelled rows of each class it knows."""
+        """The number of labelled rows of each class that it knows."""
         return self.k
 
     @abstractmethod
@@ -83,7 +83,7 @@ class LearnedAttack(MemoryAttack):
         """
 
     def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
-        """Return what the fitted reader says of each row's history, (N,)."""
+        """Return the fitted reader's scores of the rows' histories, (N,)."""
         positive = torch.from_numpy(known.require(0, 1).labels == 1)
         blocks = BLOCKS[self.reads]
         parts = [memory.at(known.rows, kept).double() for kept in blocks]

@@ -1,4 +1,4 @@
-"""A linear reader of what is remembered, fitted on a few rows whose labels the attacker knows."""
+"""A linear reader of the row memory, fitted on a few rows with known labels."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class RememberedFitAttack(LearnedAttack):
-    """Scores each row by a linear reader of its history, fitted on k known rows of each class.
+    """An attack that scores each row by a linear reader of its history, fitted on k known rows of each class.
 
     The reader is that of `ridge`.
 
     Parameters
     ----------
     k
-        How many labelled rows of each class it knows, at least 1.
+        Number of labelled rows of each class that it knows, at least 1.
     penalty
-        How strongly large weights are held back, in units of the known rows' mean squared length; above 0.
+        Penalty of large weights, in units of the known rows' mean squared length; above 0.
     reads
         "all", for mean, last and difference; or one of these, or "epochs".
     """
@@ -38,7 +38,7 @@ class RememberedFitAttack(LearnedAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """What every learned reader has, and how strongly large weights are held back."""
+        """The parameters of every learned reader, and the penalty of large weights."""
         return {**super().params, "penalty": self.penalty}
 
     def fit(self, x: Tensor, positive: Tensor) -> Reader:

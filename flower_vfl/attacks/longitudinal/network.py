@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class RememberedNetworkAttack(LearnedAttack):
-    """Scores each row by a network with one hidden layer, fitted on k known rows of each class.
+    """An attack that scores each row by a network with one hidden layer, fitted on k known rows of each class.
 
     Rows are standardised by the known ones (`standardising`). The same seed gives the same network of the same rows.
 
     Parameters
     ----------
     k
-        How many labelled rows of each class it knows, at least 1.
+        Number of labelled rows of each class that it knows, at least 1.
     hidden
         Units of the hidden layer, at least 1.
     steps
         Steps of training, at least 1.
     seed
-        Where its initial weights start, from 0; it protects nothing.
+        Seed of its initial weights, from 0; it protects nothing.
     reads
         "all", for mean, last and difference; or one of these, or "epochs".
     """
@@ -45,7 +45,7 @@ class RememberedNetworkAttack(LearnedAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """What every learned reader has, and how the network is made."""
+        """The parameters of every learned reader, and those of the network."""
         return {**super().params, "hidden": self.hidden, "steps": self.steps, "seed": self.seed}
 
     def fit(self, x: Tensor, positive: Tensor) -> Reader:

@@ -1,4 +1,4 @@
-"""The norm of what is remembered: noise that is drawn anew adds up slower than gradients do."""
+"""The norm of the mean gradient in the row memory: fresh noise adds up slower than gradients do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RememberedNormAttack(MemoryAttack):
-    r"""Scores each row by the norm of the mean of all that came for it.
+    r"""An attack that scores each row by the norm of the mean of its gradients.
 
     .. math:: r_i = \Big\| \tfrac1T \sum_{t=1}^{T} x_{it} \Big\|_2
 
@@ -25,5 +25,5 @@ class RememberedNormAttack(MemoryAttack):
     name: ClassVar[str] = "remembered_norm"
 
     def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
-        """Return the norms of the remembered means, (N,)."""
+        """Return the norms of the mean gradients, (N,)."""
         return torch.cat([norm.score(piece) for piece in memory.pieces("mean")])

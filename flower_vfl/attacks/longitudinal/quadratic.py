@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class RememberedQuadraticAttack(LearnedAttack):
-    r"""Scores each row by the likelihood ratio of two Gaussians, fitted on k known rows of each class.
+    r"""An attack that scores each row by the likelihood ratio of two Gaussians, fitted on k known rows of each class.
 
     .. math:: r(x) = \log N(x; m_1, \Sigma_1) - \log N(x; m_0, \Sigma_0)
 
     No reader is better where each class is Gaussian, as Marvell's model and its certificate have it, and the fit is
-    right. It reads classes that differ in their variance alone, of which a linear reader reads nothing. Of one known
-    row of each class it says which is nearer. Blocks are made uncorrelated before (`standardising`).
+    right. It reads classes that differ in their variance alone, of which a linear reader reads nothing. With one known
+    row of each class it chooses the nearer one. Blocks are made uncorrelated before (`standardising`).
 
     Parameters
     ----------
     k
-        How many labelled rows of each class it knows, at least 1.
+        Number of labelled rows of each class that it knows, at least 1.
     shrinkage
-        The share of the identity in each class's covariance, above 0 and up to 1, where a class is a ball; None: the
-        share that Ledoit and Wolf estimate from the known rows, at least 1 / k.
+        The share of the identity in each class's covariance, above 0 and up to 1, with an isotropic Gaussian at 1;
+        None: the share that Ledoit and Wolf estimate from the known rows, at least 1 / k.
     reads
         "all", for mean, last and difference; or one of these, or "epochs".
 
@@ -51,7 +51,7 @@ class RememberedQuadraticAttack(LearnedAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """What every learned reader has, and the share of the identity."""
+        """The parameters of every learned reader, and the share of the identity."""
         return {**super().params, "shrinkage": self.shrinkage}
 
     def fit(self, x: Tensor, positive: Tensor) -> Reader:

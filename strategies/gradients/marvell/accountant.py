@@ -1,4 +1,4 @@
-"""What Marvell did in each epoch, and what all releases of a row promise together."""
+"""The privacy accountant of Marvell: the noise of each epoch and the bound on all releases of a row together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST = 400
 
 
 def accounted_epochs(width: int) -> int:
-    """Return after how many epochs something is still said of gradients (B, width): there are T directions at most.
+    """Return the largest number of epochs that can be accounted for gradients (B, width): T directions at most.
 
     Examples
     --------
@@ -38,22 +38,22 @@ def accounted_epochs(width: int) -> int:
 class Accountant:
     """Keeps one `Release` an epoch, of the mean over its batches, each in units of its own root mean square row.
 
-    How much of an example's deviation from its class comes again with it is measured on a sample of rows
-    (`DeviationCorrelation`). All of it is computed from labels and stays at the label party.
+    The correlation of an example's deviations across epochs is measured on a sample of rows (`DeviationCorrelation`).
+    Everything is computed from labels and stays at the label party.
 
     Parameters
     ----------
     labels : ndarray of int, (N,)
-        Of the table's rows, 0 or 1; the sample is chosen by them.
+        Labels of the table's rows, 0 or 1; the sample is chosen by them.
     repeats : bool
-        Whether a row comes again in each epoch; otherwise it has one release, that of its own epoch.
+        True if each row recurs in every epoch; otherwise it has one release, that of its own epoch.
     """
 
     def __init__(self, labels: NDArray[Any], *, repeats: bool = True) -> None:
         self._repeats = repeats
         self._recurrence = DeviationCorrelation(labels)
         self.largest = 0.0
-        """The largest divergence so far, of a step and of all releases of a row; inf where that is not known."""
+        """The largest divergence so far, of a step and of all releases of a row; inf where it is unknown."""
         self._releases: list[Release] = []
         self._batches, self._sums = 0, np.zeros(len(_NUMBERS))
         self._direction = torch.zeros(0, dtype=torch.float64)
@@ -64,7 +64,7 @@ class Accountant:
             take_in_stacked({0: (self, classes)}, g[None], y[None], [rows])
 
     def count(self, classes: Classes, spectrum: NoiseSpectrum[float], rows: Rows | None) -> bool:
-        """Take in what is known of a batch without its gradients; say whether these are still to be looked at."""
+        """Take in the model of a batch without its gradients; return True if these are still to be taken in."""
         self.note(spectrum)
         if classes.rms <= 0.0:
             return False
@@ -83,7 +83,7 @@ class Accountant:
     def end_epoch(self, rho: float) -> dict[str, float]:
         """Close the epoch; return the joint divergence of all releases so far, and how much came again since the last.
 
-        Nothing, where no batch of it had both classes, where too few rows came in each epoch to know what comes again,
+        Nothing, if no batch of it had both classes, if too few rows occurred in each epoch to estimate a correlation,
         and after so many epochs that it would take too long.
         """
         if not self._batches:
@@ -147,12 +147,12 @@ class Accountant:
 def take_in_stacked(
     counted: Mapping[int, tuple[Accountant, Classes]], g: Tensor, y: Tensor, rows: Sequence[Rows | None]
 ) -> None:
-    """Let courses look at the gradients of the batches that they have counted.
+    """Let accountants take in the gradients of the batches that they have counted.
 
     Parameters
     ----------
     counted : Mapping[int, tuple[Accountant, Classes]]
-        Of some of R runs, by their number: the course, and the model of the batch.
+        The accountant and the model of the batch, by number of the run; some of R runs.
     g, y : Tensor
         (R, B, D) clean gradients and (R, B) labels.
     rows : Sequence of Rows

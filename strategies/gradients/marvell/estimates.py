@@ -1,4 +1,4 @@
-"""What Marvell knows of the two classes: estimates of one batch, and what stays of earlier batches.
+"""Marvell's estimates of the two classes, from one batch and from earlier batches.
 
 Everything is relative to a unit of length, so that gradients of any scale give ordinary numbers.
 """
@@ -19,7 +19,7 @@ from flower_vfl.strategies.gradients.checks import check_shapes, check_two_class
 from flower_vfl.strategies.gradients.units import unit_of, working
 
 MEMORY = 0.9
-"""What earlier batches weigh after each new one: about ten are remembered."""
+"""Weight of earlier batches after each new one: the average covers about ten batches."""
 
 _NUMBERS = ("u", "v", "g", "p", "length")
 
@@ -42,7 +42,7 @@ class Classes:
         Root of the mean squared length of a row, in units.
     direction : Tensor
         (D,) unit vector along the difference of means, from negatives to positives. It lies in main memory, wherever
-        the gradients are: what is learned from it over many batches costs a card more than a processor.
+        the gradients are: averaging it over many batches is slower on a GPU than on a processor.
     """
 
     unit: float
@@ -124,7 +124,7 @@ class RunningEstimates:
     """The model of the classes over the latest batches that had both, each relative to the length of its own rows.
 
     A batch of one class cannot be estimated from; it gets the noise that these estimates ask for, for rows as long as
-    its own or as the remembered ones, whichever are longer.
+    its own or as the earlier ones, whichever are longer.
     """
 
     def __init__(self) -> None:

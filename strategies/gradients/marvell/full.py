@@ -51,7 +51,7 @@ def perturb(
     """Add `optimal_noise` of mean power s times the squared distance of the class means, each row its own draw.
 
     A row of class c gets normal noise of the covariance that is written at `FullNoise`. `flower_vfl.metrics.auc_bound`
-    of the noise's sum_kl bounds the AUC of rules that know nothing of a row but its gradient, if the classes are
+    of the noise's sum_kl bounds the AUC of attacks that use nothing of a row but its gradient, if the classes are
     Gaussian with the covariances of this batch.
 
     Parameters
@@ -103,7 +103,7 @@ def _strongest(pair: Pair, power: float, spread: float, *, value: float) -> Full
 def _draw(
     g: Tensor, y: Tensor, noise: FullNoise, unit: float, source: Noise, imitating: Tensor | None = None
 ) -> Tensor:
-    """Return `g` with noise that is given in this unit of length; what makes the classes alike may be mixtures."""
+    """Return `g` with noise that is given in this unit of length; the equalising part may be residual mixture noise."""
     work = working(g)
     directions, line = beside(noise.directions, work), beside(noise.line, work)
     # The symmetric root of a covariance does not depend on how its eigenvectors are chosen: where the numbers of a row
@@ -159,16 +159,16 @@ class _Sent:
 
 
 class MarvellFull(AccountedNoise[FullAccountant]):
-    """Gaussian noise that makes the two classes' covariances alike and covers the difference of their means.
+    """Gaussian noise that equalises the two classes' covariances and covers the difference of their means.
 
     What Marvell is for classes with one variance each, this is for classes as they are: it also hides labels from
-    attacks that look outside the means' line, such as `residual`. For two classes.
+    attacks that read outside the means' line, such as `residual`. For two classes.
 
     The strength is one of four; none given means s = 4.
 
     A batch that cannot be estimated from (one class only) gets the noise of the latest one that could, for rows as long
     as its own or as that one's, whichever are longer; zeros are sent where there was none yet, and where a value is not
-    finite. Both are counted, logged as `fallback` and told once.
+    finite. Both are counted, logged as `fallback` and warned of once.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
     P : float
         Power of the noise itself, the mean squared norm of a row's noise, at least 0.
     sum_kl : float
-        Largest divergence to leave, above 0; the least power that reaches it is used. `auc_bound` says what it means.
+        Largest divergence to leave, above 0; the least power that reaches it is used. `auc_bound` gives its AUC.
     detection_error : float
         Least detection error to leave to the best attack, above 0 and below 0.5: a sum_kl of (2 - 4 L)^2.
     spread : float
@@ -187,9 +187,9 @@ class MarvellFull(AccountedNoise[FullAccountant]):
     scope, rho
         See `NoiseDefense`.
     imitate : bool
-        Whether the covariances are made equal by mixtures of the deviations of rows of the other class
-        (`ResidualMixture`), so that classes are alike over all epochs as well; `rho` is then of the noise along the
-        means' line alone, and all other noise is drawn anew. For gradients of up to 256 numbers.
+        True if the covariances are made equal by mixtures of the deviations of rows of the other class
+        (`ResidualMixture`), so that classes are equal over all epochs as well; `rho` is then that of the noise along
+        the means' line alone, and all other noise is fresh. For gradients of up to 256 numbers.
 
     References
     ----------
@@ -229,19 +229,19 @@ class MarvellFull(AccountedNoise[FullAccountant]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The strength by its name, the spread, the persistent share, the scope, and whether it imitates."""
+        """The strength by its name, the spread, the persistent share, the scope, and the switch of mixture noise."""
         imitate = {"imitate": True} if self.imitate else {}
         return {self.strength: self.value, "spread": self.spread, **super().params, **imitate}
 
     @property
     def follows_rows(self) -> bool:
-        """Also where it imitates: which rows a row's noise is a mixture of stays the same."""
+        """True also with residual mixture noise: a row's noise is always a mixture of the same rows."""
         return super().follows_rows or self.imitate
 
     def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise; log its mean power, the divergence that it leaves and the bound on the AUC.
 
-        `likeness` is the share of the power that makes the covariances alike. `sum_kl_after` is inf without noise, and
+        `likeness` is the share of the power that equalises the covariances. `sum_kl_after` is inf without noise, and
         where the classes could not be estimated.
         """
         step = step or self.base.step
@@ -273,7 +273,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         return _draw(g, y, noise, unit, self.noise(g, step), imitating), log
 
     def _look_at(self, pair: Pair, g: Tensor, y: Tensor, step: StepView) -> None:
-        """Take in how the rows of a batch deviate from their classes, to be imitated."""
+        """Take in the deviations of a batch's rows from their classes, for mixtures."""
         if not self.imitate or pair.square == 0.0:
             return
         if g.shape[1] > WIDEST:
@@ -288,7 +288,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         known.add(away, y, _rows(g, step))
 
     def _mixture_noise(self, g: Tensor, y: Tensor, step: StepView) -> Tensor | None:
-        """Return for each row (B, D) what stands for normal numbers where it imitates; None where it does not."""
+        """Return mixtures (B, D) in place of normal numbers; None without residual mixture noise."""
         known = self._mixtures.get(step.part)
         if known is None:
             return None
@@ -306,7 +306,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
     def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
         """Log the divergence of these parties' gradients side by side: covariances of all, noises of each.
 
-        Nothing is said of gradients wider than `LARGEST`; where a party had another batch's noise, there is no bound.
+        Gradients wider than `LARGEST` have no bound, nor have those of a party with another batch's noise.
         """
         places = [step.of(party).part for party in parties]
         if sum(step.widths[party] for party in parties) > LARGEST:
@@ -334,7 +334,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
                 )
 
     def _groups(self) -> dict[str, int]:
-        """Return those that collude, and the width of what they get, where each has noise of its own."""
+        """Return the colluding parties and the width of their gradients, where each party has noise of its own."""
         widths = self.base.widths
         if self.scope == "joint" or len(widths) < 2:
             return {}
@@ -352,7 +352,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
         return least_noise(pair, strengths.target(self.strength, self.value), self.spread)
 
     def accounted_epochs(self, width: int) -> int:
-        """Return after how many epochs something is still said of gradients (B, width)."""
+        """Return the largest number of epochs that can be accounted for gradients (B, width)."""
         return 1 if self.imitate else accounted_epochs(width)
 
     def _nothing_done(self) -> FullAccountant:

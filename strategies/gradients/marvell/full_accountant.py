@@ -1,4 +1,4 @@
-"""What Marvell with full covariances did in each epoch, and what all releases of a row promise together."""
+"""The privacy accountant of Marvell with full covariances: the noise of each epoch, and the bound on all releases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAINS = 8
 
 
 def accounted_epochs(width: int) -> int:
-    """Return after how many epochs something is still said of gradients (B, width): at least the first.
+    """Return the largest number of epochs that can be accounted for gradients (B, width): at least the first.
 
     Examples
     --------
@@ -45,7 +45,7 @@ class Part:
     noise
         In units of its own.
     unit
-        These, in those of the pair that it stands beside.
+        These, in the units of its pair.
     """
 
     noise: FullNoise
@@ -91,7 +91,7 @@ class FullAccountant:
     A row comes in a batch of each epoch, and which ones is as random as these chains: the mean of their divergences is
     that of what a row gets together with which batches it was in.
 
-    What of an example's deviation from its class comes again with it, direction by direction, is measured on a sample
+    The correlation of an example's deviations across epochs, direction by direction, is measured on a sample
     of rows (`DeviationCorrelation`). All of it is computed from labels and stays at the label party.
 
     Parameters
@@ -99,9 +99,9 @@ class FullAccountant:
     labels : ndarray of int, (N,)
         Of the table's rows, 0 or 1; the sample is chosen by them.
     repeats : bool
-        Whether a row comes again in each epoch; otherwise it has one release, that of its own epoch.
+        True if each row recurs in every epoch; otherwise it has one release, that of its own epoch.
     one_epoch : bool
-        Whether nothing is said of more than one epoch: how the noise comes again is not known here.
+        True if only one epoch is accounted for: the correlation of the noise across epochs is unknown here.
     """
 
     def __init__(self, labels: NDArray[Any], *, repeats: bool = True, one_epoch: bool = False) -> None:
@@ -132,7 +132,7 @@ class FullAccountant:
     def end_epoch(self, rho: float) -> dict[str, float]:
         """Close the epoch; return the joint divergence of all releases so far, and how much came again since the last.
 
-        Nothing, where no batch of it had both classes, where too few rows came in each epoch to know what comes again,
+        Nothing, if no batch of it had both classes, if too few rows occurred in each epoch to estimate a correlation,
         and after so many epochs that it would take too long.
         """
         if not self._batches:

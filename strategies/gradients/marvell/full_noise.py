@@ -1,4 +1,4 @@
-"""What Marvell with full covariances knows of the two classes of a batch, and the noise that makes them alike."""
+"""The model of the two classes of a batch for Marvell with full covariances, and the noise that equalises them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from flower_vfl.strategies.gradients.checks import check_shapes, check_two_class
 from flower_vfl.strategies.gradients.units import beside, unit_of, working
 
 EVERYWHERE = 0.5
-"""Of the noise that covers what covariances do not tell, the part that is the same in every direction."""
+"""Share, equal in every direction, of the noise that covers more than the covariances."""
 
 _STEPS, _STEP, _PRECISION = 200, 1.5, 0.01
-"""How the least power is looked for: steps at most, the factor of each step down, and what is near enough."""
+"""Settings of the search for the least power: most steps, the factor of each step down, and the precision."""
 
 _NEGLIGIBLE = 1e-12
 """Of the largest squared length of a direction that the rows span: what is below is rounding."""
@@ -49,7 +49,7 @@ class Pair:
         (2, R, R) of negatives and of positives in that basis, biased (1/N), float64.
 
     All of it lies in main memory, wherever the gradients are: a processor decomposes matrices this small sooner than a
-    card does.
+    GPU does.
     """
 
     unit: float
@@ -82,7 +82,7 @@ class FullNoise:
     power
         Mean squared length of a row's noise.
     likeness
-        Share of it that makes the covariances alike, at most one half; 0 without noise.
+        Share of it that equalises the covariances, at most one half; 0 without noise.
     sum_kl
         Sum of the two divergences between the classes with this noise, were they Gaussian with these covariances; inf
         where a direction in which they vary no more than by rounding may tell them apart.
@@ -141,7 +141,7 @@ def _scatter(rows: Tensor) -> Tensor:
 
 
 def _basis(rows: Tensor) -> Tensor:
-    """Return an orthonormal basis (D, R) of what rows (B, D) span, by way of their inner products."""
+    """Return an orthonormal basis (D, R) of the span of rows (B, D), by way of their inner products."""
     squares, vectors = torch.linalg.eigh((rows @ rows.T).double().cpu())
     kept = squares > _NEGLIGIBLE * max(float(squares[-1]), torch.finfo(torch.float64).tiny)
     columns = rows.T @ beside(vectors[:, kept] / squares[kept].sqrt(), rows)
@@ -150,12 +150,12 @@ def _basis(rows: Tensor) -> Tensor:
 
 
 def optimal_noise(pair: Pair, power: float, spread: float = 0.1) -> FullNoise:
-    r"""Return noise of this power, in units of the pair, that makes the classes alike and covers the means' line.
+    r"""Return noise of this power, in units of the pair, that equalises the covariances and covers the means' line.
 
     With :math:`E = A_1 - A_0 = \sum_i e_i w_i w_i^T`, the difference of the classes' covariances, noise
-    :math:`\theta E_+` for negatives and :math:`\theta E_-` for positives is what makes them alike: at theta = 1 both
-    have :math:`A_0 + E_+ = A_1 + E_-`. Half of the power goes there at most, mostly far less. Of what remains,
-    `spread` is noise that both classes get alike, half of it in proportion to :math:`|e_i|`, half the same in every
+    :math:`\theta E_+` for negatives and :math:`\theta E_-` for positives equalises them: at theta = 1 both
+    have :math:`A_0 + E_+ = A_1 + E_-`. Half of the power goes there at most, mostly far less. Of the rest,
+    `spread` is noise that is equal for both classes, half of it in proportion to :math:`|e_i|`, half the same in every
     direction, for what covariances do not tell; and the rest is noise that both get along the line of the means, which
     is all that tells the classes apart by then: with theta = 1 the divergence is :math:`\Delta^T C^{-1} \Delta`.
 

@@ -56,7 +56,7 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
         \tilde g_j = g_j + \sqrt{\lambda_1^c - \lambda_2^c} \, \varepsilon_j \frac{\Delta}{\|\Delta\|_2} +
         \sqrt{\lambda_2^c} \, \eta_j, \quad \varepsilon_j \sim N(0, 1), \; \eta_j \sim N(0, I).
 
-    `flower_vfl.metrics.auc_bound` of the spectrum's sum_kl bounds the AUC of rules that know nothing of a row but its
+    `flower_vfl.metrics.auc_bound` of the spectrum's sum_kl bounds the AUC of attacks that use nothing of a row but its
     gradient, if each class is the isotropic Gaussian of the model. Gradients of networks are not: see `marvell_full`.
 
     Parameters
@@ -158,7 +158,7 @@ def _draw_stacked(g: Tensor, y: Tensor, plans: Sequence[_Plan | None]) -> Tensor
 
 
 def _places(which: Tensor, count: int) -> Tensor:
-    """Return where (B,) is true, in so many places; a card does not have to be waited for to know how many."""
+    """Return the indices at which (B,) is true, given their number, so that nothing waits for a GPU to count them."""
     return which.logical_not().argsort(stable=True)[:count]
 
 
@@ -196,7 +196,7 @@ class Marvell(AccountedNoise[Accountant]):
     latest batches ask for. Where there are none yet, and where a value is not finite, zeros are sent instead of the
     batch: they carry nothing about any row, and the feature party's model only misses a step. (Isotropic noise would
     not do: whoever learns the direction of the class means later reads the recorded rows through it, because only one
-    of its D directions hides anything.) Both are counted, logged as `fallback` and told once; that *something*
+    of its D directions hides anything.) Both are counted, logged as `fallback` and warned of once; that *something*
     unusual was sent may be visible.
 
     Parameters
@@ -208,7 +208,7 @@ class Marvell(AccountedNoise[Accountant]):
     P : float
         Power of the noise itself, the mean squared norm of a row's noise, at least 0.
     sum_kl : float
-        Largest divergence to leave, above 0; the least power that reaches it is used. `auc_bound` says what it means.
+        Largest divergence to leave, above 0; the least power that reaches it is used. `auc_bound` gives its AUC.
     detection_error : float
         Least detection error to leave to the best attack, above 0 and below 0.5: a sum_kl of (2 - 4 L)^2.
     scope, rho
@@ -286,7 +286,7 @@ class Marvell(AccountedNoise[Accountant]):
 
         `sum_kl_before` and `sum_kl_after` are inf where nothing is known of the classes, and where they do not spread
         and no noise hides that. Of more than two classes they are the largest ones of two classes; the bound is on the
-        AUC of any class against the rest, and one on the accuracy stands beside it.
+        AUC of any class against the rest; a bound on the accuracy is logged beside it.
         """
         step = step or self.base.step
         whose = self._whose(step)
@@ -343,7 +343,9 @@ class Marvell(AccountedNoise[Accountant]):
             recalled = self._recall_many(g, y, estimates)
             if recalled is None:
                 log = _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
-                log["accuracy_bound"] = float(torch.bincount(y.long()).max()) / len(y)  # who sees zeros can guess
+                log["accuracy_bound"] = float(torch.bincount(y.long()).max()) / len(
+                    y
+                )  # a party that receives zeros can guess
                 return torch.zeros_like(g), log
             model, noise = recalled
         else:
@@ -356,7 +358,7 @@ class Marvell(AccountedNoise[Accountant]):
             log["auc_bound"] = one_against_rest_bound(after, shares)
             log["accuracy_bound"] = accuracy_bound(after, shares)
         else:
-            log["accuracy_bound"] = 1.0  # saying always the same is right
+            log["accuracy_bound"] = 1.0  # a constant answer is right
         return model.draw(g, y, noise, self.noise(g, step)), log
 
     def _recall_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates) -> tuple[ManyClasses, ClassNoise] | None:
@@ -382,7 +384,7 @@ class Marvell(AccountedNoise[Accountant]):
             return None
 
     def accounted_epochs(self, width: int) -> int:
-        """Return after how many epochs something is still said of gradients (B, width)."""
+        """Return the largest number of epochs that can be accounted for gradients (B, width)."""
         return accounted_epochs(width)
 
     def _summed(self, left: Mapping[str, float]) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Noise that imitates: mixtures of how sampled rows deviate from their class, which turn as those deviations turn.
+"""Residual mixture noise: random mixtures of sampled rows' deviations from their class, which change as these change.
 
-What makes two classes alike within an epoch does not make them alike over several: a row's own deviation changes from
-epoch to epoch as the network learns, and noise that is drawn anew, or stays, changes otherwise. Mixtures of the other
-class's deviations come again as much as these do, direction by direction, without anybody computing how much.
+Noise that equalises two classes within an epoch does not equalise them over several: a row's own deviation changes from
+epoch to epoch as the network learns, and neither fresh nor persistent noise changes in the same way. Mixtures of the
+other class's deviations correlate across epochs as these do, direction by direction, and nobody computes how much.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from flower_vfl.protocol.schedule import Rows
 from flower_vfl.strategies.gradients.noise import keyed_normals, keyed_words
 
 ROWS = 1024
-"""Rows of a class that are imitated, at most: the first ones that come."""
+"""Largest number of rows of a class whose deviations are mixed: the first ones that occur."""
 
 MIXED = 32
-"""Rows that make one mixture: so many that no two mixtures are alike, and that their sum is nearly normal."""
+"""Rows of one mixture: so many that no two mixtures are the same, and that their sum is nearly normal."""
 
 WIDEST = 256
-"""Numbers of a gradient that can be imitated: the rows must tell how deviations correlate in all directions."""
+"""Largest width of a gradient: the rows must show how deviations correlate in all directions."""
 
 _FLOOR = 1e-3
 """Of the mean variance of a direction: noise of this variance is normal, where deviations do not go."""
@@ -43,7 +43,7 @@ class ResidualMixture:
     Parameters
     ----------
     kept : Sequence[Tensor]
-        (P, D) of negatives and of positives: deviations, or what stands for them until a row has come.
+        (P, D) of negatives and of positives: deviations, or their substitutes until a row has occurred.
     places : Sequence[dict[int, int]], optional
         Where those of a row of the table are, by class.
     """
@@ -62,7 +62,7 @@ class ResidualMixture:
         deviations, y : Tensor
             What the first of them are.
         generator : torch.Generator
-            Draws what stands for rows that have not come yet.
+            Draws the substitutes for rows that have not occurred yet.
         """
         kept = []
         for label, count in enumerate(counts):
@@ -99,7 +99,7 @@ class ResidualMixture:
         y : Tensor
             (B,) labels 0 or 1.
         numbers : ndarray
-            (B,) what stands for each row.
+            (B,) the number that identifies each row.
         normals : Tensor
             (B, D) standard normal numbers.
         key : bytes
@@ -137,7 +137,7 @@ class ResidualMixture:
 def _standardised(mixed: Tensor, deviations: Tensor, normals: Tensor) -> Tensor:
     """Return mixtures (n, D) of deviations (P, D) as numbers of variance 1 in each direction."""
     moments = (deviations.T @ deviations).double() / len(deviations)
-    # Of a class whose rows have never deviated, one row a batch, there is nothing to imitate: normal numbers are left.
+    # A class whose rows have never deviated (one row a batch) has nothing to mix: normal numbers are left.
     floor = max(_FLOOR * float(moments.diagonal().mean()), torch.finfo(mixed.dtype).tiny)
     values, vectors = torch.linalg.eigh(moments)
     root = (vectors / (values.clamp(min=0.0) + floor).sqrt()) @ vectors.T

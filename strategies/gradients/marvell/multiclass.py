@@ -1,6 +1,6 @@
-"""What Marvell knows of more than two classes, from one batch and from earlier ones, and the noise that it draws.
+"""Marvell's estimates of more than two classes, from one batch and from earlier ones, and the noise that it draws.
 
-Everything is relative to a unit of length, so that gradients of any scale give ordinary numbers. The derivation stands
+Everything is relative to a unit of length, so that gradients of any scale give ordinary numbers. The derivation is
 in `docs/methods/marvell-classes.md`.
 """
 
@@ -33,7 +33,7 @@ from flower_vfl.strategies.gradients.units import unit_of, working
 _STATE = ("weights", "means", "spreads", "shares")
 
 _FORGOTTEN = 1e-12
-"""What is remembered of a class is given up when it weighs less than this, after some 260 batches without it."""
+"""Smallest weight of a class's estimates; they are dropped below it, after some 260 batches without the class."""
 
 
 def perturb(g: Tensor, y: Tensor, *, classes: int, s: float, generator: torch.Generator) -> tuple[Tensor, ClassNoise]:
@@ -88,7 +88,7 @@ def perturb(g: Tensor, y: Tensor, *, classes: int, s: float, generator: torch.Ge
 
 
 class Moments(NamedTuple):
-    """Which classes are known (C,), how frequent they are (C,), their means (C, D) and summed variances (C,)."""
+    """Moments of the classes: a mask of the known ones (C,), shares (C,), means (C, D) and summed variances (C,)."""
 
     known: NDArray[np.bool_]
     shares: Array
@@ -168,10 +168,10 @@ class ManyClasses:
 
 
 class ManyEstimates:
-    """What is remembered of each class, over about ten batches, relative to the length of the rows of its batch.
+    """Running estimates of each class, over about ten batches, relative to the length of the rows of its batch.
 
-    It stands in for classes that a batch does not have, and for the spread of those of which it has one row. A class
-    that does not come for long is forgotten.
+    They replace the classes that a batch does not have, and the spread of a class with one row. The estimates of a
+    class that has not occurred for long are dropped.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ class ManyEstimates:
         self._means = np.zeros((self.classes, width))
 
     def of_width(self, width: int) -> Moments:
-        """Return what is known of classes of rows of length 1, (C,) and (C, D); nothing is of another width."""
+        """Return the moments of classes of rows of length 1, (C,) and (C, D); none are known of another width."""
         if self._means.shape[1] != width:
             nothing = np.zeros(self.classes)
             return Moments(nothing > 0.0, nothing, np.zeros((self.classes, width)), nothing)
@@ -283,7 +283,7 @@ def estimate(g: Tensor, y: Tensor, memory: ManyEstimates) -> ManyClasses:
 
 
 def _sums(g: Tensor, y: Tensor, classes: int) -> tuple[float, Tensor, Tensor, tuple[Array, Array, Array]]:
-    """Return the unit, gradients in it, who is of which class (B, C), and numbers (C,), squares (C,), sums (C, D)."""
+    """Return the unit, gradients in it, the membership (B, C), and numbers (C,), squares (C,), sums (C, D)."""
     check_shapes("marvell", g, y)
     low, high = (int(value) for value in torch.aminmax(y))
     if low < 0 or high >= classes:
@@ -334,7 +334,7 @@ def _by_group(spreads: Array, width: int, precision: float) -> Array:
 
 
 def _completed(variances: Array, number: Array, remembered: Moments, rms: float, width: int) -> Array:
-    """Give a spread to classes of which the batch has fewer than two rows: that of all others, or as remembered."""
+    """Give a spread to classes with fewer than two rows in the batch: that of all others, or the running estimate."""
     several = number > 1
     if several.all() or not several.any():
         return variances

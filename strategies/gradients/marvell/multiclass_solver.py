@@ -2,7 +2,7 @@
 
 Directions come in *groups* in which noise has one level a class: an axis of the class means, or all that is across
 the axes.
-The derivation stands in `docs/methods/marvell-classes.md`.
+The derivation is in `docs/methods/marvell-classes.md`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PRECISION = 1e-12
 _SETTLED = 2e-14
 _ROUNDS = 100
 _PLENTY = 1e10
-"""So much more noise than anything that it hides cannot be told from more: then all get the same in all directions."""
+"""Ratio of noise to hidden distances beyond which more noise changes nothing: then it is equal in all directions."""
 _LONGEST = 3.0
 """No logarithm moves farther in one step of Newton's method."""
 
@@ -41,7 +41,7 @@ class ClassNoise:
         Symmetric divergence of each pair of modelled classes with this noise; inf where nothing hides the difference.
     gap : float
         The sum over pairs is at most so much above the least possible one: a proven bound, up to rounding. With more
-        noise than can be told apart, 1e10 times all that is hidden, nothing need be proven, and it may be inf.
+        noise than can be distinguished, 1e10 times all that is hidden, nothing need be proven, and it may be inf.
     """
 
     levels: Array
@@ -109,7 +109,7 @@ class ClassProblem:
 
     @cached_property
     def cost(self) -> Array:
-        """What a unit of noise costs of the mean power, (M, C)."""
+        """The cost of a unit of noise in mean power, (M, C)."""
         return self.sizes[:, None] * self.shares
 
     def power(self, levels: Array) -> float:
@@ -197,7 +197,7 @@ def optimal_levels(problem: ClassProblem, power: float) -> ClassNoise:
 
 
 def least_levels(problem: ClassProblem, largest: float) -> tuple[float, ClassNoise]:
-    """Return the least power whose optimal noise brings the divergence of any two classes down to `largest`.
+    """Return the least power at which the optimal noise brings the divergence of any two classes down to `largest`.
 
     The search goes along the optimal noises of all powers. Their sum of divergences falls as the power rises; should
     the largest one rise somewhere, which it can while another falls, a larger power than the least may be found.
@@ -212,7 +212,7 @@ def least_levels(problem: ClassProblem, largest: float) -> tuple[float, ClassNoi
     Returns
     -------
     tuple[float, ClassNoise]
-        The power and the noise, whose largest divergence was computed and is at most the target.
+        The power and the noise; its largest divergence was computed and is at most the target.
 
     Raises
     ------
@@ -233,7 +233,7 @@ def least_levels(problem: ClassProblem, largest: float) -> tuple[float, ClassNoi
         found = problem.divergences(levels)
         c, k = divmod(int(found.argmax()), len(found))
         a = problem.variances + levels
-        groups = a.min(axis=1) > 0.0  # elsewhere the classes are alike
+        groups = a.min(axis=1) > 0.0  # elsewhere the classes coincide
         one, other, by_one, by_other = (values[groups, which] for values in (a, slopes) for which in (c, k))
         spread = problem.sizes[groups] * (one / other - other / one) * (by_one - by_other)
         apart = problem.distances[groups, c, k] * (by_one / one + by_other / other)
@@ -264,7 +264,7 @@ class _Path:
         self._given = levels
         apart = problem.pull.max(axis=1) > 0.0
         spread = problem.variances.max(axis=1) - problem.variances.min(axis=1)
-        self._busy: NDArray[np.bool_] = apart | (spread > 0.0)  # classes that are alike need no noise
+        self._busy: NDArray[np.bool_] = apart | (spread > 0.0)  # classes that coincide need no noise
         self._shares, self._low = problem.shares, problem.variances[self._busy]
         pull = problem.pull[self._busy] / problem.sizes[self._busy, None]
         largest = self._low.max(axis=1, keepdims=True)
@@ -336,7 +336,7 @@ class _Path:
         return self._everywhere(a - self._low), self._everywhere(slopes), (to_s, to_t)
 
     def _everywhere(self, values: Array) -> Array:
-        """Return values of all groups, zeros where classes are alike."""
+        """Return values of all groups, zeros where classes coincide."""
         found = np.zeros((len(self._busy), values.shape[1]))
         found[self._busy] = values
         return found

@@ -32,9 +32,9 @@ class Point(NamedTuple):
     sum_kl : float
         Divergence.
     x, alpha, beta : float
-        Noise, as the module says.
+        The noise of the module's problem.
     settled : bool
-        Whether the noise along the difference of means violates no bound, which proves the optimum.
+        True if the noise along the difference of means violates no bound, which proves the optimum.
     """
 
     sum_kl: float

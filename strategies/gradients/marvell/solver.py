@@ -1,6 +1,6 @@
 """Marvell's optimal noise: the exact optimum for a given power, and the least power for a given divergence.
 
-`optimum` solves one problem in plain floats, `optimum_batched` solves many at once; the derivation stands in
+`optimum` solves one problem in plain floats, `optimum_batched` solves many at once; the derivation is in
 `docs/methods/marvell.md`.
 """
 
@@ -50,7 +50,7 @@ class NoiseSpectrum(Generic[Number]):
         return p * positive + (1 - p) * negative
 
     def scaled(self, factor: Number) -> NoiseSpectrum[Number]:
-        """Return the noise for gradients whose squares are `factor` times as large; the divergence stays."""
+        """Return the noise for gradients with `factor` times as large squares; the divergence stays."""
         return NoiseSpectrum(
             self.lam1_neg * factor, self.lam2_neg * factor, self.lam1_pos * factor, self.lam2_pos * factor, self.sum_kl
         )
@@ -147,7 +147,7 @@ def _invalid(given: tuple[Tensor | float, ...]) -> ArgumentError:
 
 
 def least_power(u: float, v: float, d: float, g: float, p: float, sum_kl: float) -> tuple[float, NoiseSpectrum[float]]:
-    r"""Return the least power whose optimal noise brings the divergence down to `sum_kl`, and that noise.
+    r"""Return the least power at which the optimal noise brings the divergence down to `sum_kl`, and that noise.
 
     The optimal divergence falls as the power rises. The power that makes both classes spherical with the variance
     max(u, v, g / sum_kl) suffices; between it and zero the least one is found by a bracketed search. What is returned

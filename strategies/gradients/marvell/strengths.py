@@ -1,4 +1,4 @@
-"""How strong the forms of Marvell are: one number, given in one of several ways."""
+"""The strength of the forms of Marvell: one number, given in one of several ways."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def chosen(defense: str, **given: float | None) -> tuple[str, float]:
     Parameters
     ----------
     defense : str
-        Whose they are.
+        The defense's name, for messages.
     **given
         `s`, `P`, `sum_kl` and `detection_error`, or those of them that the defense has.
 
     Raises
     ------
     ConfigError
-        For more than one, and for a number that means nothing.
+        For more than one, and for a number out of range.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def check_power(defense: str, value: float, power: float, sum_kl: float) -> None
     Parameters
     ----------
     defense : str
-        Whose it is.
+        The defense's name, for messages.
     value : float
         The strength that was asked for.
     power : float

@@ -162,7 +162,7 @@ def test_a_node_that_is_registered_under_another_name_is_refused(deployment, mon
 
 def test_a_name_that_rests_on_a_partys_own_word_is_logged(deployment, caplog):
     deployment.align()
-    assert "is party 'a' rests on its own word" in caplog.text
+    assert "claims to be party 'a' without proof" in caplog.text
 
 
 def test_another_version_of_the_package_is_refused_with_what_to_do(deployment, monkeypatch):

@@ -50,7 +50,7 @@ def twice(answer):
         ("hello", lambda answer: changed(answer, ids=0), "a count of 0 IDs; 1 to 10000000 are allowed"),
         ("hello", lambda answer: changed(answer, ids=10**9), "a count of 1000000000 IDs"),
         ("hello", lambda answer: changed(answer, ids="many"), "integer field 'ids'"),
-        ("hello", lambda answer: changed(answer, party="z"), "says it is 'z'"),
+        ("hello", lambda answer: changed(answer, party="z"), "claims to be 'z'"),
         ("hello", lambda answer: changed(answer, party="b"), "two nodes claim to be party 'b'"),
         ("hello", shorter("key"), r"'key' of step 0 must be uint8 \(1, 32\)"),
         ("hello", lambda answer: with_tensor(answer, "key", NO_POINT[:1]), "no point of the curve"),

@@ -284,7 +284,7 @@ def test_without_test_rows_there_is_nothing_to_attack():
 
 def test_a_limit_that_nothing_measures_is_refused():
     data = toy_data(rows=60, test_rows=30)
-    with pytest.raises(ConfigError, match="attacks that look while training: name one, such as norm"):
+    with pytest.raises(ConfigError, match="attacks on the gradients of training: name one, such as norm"):
         run(toy_config(attack={"names": ["clustering"], "max_leak": 0.9}), data=lambda _: data)
 
 

@@ -60,5 +60,5 @@ def test_side_information_of_another_width_is_refused_whatever_else_fits(call, s
 
 
 def test_an_attack_that_is_told_nothing_of_what_it_needs_says_so():
-    with pytest.raises(ArgumentError, match="must be told"):
+    with pytest.raises(ArgumentError, match="needs gradients of positives"):
         make_attacks([{"name": "cosine"}])[0].rate(torch.ones(2, 3, 4), None)

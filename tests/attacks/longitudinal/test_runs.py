@@ -236,7 +236,7 @@ def test_a_run_whose_memory_was_removed_does_not_go_on(tmp_path):
         run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), observers=(Interrupt(8),))
     for file in tmp_path.rglob("*.by-epoch.*"):
         file.unlink()
-    with pytest.raises(Exception, match="does not hold what the party remembers"):
+    with pytest.raises(Exception, match="does not hold the party's row memory"):
         run(config, out=tmp_path / "run", data=lambda _: toy_data(rows=300), resume=True)
 
 
@@ -396,7 +396,7 @@ def test_a_reader_that_would_know_every_row_of_one_side_is_refused(labels, posit
 @pytest.mark.parametrize(("classes", "positives"), [(3, []), (3, [0, 2]), (2, [0, 1])])
 def test_classes_that_take_turns_are_refused(classes, positives):
     config = config_of(defenses=(), attack={"names": ["remembered_norm"], "positives": positives})
-    with pytest.raises(ConfigError, match=r"'remembered_norm' looks for one class.*name one in attack\.positives"):
+    with pytest.raises(ConfigError, match=r"'remembered_norm' detects one class.*name one in attack\.positives"):
         run(config, data=lambda _: toy_data(rows=300, classes=classes))
 
 
@@ -422,11 +422,11 @@ def test_a_layer_that_is_too_wide_is_told_and_not_remembered(monkeypatch, caplog
     entries = entries_of(result)
     assert (
         entries["attacker", True, "first", "remembered_norm", "a"]["unavailable"]
-        == "it is 16 numbers wide; up to 10 are remembered"
+        == "it is 16 numbers wide; the row memory takes up to 10"
     )
     assert entries["attacker", True, "first", "remembered_norm", "a"]["q95"] is None
     assert "unavailable" not in entries["attacker", True, "cut", "remembered_norm", "a"]
-    assert caplog.text.count("do not go on at layer 'first': it is 16 numbers wide; up to 10 are remembered") == 2
+    assert caplog.text.count("do not go on at layer 'first': it is 16 numbers wide; the row memory takes up to 10") == 2
     assert (
         caplog.text.count("at layer 'cut': it is 16 numbers wide") == 2
     )  # of both together, as sent and as it would have been

@@ -213,8 +213,8 @@ def test_the_plan_says_what_was_measured_and_what_was_computed(definition, monke
     [
         ({"cpus": 2}, {}, (4, 0), "12 trials on this machine (4 cores), 2 at once"),
         ({"cpus": 1, "gpus": 0.5}, {"device": "cuda"}, (16, 1), "12 trials on this machine (16 cores), 2 at once"),
-        ({"cpus": 8}, {}, (4, 0), "not on this machine: a trial needs 8 processors and 0 cards, and no machine has"),
-        ({"gpus": 1.0}, {"device": "cuda"}, (4, 0), "not on this machine: a trial needs 1 processors and 1 cards"),
+        ({"cpus": 8}, {}, (4, 0), "not on this machine: a trial needs 8 processors and 0 GPUs, and no machine has"),
+        ({"gpus": 1.0}, {"device": "cuda"}, (4, 0), "not on this machine: a trial needs 1 processors and 1 GPUs"),
     ],
 )
 def test_the_plan_has_as_many_trials_at_once_as_the_sweep_and_says_where_that_is_refused(

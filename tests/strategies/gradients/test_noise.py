@@ -242,7 +242,7 @@ def test_a_resumed_run_goes_on_with_the_same_persistent_noise_or_says_why_not():
     resumable(ids=ids).restore(state)
     resumable(noise_key=bytes(16), rho=0.0).restore({**state, "fallbacks": 0})
     for other, words in (
-        (resumable(), r"follows the IDs of rows .* their numbers; begin it anew"),
+        (resumable(), r"follows the IDs of rows .* their numbers; start a new run"),
         (resumable(ids=ids, secret=2), "another key"),
         (resumable(ids=ids, noise_key=bytes(16)), "another key; let FLOWER_VFL_NOISE_KEY_FILE"),
     ):
