@@ -51,7 +51,7 @@ def _exported(module: str) -> list[str]:
             rows.append(f"| {{py:{kind}}}`{name} <{home}.{value.__qualname__}>` | {what} |")
         else:
             rows.append(f"| `{name}` | |")
-    return ["## Names", "", "| | |", "|---|---|", *rows, ""] if rows else []
+    return ["## Names", "", "| name | what it is |", "|---|---|", *rows, ""] if rows else []
 
 
 def page(module: str) -> str:

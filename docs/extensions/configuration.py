@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -53,6 +54,14 @@ def _refused(key: str, value: Any) -> bool:
     return False
 
 
+def _number(value: float) -> str:
+    """Return a bound as people write it."""
+    if value < 1e9:
+        return f"{value:,}"
+    power = math.log2(value)
+    return f"2^{power:.0f}" if power.is_integer() else f"{value:g}"
+
+
 def bounds_of(key: str, field: FieldInfo) -> list[str]:
     """Return what a value must fulfil, in words."""
     found = []
@@ -64,7 +73,7 @@ def bounds_of(key: str, field: FieldInfo) -> list[str]:
                 bound = getattr(rule, attribute)
                 # What stands for "auto" inside is no value that can be given.
                 strict = field.default == AUTO and kind is Ge and _refused(key, bound)
-                found.append(("above {}" if strict else words).format(f"{bound:,}" if bound < 1e9 else f"{bound:g}"))
+                found.append(("above {}" if strict else words).format(_number(bound)))
     return found
 
 

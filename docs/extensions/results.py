@@ -204,15 +204,15 @@ def result_json() -> str:
             kind = kinds.get({**SECTIONS, **OPTIONAL}.get(top, str), "value")
             needed = "in every result" if top in SECTIONS else "may be missing"
             lines += ["", f"## {top}", "", f"A {kind}, {needed}." if kind != "object" else f"An object, {needed}."]
-            lines += ["", "| key | |", "|---|---|"]
+            lines += ["", "| key | meaning |", "|---|---|"]
         lines.append(f"| `{key}` | {what} |")
     return "\n".join(lines)
 
 
 def steps_parquet() -> str:
     """Return the columns with their types, and the metrics."""
-    lines = ["| column | type | |", "|---|---|---|"]
+    lines = ["| column | type | meaning |", "|---|---|---|"]
     lines += [f"| `{field.name}` | {field.type} | {COLUMNS[field.name]} |" for field in SCHEMA]
-    lines += ["", "## Metrics", "", "| metric | |", "|---|---|"]
+    lines += ["", "## Metrics", "", "| metric | meaning |", "|---|---|"]
     lines += [f"| `{metric}` | {what} |" for metric, what in METRICS.items()]
     return "\n".join(lines)
