@@ -195,8 +195,8 @@ def screened(x: Features, y: NDArray[np.integer], classes: int, most: int = SCRE
     of_class = np.eye(classes, dtype=centred.dtype)[y]
     counts = of_class.sum(axis=0)
     found = np.zeros(x.shape[1])
-    for values in (centred, np.abs(centred)):
-        values = values - values.mean(axis=0)
+    for seen in (centred, np.abs(centred)):
+        values = seen - seen.mean(axis=0)
         means = of_class.T @ values / np.maximum(counts, 1)[:, None]
         between, whole = counts @ np.square(means), np.square(values).sum(axis=0)
         found = np.maximum(found, np.divide(between, whole, out=np.zeros_like(between), where=whole > 0))

@@ -123,22 +123,22 @@ def candidates(
     if not readable:
         return
     others, fitted = sample.parts != FIT, sample.parts == FIT
-    pieces = () if span == BATCH else (sample.x[fitted], sample.y[fitted], sample.x[others])  # the same of each reader
+    x, y, rows = sample.x[fitted], sample.y[fitted], sample.x[others]  # the same arrays for all readers
     for name, fit in fits.items():
         try:
-            scores = _by_batch(sample, fit, classes) if span == BATCH else _scores(fit, *pieces, classes)
+            scores = _by_batch(sample, fit, classes) if span == BATCH else _scores(fit, x, y, rows, classes)
         except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
             _log.warning("the informed reader %s of %s could not be fitted: %s", name, span, error)
             continue
         if scores is None:
             continue
-        parts, y = sample.parts[others], sample.y[others]
+        parts, true = sample.parts[others], sample.y[others]
         for positive in readable:
             along = score_of(scores, positive)
             if sample.batches is not None:
                 along = _ranks_within(along, sample.batches[others])
             choose = parts == CHOOSE
-            auc = leak_auc(along[choose], y[choose] == positive)
+            auc = leak_auc(along[choose], true[choose] == positive)
             yield Candidate(name, span, positive, auc, along[parts == SCORE], sample)
 
 

@@ -76,8 +76,7 @@ def score(g: Tensor, *, r: int = 4) -> Tensor:
 
 def _scores(rows: Tensor, r: int) -> Tensor:
     """Return the scores (..., B) of rows (..., B, D), each within its own batch."""
-    count, width = rows.shape[-2:]
-    if count < 2 or not rows.numel():
+    if rows.shape[-2] < 2 or not rows.numel():
         return narrowed(rows.new_zeros(rows.shape[:-1]), rows)
     x = rows.to(torch.promote_types(rows.dtype, torch.float32))
     x, longest, finite = in_safe_units(x if x.dim() < 4 else x.flatten(0, -3))

@@ -345,7 +345,8 @@ def test_a_person_has_the_same_noise_in_a_training_of_a_part_of_the_table():
         ids=[whole.ids[row] for row in chosen],
     )
     config = toy_config(
-        training={"epochs": 1, "validation": 0.0}, defenses=[{"name": "tests.strategies.gradients.test_noise:Noted", "rho": 1.0}]
+        training={"epochs": 1, "validation": 0.0},
+        defenses=[{"name": "tests.strategies.gradients.test_noise:Noted", "rho": 1.0}],
     )
     noise = []
     for data in (whole, part):
@@ -360,7 +361,8 @@ def test_a_person_has_the_same_noise_in_a_training_of_a_part_of_the_table():
 def test_in_training_a_row_has_the_same_noise_in_every_epoch():
     Noted.seen.clear()
     config = toy_config(
-        training={"epochs": 3, "validation": 0.0}, defenses=[{"name": "tests.strategies.gradients.test_noise:Noted", "rho": 1.0}]
+        training={"epochs": 3, "validation": 0.0},
+        defenses=[{"name": "tests.strategies.gradients.test_noise:Noted", "rho": 1.0}],
     )
     run(config, data=lambda _: toy_data())
     assert {len(noises) for noises in Noted.seen.values()} == {3}
