@@ -153,6 +153,9 @@ def test_discriminants_of_the_same_arrays_give_what_each_gives_alone():
     alone = [fit(x.copy(), y.copy(), 3)(seen.copy()) for fit in DISCRIMINANTS.values() for seen in (rows, other, rows)]
     for one, two in zip(found, alone, strict=True):
         np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(found[0], found[1])
+    turned = linear_discriminant(x, 2 - y, 3)(rows)  # the same rows with other labels
+    np.testing.assert_allclose(turned[:, ::-1], found[0], rtol=0, atol=1e-9)
 
 
 def test_arrays_that_readers_were_fitted_to_are_let_go_of():
