@@ -18,11 +18,11 @@ ATTACKS = "joint_regression,joint_reader"
 
 
 def entries(defense: str, seed: int, epochs: int) -> list[dict]:
-    """Return the entries of the joint attacks and of the informed reader with columns of one run."""
-    settings = {"training.epochs": str(epochs), "seed": str(seed), "attack.names": ATTACKS, "attack.monitor": "false"}
+    """Return the entries of the attacker's joint attacks and of the monitor's informed reader with columns."""
+    settings = {"training.epochs": str(epochs), "seed": str(seed), "attack.names": ATTACKS}
     settings |= {} if defense == "none" else {"defenses": defense}
     leakage = run(load_config("census", settings)).summary["leakage"]
-    return [entry for entry in leakage if entry["source"] == "attacker" and entry["phase"] in ("joint", "audit")]
+    return [entry for entry in leakage if entry["phase"] == "joint" or "columns" in entry.get("sees", ())]
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ def in_safe_units(rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         return rows, rows.new_ones(rows.shape[:-2]), None
     longest = torch.linalg.vector_norm(rows, dim=-1).amax(dim=-1)
     least, most = _SAFE[rows.dtype]
-    if bool(((longest > least) & (longest < most)).all()):
+    if all(least < one < most for one in longest.flatten().tolist()):
         return rows, longest, None
     x = in_own_units(rows.flatten(-2))[0].view(rows.shape)
     finite = x.sum(dim=(-2, -1)).isfinite()

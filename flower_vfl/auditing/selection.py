@@ -122,22 +122,23 @@ def candidates(
     readable = sample.readable(positives)
     if not readable:
         return
-    others = sample.parts != FIT
+    others, fitted = sample.parts != FIT, sample.parts == FIT
+    x, y, rows = sample.x[fitted], sample.y[fitted], sample.x[others]  # the same arrays for all readers
     for name, fit in fits.items():
         try:
-            scores = _by_batch(sample, fit, classes) if span == BATCH else _fitted(sample, fit, classes, others)
+            scores = _by_batch(sample, fit, classes) if span == BATCH else _scores(fit, x, y, rows, classes)
         except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
             _log.warning("the informed reader %s of %s could not be fitted: %s", name, span, error)
             continue
         if scores is None:
             continue
-        parts, y = sample.parts[others], sample.y[others]
+        parts, true = sample.parts[others], sample.y[others]
         for positive in readable:
             along = score_of(scores, positive)
             if sample.batches is not None:
                 along = _ranks_within(along, sample.batches[others])
             choose = parts == CHOOSE
-            auc = leak_auc(along[choose], y[choose] == positive)
+            auc = leak_auc(along[choose], true[choose] == positive)
             yield Candidate(name, span, positive, auc, along[parts == SCORE], sample)
 
 
@@ -193,20 +194,15 @@ def measured(chosen: Candidate, found: Sequence[Candidate], baseline: Candidate 
     return entry
 
 
-def _fitted(sample: Sample, fit: Fit, classes: int, others: NDArray[np.bool_]) -> Scores | None:
-    fitted = sample.parts == FIT
-    return _scores(fit, sample.x[fitted], sample.y[fitted], sample.x[others], classes)
-
-
 def _scores(fit: Fit, x: Features, y: NDArray[np.int64], rows: Features, classes: int) -> Scores | None:
     """Fit to the classes that have two rows or more, and score rows; a class without them is the least likely."""
     known = np.flatnonzero(np.bincount(y, minlength=classes) >= 2)
     if len(known) < 2:
         return None
+    if len(known) == classes:
+        return fit(x, y, classes)(rows)
     usable = np.isin(y, known)
     found = fit(x[usable], np.searchsorted(known, y[usable]), len(known))(rows)
-    if len(known) == classes:
-        return found
     scores = np.repeat(found.min(axis=1, keepdims=True) - 30.0, classes, axis=1)
     scores[:, known] = found
     return scores

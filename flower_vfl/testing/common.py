@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,27 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 S = TypeVar("S")
 Check = Callable[[S], Iterator[str]]
 """A function that yields the problems of a subject."""
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class AttackSubject(Generic[A]):
+    """An attack that is checked, made anew for each question.
+
+    Attributes
+    ----------
+    attack_class, params
+        Its class, and what it is made with.
+    """
+
+    attack_class: Callable[..., Any]
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def make(self) -> A:
+        """Make the attack."""
+        attack: A = self.attack_class(**self.params)
+        return attack
 
 
 def score_problems(scores: Any, rows: int, what: str) -> Iterator[str]:
@@ -135,6 +157,72 @@ def parameter_problems(make: Callable[..., Any], method: Any, params: Mapping[st
     except (TypeError, InputError):
         return
     yield "it takes parameters that it does not have"
+
+
+def attack_declaration_problems(attack_class: Any, *, allowed: Iterable[str], method: str) -> Iterator[str]:
+    """Say what is wrong with an attack's name, with the needs that it declares, and where a docstring is missing.
+
+    Parameters
+    ----------
+    attack_class : type
+        The attack.
+    allowed : Iterable[str]
+        What `needs` may hold.
+    method : str
+        The name of the method that reads.
+    """
+    needs, allowed = attack_class.needs, list(allowed)
+    yield from name_problems(getattr(attack_class, "name", None))
+    if not isinstance(needs, frozenset) or not needs <= set(allowed):
+        yield f"its `needs` is {needs!r}; a frozenset of {', '.join(map(repr, allowed))} or nothing is allowed"
+    for name, thing in (("the class", attack_class), (f"`{method}`", getattr(attack_class, method))):
+        if not (thing.__doc__ or "").strip():
+            yield f"{name} has no docstring"
+
+
+def attack_parameter_problems(
+    subject: AttackSubject[Any], known: Methods[Any], counts: Mapping[str, str]
+) -> Iterator[str]:
+    """Say what is wrong with an attack's parameters, and with how many rows it says that it knows.
+
+    Parameters
+    ----------
+    subject : AttackSubject
+        The attack.
+    known : Methods
+        The built-in attacks.
+    counts : Mapping[str, str]
+        For each need, the attribute that says how many rows that is.
+    """
+    yield from borrowed_name(subject.attack_class, known)
+    yield from parameter_problems(subject.attack_class, subject.attack_class, subject.params)
+    attack = subject.make()
+    for need, name in counts.items():
+        count = getattr(attack, name)
+        if not isinstance(count, int) or (need in attack.needs) != (count > 0):
+            yield f"`{name}` is {count!r} and `needs` {set(attack.needs)}; an attack that knows rows says both"
+
+
+def unknown_rows_problems(read_without: Callable[[], Any], *, argument: str) -> Iterator[str]:
+    """Say that an attack scores although it was not given the rows that it needs.
+
+    Parameters
+    ----------
+    read_without : Callable
+        Asks it without these rows.
+    argument : str
+        What it is given them by.
+    """
+    try:
+        read_without()
+    except InputError:
+        return
+    yield f"it needs known rows, and scores without them; use {argument}.require(...), which refuses with a message"
+
+
+def unusual(g: Tensor) -> dict[str, Tensor]:
+    """Return gradients (B, D) of zeros only, of equal rows, and at the ends of what float32 holds."""
+    return {"zeros only": torch.zeros_like(g), "equal rows": g[:1].expand_as(g).clone(), **scaled(g)}
 
 
 def gradients(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, seed: int = 20) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,31 +14,23 @@ from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointScores, JointView, OwnRows
 from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, centred_in_batch_units
-from flower_vfl.errors import InputError
 from flower_vfl.testing.common import (
+    AttackSubject,
     Check,
-    borrowed_name,
+    attack_declaration_problems,
+    attack_parameter_problems,
     gradients,
-    name_problems,
-    parameter_problems,
-    scaled,
     score_problems,
+    unknown_rows_problems,
+    unusual,
 )
 
 _TEST_ROWS = 30
 
 
 @dataclass(frozen=True)
-class JointSubject:
+class JointSubject(AttackSubject[JointAttack]):
     """What is checked, and what it is shown."""
-
-    attack_class: Callable[..., Any]
-    params: dict[str, Any] = field(default_factory=dict)
-
-    def make(self) -> JointAttack:
-        """Make the attack."""
-        attack: JointAttack = self.attack_class(**self.params)
-        return attack
 
     def view(self, g: Tensor, *, test_rows: int = _TEST_ROWS) -> JointView:
         """Return a view of rows with these mean gradients (B, D), and the labels that the attack declares to know."""
@@ -72,29 +64,20 @@ def _problems_of(said: Any, view: JointView, what: str) -> Iterator[str]:
 
 def _declarations(subject: JointSubject) -> Iterator[str]:
     cls: Any = subject.attack_class
-    yield from name_problems(getattr(cls, "name", None))
-    if not isinstance(cls.needs, frozenset) or not cls.needs <= {LEAKED}:
-        yield f"its `needs` is {cls.needs!r}; a frozenset of {LEAKED!r} or nothing is allowed"
+    yield from attack_declaration_problems(cls, allowed=[LEAKED], method="read")
     if not isinstance(cls.reads_own, bool):
         yield f"its `reads_own` is {cls.reads_own!r}; true or false is needed"
-    for name, thing in (("the class", cls), ("`read`", cls.read)):
-        if not (thing.__doc__ or "").strip():
-            yield f"{name} has no docstring"
 
 
 def _parameters(subject: JointSubject) -> Iterator[str]:
-    yield from borrowed_name(subject.attack_class, ATTACK_METHODS)
-    yield from parameter_problems(subject.attack_class, subject.attack_class, subject.params)
-    leaks, needs = subject.make().leaks, subject.make().needs
-    if not isinstance(leaks, int) or (LEAKED in needs) != (leaks > 0):
-        yield f"`leaks` is {leaks!r} and `needs` {set(needs)}; an attack that knows labels says both"
+    yield from attack_parameter_problems(subject, ATTACK_METHODS, {LEAKED: "leaks"})
 
 
 def _views(subject: JointSubject) -> Iterator[str]:
     rows = max(160, 4 * subject.make().leaks)
     g = gradients((rows, 8))
     batches = {f"gradients ({rows}, {width})": gradients((rows, width)) for width in (8, 1)}
-    batches |= {"zeros only": torch.zeros_like(g), "equal rows": g[:1].expand(rows, 8).clone(), **scaled(g)}
+    batches |= unusual(g)
     views = {what: subject.view(batch) for what, batch in batches.items()}
     usual = subject.view(g)
     views["no test rows"] = subject.view(g, test_rows=0)
@@ -131,13 +114,9 @@ def _repeatable(subject: JointSubject) -> Iterator[str]:
 
 def _known(subject: JointSubject) -> Iterator[str]:
     attack = subject.make()
-    if not attack.needs:
-        return
-    try:
-        attack.read(replace(subject.view(gradients((4 * attack.leaks + 160, 8))), known=NOBODY))
-    except InputError:
-        return
-    yield "it needs known rows, and scores without them; use view.known.require(...), which refuses with a message"
+    if attack.needs:
+        view = replace(subject.view(gradients((4 * attack.leaks + 160, 8))), known=NOBODY)
+        yield from unknown_rows_problems(lambda: attack.read(view), argument="view.known")
 
 
 JOINT: tuple[Check[JointSubject], ...] = (_declarations, _parameters, _views, _repeatable, _known)

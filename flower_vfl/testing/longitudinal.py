@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,31 +14,23 @@ from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.base import HINTS
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.longitudinal.base import DEPTH, NOBODY, KnownRows, Memory, MemoryAttack, in_batch_units
-from flower_vfl.errors import InputError
 from flower_vfl.testing.common import (
+    AttackSubject,
     Check,
-    borrowed_name,
+    attack_declaration_problems,
+    attack_parameter_problems,
     gradients,
-    name_problems,
-    parameter_problems,
-    scaled,
     score_problems,
+    unknown_rows_problems,
+    unusual,
 )
 
 _SHAPES = ((64, 8), (64, 1), (40, 3, 4))
 
 
 @dataclass(frozen=True)
-class MemorySubject:
+class MemorySubject(AttackSubject[MemoryAttack]):
     """What is checked, and what it is shown."""
-
-    attack_class: Callable[..., Any]
-    params: dict[str, Any] = field(default_factory=dict)
-
-    def make(self) -> MemoryAttack:
-        """Make the attack."""
-        attack: MemoryAttack = self.attack_class(**self.params)
-        return attack
 
     def memory(self, g: Tensor, times: int = 3) -> Memory:
         """Return what is remembered of rows that came so often, with what the attack declares; some never came."""
@@ -68,34 +60,21 @@ class MemorySubject:
 
 
 def _declarations(subject: MemorySubject) -> Iterator[str]:
-    cls: Any = subject.attack_class
-    yield from name_problems(getattr(cls, "name", None))
-    if not isinstance(cls.needs, frozenset) or not cls.needs <= {HINTS, LEAKED}:
-        yield f"its `needs` is {cls.needs!r}; a frozenset of {HINTS!r}, {LEAKED!r} or nothing is allowed"
+    yield from attack_declaration_problems(subject.attack_class, allowed=[HINTS, LEAKED], method="score")
     made = subject.make()  # parameters may say what it reads
     if not isinstance(made.keeps, frozenset) or not made.keeps or not made.keeps <= DEPTH.keys():
         yield f"its `keeps` is {made.keeps!r}; a frozenset of {', '.join(DEPTH)} is needed"
     if not isinstance(made.first_epoch, int) or made.first_epoch < 1:
         yield f"its `first_epoch` is {made.first_epoch!r}; epochs count from 1"
-    for name, thing in (("the class", cls), ("`score`", cls.score)):
-        if not (thing.__doc__ or "").strip():
-            yield f"{name} has no docstring"
 
 
 def _parameters(subject: MemorySubject) -> Iterator[str]:
-    yield from borrowed_name(subject.attack_class, ATTACK_METHODS)
-    yield from parameter_problems(subject.attack_class, subject.attack_class, subject.params)
-    attack = subject.make()
-    for need, name in ((HINTS, "hints"), (LEAKED, "leaks")):
-        known = getattr(attack, name)
-        if not isinstance(known, int) or (need in attack.needs) != (known > 0):
-            yield f"`{name}` is {known!r} and `needs` {set(attack.needs)}; an attack that knows rows says both"
+    yield from attack_parameter_problems(subject, ATTACK_METHODS, {HINTS: "hints", LEAKED: "leaks"})
 
 
 def _memories(subject: MemorySubject) -> Iterator[str]:
-    g = gradients((64, 8))
     batches = {f"gradients {shape}": gradients(shape) for shape in _SHAPES}
-    batches |= {"zeros only": torch.zeros_like(g), "equal rows": g[:1].expand(64, 8).clone(), **scaled(g)}
+    batches |= unusual(gradients((64, 8)))
     for what, batch in batches.items():
         for times in range(subject.make().first_epoch, 5):
             memory = subject.memory(batch, times)
@@ -116,13 +95,9 @@ def _repeatable(subject: MemorySubject) -> Iterator[str]:
 
 def _known(subject: MemorySubject) -> Iterator[str]:
     attack = subject.make()
-    if not attack.needs:
-        return
-    try:
-        attack.score(subject.memory(gradients((64, 8))), NOBODY)
-    except InputError:
-        return
-    yield "it needs known rows, and scores without them; use known.require(...), which refuses with a message"
+    if attack.needs:
+        memory = subject.memory(gradients((64, 8)))
+        yield from unknown_rows_problems(lambda: attack.score(memory, NOBODY), argument="known")
 
 
 MEMORIES: tuple[Check[MemorySubject], ...] = (_declarations, _parameters, _memories, _repeatable, _known)

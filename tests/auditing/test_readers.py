@@ -1,5 +1,7 @@
 """Informed readers against scikit-learn and the best rules of known distributions."""
 
+import weakref
+
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -7,6 +9,8 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.metrics import roc_auc_score
 
 from flower_vfl.auditing.readers import (
+    DISCRIMINANTS,
+    SCREENED,
     WIDEST,
     boosted_trees,
     energy_discriminant,
@@ -123,3 +127,40 @@ def test_values_that_never_repeat_are_not_read_and_others_as_counts_say():
     scores = repeated_values(x, y, 2)(np.array([[1.0, 0.1], [2.0, 0.9], [3.0, 0.2], [9.0, 0.3]]))
     exact = np.log([[2.25 / 3.5, 1.25 / 3.5], [0.25 / 3.5, 2.25 / 3.5], [1.0, 1.0], [1.0, 1.0]])
     np.testing.assert_allclose(scores, exact)
+
+
+@pytest.mark.parametrize("signal", ["mean", "spread"])
+def test_trees_of_ten_classes_find_the_one_column_of_many_that_leaks(signal):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 10, 6000)
+    x = rng.normal(size=(6000, SCREENED + 100)).astype(np.float32)
+    if signal == "mean":
+        x[:, 150] += y
+    else:
+        x[:, 150] *= 1.0 + y
+    scores = score_of(boosted_trees(x[:3000], y[:3000], 10)(x[3000:]), 0)
+    expected = 0.93 if signal == "mean" else 0.8  # of means, the best rule reads 0.962
+    assert roc_auc_score(y[3000:] == 0, scores) > expected
+
+
+def test_discriminants_of_the_same_arrays_give_what_each_gives_alone():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 900)
+    x = rng.normal(size=(900, 5)) + np.eye(3, 5)[y]
+    rows, other = x[600:], x[:300]
+    together = [fit(x, y, 3) for fit in DISCRIMINANTS.values()]
+    found = [read(seen) for read in together for seen in (rows, other, rows)]
+    alone = [fit(x.copy(), y.copy(), 3)(seen.copy()) for fit in DISCRIMINANTS.values() for seen in (rows, other, rows)]
+    for one, two in zip(found, alone, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(found[0], found[1])
+    turned = linear_discriminant(x, 2 - y, 3)(rows)  # the same rows with other labels
+    np.testing.assert_allclose(turned[:, ::-1], found[0], rtol=0, atol=1e-9)
+
+
+def test_arrays_that_readers_were_fitted_to_are_let_go_of():
+    x, y = np.random.default_rng(0).normal(size=(100, 3)), np.arange(100) % 2
+    seen = weakref.ref(x)
+    DISCRIMINANTS["linear"](x, y, 2)
+    del x
+    assert seen() is None

@@ -76,21 +76,19 @@ def score(g: Tensor, *, r: int = 4) -> Tensor:
 
 def _scores(rows: Tensor, r: int) -> Tensor:
     """Return the scores (..., B) of rows (..., B, D), each within its own batch."""
-    count, width = rows.shape[-2:]
-    if count < 2 or not rows.numel():
+    if rows.shape[-2] < 2 or not rows.numel():
         return narrowed(rows.new_zeros(rows.shape[:-1]), rows)
-    x = rows.to(torch.promote_types(rows.dtype, torch.float32)).reshape(-1, count, width)
-    x, longest, finite = in_safe_units(x)
-    left = residual_lengths(x, r)
+    x = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    x, longest, finite = in_safe_units(x if x.dim() < 4 else x.flatten(0, -3))
     rounding = _ROUNDING * torch.finfo(torch.promote_types(rows.dtype, torch.float32)).eps
-    scores = _parted((left.double() / longest.double()[:, None]).clamp_(min=rounding).log_())
+    scores = _parted((residual_lengths(x, r) / longest[..., None].double()).clamp_(min=rounding).log_())
     if finite is not None:
-        scores = scores.where(finite[:, None], torch.nan)
+        scores = scores.where(finite[..., None], torch.nan)
     return narrowed(scores, rows).view(rows.shape[:-1])
 
 
 def residual_lengths(x: Tensor, r: int) -> Tensor:
-    """Return the lengths (R, B) of rows (R, B, D), once centred, outside their first r principal directions.
+    """Return the lengths (B,) or (R, B) of rows (B, D) or (R, B, D), once centred, outside r principal directions.
 
     Never more than half of D directions are taken out, and fewer than B.
     """
@@ -109,7 +107,7 @@ def _lengths_beyond(x: Tensor, r: int) -> Tensor:
         x = x @ _all(x)[..., :-r]
     elif r > 0:  # what principal directions leave is the same from both sides, X (I - V V') = (I - U U') X
         u = _all(x.mT)[..., -r:]
-        x.baddbmm_(u, u.mT @ x, alpha=-1)
+        x = x - u @ (u.mT @ x)
     lengths = torch.linalg.vector_norm(x, dim=-1)
     return lengths
 
@@ -117,27 +115,33 @@ def _lengths_beyond(x: Tensor, r: int) -> Tensor:
 def _lengths_beyond_most(x: Tensor, r: int) -> Tensor:
     """Return nearly the same where all directions would take too long: the first ones from two subspace iterations.
 
-    Rows are centred in the products, not by themselves: each pass over them takes as long as a product.
+    Rows are centred in the products, not by themselves: each pass over them takes as long as a product. Places (B, k)
+    on a few directions are columns: as rows (k, B), they take twice as long.
     """
-    centre = x.new_full((len(x), 1, x.shape[-2]), 1.0 / x.shape[-2])
-    start = _start(x.shape[-1], r + SPARE, x.dtype).to(x.device).expand(len(x), -1, -1)
-    basis = torch.linalg.qr((_centred(start @ x.mT) @ x).mT).Q
-    products = torch.cat([_centred(basis.mT.contiguous() @ x.mT), centre], dim=1) @ x
-    basis, small = torch.linalg.qr(products[:, :-1].mT)
+    start = _start(x.shape[-1], r + SPARE, x.dtype).to(x.device).expand(*x.shape[:-2], -1, -1)
+    basis = torch.linalg.qr((_places(x, start).mT @ x).mT).Q
+    ones = x.new_ones((*x.shape[:-1], 1))
+    products = torch.cat([_places(x, basis.mT.contiguous()), ones], dim=-1).mT @ x
+    basis, small = torch.linalg.qr(products[..., :-1, :].mT)
     directions = (basis @ torch.linalg.svd(small).U[..., :r]).mT.contiguous()
-    inside = _centred(directions @ x.mT)
-    taken = torch.cat([inside, torch.ones_like(centre)], dim=1).mT
-    out = torch.cat([directions, products[:, -1:]], dim=1)
-    lengths: Tensor = torch.linalg.vector_norm(torch.baddbmm(x, taken, out, alpha=-1), dim=-1)
+    taken = torch.cat([_places(x, directions), ones], dim=-1)
+    out = torch.cat([directions, products[..., -1:, :] / x.shape[-2]], dim=-2)
+    subtract = torch.addmm if x.dim() == 2 else torch.baddbmm
+    lengths: Tensor = torch.linalg.vector_norm(subtract(x, taken, out, alpha=-1), dim=-1)
     return lengths
 
 
-def _centred(values: Tensor) -> Tensor:
-    return values - values.mean(dim=-1, keepdim=True)
+def _places(x: Tensor, directions: Tensor) -> Tensor:
+    """Return how far rows (..., B, D) lie from their mean along directions (..., k, D), (..., B, k)."""
+    return _centred(x @ directions.mT, dim=-2)
+
+
+def _centred(values: Tensor, dim: int = -1) -> Tensor:
+    return values - values.mean(dim=dim, keepdim=True)
 
 
 def _all(tall: Tensor) -> Tensor:
-    """Return the right-singular vectors (R, D, D) of (R, N, D), the largest last."""
+    """Return the right-singular vectors (..., D, D) of (..., N, D), the largest last."""
     vectors: Tensor = torch.linalg.eigh(tall.mT @ tall).eigenvectors
     return vectors
 
@@ -158,17 +162,19 @@ def _parted(values: Tensor) -> Tensor:
     count = values.shape[-1]
     odd = count // ODD
     ordered = ordered.clamp(ordered[..., odd, None], ordered[..., count - 1 - odd, None])
-    explained = _centred(ordered).cumsum(dim=-1)[..., :-1].square() * _weights(count, values.device)
-    best = explained.argmax(dim=-1, keepdim=True) + 1
-    place = (ordered.gather(-1, best - 1) + ordered.gather(-1, best)) / 2.0
-    return (values - place) * torch.where(2 * best < count, -1.0, 1.0)
+    weights, sides, ends = _cuts(count, values.device)
+    explained = _centred(ordered).cumsum(dim=-1)[..., :-1].square() * weights
+    best = explained.argmax(dim=-1, keepdim=True)
+    place = ordered.gather(-1, best + ends).mean(dim=-1, keepdim=True)
+    return (values - place) * sides[best]
 
 
 @lru_cache(maxsize=16)
-def _weights(count: int, device: torch.device) -> Tensor:
-    """Return 1 / k + 1 / (B - k) for each size k of a group."""
+def _cuts(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for each size k of the lower group, 1 / k + 1 / (B - k) and the sign of the upper one; and (0, 1)."""
     below = torch.arange(1, count, dtype=torch.float64, device=device)
-    return 1.0 / below + 1.0 / (count - below)
+    sides = torch.where(2 * below < count, -1.0, 1.0).double()
+    return 1.0 / below + 1.0 / (count - below), sides, torch.arange(2, device=device)
 
 
 class ResidualAttack(RowAttack):
