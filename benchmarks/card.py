@@ -17,10 +17,10 @@ import torch
 from harness import compare, parser, report
 from lanes import joined, split
 
-from flower_vfl.apps.build import open_data
+from flower_vfl.apps.factories import open_data
 from flower_vfl.config import Config, build_config, load_config
-from flower_vfl.data.dataset import Labels
-from flower_vfl.data.memory import MemoryData, array_table
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.data.store.memory import MemoryData, array_table
 
 TARGET = 1.15
 ATTACKS = ["norm", "cosine", "inner_product", "direction_count", "residual", "hint(k=5)"]

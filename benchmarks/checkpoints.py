@@ -16,7 +16,7 @@ from harness import Enough, Gate, arguments, compare, report
 from lanes import preset, split
 
 from flower_vfl.config import Config
-from flower_vfl.strategies.checkpointing import Checkpointing
+from flower_vfl.training.checkpointing import Checkpointing
 
 TARGET = 1.02
 EVERY = 100

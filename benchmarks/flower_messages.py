@@ -81,7 +81,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
 
 from echo import LIMIT, VALUES
-from flower_vfl.sections import TransportConfig
+from flower_vfl.config.schema import TransportConfig
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.transport.sessions import Sessions
 

@@ -15,7 +15,8 @@ from slow_link import ADDRESS, free_port, slow_link
 from torch import Tensor, nn
 
 from flower_vfl.apps import run
-from flower_vfl.apps.build import (
+from flower_vfl.apps.client_app import make_client_app
+from flower_vfl.apps.factories import (
     DataFactory,
     computing,
     default_bottom,
@@ -24,11 +25,10 @@ from flower_vfl.apps.build import (
     open_data,
     party_names,
 )
-from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
-from flower_vfl.apps.server import make_server_app
+from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.config import Config, build_config, load_config, to_run_config
 from flower_vfl.nn import bind_dropout, fuse, seeded_initialisation
 from flower_vfl.nn.fusion import fused_shape
@@ -37,8 +37,8 @@ from flower_vfl.parties.label import adds_to_logits
 from flower_vfl.parties.loading import Loader
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Observer
-from flower_vfl.strategies.configured import schedule_of
-from flower_vfl.strategies.pace import LIMIT
+from flower_vfl.training.factories import schedule_of
+from flower_vfl.training.pipeline_depth import LIMIT
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.sessions import OFFER
 

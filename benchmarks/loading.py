@@ -17,7 +17,7 @@ import torch
 from harness import Gate, arguments, compare, report
 from torch import Tensor
 
-from flower_vfl.data.source import ArraySource
+from flower_vfl.data.store.source import ArraySource
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.loading import Loader
 from flower_vfl.protocol.schedule import Schedule

@@ -25,8 +25,8 @@ from harness import arguments, compare, report
 from lanes import preset, split
 
 from flower_vfl.attacks import RememberedDirectionAttack, RememberedNormAttack
+from flower_vfl.auditing.row_memory import RowMemory
 from flower_vfl.metrics import auc_interval, separation
-from flower_vfl.parties.memory import RowMemory
 from flower_vfl.protocol.schedule import Schedule
 
 TARGET = 1.1

@@ -24,8 +24,8 @@ from lanes import preset, split
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.informed import InformedAudit
 from flower_vfl.auditing.recorder import NoRecorder
+from flower_vfl.config.schema import AttackConfig
 from flower_vfl.protocol.schedule import Schedule
-from flower_vfl.sections import AttackConfig
 
 DEFAULTS, CENSUS_STEPS = AttackConfig(), 792
 """Default attack settings, and the number of steps of the preset, which sets their cadence."""

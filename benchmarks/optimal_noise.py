@@ -17,8 +17,9 @@ import torch
 from harness import arguments, report
 from scipy.optimize import minimize
 
-from flower_vfl.strategies import marvell, marvell_many, max_norm
-from flower_vfl.strategies.marvell_classes import ClassProblem, optimal_levels
+from flower_vfl.strategies.gradients import max_norm
+from flower_vfl.strategies.gradients.marvell import isotropic, multiclass
+from flower_vfl.strategies.gradients.marvell.multiclass_solver import ClassProblem, optimal_levels
 
 ONE_MS, MANY_PER_SECOND, TEN_CLASSES_MS = 0.1, 1e5, 1.0
 
@@ -154,11 +155,11 @@ def defenses(repeats: int) -> dict[str, float]:
     for width in (32, 128):
         y = (torch.rand(1024, generator=source) < 0.2).long()
         g = 1e-3 * (0.3 * torch.randn(1024, width, generator=source) * (1 + y[:, None]) + y[:, None])
-        found[f"marvell_{width}_ms"] = milliseconds(lambda: marvell.perturb(g, y, s=4.0, generator=source), repeats)  # noqa: B023
+        found[f"marvell_{width}_ms"] = milliseconds(lambda: isotropic.perturb(g, y, s=4.0, generator=source), repeats)  # noqa: B023
         ten = torch.randint(0, 10, (1024,), generator=source)
         h = 1e-3 * (0.3 * torch.randn(1024, width, generator=source) + torch.eye(10, width)[ten])
         found[f"marvell_ten_classes_{width}_ms"] = milliseconds(
-            lambda: marvell_many.perturb(h, ten, classes=10, s=4.0, generator=source),  # noqa: B023
+            lambda: multiclass.perturb(h, ten, classes=10, s=4.0, generator=source),  # noqa: B023
             repeats,
         )
         found[f"max_norm_{width}_ms"] = milliseconds(lambda: max_norm.perturb(g, generator=source), repeats)  # noqa: B023
@@ -173,14 +174,14 @@ def main() -> None:
     ours, theirs, excess = [], [], []
     for problem in problems(count):  # in turns, so that whatever else the machine does hits both
         started = time.perf_counter()
-        mine = marvell.optimal_noise(*problem).sum_kl
+        mine = isotropic.optimal_noise(*problem).sum_kl
         middle = time.perf_counter()
         other = general_purpose(problem)
         theirs.append(1e3 * (time.perf_counter() - middle))
         ours.append(1e3 * (middle - started))
         excess.append(other / mine - 1)
     many = torch.tensor(problems(2_000 if quick else 200_000), dtype=torch.float64).T.contiguous()
-    rate = many.shape[1] / (1e-3 * milliseconds(lambda: marvell.optimal_noise(*many), 3 if quick else 7))
+    rate = many.shape[1] / (1e-3 * milliseconds(lambda: isotropic.optimal_noise(*many), 3 if quick else 7))
     one = statistics.median(ours)
     ten = of_ten_classes(5 if quick else 50)
     report(

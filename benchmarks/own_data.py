@@ -26,8 +26,8 @@ from harness import parser, report
 
 from flower_vfl.apps import run
 from flower_vfl.config import build_config
-from flower_vfl.data.catalog import load
-from flower_vfl.parsing import written
+from flower_vfl.config.parsing import written
+from flower_vfl.data.sources.catalog import load
 
 TARGET = 0.01
 SEEDS = 3

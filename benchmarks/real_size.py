@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from flower_vfl import load_config, run
 from flower_vfl.config import Config, build_config
 from flower_vfl.data import open_dataset
-from flower_vfl.data.catalog import prepare
-from flower_vfl.data.dataset import Labels, PartyTable
-from flower_vfl.data.memory import MemoryData
-from flower_vfl.data.source import ArraySource
+from flower_vfl.data.sources.catalog import prepare
+from flower_vfl.data.store.dataset import Labels, PartyTable
+from flower_vfl.data.store.memory import MemoryData
+from flower_vfl.data.store.source import ArraySource
 from flower_vfl.nn.placement import IN_MEMORY
 from flower_vfl.parties.loading import WINDOW, Loader
 from flower_vfl.protocol.schedule import Schedule

@@ -18,8 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from flower_vfl.config import Config
 from flower_vfl.strategies import DEFENSES, DistanceCorrelation, PotentialEnergy
-from flower_vfl.strategies.distance_correlation import distance_correlation
-from flower_vfl.strategies.potential_energy import potential_energy
+from flower_vfl.strategies.embeddings.distance_correlation import distance_correlation
+from flower_vfl.strategies.embeddings.potential_energy import potential_energy
 
 TIME, MEMORY = 1.8, 3.0
 BATCH, WIDTH = 1024, 128

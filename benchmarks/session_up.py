@@ -18,8 +18,8 @@ from pathlib import Path
 from harness import arguments, report
 
 from flower_vfl.config import Config, build_config, load_config
-from flower_vfl.data.catalog import prepare
-from flower_vfl.data.parts import write_part
+from flower_vfl.data.sources.catalog import prepare
+from flower_vfl.data.store.parts import write_part
 from flower_vfl.simulations.flower_engine import free_port, tool, write_deployment
 from flower_vfl.simulations.keys import write_keys
 

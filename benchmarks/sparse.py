@@ -22,10 +22,10 @@ from torch import nn
 
 from flower_vfl import run
 from flower_vfl.config import Config, build_config
+from flower_vfl.config.schema import ModelConfig
 from flower_vfl.nn import networks
 from flower_vfl.nn.tabular import FeatureShape
 from flower_vfl.nn.wide_deep import WideDeep
-from flower_vfl.sections import ModelConfig
 
 FASTER, APART = 3.0, 0.003
 THREADS = (1, 2)

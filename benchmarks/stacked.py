@@ -24,7 +24,7 @@ from harness import _spawn as spawn  # isort: skip
 
 import torch
 
-from flower_vfl.apps.build import computing, open_data
+from flower_vfl.apps.factories import computing, open_data
 from flower_vfl.apps.local import run
 from flower_vfl.config import Config, build_config, load_config
 from flower_vfl.simulations.stacked.member import Member

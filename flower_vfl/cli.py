@@ -97,8 +97,8 @@ def run(
 ) -> None:
     """Train, attack and measure one configuration."""
     from flower_vfl.config import load_config
+    from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.errors import ConfigError
-    from flower_vfl.parsing import parse_assignments
     from flower_vfl.simulations.flower_engine import run_flower
     from flower_vfl.simulations.running import alone_aucs, run_here
 
@@ -133,7 +133,7 @@ def _check_engine(engine: Engine, resources: list[str] | None, address: str) -> 
 def _way_on(folder: Path, options: Sequence[str]) -> Iterator[None]:
     """Say how a run that was interrupted goes on, where it has left something to go on from."""
     from flower_vfl.apps.folder import has_ended
-    from flower_vfl.apps.keeping import CHECKPOINTS
+    from flower_vfl.apps.run_state import CHECKPOINTS
     from flower_vfl.errors import SessionError, StorageError
 
     try:
@@ -182,7 +182,7 @@ def align(
     --set alignment=alignment.parquet --out prepared. Training checks that the digests are equal.
     """  # noqa: D301 - click wants the backspace
     from flower_vfl.config import load_config
-    from flower_vfl.parsing import parse_assignments
+    from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.simulations.aligning import align_here, align_in_flower
 
     given = {"align.method": str(method)} if method else {}
@@ -213,7 +213,7 @@ def predict(
     address: AddressOption = "",
 ) -> None:
     """Score IDs with a finished run; the label party gets the scores, nobody else."""
-    from flower_vfl.apps.prediction import Request
+    from flower_vfl.apps.prediction_server import Request
     from flower_vfl.errors import ConfigError
     from flower_vfl.simulations.predicting import predict_flower, predict_here
 
@@ -245,8 +245,8 @@ def demo(
     set_: SetOption = None,
 ) -> None:
     """Run the main job on real data: train, attack, compare, report."""
+    from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.errors import ConfigError, FlowerVflError, InputError
-    from flower_vfl.parsing import parse_assignments
     from flower_vfl.simulations.demo.comparing import run_demo
     from flower_vfl.simulations.demo.table import print_last
 
@@ -285,8 +285,8 @@ def sweep(
     set_: SetOption = None,
 ) -> None:
     """Run many configurations on Ray: a grid, or draws, over any keys; one table and one report at the end."""
+    from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.errors import ConfigError, FlowerVflError, InputError
-    from flower_vfl.parsing import parse_assignments
     from flower_vfl.simulations.sweep.definition import load_definition
     from flower_vfl.simulations.sweep.listing import print_sweep
     from flower_vfl.simulations.sweep.plan import print_plan
@@ -385,7 +385,7 @@ def write_app(
 ) -> None:
     """Write a Flower App for a deployment: what `flwr run` sends to every party."""
     from flower_vfl.config import load_config
-    from flower_vfl.parsing import parse_assignments
+    from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.simulations.flower_engine import write_deployment
 
     write_deployment(out, load_config(source, parse_assignments(set_ or [])), results)

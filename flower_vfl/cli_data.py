@@ -38,7 +38,7 @@ def data_prepare(
 
     Criteo and Avazu are read in pieces of bounded memory. After a kill the same command goes on where it was.
     """
-    from flower_vfl.parsing import parse_assignments
+    from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.simulations.tables import prepare_data
 
     prepare_data(name, source, out, parse_assignments(set_ or []), published=as_published)
@@ -47,7 +47,7 @@ def data_prepare(
 @data_app.command("show")
 def data_show(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared data set.")]) -> None:
     """Show the columns of a prepared data set: whose, taken for what, how often missing, how many values."""
-    from flower_vfl.data.dataset import open_dataset
+    from flower_vfl.data.store.dataset import open_dataset
     from flower_vfl.simulations.tables import print_columns
 
     print_columns(open_dataset(folder))
@@ -60,7 +60,7 @@ def data_part(
     out: Annotated[Path, typer.Option(help="Folder of the part; must not exist.")],
 ) -> None:
     """Write one party's part of a prepared data set: all that this party's host may hold."""
-    from flower_vfl.data.parts import write_part
+    from flower_vfl.data.store.parts import write_part
 
     part = write_part(folder, party, out)
     typer.echo(

@@ -35,7 +35,7 @@ def keys(
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificates are valid.")] = 90,
 ) -> None:
     """Write certificates and keys for a trial deployment, one folder a host."""
-    from flower_vfl.parsing import read_list
+    from flower_vfl.config.parsing import read_list
     from flower_vfl.simulations.keys import LABEL_FOLDER, write_keys
 
     names = read_list(str, parties)

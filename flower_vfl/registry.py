@@ -326,7 +326,7 @@ class Methods(Generic[M]):
 
     def _checked(self, found: object, words: str) -> type[M]:
         if not (isinstance(found, type) and issubclass(found, self._bases)):
-            homes = " or ".join(f"{base.__module__.removesuffix('.base')}.{base.__name__}" for base in self._bases)
+            homes = " or ".join(f"{_home(base)}.{base.__name__}" for base in self._bases)
             raise ConfigError(f"{words} is {found!r:.200}; a subclass of {homes} is needed")
         missing = sorted(getattr(found, "__abstractmethods__", ()))
         if missing:
@@ -342,3 +342,9 @@ class Methods(Generic[M]):
 def _owner(entry: EntryPoint) -> str:
     """Return the distribution that declares an entry point, with its version."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown distribution"
+
+
+def _home(base: type) -> str:
+    """Return the package that hands on a base class to users; for a class of others the module that defines it."""
+    parts = base.__module__.split(".")
+    return ".".join(parts[:2] if parts[0] == "flower_vfl" else parts)

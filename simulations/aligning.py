@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from flower_vfl.apps.local import align
 from flower_vfl.config import Config
-from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.simulations.flower_engine import align_flower
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.errors import SetupError
-from flower_vfl.simulations.endings import passing_folder
+from flower_vfl.simulations.process_cleanup import passing_folder
 from flower_vfl.version import refusal, software
 
 AUTO = "auto"

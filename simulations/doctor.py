@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flower_vfl import machine
-from flower_vfl.data.catalog import available
+from flower_vfl.data.sources.catalog import available
 from flower_vfl.version import package_version
 
 _NEEDED = ("flwr", "torch", "ray", "grpcio", "pydantic", "pyarrow", "safetensors", "numpy", "scipy", "scikit-learn")

@@ -23,17 +23,17 @@ from flower_vfl import errors
 from flower_vfl.apps.alignment.client import RESULT as ALIGNED
 from flower_vfl.apps.alignment.place import remove_empty, withdraw
 from flower_vfl.apps.alignment.start import sources_of
-from flower_vfl.apps.build import open_data, parties_here
+from flower_vfl.apps.factories import open_data, parties_here
 from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
 from flower_vfl.apps.label_party import check_methods
-from flower_vfl.apps.prediction import NO_PREDICTION
+from flower_vfl.apps.prediction_server import NO_PREDICTION
 from flower_vfl.config import Config, to_run_config
-from flower_vfl.data.layout import new_folder
+from flower_vfl.config.parsing import Value
+from flower_vfl.data.store.layout import new_folder
 from flower_vfl.errors import ConfigError, SessionError, SetupError
-from flower_vfl.parsing import Value
 from flower_vfl.reports import renew
 from flower_vfl.simulations.cluster import Cluster, check_reachable, ray_cluster, settings
-from flower_vfl.simulations.endings import ending_with_this, passing_folder
+from flower_vfl.simulations.process_cleanup import ending_with_this, passing_folder
 from flower_vfl.simulations.resources import Resources, read_resources
 from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIABLE
 from flower_vfl.version import VERSION

@@ -97,7 +97,7 @@ def start(bundles: list[dict[str, float]]) -> list[Any]:
             f"ask for {_listed(bundles)}; {room}. Free what else runs there, add nodes, or lower --resources"
         )
     kind: Any = ClientAppActor
-    begin = partial(importlib.import_module, "flower_vfl.apps.client")  # torch, before the label party counts seconds
+    begin = partial(importlib.import_module, "flower_vfl.apps.client_app")  # torch, before time counts
     actors = [
         kind.options(
             num_cpus=bundle["CPU"],

@@ -30,9 +30,9 @@ from cryptography.hazmat.primitives.serialization import (
     ssh_key_fingerprint,
 )
 
-from flower_vfl.apps.client import STATE_FOLDER_VARIABLE
+from flower_vfl.apps.client_session import STATE_FOLDER_VARIABLE
 from flower_vfl.apps.node import DATA_VARIABLE
-from flower_vfl.data.dataset import Dataset, open_dataset
+from flower_vfl.data.store.dataset import Dataset, open_dataset
 from flower_vfl.errors import ConfigError, FlowerVflError
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, read_secret
 from flower_vfl.simulations.doctor import Finding

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flower_vfl.data.layout import new_folder
-from flower_vfl.data.party_names import check_parties
+from flower_vfl.data.store.layout import new_folder
+from flower_vfl.data.store.party_names import check_parties
 from flower_vfl.errors import ConfigError
 from flower_vfl.files import write_private
 

@@ -16,10 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flower_vfl.apps import make_client_app, make_server_app
 from flower_vfl.apps.model import load_card, model_path
-from flower_vfl.apps.prediction import Request, predict_with, read_run
+from flower_vfl.apps.prediction import predict_with
+from flower_vfl.apps.prediction_server import Request, read_run
 from flower_vfl.apps.scores import check_target
+from flower_vfl.config.parsing import Value
 from flower_vfl.errors import ConfigError, SessionError
-from flower_vfl.parsing import Value
 from flower_vfl.simulations.flower_engine import check_devices, cluster_for, flwr_run, in_processes, reachable
 from flower_vfl.simulations.resources import read_resources
 from flower_vfl.strategies import Observer

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.apps.alone import ALONE, with_alone
-from flower_vfl.apps.build import open_data, party_names
+from flower_vfl.apps.factories import open_data, party_names
 from flower_vfl.apps.folder import RESULT, check_folder, read_result
 from flower_vfl.apps.local import run, run_alone
 from flower_vfl.apps.node import DATA_VARIABLE, with_data_of_this_host
 from flower_vfl.apps.progress import LiveProgress
 from flower_vfl.config import Config
-from flower_vfl.data.dataset import Dataset
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.store.dataset import Dataset
+from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import ConfigError, FolderInUseError, InputError
 from flower_vfl.files import write_json_atomic
 from flower_vfl.reports import renew

@@ -16,14 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.apps.alone import alone_by
-from flower_vfl.apps.written import kept_utility
+from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack
 from flower_vfl.auditing.verdict import NOT_TESTED
 from flower_vfl.config import build_config
-from flower_vfl.data.catalog import available, prepare
-from flower_vfl.data.columns import class_counts, columns_of
-from flower_vfl.data.dataset import Dataset
-from flower_vfl.data.files import Files
+from flower_vfl.data.encoding.columns import class_counts, columns_of
+from flower_vfl.data.sources.catalog import available, prepare
+from flower_vfl.data.sources.own_files import Files
+from flower_vfl.data.store.dataset import Dataset
 from flower_vfl.registry import Listed
 from flower_vfl.strategies import DEFENSE_METHODS, Defense
 from flower_vfl.terminal import console
@@ -38,8 +38,8 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     Leaks of single steps are the papers' measure; beside them is what is remembered over the epochs.
     """
     from flower_vfl.reports.leaks import reached, worst
+    from flower_vfl.reports.longitudinal import strongest
     from flower_vfl.reports.rebuilt import answers
-    from flower_vfl.reports.remembered import strongest
     from flower_vfl.reports.words import defenses, number
 
     leaks = {("cut", False): "leak,\ncut", ("first", False): "leak,\nfirst"}
@@ -119,7 +119,7 @@ def _verdict_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return for each run what remembering added to what single steps give away, the largest first of each."""
     from flower_vfl.reports.leaks import reached
-    from flower_vfl.reports.remembered import single_steps, strongest
+    from flower_vfl.reports.longitudinal import single_steps, strongest
     from flower_vfl.reports.words import defenses, number
 
     lines = []

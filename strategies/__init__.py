@@ -10,16 +10,16 @@ from flower_vfl.lazy import lazy_names
 if TYPE_CHECKING:
     from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
     from flower_vfl.strategies.defenses import DEFENSE_METHODS, DEFENSES
-    from flower_vfl.strategies.distance_correlation import DistanceCorrelation
-    from flower_vfl.strategies.iso import Iso
-    from flower_vfl.strategies.label_dp import LabelDP
-    from flower_vfl.strategies.marvell import Marvell
-    from flower_vfl.strategies.marvell_full import MarvellFull
-    from flower_vfl.strategies.max_norm import MaxNorm
-    from flower_vfl.strategies.observer import Observer
-    from flower_vfl.strategies.outcome import Outcome
-    from flower_vfl.strategies.potential_energy import PotentialEnergy
+    from flower_vfl.strategies.embeddings.distance_correlation import DistanceCorrelation
+    from flower_vfl.strategies.embeddings.potential_energy import PotentialEnergy
+    from flower_vfl.strategies.gradients.iso import Iso
+    from flower_vfl.strategies.gradients.marvell.full import MarvellFull
+    from flower_vfl.strategies.gradients.marvell.isotropic import Marvell
+    from flower_vfl.strategies.gradients.max_norm import MaxNorm
+    from flower_vfl.strategies.labels.label_dp import LabelDP
     from flower_vfl.strategies.vertical import VerticalStrategy
+    from flower_vfl.training.observer import Observer
+    from flower_vfl.training.outcome import Outcome
 
 __all__ = [
     "DEFENSES",
@@ -42,15 +42,15 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Defense", "GradientDefense", "HookedStrategy"), "flower_vfl.strategies.base"),
     **dict.fromkeys(("DEFENSES", "DEFENSE_METHODS"), "flower_vfl.strategies.defenses"),
-    "DistanceCorrelation": "flower_vfl.strategies.distance_correlation",
-    "Iso": "flower_vfl.strategies.iso",
-    "LabelDP": "flower_vfl.strategies.label_dp",
-    "Marvell": "flower_vfl.strategies.marvell",
-    "MarvellFull": "flower_vfl.strategies.marvell_full",
-    "MaxNorm": "flower_vfl.strategies.max_norm",
-    "Observer": "flower_vfl.strategies.observer",
-    "Outcome": "flower_vfl.strategies.outcome",
-    "PotentialEnergy": "flower_vfl.strategies.potential_energy",
+    "DistanceCorrelation": "flower_vfl.strategies.embeddings.distance_correlation",
+    "Iso": "flower_vfl.strategies.gradients.iso",
+    "LabelDP": "flower_vfl.strategies.labels.label_dp",
+    "Marvell": "flower_vfl.strategies.gradients.marvell.isotropic",
+    "MarvellFull": "flower_vfl.strategies.gradients.marvell.full",
+    "MaxNorm": "flower_vfl.strategies.gradients.max_norm",
+    "Observer": "flower_vfl.training.observer",
+    "Outcome": "flower_vfl.training.outcome",
+    "PotentialEnergy": "flower_vfl.strategies.embeddings.potential_energy",
     "VerticalStrategy": "flower_vfl.strategies.vertical",
 }
 

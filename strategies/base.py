@@ -130,7 +130,7 @@ class HookedStrategy(Strategy):
         Result
             Flower's result; `outcome` holds utility, leakage and cost.
         """
-        from flower_vfl.strategies.course import run_training
+        from flower_vfl.training.run import run_training
 
         if train_config or evaluate_config:
             raise ConfigError("train_config and evaluate_config must be empty; parties read Flower's run config")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from flower_vfl.registry import Methods
 from flower_vfl.strategies.base import Defense
-from flower_vfl.strategies.distance_correlation import DistanceCorrelation
-from flower_vfl.strategies.iso import Iso
-from flower_vfl.strategies.label_dp import LabelDP
-from flower_vfl.strategies.marvell import Marvell
-from flower_vfl.strategies.marvell_full import MarvellFull
-from flower_vfl.strategies.max_norm import MaxNorm
-from flower_vfl.strategies.potential_energy import PotentialEnergy
+from flower_vfl.strategies.embeddings.distance_correlation import DistanceCorrelation
+from flower_vfl.strategies.embeddings.potential_energy import PotentialEnergy
+from flower_vfl.strategies.gradients.iso import Iso
+from flower_vfl.strategies.gradients.marvell.full import MarvellFull
+from flower_vfl.strategies.gradients.marvell.isotropic import Marvell
+from flower_vfl.strategies.gradients.max_norm import MaxNorm
+from flower_vfl.strategies.labels.label_dp import LabelDP
 
 DEFENSES: dict[str, type[Defense]] = {
     cls.name: cls for cls in (DistanceCorrelation, Iso, LabelDP, Marvell, MarvellFull, MaxNorm, PotentialEnergy)

@@ -15,25 +15,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_vfl.attacks import Attack, InferenceAttack, JointAttack, MemoryAttack, make_attacks
+from flower_vfl.auditing.evaluator import AuditLabels, check_side_information
 from flower_vfl.auditing.joint import check_joint_attacks
+from flower_vfl.auditing.longitudinal import check_memory_attacks
+from flower_vfl.auditing.trained_model import check_trained_attacks
 from flower_vfl.config import Config
-from flower_vfl.data.dataset import Labels, PartyTable
-from flower_vfl.data.ids import id_numbers
-from flower_vfl.data.labels import whole_labels
-from flower_vfl.data.periods import Periods
+from flower_vfl.data.encoding.ids import id_numbers
+from flower_vfl.data.encoding.labels import whole_labels
+from flower_vfl.data.store.dataset import Labels, PartyTable
+from flower_vfl.data.store.periods import Periods
 from flower_vfl.errors import ConfigError
-from flower_vfl.parties.inference import check_trained_attacks
 from flower_vfl.parties.label import LabelParty, Log
-from flower_vfl.parties.remembering import check_memory_attacks
-from flower_vfl.parties.scoring import AuditLabels, check_side_information
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.base import Defense, HookedStrategy
-from flower_vfl.strategies.checkpointing import Ledger
-from flower_vfl.strategies.configured import OptimizerFactory
-from flower_vfl.strategies.observer import Observer
-from flower_vfl.strategies.outcome import Outcome
-from flower_vfl.strategies.probe import Cut
+from flower_vfl.training.checkpointing import Ledger
+from flower_vfl.training.factories import OptimizerFactory
+from flower_vfl.training.observer import Observer
+from flower_vfl.training.outcome import Outcome
+from flower_vfl.training.probe import Cut
 from flower_vfl.transport.sessions import Sessions
 
 TopFactory = Callable[[tuple[int, ...]], nn.Module]

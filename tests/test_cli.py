@@ -15,7 +15,7 @@ import pytest
 
 from flower_vfl.attacks import ATTACKS
 from flower_vfl.cli import main
-from flower_vfl.data.catalog import RECIPES
+from flower_vfl.data.sources.catalog import RECIPES
 from flower_vfl.simulations import running, tables
 from flower_vfl.simulations.sweep import sweeping
 from flower_vfl.strategies import DEFENSES
@@ -107,7 +107,7 @@ def test_report_is_rebuilt_from_the_folder_and_compares_several(finished, tmp_pa
 def test_predict_writes_the_scores_of_the_test_rows(finished, tmp_path, ending):
     import pyarrow.dataset
 
-    from flower_vfl.data.catalog import load
+    from flower_vfl.data.sources.catalog import load
     from flower_vfl.metrics import leak_auc
 
     out, _ = finished

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from flower_vfl.apps.node import DATA_VARIABLE
-from flower_vfl.data.catalog import prepare
-from flower_vfl.data.dataset import open_dataset
-from flower_vfl.data.parts import write_part
+from flower_vfl.data.sources.catalog import prepare
+from flower_vfl.data.store.dataset import open_dataset
+from flower_vfl.data.store.parts import write_part
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
@@ -54,14 +54,14 @@ def test_every_contract_is_kept():
 @pytest.mark.parametrize(
     ("place", "line", "contract"),
     [
-        ("flower_vfl/attacks", "from flower_vfl.data.dataset import Labels", "attacks"),
-        ("flower_vfl/attacks", "from flower_vfl.parties.scoring import AuditLabels", "attacks"),
+        ("flower_vfl/attacks", "from flower_vfl.data.store.dataset import Labels", "attacks"),
+        ("flower_vfl/attacks", "from flower_vfl.auditing.evaluator import AuditLabels", "attacks"),
         ("flower_vfl/attacks", "from flower_vfl.strategies import Iso", "attacks"),
         ("flower_vfl/attacks", "from flower_vfl.transport import base", "attacks"),
         ("flower_vfl/attacks", "from flower_vfl.rng import Secret", "attacks"),
-        ("flower_vfl/attacks", "def late():\n    import flower_vfl.apps.build", "attacks"),
+        ("flower_vfl/attacks", "def late():\n    import flower_vfl.apps.factories", "attacks"),
         ("flower_vfl/attacks", "from flower_vfl import run", "attacks"),
-        ("flower_vfl/protocol", "import flower_vfl.data.dataset", "layers"),
+        ("flower_vfl/protocol", "import flower_vfl.data.store.dataset", "layers"),
         ("flower_vfl/parties", "from flower_vfl.strategies import VerticalStrategy", "layers"),
         ("strategies", "import flower_vfl.apps.result", "layers"),
         ("flower_vfl", "x = 1", "layers"),

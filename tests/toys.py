@@ -7,9 +7,9 @@ from string import ascii_lowercase
 import numpy as np
 
 from flower_vfl.config import Config, build_config
-from flower_vfl.data.dataset import FeatureSpec, Labels, PartyTable
-from flower_vfl.data.memory import MemoryData, array_table
-from flower_vfl.data.source import ArraySource
+from flower_vfl.data.store.dataset import FeatureSpec, Labels, PartyTable
+from flower_vfl.data.store.memory import MemoryData, array_table
+from flower_vfl.data.store.source import ArraySource
 
 
 def toy_data(

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.label import Log
-from flower_vfl.strategies import GradientDefense, HookedStrategy, marvell_estimates
-from flower_vfl.strategies.marvell import _draw, optimal_noise
-from flower_vfl.strategies.marvell_classes import ClassProblem, optimal_levels
-from flower_vfl.strategies.marvell_many import ManyClasses, ManyEstimates, estimate
-from flower_vfl.strategies.noise import Noise
+from flower_vfl.strategies import GradientDefense, HookedStrategy
+from flower_vfl.strategies.gradients.marvell import estimates
+from flower_vfl.strategies.gradients.marvell.isotropic import _draw, optimal_noise
+from flower_vfl.strategies.gradients.marvell.multiclass import ManyClasses, ManyEstimates, estimate
+from flower_vfl.strategies.gradients.marvell.multiclass_solver import ClassProblem, optimal_levels
+from flower_vfl.strategies.gradients.noise import Noise
 
 
 class OfPower(GradientDefense):
@@ -73,7 +74,7 @@ class Rest(OfPower):
         """Add the independent noises of all classes."""
         noisy, numbers = g, Noise(self.generator(g.device))
         for c in y.unique().tolist():
-            two = marvell_estimates.estimate(g, (y == c).long())
+            two = estimates.estimate(g, (y == c).long())
             part = power * (model.unit / two.unit) ** 2 / len(y.unique())
             noisy = noisy + (
                 _draw(g, (y == c).long(), two.p, two, optimal_noise(two.u, two.v, two.d, two.g, two.p, part), numbers)

@@ -156,7 +156,7 @@ def dealt(layout: str, columns: int) -> list[NDArray[np.int64]]:
 
 def split_data(config: Config, layout: str) -> MemoryData:
     """Open the images and give each party its pixels."""
-    from flower_vfl.apps.build import open_data
+    from flower_vfl.apps.factories import open_data
     from flower_vfl.data import MemoryData, array_table
 
     opened = open_data(config)

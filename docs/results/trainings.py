@@ -41,7 +41,7 @@ from studies import (
 
 if TYPE_CHECKING:
     from flower_vfl.config import Config
-    from flower_vfl.data.memory import MemoryData
+    from flower_vfl.data.store.memory import MemoryData
     from flower_vfl.rng import Secret
 
 PEOPLE, TEST, EPOCHS, BATCH = 6_144, 2_000, 4, 512
@@ -104,9 +104,9 @@ GAIN = 0.02
 
 def some_people(config: Config, rows: NDArray[np.int64], test: NDArray[np.int64], *, ids: bool) -> MemoryData:
     """Return the census of these people only, in this order."""
-    from flower_vfl.apps.build import open_data
+    from flower_vfl.apps.factories import open_data
     from flower_vfl.data import Labels, MemoryData
-    from flower_vfl.data.source import SomeRows
+    from flower_vfl.data.store.source import SomeRows
 
     whole = open_data(config)
     labels = whole.labels()
@@ -121,8 +121,8 @@ def some_people(config: Config, rows: NDArray[np.int64], test: NDArray[np.int64]
 
 def train(config: Config, data: MemoryData, secret: Secret) -> float:
     """Train in this process, with a label party of this secret, and return the test AUC."""
-    from flower_vfl.apps.build import default_bottom, default_top, parties_here, torch_threads
-    from flower_vfl.apps.client import make_client_app
+    from flower_vfl.apps.client_app import make_client_app
+    from flower_vfl.apps.factories import default_bottom, default_top, parties_here, torch_threads
     from flower_vfl.apps.label_party import build_strategy
     from flower_vfl.apps.local_grid import LocalGrid
     from flower_vfl.config import to_run_config
@@ -194,7 +194,7 @@ def history(job: Job, counts: Iterable[int]) -> Summary:
 
 
 def _rows(config: Config) -> tuple[int, int]:
-    from flower_vfl.apps.build import open_data
+    from flower_vfl.apps.factories import open_data
 
     aligned = open_data(config).alignment
     return aligned.rows, aligned.test_rows

@@ -18,8 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_vfl.attacks import MemoryAttack, norm, remembered_direction
-from flower_vfl.attacks.remembering import NOBODY, KnownRows, Memory
+from flower_vfl.attacks import MemoryAttack
+from flower_vfl.attacks.gradient import norm
+from flower_vfl.attacks.longitudinal import direction as remembered_direction
+from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory
 from flower_vfl.attacks.rows import rarer_side_up
 from flower_vfl.strategies import Iso
 

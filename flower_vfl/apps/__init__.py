@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 from flower_vfl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flower_vfl.apps.client import make_client_app
+    from flower_vfl.apps.client_app import make_client_app
     from flower_vfl.apps.local import align, run
     from flower_vfl.apps.prediction import predict
     from flower_vfl.apps.result import RunResult
-    from flower_vfl.apps.server import make_server_app
+    from flower_vfl.apps.server_app import make_server_app
 
 __all__ = ["RunResult", "align", "make_client_app", "make_server_app", "predict", "run"]
 
 _HOMES = {
     "RunResult": "flower_vfl.apps.result",
     "align": "flower_vfl.apps.local",
-    "make_client_app": "flower_vfl.apps.client",
-    "make_server_app": "flower_vfl.apps.server",
+    "make_client_app": "flower_vfl.apps.client_app",
+    "make_server_app": "flower_vfl.apps.server_app",
     "predict": "flower_vfl.apps.prediction",
     "run": "flower_vfl.apps.local",
 }

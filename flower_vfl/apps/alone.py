@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from flower_vfl.apps.written import kept_utility
+from flower_vfl.apps.result_schema import kept_utility
 
 ALONE, BETTER = "alone", "alone_better"
 """Keys of a result: what each party reaches alone, and the party that reaches more than all together."""

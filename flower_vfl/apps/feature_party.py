@@ -6,16 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.apps.build import BottomFactory, TopFactory, default_bottom, default_top, party_names
+from flower_vfl.apps.factories import BottomFactory, TopFactory, default_bottom, default_top, party_names
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.config import Config
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import new_model
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import FeatureParty, Store
 from flower_vfl.rng import Secret
-from flower_vfl.strategies.configured import OptimizerFactory, optimizers_of, schedule_of
+from flower_vfl.training.factories import OptimizerFactory, optimizers_of, schedule_of
 
 
 def build_feature_party(
@@ -55,8 +55,8 @@ def build_feature_party(
     if name not in attackers or not config.attack.names:
         return FeatureParty(name, model, optimizers, table, schedule, **shared)
     from flower_vfl.attacks import make_attacks
-    from flower_vfl.parties.attacker import Attacker
-    from flower_vfl.parties.inference import FreshModels
+    from flower_vfl.auditing.attacker import Attacker
+    from flower_vfl.auditing.trained_model import FreshModels
 
     return Attacker(
         name,

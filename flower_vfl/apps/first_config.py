@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from flower_vfl.data.party_names import check_party_name
-from flower_vfl.data.tables import read_header
+from flower_vfl.data.formats.tables import read_header
+from flower_vfl.data.store.party_names import check_party_name
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.files import write_text_atomic
 from flower_vfl.registry import named, suggestion

@@ -9,15 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from flower_vfl.apps.keeping import differences
 from flower_vfl.apps.periods import write_periods
-from flower_vfl.apps.written import checked_result
+from flower_vfl.apps.result_schema import checked_result
+from flower_vfl.apps.run_state import differences
 from flower_vfl.config import Config, load_config, to_toml
-from flower_vfl.data.periods import Periods
+from flower_vfl.data.store.periods import Periods
 from flower_vfl.errors import ConfigError, InputError, OutputExistsError
 from flower_vfl.files import LEFTOVERS, FolderLock, remove_leftovers, write_json_atomic, write_text_atomic, writing_to
-from flower_vfl.strategies.outcome import LIMITS
 from flower_vfl.tracking import merge_steps
+from flower_vfl.training.outcome import LIMITS
 
 CONFIG, RESULT, WEIGHTS = "config.toml", "result.json", "weights"
 ENDED = ("finished", "early stopping", *LIMITS.values())

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flower_vfl.metrics import Embeddings, Values
-from flower_vfl.strategies.observer import Observer
 from flower_vfl.tracking import StepLog, add_snapshot, make_sink, write_embeddings
+from flower_vfl.training.observer import Observer
 from flower_vfl.transport.base import Link
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from flower_vfl.apps.build import (
+from flower_vfl.apps.factories import (
     BottomFactory,
     TopFactory,
     default_bottom,
@@ -18,17 +18,17 @@ from flower_vfl.apps.build import (
 )
 from flower_vfl.attacks import make_attacks
 from flower_vfl.config import Config
-from flower_vfl.data.dataset import Labels
-from flower_vfl.data.memory import IdentifiedData, VerticalData
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.data.store.memory import IdentifiedData, VerticalData
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.networks import network_of
 from flower_vfl.rng import Secret
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.configured import OptimizerFactory, schedule_of
 from flower_vfl.strategies.defenses import DEFENSE_METHODS
-from flower_vfl.strategies.observer import Observer
-from flower_vfl.strategies.outcome import Outcome
 from flower_vfl.strategies.vertical import VerticalStrategy
+from flower_vfl.training.factories import OptimizerFactory, schedule_of
+from flower_vfl.training.observer import Observer
+from flower_vfl.training.outcome import Outcome
 
 _log = logging.getLogger(__name__)
 

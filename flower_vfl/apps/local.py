@@ -9,7 +9,8 @@ from flower_vfl.apps.alignment.client import RESULT
 from flower_vfl.apps.alignment.place import remove_empty, withdraw
 from flower_vfl.apps.alignment.progress import Progress
 from flower_vfl.apps.alignment.start import align_as_label, sources_of
-from flower_vfl.apps.build import (
+from flower_vfl.apps.client_app import make_client_app
+from flower_vfl.apps.factories import (
     BottomFactory,
     DataFactory,
     TopFactory,
@@ -18,17 +19,16 @@ from flower_vfl.apps.build import (
     open_data,
     parties_here,
 )
-from flower_vfl.apps.client import make_client_app
 from flower_vfl.apps.folder import check_free
-from flower_vfl.apps.keeping import LABEL
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
-from flower_vfl.apps.server import make_server_app
+from flower_vfl.apps.run_state import LABEL
+from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.config import Config, to_run_config
-from flower_vfl.data.memory import MemoryData, VerticalData
+from flower_vfl.data.store.memory import MemoryData, VerticalData
 from flower_vfl.errors import TrainingError
 from flower_vfl.strategies import Observer
-from flower_vfl.strategies.configured import OptimizerFactory
+from flower_vfl.training.factories import OptimizerFactory
 
 _ALONE = "alone"
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from flower_vfl.errors import SetupError
-from flower_vfl.strategies.observer import Observer
+from flower_vfl.training.observer import Observer
 from flower_vfl.transport.base import Link
 from flower_vfl.version import package_version
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from flower_vfl.apps.folder import WEIGHTS
 from flower_vfl.checkpoint import save_tensors
 from flower_vfl.config import Config, build_config
-from flower_vfl.data.dataset import Alignment, Dataset, FeatureSpec
-from flower_vfl.data.memory import VerticalData
-from flower_vfl.data.scoring import Features, encoding_digest
+from flower_vfl.data.store.dataset import Alignment, Dataset, FeatureSpec
+from flower_vfl.data.store.memory import VerticalData
+from flower_vfl.data.store.scoring import Features, encoding_digest
 from flower_vfl.errors import ConfigError, DataError, InputError
 from flower_vfl.files import writing_to
 from flower_vfl.nn.digest import state_digest
@@ -57,7 +57,7 @@ class ModelCard:
     version : str
         Of flower-vfl.
     answer : tuple of str
-        At the label party: the logits of its network for fixed inputs, see `flower_vfl.strategies.probe`.
+        At the label party: the logits of its network for fixed inputs, see `flower_vfl.training.probe`.
     """
 
     party: str

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flower_vfl.config import Config
-from flower_vfl.data.layout import MANIFEST
+from flower_vfl.data.store.layout import MANIFEST
 from flower_vfl.errors import ConfigError, SetupError
 
 DATA_VARIABLE = "FLOWER_VFL_DATA"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flower_vfl.data.periods import Periods
+from flower_vfl.data.store.periods import Periods
 from flower_vfl.files import replacing
 from flower_vfl.metrics import nearest_rank, null_quantile
 from flower_vfl.tracking import read_steps, read_table

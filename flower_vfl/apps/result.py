@@ -13,18 +13,18 @@ import numpy as np
 
 from flower_vfl.apps.periods import describe_periods
 from flower_vfl.apps.rebuild import rebuild
-from flower_vfl.apps.written import kept_utility
+from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.attacks.base import HINTS, REFERENCE, Attack, AttackMethod
-from flower_vfl.attacks.remembering import MemoryAttack
+from flower_vfl.attacks.longitudinal.base import MemoryAttack
 from flower_vfl.auditing.conditional import NEEDS as CONDITIONAL_NEEDS
 from flower_vfl.auditing.entries import CONDITIONAL, NAMED_PHASES, phase_of
 from flower_vfl.auditing.verdict import verdict_of
 from flower_vfl.config import Config
-from flower_vfl.data.dataset import Labels
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.registry import from_elsewhere
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.outcome import LIMITS, Epoch, Outcome
+from flower_vfl.training.outcome import LIMITS, Epoch, Outcome
 from flower_vfl.version import software
 
 _UTILITY = ("test_auc", "test_loss", "test_ace", "test_accuracy", "train_loss", "epoch")

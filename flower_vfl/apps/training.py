@@ -11,18 +11,18 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import nn
 
-from flower_vfl.apps.build import computing
+from flower_vfl.apps.factories import computing
 from flower_vfl.apps.folder import RunFolder
 from flower_vfl.apps.journal import Journal
-from flower_vfl.apps.keeping import LABEL, Keeping
 from flower_vfl.apps.model import ModelCard, class_names, make_card, model_path, save_model
 from flower_vfl.apps.result import ResultCallback, RunResult, describe_data, summarise
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.apps.run_state import LABEL, Keeping
+from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import InputError, StorageError
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.grids import is_simulation
-from flower_vfl.strategies.probe import answer, fixed_rows, warn_of_learning
+from flower_vfl.training.grids import is_simulation
+from flower_vfl.training.probe import answer, fixed_rows, warn_of_learning
 
 _log = logging.getLogger(__name__)
 

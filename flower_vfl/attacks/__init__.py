@@ -15,29 +15,29 @@ from flower_vfl.attacks.base import (
     SideInformation,
     whole,
 )
-from flower_vfl.attacks.clustering import ClusteringAttack
-from flower_vfl.attacks.cosine import CosineAttack
-from flower_vfl.attacks.direction import DirectionAttack
-from flower_vfl.attacks.direction_count import DirectionCountAttack
-from flower_vfl.attacks.embedding_reader import EmbeddingReaderAttack
-from flower_vfl.attacks.gradient_clustering import GradientClusteringAttack
-from flower_vfl.attacks.hint import HintAttack
-from flower_vfl.attacks.inference import InferenceAttack, Leaked, TrainedView
-from flower_vfl.attacks.inner_product import InnerProductAttack
+from flower_vfl.attacks.embedding.clustering import ClusteringAttack
+from flower_vfl.attacks.embedding.embedding_reader import EmbeddingReaderAttack
+from flower_vfl.attacks.embedding.inference import InferenceAttack, Leaked, TrainedView
+from flower_vfl.attacks.embedding.model_completion import ModelCompletionAttack
+from flower_vfl.attacks.embedding.spectral import SpectralAttack
+from flower_vfl.attacks.gradient.cosine import CosineAttack
+from flower_vfl.attacks.gradient.direction import DirectionAttack
+from flower_vfl.attacks.gradient.direction_count import DirectionCountAttack
+from flower_vfl.attacks.gradient.gradient_clustering import GradientClusteringAttack
+from flower_vfl.attacks.gradient.hint import HintAttack
+from flower_vfl.attacks.gradient.inner_product import InnerProductAttack
+from flower_vfl.attacks.gradient.norm import NormAttack
+from flower_vfl.attacks.gradient.residual import ResidualAttack
+from flower_vfl.attacks.gradient.shell import ShellAttack
 from flower_vfl.attacks.joint import JointAttack, JointReaderAttack, JointRegressionAttack
-from flower_vfl.attacks.model_completion import ModelCompletionAttack
-from flower_vfl.attacks.norm import NormAttack
-from flower_vfl.attacks.remembered_difference import RememberedDifferenceAttack
-from flower_vfl.attacks.remembered_direction import RememberedDirectionAttack
-from flower_vfl.attacks.remembered_fit import RememberedFitAttack
-from flower_vfl.attacks.remembered_hint import RememberedHintAttack
-from flower_vfl.attacks.remembered_network import RememberedNetworkAttack
-from flower_vfl.attacks.remembered_norm import RememberedNormAttack
-from flower_vfl.attacks.remembered_quadratic import RememberedQuadraticAttack
-from flower_vfl.attacks.remembering import KnownRows, Memory, MemoryAttack
-from flower_vfl.attacks.residual import ResidualAttack
-from flower_vfl.attacks.shell import ShellAttack
-from flower_vfl.attacks.spectral import SpectralAttack
+from flower_vfl.attacks.longitudinal.base import KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.longitudinal.difference import RememberedDifferenceAttack
+from flower_vfl.attacks.longitudinal.direction import RememberedDirectionAttack
+from flower_vfl.attacks.longitudinal.hint import RememberedHintAttack
+from flower_vfl.attacks.longitudinal.linear import RememberedFitAttack
+from flower_vfl.attacks.longitudinal.network import RememberedNetworkAttack
+from flower_vfl.attacks.longitudinal.norm import RememberedNormAttack
+from flower_vfl.attacks.longitudinal.quadratic import RememberedQuadraticAttack
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import Methods
 

@@ -1,7 +1,7 @@
 """What an attack is: a name, parameters and, for attacks while training, a transcript in and scores out.
 
-Attacks on the trained model are in `flower_vfl.attacks.inference`, those on what is remembered over the epochs in
-`flower_vfl.attacks.remembering`.
+Attacks on the trained model are in `flower_vfl.attacks.embedding.inference`, longitudinal ones in
+`flower_vfl.attacks.longitudinal.base`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from flower_vfl.auditing.members import ALONE, Members
 from flower_vfl.auditing.readers import DISCRIMINANTS, LEARNERS, Fit
 from flower_vfl.auditing.selection import EPOCHS, Candidate, Sample, best, candidates, measured, strongest
 from flower_vfl.auditing.verdict import INFORMED
-from flower_vfl.data.dataset import PartyTable
+from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.metrics import LeakSummary
 
 SEES = ["columns", "embeddings", "gradients"]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flower_vfl.attacks.principal import Follower
-from flower_vfl.attacks.remembering import in_batch_units
-from flower_vfl.attacks.residual import residual_lengths
+from flower_vfl.attacks.gradient.principal_direction import Follower
+from flower_vfl.attacks.gradient.residual import residual_lengths
+from flower_vfl.attacks.longitudinal.base import in_batch_units
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.members import ALONE, Members
 

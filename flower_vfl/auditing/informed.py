@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.attacks.joint import JointView
-from flower_vfl.attacks.remembered_direction import score as direction_score
-from flower_vfl.attacks.remembering import centred_in_batch_units
+from flower_vfl.attacks.longitudinal.base import centred_in_batch_units
+from flower_vfl.attacks.longitudinal.direction import score as direction_score
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.collected import Collected
 from flower_vfl.auditing.columns import joint_view, read_with_columns
@@ -34,7 +34,7 @@ from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.selection import BATCH, EPOCH, EPOCHS, Candidate, Sample, best, candidates, measured, strongest
 from flower_vfl.auditing.summary_state import restore_summary, summary_state
 from flower_vfl.auditing.verdict import INFORMED
-from flower_vfl.data.dataset import PartyTable
+from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.metrics import LeakSummary, auc_interval, leak_auc
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.protocol.tensors import brought

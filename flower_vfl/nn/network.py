@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from flower_vfl.config.schema import ModelConfig
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.tabular import FeatureShape
-from flower_vfl.sections import ModelConfig
 
 _COMMON = frozenset({"network", "fusion", "cut"})
 

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 from torch import nn
 
+from flower_vfl.config.schema import ModelConfig
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.network import Network
 from flower_vfl.nn.tabular import FeatureShape, Top
 from flower_vfl.registry import lookup
-from flower_vfl.sections import ModelConfig
 
 Shape = tuple[int, ...]
 Layers = Callable[[Shape, int], tuple[nn.Module, Shape]]

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from flower_vfl.config.schema import ModelConfig
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.network import Network
 from flower_vfl.nn.tabular import EMBEDDING_SCALE, FeatureShape, Top
-from flower_vfl.sections import ModelConfig
 
 WIDTHS = (3, 4, 5)
 """How many words a filter spans, a group of filters each."""

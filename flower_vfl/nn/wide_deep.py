@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from flower_vfl.config.schema import ModelConfig
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.network import Network
 from flower_vfl.nn.tabular import FeatureShape, TabularBottom, Top, column_offsets, gathered
-from flower_vfl.sections import ModelConfig
 
 CUT = 128
 

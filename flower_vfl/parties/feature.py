@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flower_vfl.data.dataset import PartyTable
-from flower_vfl.data.source import FeatureSource
+from flower_vfl.data.store.dataset import PartyTable
+from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import ProtocolError, TrainingError
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer

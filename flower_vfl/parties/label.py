@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_vfl.data.dataset import PartyTable
-from flower_vfl.data.source import FeatureSource
+from flower_vfl.data.store.dataset import PartyTable
+from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import ConfigError, TrainingError, UnprotectedBatchError
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.nn.dropout import bound_generators

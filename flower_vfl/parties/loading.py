@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_vfl.data.source import ArraySource, FeatureSource
+from flower_vfl.data.store.source import ArraySource, FeatureSource
 from flower_vfl.nn.placement import Placement
 from flower_vfl.protocol.schedule import Rows, Schedule
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from flower_vfl.data.source import FeatureSource
+from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.errors import ProtocolError
 from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.feature import batch_limit, embed, embedding_shape

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import numpy as np
 from markupsafe import Markup
 
-from flower_vfl.apps.written import kept_utility
+from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.choice import choice_of

@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.folder import RESULT
+from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.apps.sweeps import is_sweep
-from flower_vfl.apps.written import kept_utility
 from flower_vfl.auditing.entries import TRAIN, phase_of, read
 from flower_vfl.errors import InputError
 from flower_vfl.files import write_text_atomic
@@ -25,8 +25,8 @@ from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
 from flower_vfl.reports.headline import advice, headline_of, signed
 from flower_vfl.reports.leaks import label_of, reached, told, way_of
+from flower_vfl.reports.longitudinal import of_remembered
 from flower_vfl.reports.periods import period_figures
-from flower_vfl.reports.remembered import of_remembered
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.sweep import of_sweep
 from flower_vfl.reports.trained import of_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flower_vfl.apps.written import kept_utility
+from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.reports.pareto import front
 
 NOT_RANKED = (

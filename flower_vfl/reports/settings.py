@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.apps.written import kept_utility
+from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.reports.figures import Point
 from flower_vfl.reports.leaks import label_of, reached, received, worst
 from flower_vfl.reports.words import USUAL

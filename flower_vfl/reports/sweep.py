@@ -11,8 +11,8 @@ import numpy as np
 from markupsafe import Markup
 
 from flower_vfl.apps.folder import RESULT
+from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.apps.sweeps import Entry, read_record
-from flower_vfl.apps.written import kept_utility
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import words

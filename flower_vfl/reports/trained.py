@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from flower_vfl.apps.written import kept_utility
+from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.metrics import mean_interval, pair_angles, sample_rows
 from flower_vfl.metrics.embeddings import READ, RECEIVED
 from flower_vfl.reports.figures import (

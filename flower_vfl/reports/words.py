@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_vfl.apps.alone import BETTER
 from flower_vfl.auditing.entries import CONDITIONAL, READER_PHASES, phase_of
-from flower_vfl.parsing import call
+from flower_vfl.config.parsing import call
 from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, on_embeddings, reached, received, told
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from flower_vfl.attacks.base import (
     RowAttack,
     SideInformation,
 )
-from flower_vfl.attacks.inference import InferenceAttack
+from flower_vfl.attacks.embedding.inference import InferenceAttack
 from flower_vfl.attacks.joint import JointAttack
-from flower_vfl.attacks.remembering import MemoryAttack
+from flower_vfl.attacks.longitudinal.base import MemoryAttack
 from flower_vfl.errors import InputError
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from flower_vfl.testing.common import (
@@ -39,7 +39,7 @@ from flower_vfl.testing.common import (
     score_problems,
 )
 from flower_vfl.testing.joint import JOINT, JointSubject
-from flower_vfl.testing.remembering import MEMORIES, MemorySubject
+from flower_vfl.testing.longitudinal import MEMORIES, MemorySubject
 from flower_vfl.testing.sequences import repeated, sequence, stacked
 from flower_vfl.testing.trained import TRAINED, TrainedSubject
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from flower_vfl.attacks import ATTACK_METHODS
-from flower_vfl.attacks.inference import LEAKED
+from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.joint import JointAttack, JointScores, JointView, OwnRows
-from flower_vfl.attacks.remembering import NOBODY, KnownRows, centred_in_batch_units
+from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, centred_in_batch_units
 from flower_vfl.errors import InputError
 from flower_vfl.testing.common import (
     Check,

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from flower_vfl.config import Config
+from flower_vfl.config.schema import AttackConfig
 from flower_vfl.parties.label import Log
 from flower_vfl.rng import Secret
-from flower_vfl.sections import AttackConfig
 from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
 from flower_vfl.strategies.vertical import VerticalStrategy
 from flower_vfl.testing.common import gradients

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flower_vfl.attacks import ATTACK_METHODS
 from flower_vfl.attacks.base import Reads
-from flower_vfl.attacks.inference import LEAKED, InferenceAttack, Leaked, TrainedView
+from flower_vfl.attacks.embedding.inference import LEAKED, InferenceAttack, Leaked, TrainedView
 from flower_vfl.errors import InputError
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.testing.common import (

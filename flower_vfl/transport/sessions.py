@@ -16,11 +16,11 @@ from typing import Self
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from flower_vfl.config.schema import TransportConfig
 from flower_vfl.errors import FlowerVflError, PartyError, PartyLostError, ProtocolError, SessionError, SetupError
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.printable import printable
-from flower_vfl.sections import TransportConfig
 from flower_vfl.transport.authority import OFFER_SECONDS
 from flower_vfl.transport.base import Endpoint, Link
 from flower_vfl.transport.inproc import InprocEndpoint

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.apps.alone import ALONE
-from flower_vfl.apps.build import open_data
+from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
+from flower_vfl.auditing.row_memory import free_memory
 from flower_vfl.config import Config
 from flower_vfl.errors import InputError, OutputExistsError, TrainingError
 from flower_vfl.files import LEFTOVERS, FolderLock, append_private, write_json_atomic, writing_to
 from flower_vfl.machine import cores
-from flower_vfl.parties.memory import free_memory
 from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports import render
 from flower_vfl.simulations.demo.countdown import Countdown, time_words

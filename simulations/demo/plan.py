@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flower_vfl.config import Config, build_config, canonical_key, load_config
+from flower_vfl.config.parsing import parse_defenses
+from flower_vfl.config.schema import AttackConfig
 from flower_vfl.errors import ConfigError
-from flower_vfl.parsing import parse_defenses
-from flower_vfl.sections import AttackConfig
 
 PRESET = "census"
 EPOCHS = 3

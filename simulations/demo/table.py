@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flower_vfl.apps.written import kept_utility
+from flower_vfl.apps.result_schema import kept_utility
 
 COLUMNS = ("defense", "test AUC", "worst practical leak", "informed reader", "guessing")
 TITLE = "Leak AUC of the gradients alone: 0.5 is guessing, 1 reads every label"

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_vfl.data.dataset import PartyTable
-from flower_vfl.data.memory import VerticalData
-from flower_vfl.data.source import FeatureSource
+from flower_vfl.data.store.dataset import PartyTable
+from flower_vfl.data.store.memory import VerticalData
+from flower_vfl.data.store.source import FeatureSource
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
 
 

@@ -14,26 +14,26 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from flower_vfl.apps.build import default_bottom, default_top
+from flower_vfl.apps.factories import default_bottom, default_top
 from flower_vfl.apps.feature_party import build_feature_party
-from flower_vfl.apps.keeping import LABEL, Keeping
 from flower_vfl.apps.label_party import build_strategy
+from flower_vfl.apps.run_state import LABEL, Keeping
 from flower_vfl.attacks import InferenceAttack, JointAttack
+from flower_vfl.auditing.evaluator import scorer_state
+from flower_vfl.auditing.summaries import Measured
 from flower_vfl.config import Config
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.nn.optim import State
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.parties.label import LabelParty
-from flower_vfl.parties.scoring import scorer_state
-from flower_vfl.parties.summaries import Measured
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Observer, Outcome
-from flower_vfl.strategies.arrivals import check_fit, send_audit
-from flower_vfl.strategies.building import build_checkpointing, build_label_party, build_monitor, prepare_labels
-from flower_vfl.strategies.configured import schedule_of
-from flower_vfl.strategies.outcome import measured
-from flower_vfl.strategies.training import Training
+from flower_vfl.training.assembly import build_checkpointing, build_label_party, build_monitor, prepare_labels
+from flower_vfl.training.factories import schedule_of
+from flower_vfl.training.handshake import check_fit, send_audit
+from flower_vfl.training.loop import Training
+from flower_vfl.training.outcome import measured
 from flower_vfl.transport.base import Link
 from flower_vfl.transport.inproc import InprocLink
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_vfl.parties.summaries import Measured
+from flower_vfl.auditing.summaries import Measured
 from flower_vfl.tracking import Column, Series
 
 Values = NDArray[np.float64]

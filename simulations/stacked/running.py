@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_vfl.apps.build import check_device, computing, open_data
+from flower_vfl.apps.factories import check_device, computing, open_data
 from flower_vfl.apps.folder import RunFolder
 from flower_vfl.config import Config
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.metrics import Values
 from flower_vfl.simulations.stacked.member import Member
 from flower_vfl.simulations.stacked.training import StackedTraining, Told

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from flower_vfl.attacks.base import RowAttack
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.auditing.attacker import chosen_layers
+from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import Values, snapshot
 from flower_vfl.metrics.utility_tensor import utilities
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
-from flower_vfl.parties.attacker import chosen_layers
 from flower_vfl.parties.label import LabelModel, checked_log
 from flower_vfl.protocol.schedule import Part, Schedule
 from flower_vfl.simulations.stacked.feeding import Feeding
@@ -35,10 +35,10 @@ from flower_vfl.simulations.stacked.reading import CLEAN, SENT, Batch, Readers, 
 from flower_vfl.simulations.stacked.records import Curves, Reading, Recorded, Records, RunRecorder, measured
 from flower_vfl.strategies import Outcome
 from flower_vfl.strategies.base import GradientDefense
-from flower_vfl.strategies.building import build_monitor
-from flower_vfl.strategies.configured import optimizers_of
-from flower_vfl.strategies.outcome import Epoch
 from flower_vfl.tracking import Series
+from flower_vfl.training.assembly import build_monitor
+from flower_vfl.training.factories import optimizers_of
+from flower_vfl.training.outcome import Epoch
 
 LOSS: Series = ("label", "", "", "train_loss")
 

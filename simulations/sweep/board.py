@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.apps.folder import ENDED
-from flower_vfl.apps.written import kept_utility
+from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports.leaks import reached, worst
 from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation

@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from flower_vfl.apps.build import open_data
-from flower_vfl.apps.keeping import config_digest
+from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.local import run
+from flower_vfl.apps.run_state import config_digest
 from flower_vfl.config import Config
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.printable import reason_of
 from flower_vfl.simulations.sweep.definition import Running

@@ -10,9 +10,9 @@ from itertools import pairwise
 import torch
 
 from flower_vfl import machine
-from flower_vfl.apps.build import computing
+from flower_vfl.apps.factories import computing
 from flower_vfl.config import Config
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.protocol.printable import reason_of
 from flower_vfl.simulations.stacked.member import Member
 from flower_vfl.simulations.stacked.training import StackedTraining
@@ -21,7 +21,7 @@ from flower_vfl.simulations.sweep.definition import Running
 from flower_vfl.simulations.sweep.grouping import Group, groups
 from flower_vfl.simulations.sweep.planning import fitting, measure, part_of, peak, reset_peak
 from flower_vfl.simulations.sweep.trials import Trial
-from flower_vfl.strategies.configured import schedule_of
+from flower_vfl.training.factories import schedule_of
 
 FEW, MORE = 2, 8
 """Runs of the two stacks that are measured; time and memory of more are computed from the two, in a straight line."""

@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 
 from flower_vfl.apps.local import run
 from flower_vfl.config import Config
-from flower_vfl.data.dataset import Labels, PartyTable
-from flower_vfl.data.memory import MemoryData, VerticalData
-from flower_vfl.data.periods import Periods
-from flower_vfl.data.source import SomeRows
+from flower_vfl.data.store.dataset import Labels, PartyTable
+from flower_vfl.data.store.memory import MemoryData, VerticalData
+from flower_vfl.data.store.periods import Periods
+from flower_vfl.data.store.source import SomeRows
 from flower_vfl.errors import SetupError
 from flower_vfl.reports import render
 from flower_vfl.reports.words import size
 from flower_vfl.simulations.sweep.checking import OpenData, Told, plain, quiet_log
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
-from flower_vfl.strategies.configured import schedule_of
+from flower_vfl.training.factories import schedule_of
 
 STEPS, WARM_UP = 40, 8
 """Steps of a probe, and how many of them, the first, do not count."""

@@ -11,12 +11,12 @@ import torch
 from rich.status import Status
 from rich.text import Text
 
-from flower_vfl.apps.keeping import is_begun
+from flower_vfl.apps.run_state import is_begun
 from flower_vfl.apps.sweeps import ERRORS, runs_of
 from flower_vfl.errors import InputError, TrainingError
 from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports import render_sweep, renew
-from flower_vfl.simulations.endings import last_words
+from flower_vfl.simulations.process_cleanup import last_words
 from flower_vfl.simulations.sweep.board import MOST_TOLD, Board
 from flower_vfl.simulations.sweep.checking import check_trials
 from flower_vfl.simulations.sweep.choosing import choose

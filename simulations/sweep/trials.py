@@ -11,10 +11,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flower_vfl.apps.keeping import config_digest
+from flower_vfl.apps.run_state import config_digest
 from flower_vfl.config import Config, build_config, canonical_key, load_config
+from flower_vfl.config.parsing import call, parse_defenses, written
 from flower_vfl.errors import ConfigError
-from flower_vfl.parsing import call, parse_defenses, written
 from flower_vfl.simulations.sweep.definition import NOTHING_VARIES, Definition
 
 MOST_TRIALS = 20_000

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from flower_vfl.apps.keeping import CHECKPOINTS, Keeping
+from flower_vfl.apps.run_state import CHECKPOINTS, Keeping
 from flower_vfl.config import build_config
 from flower_vfl.errors import SetupError, StorageError
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE

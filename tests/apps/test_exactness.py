@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.apps.build import default_bottom, default_own, default_top
+from flower_vfl.apps.factories import default_bottom, default_own, default_top
+from flower_vfl.config.schema import ModelConfig
 from flower_vfl.nn import bind_dropout, seeded_initialisation
 from flower_vfl.nn.digest import weights_digest
 from flower_vfl.rng import Secret
-from flower_vfl.sections import ModelConfig
-from flower_vfl.strategies.configured import schedule_of
+from flower_vfl.training.factories import schedule_of
 from tests.toys import mixed_data, text_data, toy_config, toy_data
 
 # What `toy_config` says of the perceptron, back at what changes nothing.

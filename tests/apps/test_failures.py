@@ -13,18 +13,18 @@ import torch
 from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.apps.build import computing, default_bottom
-from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.client_app import make_client_app
+from flower_vfl.apps.factories import computing, default_bottom
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import load_model, model_path
+from flower_vfl.auditing.attacker import Attacker
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError, TrainingError
-from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import batch_limit
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.strategies import Observer, VerticalStrategy
-from flower_vfl.strategies.reported import read_report
 from flower_vfl.tracking import read_steps
+from flower_vfl.training.party_report import read_report
 from flower_vfl.version import software
 from tests.toys import toy_config, toy_data
 

@@ -53,8 +53,8 @@ def test_a_card_says_what_the_weights_need(folder):
     assert label.spec == party.spec == toy_data(rows=200, label_features=True).party("a").spec
     assert (party.features, party.classes) == ((), ())
     assert label.factories == {
-        "top": "flower_vfl.apps.build:default_top",
-        "bottom": "flower_vfl.apps.build:default_bottom",
+        "top": "flower_vfl.apps.factories:default_top",
+        "bottom": "flower_vfl.apps.factories:default_bottom",
     }
 
 

@@ -10,16 +10,16 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flower_vfl.apps import run
-from flower_vfl.apps.build import open_data
-from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.client_app import make_client_app
+from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.feature_party import build_feature_party
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.node import DATA_VARIABLE, STEPPED, Node, with_data_of_this_host
-from flower_vfl.apps.server import make_server_app
+from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.config import build_config, to_run_config
-from flower_vfl.data.catalog import DATASETS_VARIABLE, prepare
-from flower_vfl.data.dataset import open_dataset
-from flower_vfl.data.parts import write_part
+from flower_vfl.data.sources.catalog import DATASETS_VARIABLE, prepare
+from flower_vfl.data.store.dataset import open_dataset
+from flower_vfl.data.store.parts import write_part
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
@@ -76,7 +76,7 @@ def test_hosts_that_hold_only_their_own_parts_train_to_the_weights_of_the_local_
     def with_the_secret_of_a_simulation(name, config, data, secret, **more):
         return build_feature_party(name, config, data, Secret.for_simulation(config.seed, name), **more)
 
-    monkeypatch.setattr("flower_vfl.apps.client.build_feature_party", with_the_secret_of_a_simulation)
+    monkeypatch.setattr("flower_vfl.apps.training_client.build_feature_party", with_the_secret_of_a_simulation)
     monkeypatch.setattr(Secret, "of_this_host", lambda _: Secret.for_simulation(CONFIG.seed, "label"))
     deployed = deploy(nodes_of(folders), root / dataset.label_party, monkeypatch, tmp_path)
     local = run(CONFIG.model_copy(update={"data": CONFIG.data.model_copy(update={"path": str(root / "whole")})}))

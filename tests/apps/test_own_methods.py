@@ -111,8 +111,8 @@ def test_the_configuration_reaches_the_parties_through_flowers_run_config():
         ({"defenses": "own_parts:First"}, "a subclass of flower_vfl.strategies.Defense is needed"),
         (
             {"attack.names": "own_parts:Doubled"},
-            "a subclass of flower_vfl.attacks.Attack or flower_vfl.attacks.inference.InferenceAttack or "
-            "flower_vfl.attacks.remembering.MemoryAttack or flower_vfl.attacks.joint.JointAttack is needed",
+            "a subclass of flower_vfl.attacks.Attack or flower_vfl.attacks.InferenceAttack or "
+            "flower_vfl.attacks.MemoryAttack or flower_vfl.attacks.JointAttack is needed",
         ),
         ({"defenses": "doubld"}, "did you mean 'doubled'? Allowed: distance_correlation, doubled, iso"),
         ({"attack.names": "first_colum"}, "did you mean 'first_column'?"),
@@ -267,7 +267,7 @@ def test_two_classes_of_one_name_in_one_run_are_refused(install):
 def test_a_built_in_method_has_its_class_too():
     assert type(make_attack("flower_vfl.attacks:NormAttack")) is ATTACKS["norm"]
     strategy = VerticalStrategy(torch.nn.Linear(4, 1), torch.tensor([0, 1]))
-    assert type(defend(strategy, [{"name": "flower_vfl.strategies.iso:Iso"}])) is DEFENSES["iso"]
+    assert type(defend(strategy, [{"name": "flower_vfl.strategies.gradients.iso:Iso"}])) is DEFENSES["iso"]
 
 
 WRITER = """
@@ -306,10 +306,10 @@ def test_an_attack_that_writes_into_what_it_is_shown_ends_the_run_by_its_name(ki
 
 
 MEMORY_WRITER = """
-from flower_vfl.attacks import remembered_norm
-from flower_vfl.attacks.remembering import NOBODY
+from flower_vfl.attacks.longitudinal import norm
+from flower_vfl.attacks.longitudinal.base import NOBODY
 
-class Writer(remembered_norm.RememberedNormAttack):
+class Writer(norm.RememberedNormAttack):
     "Writes into the memory that it reads."
     name = "memory_writer"
     def score(self, memory, known=NOBODY):

@@ -47,17 +47,17 @@ def test_the_optimizer_matters():
 
 
 def test_a_party_restored_before_every_message_keeps_the_state_of_its_own_optimizer(monkeypatch):
-    from flower_vfl.apps import client
+    from flower_vfl.apps import training_client
 
     data, config = toy_data(rows=200), toy_config(transport={"kind": "messages"})
     kept = run(config, data=lambda _: data, bottom=bottom, top=top, optimizer=momentum).summary["weights"]
-    genuine = client._Client._store
+    genuine = training_client.TrainingClient._store
 
     def forgetful(self, *arguments, **more):
         genuine(self, *arguments, **more)
         self._live.clear()
 
-    monkeypatch.setattr(client._Client, "_store", forgetful)
+    monkeypatch.setattr(training_client.TrainingClient, "_store", forgetful)
     restored = run(config, data=lambda _: data, bottom=bottom, top=top, optimizer=momentum).summary["weights"]
     assert restored == kept
 

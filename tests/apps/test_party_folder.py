@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from flower_vfl.apps import run
-from flower_vfl.apps.client import _Session
+from flower_vfl.apps.training_client import TrainingSession
 from flower_vfl.checkpoint import save_state
 from flower_vfl.errors import PartyError, ProtocolError
 from flower_vfl.files import FolderLock
@@ -84,7 +84,7 @@ def test_a_party_that_fails_leaves_nothing_of_its_session(tmp_path, monkeypatch)
 
 
 def test_a_message_of_a_session_whose_place_another_one_has_taken_is_refused(tmp_path):
-    new, old = (_Session(ConfigRecord({"session": name}), "a", False, tmp_path) for name in ("new", "old"))
+    new, old = (TrainingSession(ConfigRecord({"session": name}), "a", False, tmp_path) for name in ("new", "old"))
     save_state(new.state_path, {"session": new.id, "state": {"step": 3}})
     assert new.load() == {"step": 3}
     assert new.state_path.stat().st_mode & 0o077 == 0

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from flower_vfl.apps import predict, prediction, run
+from flower_vfl.apps import predict, prediction_server, run
 from flower_vfl.apps.model import load_card
 from flower_vfl.config import build_config
-from flower_vfl.data.catalog import load, prepare
+from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.errors import ConfigError, DataError, InputError, OutputExistsError, PartyError
 from flower_vfl.metrics import leak_auc, macro_auc
 from flower_vfl.strategies import Observer
@@ -293,7 +293,7 @@ def test_predicting_changes_no_weight_and_no_file_of_the_run(copy, tmp_path):
 
 
 def test_the_label_party_reads_no_label_while_it_predicts(finished, tmp_path, monkeypatch):
-    from flower_vfl.data.dataset import Dataset
+    from flower_vfl.data.store.dataset import Dataset
 
     monkeypatch.setattr(Dataset, "labels", lambda self: pytest.fail("labels were read"))
     predict(finished[0] / "run", tmp_path / "scores.csv")
@@ -309,14 +309,14 @@ def test_progress_is_told_to_the_end_and_memory_holds_a_batch(tmp_path, monkeypa
         def on_scores(self, done, total):
             told.append((done, total))
 
-    genuine = prediction.run_prediction
+    genuine = prediction_server.run_prediction
 
     def counted(*arguments):
         for rows, logits in genuine(*arguments):
             sizes.append(len(logits))
             yield rows, logits
 
-    monkeypatch.setattr(prediction, "run_prediction", counted)
+    monkeypatch.setattr(prediction_server, "run_prediction", counted)
     predict(tmp_path / "run", tmp_path / "scores.csv", data=lambda _: data, observers=(Told(),))
     assert told == [(100, 250), (200, 250), (250, 250)]
     assert sizes == [100, 100, 50]

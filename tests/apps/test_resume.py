@@ -10,10 +10,10 @@ import pytest
 
 from flower_vfl import build_config, run
 from flower_vfl.apps.folder import RunFolder
-from flower_vfl.apps.keeping import MAY_CHANGE, Keeping, config_digest, differences
+from flower_vfl.apps.run_state import MAY_CHANGE, Keeping, config_digest, differences
 from flower_vfl.checkpoint import read_committed
 from flower_vfl.config import Config, leaf_paths
-from flower_vfl.data.memory import MemoryData
+from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError
 from flower_vfl.simulations.flower_engine import in_processes, run_flower
 from flower_vfl.simulations.running import run_here, run_observed

@@ -6,20 +6,20 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from flower_vfl.apps.build import default_bottom, default_top
-from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.client_app import make_client_app
+from flower_vfl.apps.factories import default_bottom, default_top
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.apps.server import make_server_app
-from flower_vfl.attacks.norm import score
+from flower_vfl.apps.server_app import make_server_app
+from flower_vfl.attacks.gradient.norm import score
+from flower_vfl.auditing.attacker import Attacker
 from flower_vfl.config import from_run_config, to_run_config
 from flower_vfl.errors import PartyError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.nn import seeded_initialisation, weights_digest
-from flower_vfl.parties.attacker import Attacker
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, VerticalStrategy
-from flower_vfl.strategies.configured import schedule_of
-from flower_vfl.strategies.iso import perturb
+from flower_vfl.strategies.gradients.iso import perturb
+from flower_vfl.training.factories import schedule_of
 from tests.toys import toy_config, toy_data
 
 

@@ -14,13 +14,13 @@ from flower_vfl import run
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.periods import read_periods
 from flower_vfl.config import to_run_config
-from flower_vfl.data.dataset import Labels
-from flower_vfl.data.memory import MemoryData, array_table
-from flower_vfl.data.periods import Period, Periods
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.data.store.memory import MemoryData, array_table
+from flower_vfl.data.store.periods import Period, Periods
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.metrics import null_quantile
-from flower_vfl.strategies.configured import schedule_of
 from flower_vfl.tracking import read_steps
+from flower_vfl.training.factories import schedule_of
 from tests.faults.common import Interrupt, assert_same
 from tests.toys import toy_config, toy_data
 
@@ -231,7 +231,7 @@ def test_data_without_days_is_refused_with_what_to_do(tmp_path):
 def test_a_party_whose_rows_are_of_other_days_is_refused():
     from torch import nn
 
-    from flower_vfl.apps.client import make_client_app
+    from flower_vfl.apps.client_app import make_client_app
     from flower_vfl.strategies import VerticalStrategy
 
     data, config = timed(*DAYS), in_time()

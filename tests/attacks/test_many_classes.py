@@ -11,10 +11,10 @@ import torch
 
 from flower_vfl.apps import run
 from flower_vfl.attacks import CosineAttack, HintAttack, NormAttack
+from flower_vfl.auditing.evaluator import AuditLabels, Oracle, Scorer
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import leak_auc, nearest_rank
-from flower_vfl.parties.scoring import AuditLabels, Oracle, Scorer
 from flower_vfl.protocol.transcript import StepTrace, Transcript
 from flower_vfl.strategies import VerticalStrategy
 from tests.attacks.common import Remembering, gradients

@@ -13,19 +13,19 @@ import torch
 from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
 from flower_vfl.attacks import make_attacks
+from flower_vfl.auditing.attacker import Attacker
+from flower_vfl.auditing.evaluator import AuditLabels
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, PartyError
-from flower_vfl.parties.attacker import Attacker
-from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense
-from flower_vfl.strategies.outcome import Outcome
 from flower_vfl.tracking import read_steps
+from flower_vfl.training.outcome import Outcome
 from flower_vfl.transport.wire import KEPT
 from tests.attacks.common import Remembering
 from tests.toys import toy_config, toy_data
@@ -230,7 +230,7 @@ def test_hints_that_outnumber_the_positives_of_the_data_are_refused():
 
 
 def test_side_information_that_nobody_has_is_refused():
-    from flower_vfl.parties.scoring import check_side_information
+    from flower_vfl.auditing.evaluator import check_side_information
 
     with pytest.raises(ConfigError, match=r"needs \['labels'\]; there is only reference, hints"):
         check_side_information([Remembering("labels")], positives=10, batch_size=10)

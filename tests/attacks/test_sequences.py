@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from flower_vfl.attacks import DirectionAttack, NormAttack, ShellAttack
-from flower_vfl.attacks.principal import fresh_together
+from flower_vfl.attacks.gradient.principal_direction import fresh_together
+from flower_vfl.auditing.evaluator import AuditLabels, Scorer
+from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.checkpoint import load_state, save_state
 from flower_vfl.metrics import leak_auc
-from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.scoring import AuditLabels, Scorer
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.protocol.transcript import StepTrace, Transcript
-from tests.attacks.test_direction import batches
+from tests.attacks.gradient.test_direction import batches
 
 ROWS, STEPS = 256, 8
 

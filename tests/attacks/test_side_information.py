@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.attacks import CosineAttack, HintAttack, NormAttack, SideInformation, cosine, hint
+from flower_vfl.attacks import CosineAttack, HintAttack, NormAttack, SideInformation
+from flower_vfl.attacks.gradient import cosine, hint
+from flower_vfl.auditing.evaluator import AuditLabels, Oracle, Reference, Scorer, draw_positives
+from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import leak_auc
-from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.scoring import AuditLabels, Oracle, Reference, Scorer, draw_positives
 from flower_vfl.protocol.schedule import Schedule
 from tests.attacks.common import Remembering, gradients, transcript_of
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from flower_vfl.attacks import make_attacks
+from flower_vfl.auditing.evaluator import AuditLabels
 from flower_vfl.auditing.halves import Split
+from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.auditing.verdict import LEAKS, verdict_of
-from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.scoring import AuditLabels
+from flower_vfl.config.schema import PRACTICAL
 from flower_vfl.protocol.schedule import Schedule
-from flower_vfl.sections import PRACTICAL
 
 ROWS, BATCH, WIDTH, EPOCHS = 1000, 50, 6, 2
 

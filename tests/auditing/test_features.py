@@ -5,7 +5,7 @@ import torch
 from scipy.linalg import svd
 
 from flower_vfl.auditing.features import DIRECTIONS, MORE, GradientFeatures
-from tests.attacks.test_direction import batches
+from tests.attacks.gradient.test_direction import batches
 
 RESIDUAL, ALONG = -MORE + 2, -MORE + 6
 

@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from flower_vfl.attacks.joint import JointAttack, JointReaderAttack, JointScores, JointView, OwnRows
-from flower_vfl.attacks.remembering import KnownRows
+from flower_vfl.attacks.longitudinal.base import KnownRows
 from flower_vfl.auditing.joint import (
     BYTES,
     ROWS,

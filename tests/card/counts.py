@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from flower_vfl.apps.build import default_bottom, default_own, default_top
+from flower_vfl.apps.factories import default_bottom, default_own, default_top
 from flower_vfl.apps.local import run
 from flower_vfl.nn.fusion import fuse
 from flower_vfl.nn.optim import Optimizers

@@ -24,7 +24,7 @@ import torch
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flower_vfl import config
+from flower_vfl.config import run
 
 if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip("this PyTorch has no devices that are made in Python", allow_module_level=True)
@@ -262,7 +262,7 @@ def card() -> Iterator[str]:
         (torch, "tensor", _sent(torch.tensor)),
         (torch, "as_tensor", _sent(torch.as_tensor)),
         (torch.Tensor, "pin_memory", lambda tensor: tensor),
-        (config, "_DEVICES", re.compile(f"cpu|{NAME}")),
+        (run, "_DEVICES", re.compile(f"cpu|{NAME}")),
         (torch.Tensor, "record_stream", lambda _tensor, _stream: None),
     )
     # In one thread: autograd counts the devices of a process when it first goes back, and that may be long ago.

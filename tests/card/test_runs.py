@@ -6,7 +6,7 @@ import pytest
 
 from flower_vfl.apps.local import run
 from flower_vfl.config import build_config
-from flower_vfl.sections import ModelConfig
+from flower_vfl.config.schema import ModelConfig
 from tests.card.device import card, counting
 from tests.faults.common import Interrupt
 from tests.toys import mixed_data, text_data, toy_config, toy_data
@@ -168,13 +168,13 @@ FOLLOWED = {"tensors.is_finite": 4, "attacker.Attacker._follow_alone": 1}
         (
             "marvell_full(s=1.0)",
             ON_GRADIENTS,
-            CHECKED | FOLLOWED | {"marvell_full_noise.estimate": 1, "tensors.brought": 2},
+            CHECKED | FOLLOWED | {"full_noise.estimate": 1, "tensors.brought": 2},
         ),
         ("label_dp", ON_GRADIENTS, CHECKED | {"tensors.is_finite": 4, "attacker._holds": 1}),
         (
             "potential_energy",
             [],
-            CHECKED | {"pairs.sort_by_class": 1, "regulariser.Regulariser.loss": 1},
+            CHECKED | {"pairs.sort_by_class": 1, "regularizer.Regulariser.loss": 1},
         ),
     ],
 )
@@ -205,7 +205,7 @@ def test_memory_of_the_card_that_waits_for_attacks_is_bounded(monkeypatch):
     data = mixed_data()
     config = config_of({"training": {"epochs": 1}, "attack": {"monitor": False}}, "", ["norm"])
     steps = on_card(config, data).summary["cost"]["steps"]
-    monkeypatch.setattr("flower_vfl.parties.scoring.HELD", 1)
+    monkeypatch.setattr("flower_vfl.auditing.evaluator.HELD", 1)
     with counting() as waits:
         on_card(config, data)
     assert waits["tensors.brought"] == steps

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from flower_vfl.data.catalog import CACHE_VARIABLE, DATASETS_VARIABLE
+from flower_vfl.data.sources.catalog import CACHE_VARIABLE, DATASETS_VARIABLE
 
 # A loaded machine is no reason to fail; the fixture below is the same for all examples of a property.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

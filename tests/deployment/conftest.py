@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
 
-from flower_vfl.data.catalog import prepare
-from flower_vfl.data.parts import write_part
+from flower_vfl.data.sources.catalog import prepare
+from flower_vfl.data.store.parts import write_part
 
 
 def write_parts(root, rows=1200, seed=0):

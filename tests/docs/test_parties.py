@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from flower_vfl.apps import build
-from flower_vfl.attacks import inner_product
+from flower_vfl.apps import factories
+from flower_vfl.attacks.gradient import inner_product
 from flower_vfl.data import Labels, MemoryData, array_table
 
 pytestmark = pytest.mark.usefixtures("beside_the_studies")
@@ -108,7 +108,7 @@ def test_a_quick_study_ends_in_a_page(tmp_path, monkeypatch):
     labels = (images.sum(axis=(1, 2, 3)) > 3).astype(np.int64)
     target = Labels(labels[:600], labels[600:], 2)
     data = MemoryData("toy", {"image": array_table("image", images[:600], images[600:])}, "label", target)
-    monkeypatch.setattr(build, "open_data", lambda config: data)
+    monkeypatch.setattr(factories, "open_data", lambda config: data)
     for setting in parties.QUICK:
         parties.run_one(studies.job_of(tmp_path / "runs", "4-unequal", setting, 0, quick=True))
     page = tmp_path / "parties.md"

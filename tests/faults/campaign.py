@@ -31,14 +31,14 @@ from typing import Any
 
 from flwr.app import Context, RecordDict
 
-from flower_vfl.apps.build import open_data
-from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.client_app import make_client_app
+from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.folder import check_folder
 from flower_vfl.apps.local import run
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.apps.server import make_server_app
+from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.config import build_config, to_run_config
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.strategies import Observer
 from flower_vfl.transport.stream import StreamEndpoint
 from tests.faults import fuzzing

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from flower_vfl import build_config, run
-from flower_vfl.attacks import model_completion
+from flower_vfl.attacks.embedding import model_completion
 from flower_vfl.strategies import Observer
 from flower_vfl.transport.stream import StreamEndpoint
 from tests.faults.common import ATTACKER_EPOCHS, setup

@@ -31,9 +31,9 @@ from flower_vfl import build_config, run
 from flower_vfl.apps.model import load_model
 from flower_vfl.checkpoint import load_state, read_committed
 from flower_vfl.config import load_config
-from flower_vfl.data.alignment import AlignmentFile
-from flower_vfl.data.catalog import prepare
-from flower_vfl.data.dataset import PARTS, open_dataset
+from flower_vfl.data.sources.catalog import prepare
+from flower_vfl.data.store.alignment import AlignmentFile
+from flower_vfl.data.store.dataset import PARTS, open_dataset
 from flower_vfl.errors import InputError
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.reports.run import load_run

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from flower_vfl import build_config, run
-from flower_vfl.attacks import model_completion
+from flower_vfl.attacks.embedding import model_completion
 from flower_vfl.strategies import Observer
 from tests.faults.common import ATTACKER_EPOCHS
 

@@ -24,8 +24,8 @@ from safetensors import safe_open
 from flower_vfl.apps import make_client_app, make_server_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.config import Config, to_run_config
-from flower_vfl.data.memory import MemoryData
-from flower_vfl.parsing import Value
+from flower_vfl.config.parsing import Value
+from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.transport.inproc import InprocLink
 from flower_vfl.transport.stream import StreamEndpoint
 
@@ -46,7 +46,7 @@ def fix_randomness(monkeypatch: Any, folder: Path) -> None:
     secret.write_bytes(b"as secret as can be in this test")
     monkeypatch.setenv("FLOWER_VFL_SECRET_FILE", str(secret))
     monkeypatch.setenv("FLOWER_VFL_STATE", str(folder / "state"))
-    for module in ("flower_vfl.transport.sessions", "flower_vfl.apps.keeping", "flower_vfl.apps.alignment.label"):
+    for module in ("flower_vfl.transport.sessions", "flower_vfl.apps.run_state", "flower_vfl.apps.alignment.label"):
         monkeypatch.setattr(f"{module}.secrets", _Same)
 
 

@@ -22,11 +22,11 @@ from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
-from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.node import STEPPED
 from flower_vfl.config import Config
-from flower_vfl.data.memory import VerticalData
+from flower_vfl.data.store.memory import VerticalData
 from tests.faults.striking import arm
 
 SECONDS = 900

@@ -17,12 +17,12 @@ import torch
 
 from flower_vfl.apps import label_party
 from flower_vfl.config import build_config
-from flower_vfl.data.dataset import Labels
-from flower_vfl.data.memory import MemoryData
-from flower_vfl.strategies import label_dp
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.strategies.base import Defense
-from flower_vfl.strategies.checkpointing import Checkpointing
-from flower_vfl.strategies.training import Training
+from flower_vfl.strategies.labels import label_dp
+from flower_vfl.training.checkpointing import Checkpointing
+from flower_vfl.training.loop import Training
 from flower_vfl.transport.sessions import Sessions
 from tests.apps.alignment.common import people, write_people
 from tests.faults.common import TRANSPORTS

@@ -17,7 +17,7 @@ from flower_vfl.metrics import (
     null_quantile,
     one_against_rest_bound,
 )
-from flower_vfl.strategies.marvell_solver import optimal_noise
+from flower_vfl.strategies.gradients.marvell.solver import optimal_noise
 
 
 @given(st.floats(0, 10))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from flower_vfl.metrics import ArgumentError, Release, ShapedRelease, auc_bound, together, together_shaped
-from flower_vfl.strategies.marvell_solver import optimal_noise
-from flower_vfl.strategies.noise import Noise
+from flower_vfl.strategies.gradients.marvell.solver import optimal_noise
+from flower_vfl.strategies.gradients.noise import Noise
 
 
 def unit(*values):

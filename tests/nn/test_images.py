@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from flower_vfl.apps.build import default_bottom, default_top
+from flower_vfl.apps.factories import default_bottom, default_top
 from flower_vfl.config import load_config
-from flower_vfl.data.dataset import FeatureSpec
+from flower_vfl.data.store.dataset import FeatureSpec
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn import ConvBottom, ConvTop, watched_layers
 

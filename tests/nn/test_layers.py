@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from flower_vfl.data.dataset import FeatureSpec
+from flower_vfl.data.store.dataset import FeatureSpec
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn import ConvBottom, TabularBottom
 from flower_vfl.nn.layers import watched_layers

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from flower_vfl.data.memory import array_table
+from flower_vfl.data.store.memory import array_table
 from flower_vfl.nn.numbers import BINS, NumericEmbedding
 from flower_vfl.nn.tabular import TabularBottom
 

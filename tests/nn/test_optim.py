@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flower_vfl.data.dataset import FeatureSpec
+from flower_vfl.data.store.dataset import FeatureSpec
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.optim import Optimizers, split_parameters

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flower_vfl.config import build_config
-from flower_vfl.data.dataset import FeatureSpec
+from flower_vfl.data.store.dataset import FeatureSpec
 from flower_vfl.nn import Optimizers, TabularBottom, Wide
 from flower_vfl.nn.placement import IN_MEMORY, Placement
 from tests.card import needs_card

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from flower_vfl.data.dataset import FeatureSpec
+from flower_vfl.data.store.dataset import FeatureSpec
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn import Optimizers, TabularBottom, Wide, bind_dropout
 from flower_vfl.nn.images import ConvBottom

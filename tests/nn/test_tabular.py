@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.data.dataset import FeatureSpec
-from flower_vfl.data.source import ArraySource
+from flower_vfl.data.store.dataset import FeatureSpec
+from flower_vfl.data.store.source import ArraySource
 from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.nn import ConvBottom, TabularBottom, Top
 from flower_vfl.nn.fusion import fuse, fused_shape

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from flower_vfl.apps.build import default_bottom, default_own, default_top
+from flower_vfl.apps.factories import default_bottom, default_own, default_top
 from flower_vfl.config import build_config
-from flower_vfl.data.dataset import FeatureSpec
+from flower_vfl.data.store.dataset import FeatureSpec
 from flower_vfl.errors import ConfigError, TrainingError
 from flower_vfl.nn import Optimizers, Wide
 from flower_vfl.parties.label import LabelModel

@@ -81,7 +81,7 @@ def test_what_is_built_from_a_repository_names_its_commit_and_a_release_does_not
         archive.extractall(tmp_path / "unpacked", **SAFELY)
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     assert f".g{head}-py3" in build(unpacked, "wheel", tmp_path / "wheel").name
-    (tree / "strategies" / "iso.py").write_text("")
+    (tree / "strategies" / "vertical.py").write_text("")
     assert f".g{head}.dirty-py3" in build(tree, "wheel", tmp_path / "dirty").name
     git("checkout", "-q", ".")
     git("tag", "v0.1.0")

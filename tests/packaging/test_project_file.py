@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from flower_vfl.config import from_run_config, leaf_paths
-from flower_vfl.parsing import call, parse_defenses
+from flower_vfl.config.parsing import call, parse_defenses
 from flower_vfl.simulations.demo.plan import RUNS
 from flower_vfl.simulations.demo.table import COLUMNS
 from tests.packaging.conftest import ROOT

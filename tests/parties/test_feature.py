@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from flower_vfl.attacks import NormAttack
+from flower_vfl.auditing.attacker import Attacker
 from flower_vfl.errors import NotFiniteError, ProtocolError, TrainingError
 from flower_vfl.nn import Optimizers, bind_dropout, seeded_initialisation, weights_digest
-from flower_vfl.parties.attacker import Attacker
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Schedule

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from flower_vfl.data.memory import array_table
+from flower_vfl.data.store.memory import array_table
 from flower_vfl.nn.dropout import bind_dropout
 from flower_vfl.nn.initialise import seeded_initialisation
 from flower_vfl.nn.optim import Optimizers

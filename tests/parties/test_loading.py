@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.data.source import ArraySource
+from flower_vfl.data.store.source import ArraySource
 from flower_vfl.errors import DataError
 from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties import loading

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from flower_vfl.data.source import ArraySource
+from flower_vfl.data.store.source import ArraySource
 from flower_vfl.errors import PermissionDeniedError, ProtocolError, TrainingError
 from flower_vfl.parties.predictor import Predictor
 from flower_vfl.protocol.frame import Frame, Kind

@@ -9,7 +9,7 @@ import pytest
 
 from flower_vfl.apps import run
 from flower_vfl.apps.periods import read_periods, write_periods
-from flower_vfl.data.periods import Period, Periods
+from flower_vfl.data.store.periods import Period, Periods
 from flower_vfl.errors import InputError
 from flower_vfl.reports import render
 from flower_vfl.tracking import StepLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flower_vfl.cli import main
-from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import DataError
 from flower_vfl.simulations import flower_engine
 from flower_vfl.simulations.flower_engine import align_flower

@@ -17,8 +17,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from flower_vfl.data.catalog import prepare
-from flower_vfl.data.parts import write_part
+from flower_vfl.data.sources.catalog import prepare
+from flower_vfl.data.store.parts import write_part
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations import host as checks
 from flower_vfl.simulations.host import Host, findings

@@ -17,7 +17,7 @@ import tomli_w
 
 from flower_vfl.apps import predict, run
 from flower_vfl.config import build_config, load_config
-from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.simulations.flower_engine import free_port, tool
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(580)]

@@ -12,7 +12,7 @@ import pytest
 
 from flower_vfl.apps import predict, run
 from flower_vfl.apps.model import load_card, model_path
-from flower_vfl.apps.prediction import Request
+from flower_vfl.apps.prediction_server import Request
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, SessionError, SetupError
 from flower_vfl.metrics import leak_auc

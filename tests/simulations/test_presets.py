@@ -5,8 +5,8 @@ from importlib.resources import files
 import pytest
 
 from flower_vfl.config import load_config, preset_names, sweep_names
-from flower_vfl.data.catalog import RECIPES
-from flower_vfl.data.recipe import build_options
+from flower_vfl.data.sources.catalog import RECIPES
+from flower_vfl.data.sources.recipe import build_options
 from flower_vfl.simulations.sweep.definition import load_definition
 from flower_vfl.simulations.sweep.trials import trials_of
 

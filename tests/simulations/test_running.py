@@ -7,8 +7,8 @@ import pytest
 
 from flower_vfl.apps import run
 from flower_vfl.apps.local import run_alone
-from flower_vfl.data.alignment import AlignmentFile
-from flower_vfl.data.catalog import prepare
+from flower_vfl.data.sources.catalog import prepare
+from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.simulations import running
 from flower_vfl.simulations.tables import print_results

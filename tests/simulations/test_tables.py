@@ -1,4 +1,4 @@
-from flower_vfl.data.catalog import CatalogEntry
+from flower_vfl.data.sources.catalog import CatalogEntry
 from flower_vfl.simulations import tables
 
 

@@ -16,22 +16,23 @@ from safetensors.torch import load_file
 from flower_vfl import build_config, predict, run
 from flower_vfl.apps.local import run_alone
 from flower_vfl.attacks import NormAttack
+from flower_vfl.auditing.evaluator import AuditLabels
+from flower_vfl.auditing.monitor import LeakageMonitor
 from flower_vfl.auditing.recorder import NoRecorder
 from flower_vfl.cli import main
-from flower_vfl.data.dataset import Labels
+from flower_vfl.data.store.dataset import Labels
 from flower_vfl.errors import ConfigError, InputError
 from flower_vfl.metrics import auc_bound, leak_auc, nearest_rank
-from flower_vfl.parties.monitor import LeakageMonitor
-from flower_vfl.parties.scoring import AuditLabels
 from flower_vfl.reports import render
 from flower_vfl.reports.run import load_run
-from flower_vfl.strategies import Defense, LabelDP, Marvell, marvell, marvell_course
-from flower_vfl.strategies.configured import schedule_of
-from flower_vfl.strategies.marvell_course import Course, most_epochs
-from flower_vfl.strategies.marvell_estimates import estimate
-from flower_vfl.strategies.marvell_solver import optimal_noise
+from flower_vfl.strategies import Defense, LabelDP, Marvell
+from flower_vfl.strategies.gradients.marvell import accountant, isotropic
+from flower_vfl.strategies.gradients.marvell.accountant import Course, most_epochs
+from flower_vfl.strategies.gradients.marvell.estimates import estimate
+from flower_vfl.strategies.gradients.marvell.solver import optimal_noise
 from flower_vfl.testing.subject import strategy
 from flower_vfl.tracking import read_steps
+from flower_vfl.training.factories import schedule_of
 from tests.apps.test_time_order import DAYS, in_time, timed
 from tests.faults.common import TRANSPORTS, Interrupt, assert_same
 from tests.toys import toy_config, toy_data
@@ -99,13 +100,13 @@ def test_what_is_judged_is_the_largest_bound_of_a_step_or_of_all_epochs_and_it_i
 
 def test_a_single_step_can_pass_the_limit(tmp_path, monkeypatch):
     """One batch of the second epoch is left with little noise; over all batches that is not much."""
-    strongest, batches = marvell._strongest, []
+    strongest, batches = isotropic._strongest, []
 
     def weaker(classes, power, **more):
         batches.append(power)
         return strongest(classes, power / 20 if len(batches) == 12 else power, **more)
 
-    monkeypatch.setattr(marvell, "_strongest", weaker)
+    monkeypatch.setattr(isotropic, "_strongest", weaker)
     run(build_config(limited(max_bound=0.95)), out=tmp_path / "run")
     assert result(tmp_path / "run")["model"] == {"step": 8, "epoch": 1}
 
@@ -144,7 +145,7 @@ def test_a_defense_around_a_bounded_one_passes_its_bound_on():
 
 @pytest.mark.parametrize("promised", [math.nan, -3.0, 0.49, 1.5, None, "0.6"])
 def test_a_promise_that_is_no_leak_auc_is_none(monkeypatch, caplog, promised):
-    monkeypatch.setattr(marvell.Marvell, "bound", lambda self: promised)
+    monkeypatch.setattr(isotropic.Marvell, "bound", lambda self: promised)
     found = run(build_config(limited(epochs=2, max_bound=0.99)))
     assert found.status == "bound limit"
     assert [epoch["bound"] for epoch in found.outcome.epochs] == [1.0]
@@ -288,7 +289,7 @@ def test_an_epoch_of_which_nothing_is_known_promises_nothing(monkeypatch):
     assert again.largest == course.largest
     again.end_epoch(0.0)  # no batch of it could be estimated from
     assert again.largest == math.inf
-    monkeypatch.setattr(marvell_course, "LARGEST", 1)
+    monkeypatch.setattr(accountant, "LARGEST", 1)
     course.add(*batch(), np.arange(64))
     course.end_epoch(0.0)  # one that would take too long
     assert auc_bound(course.largest) == 1.0
@@ -302,7 +303,7 @@ def test_noise_of_earlier_batches_counts_by_what_it_leaves():
 
 def test_what_is_said_of_so_many_epochs_depends_on_the_width():
     for width in (1, 3, 4, 19, 20, 21, 400, 1000):
-        allowed = [count for count in range(1, 500) if count * min(count, width) <= marvell_course.LARGEST]
+        allowed = [count for count in range(1, 500) if count * min(count, width) <= accountant.LARGEST]
         assert most_epochs(width) == max(allowed)
 
 

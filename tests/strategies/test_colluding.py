@@ -10,9 +10,10 @@ from flower_vfl.apps import run
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import Release, auc_bound, leak_auc, together
 from flower_vfl.rng import Secret
-from flower_vfl.strategies import Iso, Marvell, MarvellFull, VerticalStrategy, marvell_full
-from flower_vfl.strategies.marvell import perturb
-from flower_vfl.strategies.marvell_full import estimate, optimal_noise
+from flower_vfl.strategies import Iso, Marvell, MarvellFull, VerticalStrategy
+from flower_vfl.strategies.gradients.marvell import full
+from flower_vfl.strategies.gradients.marvell.full import estimate, optimal_noise
+from flower_vfl.strategies.gradients.marvell.isotropic import perturb
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
 
@@ -209,7 +210,7 @@ def test_without_noise_nothing_is_promised_of_parties_together_and_no_share_of_i
 @pytest.mark.parametrize(("largest", "told"), [(6, True), (5, False)])
 def test_of_parties_whose_gradients_are_too_wide_together_nothing_is_said(monkeypatch, largest, told):
     widths = {"a": 3, "b": 3}
-    monkeypatch.setattr(marvell_full, "LARGEST", largest)
+    monkeypatch.setattr(full, "LARGEST", largest)
     log = defense(MarvellFull, widths, s=S).protect(*tied(widths))[1]
     assert ("marvell_full.sum_kl_after.a+b" in log) == told
 

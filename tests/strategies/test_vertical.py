@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from flower_vfl.apps import run
-from flower_vfl.apps.client import make_client_app
+from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.errors import ConfigError, DataError, UnprotectedBatchError
 from flower_vfl.parties.label import checked_log
 from flower_vfl.simulations.tables import print_results
 from flower_vfl.strategies import DEFENSES, Defense, Iso, Observer, VerticalStrategy
 from flower_vfl.strategies.base import GradientDefense
-from flower_vfl.strategies.configured import schedule_of
+from flower_vfl.training.factories import schedule_of
 from tests.toys import toy_config, toy_data
 
 

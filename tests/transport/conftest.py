@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.sections import TransportConfig
+from flower_vfl.config.schema import TransportConfig
 from flower_vfl.transport.sessions import Sessions
 from tests.transport.fakes import client_app, fit
 

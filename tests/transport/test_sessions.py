@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.config.schema import TransportConfig
 from flower_vfl.errors import (
     ConfigError,
     InputError,
@@ -22,7 +23,6 @@ from flower_vfl.errors import (
     UnreachableError,
 )
 from flower_vfl.protocol.frame import Frame, Kind
-from flower_vfl.sections import TransportConfig
 from flower_vfl.transport.dialling import attend
 from flower_vfl.transport.messages import bundle
 from flower_vfl.transport.sessions import OFFER, OPEN, REPLY, Sessions

@@ -27,9 +27,9 @@ from flower_vfl.alignment.workers import multiply_all
 from flower_vfl.apps.alignment.place import check_target, discard, new_state, state_folder
 from flower_vfl.apps.alignment.progress import LoggedProgress, counting
 from flower_vfl.apps.alignment.wire import AGAIN, Stage, blocks_of, frame, read_blocks
-from flower_vfl.data import layout
-from flower_vfl.data.alignment import AlignmentFile
-from flower_vfl.data.files import IdSource
+from flower_vfl.data.sources.own_files import IdSource
+from flower_vfl.data.store import layout
+from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import ProtocolError
 from flower_vfl.files import write_private, writing_to
 from flower_vfl.protocol.frame import Frame

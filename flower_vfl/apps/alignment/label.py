@@ -32,11 +32,11 @@ from flower_vfl.apps.alignment.conversation import Conversation
 from flower_vfl.apps.alignment.place import check_target, staged
 from flower_vfl.apps.alignment.progress import Progress, counting
 from flower_vfl.apps.alignment.wire import AGAIN, Stage, blocks_of, frame, pieces, read_blocks
-from flower_vfl.data.alignment import AlignmentFile
-from flower_vfl.data.files import IdSource
+from flower_vfl.config.schema import AlignConfig
+from flower_vfl.data.sources.own_files import IdSource
+from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import DataError, PartyError, ProtocolError
 from flower_vfl.protocol.frame import Frame
-from flower_vfl.sections import AlignConfig
 from flower_vfl.version import software
 
 _log = logging.getLogger(__name__)

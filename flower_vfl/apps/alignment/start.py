@@ -11,10 +11,10 @@ from flower_vfl.apps.alignment.label import LabelSide
 from flower_vfl.apps.alignment.owner import Owner
 from flower_vfl.apps.alignment.progress import LoggedProgress, Progress
 from flower_vfl.config import Config
-from flower_vfl.data.alignment import AlignmentFile
-from flower_vfl.data.files import IdSource, id_sources
+from flower_vfl.data.sources.own_files import IdSource, id_sources
+from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import ConfigError
-from flower_vfl.strategies.grids import is_simulation
+from flower_vfl.training.grids import is_simulation
 
 
 def align_as_label(grid: Grid, config: Config, out: Path | None, progress: Progress | None = None) -> AlignmentFile:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from flower_vfl.attacks.base import AttackMethod
-from flower_vfl.attacks.remembering import NOBODY, KnownRows
+from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from flower_vfl.attacks.base import whole
-from flower_vfl.attacks.inference import LEAKED
+from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.joint.base import JointAttack, JointScores
 from flower_vfl.attacks.joint.features import fit_features
 from flower_vfl.attacks.joint.regression import EVERYTHING, fit_gradients

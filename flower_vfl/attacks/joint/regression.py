@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 
-from flower_vfl.attacks import remembered_direction
 from flower_vfl.attacks.base import one_of
 from flower_vfl.attacks.joint.base import JointAttack, JointScores
 from flower_vfl.attacks.joint.features import fit_features, narrow
 from flower_vfl.attacks.joint.ridge import cross_fitted
+from flower_vfl.attacks.longitudinal import direction
 from flower_vfl.attacks.rows import lengths, rarer_side_up
 from flower_vfl.errors import ArgumentError
 
@@ -59,7 +59,7 @@ def evidence(gradients: Tensor) -> Tensor:
     tensor([-0.5800, -0.5800, -0.5800,  1.7300], dtype=torch.float64)
     """
     rows = narrow(gradients.float(), _WIDEST)
-    along = remembered_direction.score(lambda: torch.split(rows, 1 << 14))
+    along = direction.score(lambda: torch.split(rows, 1 << 14))
     numbers = [along, *(lengths(g).clamp(min=_SHORTEST).log() for g in (gradients, _residuals(rows)))]
     return torch.stack([standard(values) for values in numbers], dim=1)
 
@@ -69,7 +69,7 @@ def _residuals(rows: Tensor) -> Tensor:
     count = min(_DIRECTIONS, rows.shape[1] // 2)
     if not count:
         return rows
-    mean, covariance = remembered_direction.moments(lambda: torch.split(rows, 1 << 14))
+    mean, covariance = direction.moments(lambda: torch.split(rows, 1 << 14))
     first = torch.linalg.eigh(covariance)[1][:, -count:].to(rows)
     centred = rows - mean.to(rows)
     left: Tensor = centred - (centred @ first) @ first.T
@@ -137,11 +137,10 @@ def principal(train: OwnRows, test: OwnRows, sees: tuple[Sees, ...], *, words: b
     features = fit_features(train, sees, words=words)
     if features is None:
         return None
-    mean, covariance = remembered_direction.moments(partial(features.pieces, train))
-    direction = torch.linalg.eigh(covariance)[1][:, -1]
+    mean, covariance = direction.moments(partial(features.pieces, train))
+    axis = torch.linalg.eigh(covariance)[1][:, -1]
     mine, other = (
-        torch.cat([piece.double() @ direction for piece in features.pieces(rows)] or [mean[:0]])
-        for rows in (train, test)
+        torch.cat([piece.double() @ axis for piece in features.pieces(rows)] or [mean[:0]]) for rows in (train, test)
     )
     settled = rarer_side_up(mine - mine.mean())
     side = -1.0 if float(settled @ mine) < 0 else 1.0

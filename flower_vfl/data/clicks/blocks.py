@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from flower_vfl.data.archives import BROKEN, opened_raw, size_of
-from flower_vfl.data.raw import GZIP, check_text
+from flower_vfl.data.formats.archives import BROKEN, opened_raw, size_of
+from flower_vfl.data.formats.raw import GZIP, check_text
 from flower_vfl.errors import DataError
 
 BLOCK_BYTES = 32 * 2**20

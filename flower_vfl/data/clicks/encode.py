@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flower_vfl.data import layout
-from flower_vfl.data.builder import Builder
 from flower_vfl.data.clicks.fit import Vocabulary, numbers
 from flower_vfl.data.clicks.survey import Source, Split, Survey
 from flower_vfl.data.clicks.threads import in_order
 from flower_vfl.data.clicks.work import Work
-from flower_vfl.data.dataset import PARTS, FeatureSpec, Part
-from flower_vfl.data.encoding import NumericEncoding, PartyEncoding
-from flower_vfl.data.recipe import Progress
+from flower_vfl.data.encoding.encoding import NumericEncoding, PartyEncoding
+from flower_vfl.data.sources.recipe import Progress
+from flower_vfl.data.store import layout
+from flower_vfl.data.store.builder import Builder
+from flower_vfl.data.store.dataset import PARTS, FeatureSpec, Part
 
 _SYNC_EVERY = 16
 

@@ -14,9 +14,9 @@ from flower_vfl.data.clicks.fields import Kind, key_texts
 from flower_vfl.data.clicks.survey import Source, Split, Survey
 from flower_vfl.data.clicks.threads import in_order
 from flower_vfl.data.clicks.work import Work
-from flower_vfl.data.encoding import CategoricalEncoding, NumericEncoding, transformed
-from flower_vfl.data.moments import Moments
-from flower_vfl.data.recipe import Progress
+from flower_vfl.data.encoding.encoding import CategoricalEncoding, NumericEncoding, transformed
+from flower_vfl.data.encoding.moments import Moments
+from flower_vfl.data.sources.recipe import Progress
 
 Scaling = Literal["standard", "min-max"]
 

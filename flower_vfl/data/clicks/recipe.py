@@ -8,8 +8,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from flower_vfl.data.archives import is_archive
-from flower_vfl.data.builder import Builder
 from flower_vfl.data.clicks.blocks import BlockReader
 from flower_vfl.data.clicks.encode import Encoder
 from flower_vfl.data.clicks.fields import Kind
@@ -17,8 +15,10 @@ from flower_vfl.data.clicks.fit import Fitter, Fitting
 from flower_vfl.data.clicks.parse import Format
 from flower_vfl.data.clicks.survey import Split, read_source, survey
 from flower_vfl.data.clicks.work import Work
-from flower_vfl.data.raw import find_files
-from flower_vfl.data.recipe import Options, Progress, Recipe
+from flower_vfl.data.formats.archives import is_archive
+from flower_vfl.data.formats.raw import find_files
+from flower_vfl.data.sources.recipe import Options, Progress, Recipe
+from flower_vfl.data.store.builder import Builder
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.registry import suggestion
 

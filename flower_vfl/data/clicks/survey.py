@@ -19,10 +19,10 @@ from flower_vfl.data.clicks.blocks import Block, BlockReader
 from flower_vfl.data.clicks.parse import SHOWN, Format, parse
 from flower_vfl.data.clicks.threads import in_order
 from flower_vfl.data.clicks.work import Work
-from flower_vfl.data.dataset import PARTS, Part
-from flower_vfl.data.ids import drawn
-from flower_vfl.data.periods import Periods, days_of, runs_of
-from flower_vfl.data.recipe import Progress
+from flower_vfl.data.encoding.ids import drawn
+from flower_vfl.data.sources.recipe import Progress
+from flower_vfl.data.store.dataset import PARTS, Part
+from flower_vfl.data.store.periods import Periods, days_of, runs_of
 from flower_vfl.errors import DataError
 from flower_vfl.files import replacing
 

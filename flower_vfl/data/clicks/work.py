@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flower_vfl.data import layout
 from flower_vfl.data.clicks.parse import Parsed
+from flower_vfl.data.store import layout
 from flower_vfl.errors import DataError
 from flower_vfl.files import replacing, write_json_atomic
 

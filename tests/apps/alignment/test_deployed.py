@@ -10,7 +10,7 @@ from flower_vfl.apps.alignment import start
 from flower_vfl.apps.alignment.owner import IDS_VARIABLE, RESULT_VARIABLE, Owner
 from flower_vfl.apps.alignment.start import align_as_label
 from flower_vfl.config import build_config
-from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import ConfigError, PartyError, SetupError
 from tests.apps.alignment.common import WatchedGrid, people, write_people
 

@@ -18,7 +18,7 @@ from flower_vfl.apps import local, make_client_app, make_server_app
 from flower_vfl.apps.alignment.start import align_as_label
 from flower_vfl.apps.alignment.wire import Stage, stage_of
 from flower_vfl.apps.local_grid import LocalGrid
-from flower_vfl.data.alignment import AlignmentFile
+from flower_vfl.data.store.alignment import AlignmentFile
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, StorageError
 from flower_vfl.protocol.frame import from_records
 from tests.apps.alignment.common import all_bytes, federation, people, pieces_of, run, sizes
@@ -195,7 +195,7 @@ def test_every_party_logs_how_far_its_own_work_is(tmp_path, caplog):
 
 def test_the_label_party_puts_its_result_in_place_when_all_have_theirs(tmp_path, monkeypatch):
     """A disk that is full there must show before anybody else has a result that does not fit to it."""
-    from flower_vfl.data.alignment import AlignmentFile as File
+    from flower_vfl.data.store.alignment import AlignmentFile as File
 
     genuine = File.write
 
@@ -411,7 +411,7 @@ def test_weights_after_an_alignment_are_those_of_a_join_in_the_clear(tmp_path):
     """Each party prepares from its own file and its own alignment; nobody's folder holds another's columns."""
     from flower_vfl import build_config
     from flower_vfl import run as train
-    from flower_vfl.data.catalog import prepare
+    from flower_vfl.data.sources.catalog import prepare
 
     spans = {"label": (0, 300), "a": (20, 330), "b": (5, 280)}
     config = federation(tmp_path, spans)
@@ -457,7 +457,7 @@ def test_weights_after_an_alignment_are_those_of_a_join_in_the_clear(tmp_path):
 
 def part_of(party, alignment, folder, name):
     """Prepare what one party has, as it does on its own host."""
-    from flower_vfl.data.catalog import prepare
+    from flower_vfl.data.sources.catalog import prepare
 
     file = str(folder / f"{party}.csv")
     own = {"labels_file": file} if party == "label" else {f"files.{party}": file, "label": ""}

@@ -2,8 +2,8 @@
 
 import pytest
 
+from flower_vfl.config.schema import AttackConfig
 from flower_vfl.errors import ConfigError
-from flower_vfl.sections import AttackConfig
 from flower_vfl.simulations.demo.plan import FIRST, demo_configs
 
 

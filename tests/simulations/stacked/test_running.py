@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from flower_vfl.apps.folder import read_result
-from flower_vfl.apps.keeping import is_begun
 from flower_vfl.apps.local import run
 from flower_vfl.apps.model import load_model, model_path
+from flower_vfl.apps.run_state import is_begun
 from flower_vfl.auditing.entries import CONDITIONAL
 from flower_vfl.config import build_config
-from flower_vfl.data.dataset import Labels
-from flower_vfl.data.memory import MemoryData
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.errors import ConfigError
 from flower_vfl.simulations.stacked import running
 from flower_vfl.simulations.stacked.member import Member

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_vfl.apps.build import open_data
+from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.local import run
 from flower_vfl.config import load_config
 from flower_vfl.errors import SetupError

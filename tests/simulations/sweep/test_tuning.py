@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flower_vfl.apps.keeping import is_begun
+from flower_vfl.apps.run_state import is_begun
 from flower_vfl.config import Config
 from flower_vfl.errors import TrainingError
 from flower_vfl.simulations.stacked import running

@@ -1,0 +1,137 @@
+"""From a configuration to data and models; importing this loads no torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from flower_vfl.config import Config
+from flower_vfl.config.parsing import feature_party_name
+from flower_vfl.data.store.dataset import FeatureSpec
+from flower_vfl.data.store.memory import VerticalData
+from flower_vfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+BottomFactory = Callable[[FeatureSpec, Config], "nn.Module"]
+"""Makes a party's bottom model for what its columns are, a new one in each call."""
+
+TopFactory = Callable[[tuple[int, ...], int, Config], "nn.Module"]
+"""Makes the top model for the shape of one row of the fused embedding and the number of classes, a new one in each
+call."""
+
+DataFactory = Callable[[Config], VerticalData]
+"""Opens the data that a configuration names; a party then loads only its own part."""
+
+
+def open_data(config: Config) -> VerticalData:
+    """Open the data set that the configuration names, preparing it on first use."""
+    from flower_vfl.data.sources.catalog import load
+
+    return load(config.data.name, path=config.data.path, options=config.data.options)
+
+
+def default_bottom(spec: FeatureSpec, config: Config) -> nn.Module:
+    """Make the bottom model of the network that the configuration names."""
+    from flower_vfl.nn.networks import network_of
+
+    return network_of(config.model).bottom(spec, config.model)
+
+
+def default_own(spec: FeatureSpec, classes: int, config: Config) -> nn.Module:
+    """Make the label party's model of its own columns, of the network that the configuration names."""
+    from flower_vfl.nn.networks import network_of
+
+    return network_of(config.model).own(spec, classes, config.model)
+
+
+def default_top(shape: tuple[int, ...], classes: int, config: Config) -> nn.Module:
+    """Make the top model of the network that the configuration names."""
+    from flower_vfl.nn.networks import network_of
+
+    return network_of(config.model).top(shape, classes, config.model)
+
+
+def parties_here(config: Config, dataset: VerticalData) -> tuple[str, ...]:
+    """Return the feature parties of a run whose data is all on this host.
+
+    Raises
+    ------
+    ConfigError
+        When the configuration names parties that the data does not have, or as `party_names`.
+    """
+    names = party_names(config, dataset)
+    for name in names:
+        if name not in dataset.parties:
+            raise ConfigError(f"there is no party {name!r} in {dataset.name}; it has {', '.join(dataset.parties)}")
+    return names
+
+
+def party_names(config: Config, dataset: VerticalData) -> tuple[str, ...]:
+    """Return the feature parties of a run; on a host of its own a party's data says nothing of the others.
+
+    Raises
+    ------
+    ConfigError
+        When there are none or too many, one has a name that none can have, or settings are for a party that takes no
+        part.
+    """
+    names = tuple(config.parties.features) or tuple(name for name in dataset.parties if name != dataset.label_party)
+    for key, named in config.parties.named.items():
+        for name in named:
+            if name not in names:
+                raise ConfigError(f"{key} names {name!r}, which is no feature party of this run: {', '.join(names)}")
+    if not 1 <= len(names) <= 32:
+        raise ConfigError(
+            f"a run has 1 to 32 feature parties, given {len(names)}: neither parties.features nor the data names others"
+        )
+    try:
+        return tuple(map(feature_party_name, names))
+    except ValueError as error:
+        raise ConfigError(f"{error}; name it otherwise in {dataset.name}") from None
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Compute with so many torch threads; 0 leaves torch's own choice."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def computing(config: Config) -> Iterator[None]:
+    """Compute with a configuration's threads and precision; what was set before is set again at the end.
+
+    In "float32" a card computes convolutions in whole single precision too, which PyTorch by itself does not let it.
+    """
+    import torch
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    tf32 = config.precision == "tf32"
+    with torch_threads(config.threads):
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def check_device(config: Config) -> None:
+    """Refuse a device that this host does not have."""
+    if not config.device.startswith("cuda"):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device is {config.device!r}, but torch finds no CUDA device on this host")

@@ -1,0 +1,197 @@
+"""Where one party keeps its states of one training, so that the training can go on after an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Self
+
+from flower_vfl.checkpoint import DATA, Checkpoints, read_committed
+from flower_vfl.config import FITTED, Config, leaf_paths
+from flower_vfl.data.store.memory import VerticalData, content_digest
+from flower_vfl.errors import ProtocolError, SetupError
+from flower_vfl.files import writing_to
+from flower_vfl.version import VERSION, package_version
+
+LABEL = "label"
+"""What the label party's states and weights are called; a feature party's are called as the party is."""
+
+CHECKPOINTS = "checkpoints"
+_OF_RESUME = ("step-*", "received*", "memory-*")
+_PLACES = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")
+MAY_CHANGE = ("sinks", "metrics_port", "checkpoint.keep", *(f"transport.{name}" for name in _PLACES))
+"""What an interrupted run may go on with another value of: nothing of it changes what is computed."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """One party's place on its own disk for one training.
+
+    Attributes
+    ----------
+    folder : Path
+        The party's own; made when the first state is kept.
+    party : str
+        Whose it is.
+    training : str
+        What the label party calls the training: 32 hexadecimal digits, drawn at its beginning and known to every party.
+    begun : bool
+        At the label party: whether there is a state to go on from.
+    """
+
+    folder: Path
+    party: str
+    training: str
+    begun: bool = False
+
+    @classmethod
+    def of_label_party(cls, out: Path, *, resume: bool) -> Self:
+        """Go on with the training in a run's folder, or begin a new one.
+
+        Raises
+        ------
+        DataError
+            When it cannot be read what was begun.
+        SetupError
+            When it has ended: see `check_open`.
+        """
+        folder = out.expanduser().absolute() / CHECKPOINTS / LABEL
+        committed = read_committed(folder) if resume else None
+        if committed is None:
+            return cls(folder, LABEL, secrets.token_hex(16))
+        found = cls(folder, LABEL, checked_training(committed[1].get("training")), begun=True)
+        found.check_open()
+        return found
+
+    @classmethod
+    def of_feature_party(cls, out: Path, party: str, training: object) -> Self:
+        """Take part in the training that an offer names.
+
+        Raises
+        ------
+        ProtocolError
+            When the name is none.
+        """
+        return cls(out / CHECKPOINTS / party, party, checked_training(training))
+
+    @property
+    def secret(self) -> Path:
+        """Where the party keeps a secret that it drew for this training."""
+        return self.folder / f"secret-{self.training}"
+
+    @property
+    def _ended(self) -> Path:
+        return self.folder / f"ended-{self.training}"
+
+    def check_open(self) -> None:
+        """Refuse to resume a training that has ended here; files of other trainings are removed.
+
+        Raises
+        ------
+        SetupError
+            With what was removed, and what to do.
+        """
+        for other in (*self.folder.glob("secret-*"), *self.folder.glob("ended-*")):
+            if other not in (self.secret, self._ended):
+                other.unlink(missing_ok=True)
+        if self._ended.is_file():
+            raise ended_error(f"training {self.training} of party {self.party!r}")
+
+    def end(self) -> None:
+        """Remove what only a resumed run needs: its results are written, at the label party and here.
+
+        From a secret, or from where generators stand in a state, noise can be computed and subtracted.
+        """
+        with writing_to(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._ended.touch(mode=0o600)  # first: a run killed here must not resume with half of it
+        for path in (self.secret, *(path for name in _OF_RESUME for path in self.folder.glob(name))):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def memory(self, config: Config) -> Path | None:
+        """Return the folder for what the party remembers of each row; None where no states are kept to go on from.
+
+        What is there of another training is removed: it may be large, and nothing goes on from it.
+        """
+        if config.checkpoint.every < 0:
+            return None
+        own = self.folder / f"memory-{self.training}"
+        for other in self.folder.glob("memory-*"):
+            if other != own:
+                shutil.rmtree(other, ignore_errors=True)
+        return own
+
+    def store(self, config: Config, dataset: VerticalData, columns: str, *, labels: bool = False) -> Checkpoints:
+        """Return the party's checkpoints of this training, and of no other.
+
+        `columns` names the data's party whose columns it has, empty for none; `labels` says whether it has the labels.
+        """
+        alignment = dataset.alignment
+        facts = {
+            "party": self.party,
+            "training": self.training,
+            "config": config_digest(config),
+            "alignment": f"{alignment.rows} + {alignment.test_rows} rows {alignment.digest}",
+            DATA: content_digest(dataset, columns, labels=labels),
+            "flower_vfl": VERSION,
+            "torch": package_version("torch"),
+        }
+        return Checkpoints(self.folder, facts, keep=config.checkpoint.keep)
+
+
+def ended_error(what: str) -> SetupError:
+    """Return the error for resuming a training that has ended and left no state."""
+    return SetupError(
+        f"{what} has finished and its results are written, so that its secret and its states were removed: nothing is "
+        "left to go on with. Begin a new run in another folder"
+    )
+
+
+def is_begun(out: Path) -> bool:
+    """Say whether a run's folder holds a state to go on from."""
+    return (out / CHECKPOINTS / LABEL / Checkpoints.COMMITTED).is_file()
+
+
+def checked_training(training: object) -> str:
+    """Return what a training is called, 32 hexadecimal digits: it becomes part of a path.
+
+    Raises
+    ------
+    ProtocolError
+        When it is something else.
+    """
+    if not isinstance(training, str) or not re.fullmatch(r"[0-9a-f]{32}", training):
+        raise ProtocolError(f"a training is called by 32 hexadecimal digits, given {training!r:.60}")
+    return training
+
+
+def differences(config: Config, other: Config) -> list[str]:
+    """Return the leaves in which two configurations compute something else; "auto" may be what the other one has.
+
+    Examples
+    --------
+    >>> differences(Config(seed=1, sinks=["wandb"]), Config(seed=2))
+    ['seed']
+    """
+    pairs = [(path, *(attrgetter(path)(side) for side in (config, other))) for path in leaf_paths()]
+    automatic = {path: attrgetter(path)(Config()) for path in FITTED}
+    return [
+        path
+        for path, *both in pairs
+        if path not in MAY_CHANGE and both[0] != both[1] and not (path in automatic and automatic[path] in both)
+    ]
+
+
+def config_digest(config: Config) -> str:
+    """Return the SHA-256 of everything in a configuration that changes what is computed."""
+    facts = {path: attrgetter(path)(config) for path in leaf_paths() if path not in MAY_CHANGE}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

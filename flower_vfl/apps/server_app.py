@@ -1,0 +1,132 @@
+"""The ServerApp of the label party: which job a run asks for.
+
+Importing it loads no torch: a deployment offers its sessions first (docs/decisions/0020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from flower_vfl.apps.factories import BottomFactory, DataFactory, TopFactory, default_bottom, default_top, open_data
+from flower_vfl.apps.flower_log import log_as_flower_does
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.training_server import TrainingServer
+from flower_vfl.config import Config, from_run_config
+from flower_vfl.config.parsing import Value
+from flower_vfl.errors import ConfigError
+from flower_vfl.files import keep_private
+from flower_vfl.protocol.printable import words_of
+from flower_vfl.training.factories import OptimizerFactory
+from flower_vfl.training.grids import is_simulation
+from flower_vfl.training.observer import Observer
+
+if TYPE_CHECKING:
+    from flower_vfl.apps.result import ResultCallback
+
+JOBS = ("train", "predict", "align")
+"""What `job` in Flower's run config can be."""
+
+
+def make_server_app(
+    *,
+    top: TopFactory = default_top,
+    bottom: BottomFactory = default_bottom,
+    data: DataFactory = open_data,
+    optimizer: OptimizerFactory | None = None,
+    config: Config | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    observers: tuple[Observer, ...] = (),
+    on_result: ResultCallback | None = None,
+    on_error: Callable[[str], None] | None = None,
+) -> ServerApp:
+    """Make the ServerApp of the label party.
+
+    Parameters
+    ----------
+    top : Callable[[tuple[int, ...], int, Config], nn.Module]
+        Makes the top model for the shape of one row of the fused embedding and the number of classes.
+    bottom : Callable[[FeatureSpec, Config], nn.Module]
+        Makes the label party's own bottom model, where it has columns.
+    data : Callable[[Config], VerticalData]
+        Opens the data; the label party loads the labels and its own columns.
+    optimizer : Callable[[nn.Module, Config], torch.optim.Optimizer], optional
+        Makes the label party's optimizer, instead of the configuration's.
+    config : Config, optional
+        Instead of Flower's run config.
+    out : Path, optional
+        Folder of the results; in Flower's run config: `out`.
+    resume : bool
+        Whether a run that was interrupted in that folder goes on; in Flower's run config: `resume`.
+    observers : tuple of Observer
+        Are told how training goes.
+    on_result : Callable[[RunResult], None], optional
+        Gets the result, whole or interrupted.
+    on_error : Callable[[str], None], optional
+        Gets the words of what ends the run, before Flower does.
+
+    Returns
+    -------
+    ServerApp
+        It trains, or does what `job` in Flower's run config says: predict with a finished run, or align IDs.
+    """
+    app = ServerApp()
+    server = TrainingServer(
+        top=top, bottom=bottom, data=data, optimizer=optimizer, observers=observers, on_result=on_result
+    )
+
+    def train(grid: Grid, context: Context, settings: Config, folder: Path | None) -> None:
+        goes_on = resume or context.run_config.get("resume") is True
+        server.train(grid, context, settings, folder, goes_on=goes_on)
+
+    def align(grid: Grid, settings: Config, folder: Path | None) -> None:
+        from flower_vfl.apps.alignment.start import align_as_label
+
+        align_as_label(grid, settings, folder)
+
+    def predict(grid: Grid, run_config: Mapping[str, Value]) -> None:
+        from flower_vfl.apps.prediction_server import score
+
+        score(grid, run_config, top=top, bottom=bottom, data=data, observers=observers)
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        _settle_in(grid)
+        try:
+            job = _job(context.run_config)
+            if job == "predict":
+                predict(grid, context.run_config)
+                return
+            settings = config or from_run_config(context.run_config)
+            folder = out or (Path(str(context.run_config["out"])) if context.run_config.get("out") else None)
+            if job == "align":
+                align(grid, settings, folder)
+            else:
+                train(grid, context, settings, folder)
+        except Exception as error:
+            if on_error is not None:
+                on_error(words_of(error))
+            raise
+
+    return app
+
+
+def _settle_in(grid: Grid) -> None:
+    """Show the log where Flower shows its own, and let a deployment's files be this user's alone."""
+    if not is_simulation(grid):
+        keep_private()
+    if not isinstance(grid, LocalGrid):
+        log_as_flower_does()
+
+
+def _job(run_config: Mapping[str, Value]) -> str:
+    """Return what the run is to do; a wrong word must not train."""
+    job = run_config.get("job") or JOBS[0]
+    if job not in JOBS:
+        raise ConfigError(f"job is {job!r} in the run config; allowed are {', '.join(JOBS)}")
+    return str(job)

@@ -1,0 +1,321 @@
+"""The ClientApp's handlers of a training: a feature party for as long as its session lasts."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message
+
+from flower_vfl.apps.client_session import (
+    attend_session,
+    consent_of,
+    greeting,
+    lost_session,
+    offer_of,
+    reply,
+    state_folder,
+)
+from flower_vfl.apps.factories import (
+    BottomFactory,
+    DataFactory,
+    TopFactory,
+    check_device,
+    computing,
+    open_data,
+    party_names,
+)
+from flower_vfl.apps.feature_party import build_feature_party
+from flower_vfl.apps.folder import WEIGHTS
+from flower_vfl.apps.model import ModelCard, make_card, save_model
+from flower_vfl.apps.node import Node
+from flower_vfl.apps.run_state import CHECKPOINTS, Keeping, checked_training
+from flower_vfl.checkpoint import load_state, save_state
+from flower_vfl.config import Config, from_run_config
+from flower_vfl.data.store.memory import VerticalData
+from flower_vfl.errors import OutputExistsError, ProtocolError, SetupError
+from flower_vfl.files import FolderLock, remove_leftovers, writing_to
+from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.rng import Secret
+from flower_vfl.tracking import StepLog
+from flower_vfl.training.factories import OptimizerFactory
+from flower_vfl.transport.messages import answer
+from flower_vfl.transport.sessions import FINISHED, SPARE, TRAINING
+
+_log = logging.getLogger(__name__)
+
+_STATE = "flower-vfl"
+_KEPT = ("session", "simulation", "wire-dtype", "out", TRAINING)
+
+
+@dataclass(frozen=True)
+class TrainingSession:
+    """What a handler knows of the session that it takes part in."""
+
+    offer: ConfigRecord
+    party: str
+    simulation: bool
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        """What the label party calls the session."""
+        return str(self.offer["session"])
+
+    @property
+    def keeping(self) -> Keeping | None:
+        """Where the party keeps its states; None for a simulation that leaves nothing on disk."""
+        if TRAINING not in self.offer:
+            return None
+        return Keeping.of_feature_party(self.folder, self.party, self.offer[TRAINING])
+
+    @property
+    def state_path(self) -> Path:
+        """Where the party lies between two Flower messages: in its own folder, where the next session takes the place.
+
+        So a label party that has gone without a word leaves one such file there at most.
+        """
+        if self.simulation and not self.offer.get("out"):
+            return state_folder() / f"session-{self.id}-{self.party}.safetensors"
+        return self.folder / CHECKPOINTS / self.party / "session.safetensors"
+
+    def memory(self, config: Config) -> Path | None:
+        """Return the folder for what the party remembers of each row; None where it is gone with this process."""
+        folder = None if self.keeping is None else self.keeping.memory(config)
+        other_processes = "messages" in (self.offer.get("kind", "messages"), self.offer.get("fallback"))
+        return self._memory_between if folder is None and other_processes else folder
+
+    @property
+    def _memory_between(self) -> Path:
+        return self.state_path.with_suffix(".memory")
+
+    def discard(self) -> None:
+        """Remove what lay there between two Flower messages."""
+        self.state_path.unlink(missing_ok=True)
+        shutil.rmtree(self._memory_between, ignore_errors=True)
+
+    def hold(self) -> AbstractContextManager[object]:
+        """Let nobody else work in a deployed party's folder; that of a simulation is held by its label party.
+
+        Raises
+        ------
+        OutputExistsError
+            When another process works there.
+        """
+        if self.simulation:
+            return nullcontext()
+        with writing_to(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            lock = FolderLock(self.folder)
+        except OutputExistsError as error:
+            raise OutputExistsError(f"party {self.party!r}: {error} as `out` in --node-config") from None
+        for folder in (self.folder, self.folder / WEIGHTS):
+            remove_leftovers(folder)
+        return lock
+
+    def load(self) -> Any:
+        """Read the party's state between two messages.
+
+        Raises
+        ------
+        ProtocolError
+            When another session has taken its place.
+        """
+        kept = load_state(self.state_path)
+        if kept["session"] != self.id:
+            raise ProtocolError(f"another session of party {self.party!r} has begun; this one is over")
+        return kept["state"]
+
+
+class TrainingClient:
+    """The handlers of one ClientApp for trainings.
+
+    With `messages` each Flower message may find itself in a fresh process, so the party's state lies on its own disk;
+    a party that is still in memory at the very step of that state is used as it is.
+    """
+
+    def __init__(
+        self,
+        bottom: BottomFactory,
+        top: TopFactory,
+        data: DataFactory,
+        optimizer: OptimizerFactory | None,
+        config: Config | None,
+    ) -> None:
+        self._bottom, self._top, self._data, self._optimizer, self._config = bottom, top, data, optimizer, config
+        self._live: dict[tuple[str, str], tuple[int, FeatureParty, StepLog | None]] = {}
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Answer the offer of a session by taking part in it."""
+        offer, consent = offer_of(message.content), consent_of(context)
+        if consent is not None:
+            consent.check_offer(offer, context.run_config)
+        config, dataset = self._open_data(context)
+        if consent is not None:
+            consent.check_rows(dataset.alignment.digest)
+        party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
+        if not party:
+            return reply(message, SPARE, "this run has fewer feature parties than nodes")
+        session = TrainingSession(offer, party, simulation, _folder(context, offer, party, simulation))
+        with computing(config), session.hold():
+            machine, journal = self._build(session, config, dataset)
+            with ExitStack() as leaving:
+                leaving.callback(session.discard)
+                leaving.callback(_leave, machine, journal)
+                why = attend_session(message, context, offer, machine, config)
+                if why is None:
+                    return reply(message, FINISHED)
+                leaving.pop_all()
+            return self._open(message, context, session, machine, journal, why)
+
+    def frames(self, message: Message, context: Context) -> Message:
+        """Answer the frames of one Flower message (transport `messages`)."""
+        offer, count = _stored(context)
+        config, dataset = self._open_data(context)
+        party, simulation = _who(context, config, dataset, bool(offer.get("simulation")))
+        session = TrainingSession(offer, party, simulation, _folder(context, offer, party, simulation))
+        with computing(config), session.hold(), ExitStack() as failing:
+            live = self._live.pop((session.id, party), None)
+            if live is not None and live[0] == count:
+                _, machine, journal = live
+            else:
+                machine, journal = self._build(session, config, dataset)
+                machine.restore(session.load())
+            failing.callback(session.discard)  # an error ends the session
+            content = answer(message.content, session.id, str(offer["wire-dtype"]), machine)
+            if not machine.finished or machine.awaits_export:
+                self._store(context, session, machine, journal, count + 1)
+                failing.pop_all()
+        return Message(content, reply_to=message)
+
+    def _open_data(self, context: Context) -> tuple[Config, VerticalData]:
+        """Return the run's configuration, with numbers that fit the rows for what is "auto", and this node's data."""
+        node, consent = Node.of(context.node_config), consent_of(context)
+        asked = self._config or from_run_config(context.run_config)
+        if consent is not None:
+            consent.check(asked)
+        if self._data is open_data:
+            node.require_data()
+        config = node.view(asked)
+        check_device(config)
+        dataset = self._data(config)
+        fitted = config.fitted(dataset.alignment.rows)
+        if consent is not None:
+            consent.check(fitted)  # how many epochs "auto" are is known only now
+        return fitted, dataset
+
+    def _build(
+        self, session: TrainingSession, config: Config, dataset: VerticalData
+    ) -> tuple[FeatureParty, StepLog | None]:
+        keeping = session.keeping
+        if session.simulation:
+            secret = Secret.for_simulation(config.seed, session.party)
+        else:
+            secret = Secret.of_this_host(None if keeping is None else keeping.secret)
+        if keeping is not None:
+            keeping.check_open()
+            secret.keep(keeping.secret)
+        journal = StepLog(session.folder, name=session.party) if session.offer.get("out") else None
+        machine = build_feature_party(
+            session.party,
+            config,
+            dataset,
+            secret,
+            bottom=self._bottom,
+            top=self._top,
+            optimizer=self._optimizer,
+            simulation=session.simulation,
+            recorder=journal,
+            store=None if keeping is None else keeping.store(config, dataset, session.party),
+            memory=session.memory(config),
+        )
+        card = make_card(session.party, session.id, config, dataset, {"bottom": self._bottom}, table=session.party)
+        machine.awaits_export = keeping is not None
+        machine.on_finish = partial(_keep_results, session, journal, card)
+        if keeping is not None and not session.simulation:
+            machine.on_exported = lambda _: keeping.end()
+        _log.info("party %r takes part; its secret comes from: %s", session.party, secret.origin)
+        return machine, journal
+
+    def _open(
+        self,
+        message: Message,
+        context: Context,
+        session: TrainingSession,
+        machine: FeatureParty,
+        journal: StepLog | None,
+        why: str,
+    ) -> Message:
+        self._store(context, session, machine, journal, 0)
+        return greeting(message, session.offer, machine, session.party, why)
+
+    def _store(
+        self,
+        context: Context,
+        session: TrainingSession,
+        machine: FeatureParty,
+        journal: StepLog | None,
+        count: int,
+    ) -> None:
+        machine.settle()
+        if journal is not None:
+            journal.flush()
+        save_state(session.state_path, {"session": session.id, "state": machine.state()})
+        kept = {key: value for key, value in session.offer.items() if key in _KEPT}
+        context.state[_STATE] = ConfigRecord({**kept, "count": count})
+        self._live[session.id, session.party] = (count, machine, journal)
+
+
+def _leave(machine: FeatureParty, journal: StepLog | None) -> None:
+    """Keep what the party has measured until now."""
+    machine.settle()
+    if journal is not None:
+        journal.close()
+
+
+def _keep_results(session: TrainingSession, journal: StepLog | None, card: ModelCard, machine: FeatureParty) -> None:
+    """Keep what belongs to the party of a finished training: its journal and the weights that stay."""
+    _leave(machine, journal)
+    if not machine.discarded and (session.offer.get("out") or not session.simulation):
+        save_model(session.folder, card, machine.bottom)
+
+
+def _stored(context: Context) -> tuple[ConfigRecord, int]:
+    stored = context.state.config_records.get(_STATE)
+    if stored is None:
+        raise lost_session()
+    return stored, int(str(stored["count"]))
+
+
+def _who(context: Context, config: Config, dataset: VerticalData, offered_simulation: bool) -> tuple[str, bool]:
+    """Return this node's party ("" for a spare node) and whether it is simulated.
+
+    A node that its owner gave a `party` in --node-config is deployed, whatever the offer says: its secrets never come
+    from the run's seed, and it opens no audit channel.
+    """
+    names = party_names(config, dataset)
+    node = Node.of(context.node_config)
+    if node.deployed:
+        if node.party not in names:
+            raise SetupError(
+                f"this node says it is party {node.party!r}; the run has {', '.join(names)}. Correct `party` in "
+                "--node-config here or parties.features of the run, or stop this SuperNode while others train"
+            )
+        return node.party, False
+    return node.simulated_as(names, offered=offered_simulation), True
+
+
+def _folder(context: Context, offer: Mapping[str, object], party: str, simulation: bool) -> Path:
+    """Where the party keeps what it measured: in a simulation the run's folder, else its own."""
+    if simulation and offer.get("out"):
+        return Path(str(offer["out"]))
+    own = Node.of(context.node_config).out
+    training = checked_training(offer[TRAINING]) if TRAINING in offer else f"run-{context.run_id}"
+    return Path(own) if own else state_folder() / f"{training}-{party}"

@@ -1,0 +1,177 @@
+"""The label party trains, as Flower's run asks for it.
+
+In a deployment it offers its sessions before anything imports torch: idle SuperNodes ask each 3 s, and the import takes
+2 s (docs/decisions/0020). What needs torch is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr.app import Context
+from flwr.serverapp import Grid
+
+from flower_vfl.apps.factories import BottomFactory, DataFactory, TopFactory, check_device, party_names
+from flower_vfl.apps.folder import RunFolder, has_ended
+from flower_vfl.apps.journal import EpochLog, Journal
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.apps.metrics import serve_metrics
+from flower_vfl.apps.node import with_data_of_this_host
+from flower_vfl.apps.run_state import LABEL, Keeping, ended_error
+from flower_vfl.apps.workers import wait_for_workers
+from flower_vfl.config import Config
+from flower_vfl.errors import ConfigError
+from flower_vfl.lazy import nothing_collected
+from flower_vfl.rng import FILE, NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, Secret
+from flower_vfl.training.factories import OptimizerFactory, schedule_of
+from flower_vfl.training.grids import is_simulation
+from flower_vfl.training.observer import Observer
+from flower_vfl.training.outcome import Outcome
+from flower_vfl.transport.sessions import TRAINING, Sessions
+from flower_vfl.transport.signing import Signer, signer_of_this_host
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from flower_vfl.apps.result import ResultCallback
+    from flower_vfl.data import Labels, VerticalData
+
+_log = logging.getLogger(__name__)
+
+FEW_STEPS = 200
+"""Fewer steps of a run, where the rows allow many more, deserve a warning: most networks have not learned by then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingServer:
+    """What the label party trains with; the parameters are those of `make_server_app`."""
+
+    top: TopFactory
+    bottom: BottomFactory
+    data: DataFactory
+    optimizer: OptimizerFactory | None
+    observers: tuple[Observer, ...]
+    on_result: ResultCallback | None
+
+    def train(self, grid: Grid, context: Context, settings: Config, out: Path | None, *, goes_on: bool) -> None:
+        """Train, and leave the results in a folder.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's, or that of a local run.
+        context : Context
+            Flower's context of the run: whose it is, where the label party signs its offers.
+        settings : Config
+            What to train, with "auto" where the rows decide.
+        out : Path, optional
+            Folder of the results; without it nothing is written.
+        goes_on : bool
+            Whether a run that was interrupted in that folder goes on.
+        """
+        if settings.sinks and out is None:
+            raise ConfigError("sinks need a folder: set `out`")
+        simulation = is_simulation(grid)
+        sign = None if simulation else signer_of_this_host(context.run_config)
+        dataset = self.data(settings if simulation else with_data_of_this_host(settings))
+        labels, parties = dataset.labels(), party_names(settings, dataset)
+        settings = _planned(settings, dataset, labels)
+        keeping = None if out is None else _place(out, goes_on=goes_on, simulation=simulation)
+        secret = _secret(settings, keeping, simulation=simulation)
+        with (
+            serve_metrics(settings.metrics_port) as metrics,
+            nullcontext() if out is None else RunFolder(out, settings, resume=goes_on) as folder,
+            ExitStack() as undo,
+        ):
+            journal, offer = Journal((EpochLog(), *metrics, *self.observers)), dict[str, str]()
+            if folder is not None and keeping is not None:
+                undo.callback(folder.discard)
+                undo.callback(journal.close)
+                journal.open(folder.path, settings.sinks)
+                secret.keep(keeping.secret)
+                offer = {TRAINING: keeping.training, **({"out": str(folder.path)} if simulation else {})}
+            with _offered(grid, parties, settings, offer, sign) as sessions:
+                with nothing_collected():
+                    from flower_vfl.apps.label_party import build_strategy
+                    from flower_vfl.apps.training import train_and_write
+
+                check_device(settings)
+                strategy = build_strategy(
+                    settings,
+                    dataset,
+                    labels,
+                    top=self.top,
+                    bottom=self.bottom,
+                    optimizer=self.optimizer,
+                    secret=secret,
+                    observer=journal,
+                    outcome=Outcome(),
+                )
+                if simulation and not isinstance(grid, LocalGrid):
+                    wait_for_workers(len(parties), at_once=settings.transport.kind == "stream")
+                strategy.base.sessions, strategy.base.offer = sessions, offer
+                undo.pop_all()  # from now on what was measured is kept
+                factories: dict[str, Callable[..., nn.Module]] = {"top": self.top, "bottom": self.bottom}
+                train_and_write(grid, strategy, dataset, folder, keeping, journal, self.on_result, factories)
+
+
+def _place(out: Path, *, goes_on: bool, simulation: bool) -> Keeping:
+    """Return where the label party keeps its states; a deployed run that has ended cannot be resumed."""
+    if goes_on and not simulation and has_ended(out):
+        raise ended_error(f"the run in {out}")
+    return Keeping.of_label_party(out, resume=goes_on)
+
+
+@contextmanager
+def _offered(
+    grid: Grid, parties: Sequence[str], config: Config, offer: Mapping[str, str], sign: Signer | None
+) -> Generator[Sessions | None]:
+    """Offer sessions to the hosts of a deployment; a simulation's parties are there at once, after their workers."""
+    if is_simulation(grid):
+        yield None
+        return
+    with Sessions(grid, parties, config.transport, simulation=False, offer=offer, sign=sign) as sessions:
+        sessions.invite()
+        yield sessions
+
+
+def _planned(settings: Config, dataset: VerticalData, labels: Labels) -> Config:
+    """Return the configuration with a number for each "auto", once it was logged what it means for this data."""
+    rows, periods = len(labels.train), dataset.alignment.periods
+    fitted = settings.fitted(rows)
+    schedule = schedule_of(fitted, rows, len(labels.test), periods=periods)
+    _log.info(
+        "%s training rows, %s of them for validation; at most %s steps: %s of up to %s rows",
+        *(f"{count:,}" for count in (rows, schedule.validation_rows, schedule.steps)),
+        f"{schedule.epochs} epoch{'s' * (schedule.epochs > 1)}",
+        f"{schedule.batch_size:,}",
+    )
+    free = settings.training.model_copy(update={"epochs": 0, "batch_size": 0}).fitted(rows)
+    enough = schedule_of(settings.model_copy(update={"training": free}), rows, len(labels.test), periods=periods).steps
+    if schedule.steps < min(FEW_STEPS, enough // 4):
+        _log.warning(
+            "%s steps are few: without training.epochs and training.batch_size, there are up to %s (%s epochs, %s rows "
+            "a step), and training ends when validation no longer improves",
+            *(f"{count:,}" for count in (schedule.steps, enough, free.epochs, free.batch_size)),
+        )
+    return fitted
+
+
+def _secret(config: Config, keeping: Keeping | None, *, simulation: bool) -> Secret:
+    """Return the label party's root of randomness."""
+    if simulation:
+        return Secret.for_simulation(config.seed, LABEL)
+    secret = Secret.of_this_host(None if keeping is None else keeping.secret)
+    if secret.origin == FILE:
+        _log.warning(
+            "%s fixes all noise: two trainings with it have the same, and who took part in both can subtract it; "
+            "for persistent noise that stays over trainings name a file in %s instead",
+            SECRET_FILE_VARIABLE,
+            NOISE_KEY_FILE_VARIABLE,
+        )
+    return secret

@@ -1,0 +1,1 @@
+"""Attacks on the embeddings of the trained model."""

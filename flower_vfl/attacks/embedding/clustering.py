@@ -1,0 +1,232 @@
+"""The clustering attack: the trained embeddings fall into groups, and the groups are the classes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from flower_vfl.attacks.base import Reads, truth
+from flower_vfl.attacks.embedding.inference import InferenceAttack, TrainedView
+from flower_vfl.attacks.rows import as_rows, normalised, raw_features
+from flower_vfl.errors import ArgumentError
+from flower_vfl.metrics.arrays import as_numpy
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from flower_vfl.metrics.arrays import Array
+
+RESTARTS, ROUNDS = 10, 100
+"""How often k-means starts afresh, and how many rounds it has each time: as in the paper."""
+
+
+def assign(z: Tensor, *, classes: int, seed: int) -> Tensor:
+    """Put embeddings into as many groups as there are classes, by k-means.
+
+    Parameters
+    ----------
+    z
+        (N, D) embeddings, one row an example; further dimensions are flattened.
+    classes
+        Number of classes C, at least 2; that much the attacker knows.
+    seed
+        Where the restarts of k-means begin; nothing else is random.
+
+    Returns
+    -------
+    Tensor
+        (N,) the number of each row's group; which group is which class nobody says. Equal rows make one group.
+
+    Raises
+    ------
+    ArgumentError
+        Where ``z`` is no floating point tensor with a row for each example, not finite, or has fewer rows than there
+        are classes, and for fewer than two classes.
+
+    References
+    ----------
+    Zheng et al., *Protecting Split Learning by Potential Energy Loss* (10 restarts, 100 rounds).
+    """
+    rows = as_rows(z)
+    if classes < 2:
+        raise ArgumentError(f"There are {classes} classes: give at least 2.")
+    if len(rows) < classes:
+        raise ArgumentError(f"{len(rows)} rows cannot be put into {classes} groups: give at least as many rows.")
+    if not bool(torch.isfinite(rows).all()):
+        raise ArgumentError("Some embeddings are not finite: find where they come from.")
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
+
+    if bool((rows == rows[0]).all()):
+        return torch.zeros(len(rows), dtype=torch.int64)
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    x = as_numpy(wide / wide.abs().amax())  # k-means squares them
+    # One thread: several add up the centres in whatever order they finish, which changes the last bits.
+    with threadpool_limits(limits=1, user_api="openmp"):
+        found = KMeans(classes, n_init=RESTARTS, max_iter=ROUNDS, random_state=seed % 2**32).fit_predict(x)
+    return torch.from_numpy(found.astype(np.int64))
+
+
+def matched_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
+    r"""Share of examples that are right under the best assignment of groups to classes.
+
+    .. math:: \max_\pi \frac{1}{N} \sum_i [\pi(c_i) = y_i]
+
+    over the one-to-one assignments; the best one is found exactly, by the Hungarian method.
+
+    Parameters
+    ----------
+    clusters
+        (N,) group numbers 0 ... C - 1.
+    labels
+        (N,) class numbers 0 ... C - 1.
+    classes
+        Number of classes C.
+
+    Returns
+    -------
+    float
+        At least 1 / C; NaN where there is no example.
+
+    Raises
+    ------
+    ArgumentError
+        For two vectors that do not fit, and for numbers that are no group or class.
+
+    Examples
+    --------
+    >>> matched_accuracy([0, 0, 1, 1, 2], [2, 2, 0, 1, 1], classes=3)
+    0.8
+    """
+    table = _table(clusters, labels, classes)
+    return _best(table) / float(table.sum()) if table.sum() else math.nan
+
+
+def matched_balanced_accuracy(clusters: Array, labels: Array, *, classes: int) -> float:
+    r"""Mean over the classes of the share that is right, under the assignment of groups to classes that is best for it.
+
+    .. math:: \max_\pi \frac{1}{C} \sum_c \frac{|\{i : \pi(c_i) = y_i = c\}|}{|\{i : y_i = c\}|}
+
+    That assignment need not be the one that `matched_accuracy` takes: with rare classes it is better to find some of
+    them than to call everything the frequent one.
+
+    Parameters
+    ----------
+    clusters
+        (N,) group numbers 0 ... C - 1.
+    labels
+        (N,) class numbers 0 ... C - 1.
+    classes
+        Number of classes C.
+
+    Returns
+    -------
+    float
+        At least 1 / C; classes that do not occur are left out, and it is NaN where there is no example.
+
+    Raises
+    ------
+    ArgumentError
+        As `matched_accuracy` does.
+
+    Examples
+    --------
+    >>> matched_balanced_accuracy([0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 1], classes=2)
+    0.8
+    """
+    table = _table(clusters, labels, classes)
+    sizes = table.sum(axis=0)
+    present = int(np.count_nonzero(sizes))
+    return _best(table / np.maximum(sizes, 1)) / present if present else math.nan
+
+
+def _best(weights: NDArray[Any]) -> float:
+    """Return the largest sum of one weight a group and class, found exactly by the Hungarian method."""
+    from scipy.optimize import linear_sum_assignment
+
+    return float(weights[linear_sum_assignment(weights, maximize=True)].sum())
+
+
+def _table(clusters: Array, labels: Array, classes: int) -> NDArray[np.int64]:
+    """Return how many examples of each class (columns) each group (rows) has, (C, C)."""
+    groups, y = as_numpy(clusters), as_numpy(labels)
+    if groups.ndim != 1 or groups.shape != y.shape:
+        raise ArgumentError(f"Groups {groups.shape} and labels {y.shape}: give two vectors of one length (N,).")
+    for name, numbers in (("group", groups), ("label", y)):
+        if not np.isin(numbers, np.arange(classes)).all():
+            raise ArgumentError(f"Some {name} is no whole number from 0 to {classes - 1}, of {classes} classes.")
+    pairs = groups.astype(np.int64) * classes + y.astype(np.int64)
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+def accuracy(z: Tensor, y: Array, *, classes: int, seed: int) -> float:
+    """Return how many examples k-means on the embeddings gets right, its groups assigned to classes as well as can be.
+
+    Parameters
+    ----------
+    z
+        (N, D) embeddings, one row an example; further dimensions are flattened.
+    y
+        (N,) true class numbers, which only the measurement sees.
+    classes
+        Number of classes C.
+    seed
+        As for `assign`.
+
+    Returns
+    -------
+    float
+        Between 1 / C and 1.
+
+    Raises
+    ------
+    ArgumentError
+        As `assign` and `matched_accuracy` do.
+
+    References
+    ----------
+    Zheng et al., *Protecting Split Learning by Potential Energy Loss*.
+
+    Examples
+    --------
+    >>> z = torch.tensor([[0.0, 1.0], [0.1, 1.0], [5.0, 0.0], [5.1, 0.0], [5.0, 0.1]])
+    >>> accuracy(z, [1, 1, 0, 0, 1], classes=2, seed=0)
+    0.8
+    """
+    return matched_accuracy(assign(z, classes=classes, seed=seed), y, classes=classes)
+
+
+class ClusteringAttack(InferenceAttack):
+    """Puts the attacked rows into as many groups as there are classes, by k-means on their embeddings.
+
+    It is right where the best assignment of groups to classes says so. Its baseline is the same of the raw inputs.
+
+    Parameters
+    ----------
+    normalise
+        Whether it looks at the layer-normalised embeddings, as the top model does behind a defense that normalises.
+    """
+
+    name: ClassVar[str] = "clustering"
+    reads: ClassVar[Reads] = "clusters"
+
+    def __init__(self, normalise: bool = False) -> None:
+        self.normalise = truth(self.name, "normalise", normalise)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Whether it looks at layer-normalised embeddings."""
+        return {"normalise": self.normalise}
+
+    def infer(self, view: TrainedView) -> Tensor:
+        """Return the group of each attacked row, (N,)."""
+        z = normalised(view.embeddings) if self.normalise else view.embeddings
+        return assign(z, classes=view.classes, seed=view.seed)
+
+    def baseline(self, view: TrainedView) -> Tensor | None:
+        """Return the groups of the raw inputs, (N,)."""
+        return assign(raw_features(view.inputs), classes=view.classes, seed=view.seed) if view.inputs else None

@@ -1,0 +1,1 @@
+"""Attacks on the gradients of one batch."""

@@ -1,0 +1,62 @@
+"""The direction attack: the class means lie on one line, and noise that hides lengths leaves it in plain sight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from flower_vfl.attacks.gradient.principal_direction import FollowingAttack, follow
+from flower_vfl.attacks.rows import as_rows, narrowed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def score(g: Tensor) -> Tensor:
+    r"""Score each example by its place along the first principal direction of its batch.
+
+    .. math:: r(g_i) = \pm \langle g_i, v_1 \rangle \big/ \sqrt{\textstyle\sum_j \| g_j \|_2^2 / B}
+
+    with :math:`v_1` the first right-singular vector of the batch, not centred. The cut gradient of a row is
+    :math:`(p - y) \, \partial h / \partial z`: both classes lie near one line through the origin, on opposite sides.
+    A defense that spends its noise along that line makes it the first principal direction of the noisy batch. Which
+    side is which is settled without labels, see `principal_direction.follow`; the attack does it on the first
+    batches of a training and follows the line from then on. This is the score of a batch that nothing precedes.
+
+    Parameters
+    ----------
+    g
+        (B, D) gradients, one row an example; further dimensions are flattened.
+
+    Returns
+    -------
+    Tensor
+        (B,), float32 for the half precisions, else of the type of ``g``; zeros for a batch of zeros, NaN for each row
+        of a batch that is not finite.
+
+    Raises
+    ------
+    ArgumentError
+        Where ``g`` is no floating point tensor with a row for each example.
+
+    Examples
+    --------
+    >>> import torch
+    >>> score(torch.tensor([[-3.0, -4.0], [0.6, 0.8], [0.6, 0.8], [0.6, 0.8]]) * 1e-30)
+    tensor([ 1.8898, -0.3780, -0.3780, -0.3780])
+    """
+    rows = as_rows(g)
+    return narrowed(follow(rows).along, rows)
+
+
+class DirectionAttack(FollowingAttack):
+    """Scores each example by its place along the first principal direction, followed from batch to batch.
+
+    It needs nothing but that positives are rare and that it sees the first batches of the training: an untrained model
+    tells which side is the rarer class's. Later it keeps to what it settled then.
+    """
+
+    name: ClassVar[str] = "direction"
+
+    def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
+        """Return the places of the rows along the line of their runs."""
+        return narrowed(self.follower.place(rows).along, rows)

@@ -1,0 +1,84 @@
+"""The first direction of what is remembered: over many rows and epochs the classes' means come out of the noise."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory, MemoryAttack
+from flower_vfl.attacks.rows import rarer_side_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+    Pieces = Callable[[], Iterable[Tensor]]
+
+
+def score(pieces: Pieces) -> Tensor:
+    r"""Score each row by its place along the first principal direction of all rows.
+
+    .. math:: r(x_i) = \pm \langle x_i - \bar x, v_1 \rangle
+
+    with :math:`v_1` the top eigenvector of the rows' covariance. The sign is settled without labels: positives are the
+    rarer class, so at most half of the scores are positive; on a tie the larger third moment decides.
+
+    The rows are gone through twice, piece by piece; what is held is one (D, D) matrix of moments.
+
+    Parameters
+    ----------
+    pieces
+        Gives the rows anew each time that it is called, (n, D) a piece.
+
+    Returns
+    -------
+    Tensor
+        (N,) of float64; zeros where all rows are equal.
+
+    Examples
+    --------
+    >>> score(lambda: [torch.tensor([[1.0, 5.0], [1.0, 5.0]]), torch.tensor([[1.0, 5.0], [5.0, 5.0]])])
+    tensor([-1., -1., -1.,  3.], dtype=torch.float64)
+    """
+    mean, covariance = moments(pieces)
+    values, vectors = torch.linalg.eigh(covariance)
+    if not values[-1] > 1e-12 * mean.square().sum():  # what is left of equal rows are rounding errors
+        return torch.cat([piece.new_zeros(len(piece), dtype=torch.float64) for piece in pieces()])
+    direction = vectors[:, -1]
+    along = torch.cat([piece @ direction.to(piece) for piece in pieces()]).double()
+    return rarer_side_up(along - mean @ direction)
+
+
+def moments(pieces: Pieces) -> tuple[Tensor, Tensor]:
+    """Return mean (D,) and covariance (D, D) of rows, as float64, in one pass.
+
+    Products are those of differences from the first piece's mean, so that a large common part costs no digits.
+    """
+    count, total, products = 0, torch.zeros(()), torch.zeros(())
+    shift: Tensor | None = None
+    for piece in pieces():
+        shift = piece.mean(dim=0) if shift is None else shift
+        x = piece - shift
+        count, total, products = (
+            count + len(x),
+            total + x.sum(dim=0, dtype=torch.float64),
+            products + (x.T @ x).double(),
+        )
+    mean = total / max(count, 1)
+    return (mean if shift is None else mean + shift), products / max(count, 1) - torch.outer(mean, mean)
+
+
+class RememberedDirectionAttack(MemoryAttack):
+    """Scores each row by the place of its remembered mean along the direction in which those differ most.
+
+    Needs no label: the rarer side counts as positive.
+    """
+
+    name: ClassVar[str] = "remembered_direction"
+
+    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+        """Return the places along the first direction of the remembered means, (N,)."""
+        return score(partial(memory.pieces, "mean"))

@@ -1,0 +1,93 @@
+"""Hints over the epochs: the attacker knows a few positives, and looks for rows that it remembers like them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import torch
+
+from flower_vfl.attacks.base import HINTS, one_of, whole
+from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory, MemoryAttack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+Measure = Literal["inner", "cosine"]
+
+
+def score(pieces: Callable[[], Iterable[Tensor]], known: Tensor, measure: Measure = "inner") -> Tensor:
+    r"""Score each row by how near it is to the mean of known positives, both seen from the mean of all rows.
+
+    .. math:: r(x_i) = \langle x_i - \bar x, \; \bar h - \bar x \rangle \quad \text{or their cosine}
+
+    Parameters
+    ----------
+    pieces
+        Gives the rows anew each time that it is called, (n, D) a piece.
+    known
+        (k, D) rows of positives, k > 0.
+    measure
+        "inner" or "cosine".
+
+    Returns
+    -------
+    Tensor
+        (N,) of float64; a row at the mean of all has 0.
+
+    Examples
+    --------
+    >>> rows = torch.tensor([[2.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]])
+    >>> score(lambda: [rows], rows[:1], "cosine")
+    tensor([ 1.0000, -0.7071, -0.7071], dtype=torch.float64)
+    """
+    count, total = 0, torch.zeros((), dtype=torch.float64)
+    for piece in pieces():
+        count, total = count + len(piece), total + piece.sum(dim=0, dtype=torch.float64)
+    mean = total / max(count, 1)
+    towards = known.double().mean(dim=0) - mean
+    found = []
+    for piece in pieces():
+        x = piece.double() - mean
+        inner = x @ towards
+        if measure == "cosine":
+            both = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(towards)
+            inner = inner / both.where(both > 0, 1.0)
+        found.append(inner)
+    return torch.cat(found)
+
+
+class RememberedHintAttack(MemoryAttack):
+    """Scores each row by how near its remembered mean is to that of k positives which the attacker knows.
+
+    Parameters
+    ----------
+    k
+        How many positives it knows, at least 1.
+    measure
+        "inner" or "cosine".
+    """
+
+    name: ClassVar[str] = "remembered_hint"
+    needs: ClassVar[frozenset[str]] = frozenset({HINTS})
+
+    def __init__(self, k: int = 5, measure: Measure = "inner") -> None:
+        self.k = whole(self.name, "k", k)
+        self.measure = one_of(self.name, "measure", measure, get_args(Measure))
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """How many positives are known, and how nearness is measured."""
+        return {"k": self.k, "measure": self.measure}
+
+    @property
+    def hints(self) -> int:
+        """How many positives it knows."""
+        return self.k
+
+    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+        """Return the nearness of the remembered means to that of the known positives, (N,)."""
+        positives = known.require(1).rows[known.labels == 1]
+        return score(partial(memory.pieces, "mean"), memory.at(positives, "mean"), self.measure)

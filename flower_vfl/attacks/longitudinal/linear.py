@@ -1,0 +1,47 @@
+"""A linear reader of what is remembered, fitted on a few rows whose labels the attacker knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from flower_vfl.attacks.base import is_number
+from flower_vfl.attacks.longitudinal.learned import History, LearnedAttack
+from flower_vfl.attacks.readers import Reader, linear
+from flower_vfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RememberedFitAttack(LearnedAttack):
+    """Scores each row by a linear reader of its history, fitted on k known rows of each class.
+
+    The reader is that of `ridge`.
+
+    Parameters
+    ----------
+    k
+        How many labelled rows of each class it knows, at least 1.
+    penalty
+        How strongly large weights are held back, in units of the known rows' mean squared length; above 0.
+    reads
+        "all", for mean, last and difference; or one of these, or "epochs".
+    """
+
+    name: ClassVar[str] = "remembered_fit"
+
+    def __init__(self, k: int = 16, penalty: float = 1.0, reads: History = "all") -> None:
+        super().__init__(k, reads)
+        if not is_number(penalty) or not 0 < penalty < float("inf"):
+            raise ConfigError(f"remembered_fit: penalty is {penalty!r}; give a number above 0")
+        self.penalty = penalty
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What every learned reader has, and how strongly large weights are held back."""
+        return {**super().params, "penalty": self.penalty}
+
+    def fit(self, x: Tensor, positive: Tensor) -> Reader:
+        """Return the linear reader."""
+        read = linear(x.flatten(1), positive.long(), 2, penalty=self.penalty)
+        return lambda rows: read(rows.flatten(1))

@@ -1,0 +1,29 @@
+"""The norm of what is remembered: noise that is drawn anew adds up slower than gradients do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from flower_vfl.attacks.gradient import norm
+from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory, MemoryAttack
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RememberedNormAttack(MemoryAttack):
+    r"""Scores each row by the norm of the mean of all that came for it.
+
+    .. math:: r_i = \Big\| \tfrac1T \sum_{t=1}^{T} x_{it} \Big\|_2
+
+    with :math:`x_{it}` the row's gradient in epoch t, in units of its batch. Of independent noise of variance v a
+    coordinate, v / T is left. Needs no label.
+    """
+
+    name: ClassVar[str] = "remembered_norm"
+
+    def score(self, memory: Memory, known: KnownRows = NOBODY) -> Tensor:
+        """Return the norms of the remembered means, (N,)."""
+        return torch.cat([norm.score(piece) for piece in memory.pieces("mean")])

@@ -1,0 +1,413 @@
+"""An attacker: a feature party that follows the protocol to the letter, and looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flower_vfl.attacks.base import Attack, AttackMethod
+from flower_vfl.attacks.embedding.inference import InferenceAttack
+from flower_vfl.attacks.joint import JointAttack
+from flower_vfl.attacks.longitudinal.base import Memory, MemoryAttack
+from flower_vfl.auditing.evaluator import TOGETHER, AuditLabels, Reference, Scorer
+from flower_vfl.auditing.joint_view import JointObserver
+from flower_vfl.auditing.longitudinal import MemoryScorer
+from flower_vfl.auditing.read_only import read_only
+from flower_vfl.auditing.recorder import NoRecorder, Recorder
+from flower_vfl.auditing.trained_model import FreshModels, TrainedModel, TrainedScorer
+from flower_vfl.errors import ConfigError, ProtocolError
+from flower_vfl.nn.layers import watched_layers
+from flower_vfl.parties.feature import FeatureParty, _Pending
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import Rows
+from flower_vfl.protocol.transcript import StepTrace, Transcript
+from flower_vfl.registry import suggestion
+
+AUDIT_REFERENCE, AUDIT_ROW = "audit.reference", "audit.row"
+"""In a simulation, the tensor (D,) and the field with which a step's frame tells the scorer a clean gradient."""
+
+
+class _Seen:
+    """What passed the watched layers in this step.
+
+    The hooks hold this and not the attacker: it would hold itself by its own model, with its data open, after the run.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = True
+        """Whether an attack reads this step; other steps are not held, which would cost time."""
+        self.outputs: dict[str, Tensor] = {}
+        self.gradients: dict[str, Tensor] = {}
+
+    def watch(self, layer: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if self.wanted and isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(keep)  # type: ignore[no-untyped-call] # `retain_grad` would copy it
+                self.outputs[layer] = output
+
+        def keep(gradient: Tensor) -> None:
+            self.gradients[layer] = gradient
+
+        return hook
+
+
+class Attacker(FeatureParty):
+    """A feature party with attacks attached.
+
+    It records a transcript of what it saw: cut gradients, and by going on with back-propagation the gradients of its
+    own earlier layers. In a simulation a scorer beside it compares the attacks' scores with true labels that come over
+    the audit channel, and tells oracle attacks the clean gradient of one positive that comes the same way; the attacks
+    themselves see the transcript and the side information that they declare. Attacks that remember read, after each
+    epoch, what it has added up for each row. Once training is finished, attacks on the trained model read the test
+    rows, and joint attacks read gradients together with columns and embeddings, scored in the same way.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        As for `FeatureParty`.
+    attacks : Sequence[AttackMethod]
+        What it tries.
+    fresh : FreshModels, optional
+        How it makes models of its own; attacks on the trained model need it.
+    layers : Sequence[str]
+        What it looks at: "cut", a layer that the model watches or any of its modules by name; by default the cut and
+        all that the model watches.
+    simulation : bool
+        Whether the audit channel may be opened; a deployment refuses it.
+    defended : bool
+        Whether the run says that a defense is in force, for the record.
+    recorder : Recorder, optional
+        Where leak AUCs go.
+    every : int
+        Score each so many steps; what is remembered is of every step.
+    positives : Sequence[int]
+        Classes that attacks on gradients look for, see `AuditLabels`.
+    memory : Path, optional
+        Folder for what it remembers; without one that has no name and is gone with the process.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        attacks: Sequence[AttackMethod],
+        fresh: FreshModels | None = None,
+        layers: Sequence[str] = (),
+        simulation: bool = False,
+        defended: bool = False,
+        recorder: Recorder | None = None,
+        every: int = 1,
+        positives: Sequence[int] = (),
+        memory: Path | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.transcript = Transcript()
+        self._simulation, self._defended, self._fresh = simulation, defended, fresh
+        self._trained_attacks = [attack for attack in attacks if isinstance(attack, InferenceAttack)]
+        self._recorder = recorder or NoRecorder()
+        self._seen = _Seen()
+        self._reference: tuple[int, Tensor] | None = None
+        self._references: Reference | None = None
+        self._received = False
+        watched = chosen_layers(self.bottom, layers, self.name)
+        self._watched = watched.keys()
+        self._changed = False
+        """Whether a gradient came that is not the clean one: then a defense is in force."""
+        self._rows_independent: bool | None = None
+        self._left_traces = False
+        for layer, module in watched.items():
+            module.register_forward_hook(self._seen.watch(layer))
+        self._layers = {layer: watched.get(layer) for layer in layers or ["cut", *watched]}
+        self._audit = AuditLabels(len(self._table.train), positives=positives)
+        self._test_audit = AuditLabels(len(self._table.test))
+        self._scorer = Scorer(
+            [attack for attack in attacks if isinstance(attack, Attack)],
+            list(self._layers),
+            self._audit,
+            party=self.name,
+            source="attacker",
+            defended=defended,
+            recorder=self._recorder,
+            every=every,
+            together=TOGETHER,
+        )
+        remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
+        self._joint = self._joint_observer(attacks)
+        self._remembered: MemoryScorer | None = None
+        if remembering or self._joint is not None:
+            self._remembered = MemoryScorer(
+                remembering,
+                list(self._layers if remembering else ["cut"]),
+                self._audit,
+                self._schedule,
+                party=self.name,
+                source="attacker",
+                defended=defended,
+                recorder=self._recorder,
+                folder=memory,
+                keeps=() if self._joint is None else ("mean",),
+                take=None if self._joint is None else self._take,
+            )
+
+    def _joint_observer(self, attacks: Sequence[AttackMethod]) -> JointObserver | None:
+        joint = [attack for attack in attacks if isinstance(attack, JointAttack)]
+        if not joint:
+            return None
+        return JointObserver(
+            *(joint, self._table, self._audit, self._test_audit),
+            party=self.name,
+            defended=self._defended,
+            placement=self._placement,
+            seed=self._fresh.seed("joint") if self._fresh is not None else 0,
+        )
+
+    def _take(self, layer: str, epoch: int, memory: Memory) -> None:
+        if self._joint is not None and layer == "cut":
+            self._joint.take(epoch, memory)
+
+    def _looks_at(self, step: int) -> bool:
+        """Return whether an attack reads this step."""
+        return self._remembered is not None or self._scorer.scores(step)
+
+    def _embed(self, step: int) -> Frame:
+        self._seen.wanted = self._looks_at(step)
+        return super()._embed(step)
+
+    def _learn(self, step: int, frame: Frame) -> None:
+        self._reference, self._references = self._read_reference(frame), None
+        self._received = False
+        if self._reference is not None and not self._changed:  # it is always right to follow: a card is asked once
+            self._received = _holds(frame.tensors.get("gradient"), *self._reference)
+            self._changed = not self._received
+        if self._pending and self._pending[0].output is not None:
+            self._follow(self._pending[0].rows, self._pending[0].output)
+        super()._learn(step, frame)
+
+    def _repeat(self, pending: _Pending) -> Tensor:
+        self._seen.wanted = self._looks_at(pending.step)
+        output = super()._repeat(pending)
+        self._follow(pending.rows, output)
+        return output
+
+    def _read_reference(self, frame: Frame) -> tuple[int, Tensor] | None:
+        """Return the row of the known positive and its clean cut gradient (D,), if the frame tells them."""
+        if not any(name.startswith("audit.") for name in (*frame.tensors, *frame.fields)):
+            return None
+        if not self._simulation:
+            raise ProtocolError("a clean gradient came over the audit channel; a deployment refuses it")
+        clean = frame.tensor(AUDIT_REFERENCE, shape=(prod(self._shape),), dtype=self._dtype)
+        row, rows = frame.integer(AUDIT_ROW), len(self._pending[0].rows) if self._pending else 0
+        if not 0 <= row < rows:
+            raise ProtocolError(f"the clean gradient of row {row} came, the batch has {rows}")
+        return row, clean.to(self._placement.device)
+
+    def _follow(self, rows: Rows, output: Tensor) -> None:
+        """Take the clean cut gradient of the one row through the party's own model, to the layers that are watched.
+
+        This is not what the attacker could do, but what an oracle tells it. Neither weights nor what is recorded of the
+        step change by it, not by a bit. Where the gradient that was received is the clean one, the step itself does it.
+        """
+        if self._reference is None or self._received:
+            return
+        row, clean = self._reference
+        if not self._watched:
+            self._references = Reference(row, {"cut": clean})
+            return
+        found = self._follow_alone(rows[[row, row]], output[row].detach(), clean)
+        if found is None:
+            found = self._follow_among(row, output, clean)
+        self._references = Reference(row, {"cut": clean, **found})
+
+    def _follow_alone(self, rows: Rows, expected: Tensor, clean: Tensor) -> dict[str, Tensor] | None:
+        """Do it with a pass of that row alone; None where its embedding then is not the one that it has in the batch.
+
+        It goes twice, because a model need not take one row, and every model was asked for two at the start.
+        """
+        if self._rows_independent is False:
+            return None
+        of_batch, self._seen.outputs = self._seen.outputs, {}
+        inputs = self._placement.bring_all(self._table.train.gather(rows))
+        output = self._placement.forward(self.bottom, *inputs) if self._rows_independent else self._rehearse(inputs)
+        alone, self._seen.outputs = self._seen.outputs, of_batch
+        apart, size = (output.detach()[0] - expected).abs(), expected.abs()
+        same = bool((apart <= self._placement.rounding * (size + 0.1 * size.max())).all())
+        self._rows_independent = same and not self._left_traces
+        if not self._rows_independent:
+            return None
+        found = torch.autograd.grad(output[0], list(alone.values()), clean.view_as(expected), allow_unused=True)
+        return {layer: g[0].flatten() for layer, g in zip(alone, found, strict=True) if g is not None}
+
+    def _rehearse(self, inputs: list[Tensor]) -> Tensor:
+        """Do the first pass of single rows where it can leave no trace, and see whether it would leave one."""
+        copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
+        drawn = None if self._dropout is None else self._dropout.get_state()
+        with torch.random.fork_rng(devices=[self._placement.device] if self._placement.on_card else []):
+            output = self._placement.forward(partial(functional_call, self.bottom, copies), tuple(inputs))
+        if any(not torch.equal(copies[name], buffer) for name, buffer in self.bottom.named_buffers()):
+            self._left_traces = True
+        if self._dropout is not None and drawn is not None and not torch.equal(drawn, self._dropout.get_state()):
+            self._dropout.set_state(drawn)
+            self._left_traces = True
+        return output
+
+    def _follow_among(self, row: int, output: Tensor, clean: Tensor) -> dict[str, Tensor]:
+        """Do it in the graph of the batch, before the backward pass with the received gradient frees it."""
+        seed = torch.zeros_like(output)
+        seed[row] = clean.view_as(output[row])
+        watched = self._seen.outputs
+        found = torch.autograd.grad(output, list(watched.values()), seed, retain_graph=True, allow_unused=True)
+        return {layer: g[row].flatten() for layer, g in zip(watched, found, strict=True) if g is not None}
+
+    def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:
+        if not self._looks_at(step):
+            return
+        gradients = {"cut": gradient, **self._seen.gradients}
+        outputs = {layer: output.detach() for layer, output in self._seen.outputs.items()}
+        self._seen.outputs, self._seen.gradients = {}, {}
+        if self._watched - gradients.keys():
+            raise ConfigError(
+                f"party {self.name!r} gets no gradient at {', '.join(sorted(self._watched - gradients.keys()))}: watch "
+                "modules whose output is one tensor on the way to the embedding (attack.layers)"
+            )
+        if self._reference is not None and self._received:
+            row, _ = self._reference
+            self._references = Reference(row, {layer: g[row].flatten() for layer, g in gradients.items()})
+        epoch = self._schedule.epoch_of(step)
+        self.transcript.record(StepTrace(step, epoch, read_only(rows), embedding, gradients, outputs))
+        if self._audit.complete:
+            with torch.no_grad():
+                self._scorer.score(self.transcript, self._references)
+                if self._remembered is not None:
+                    self._remembered.observe(step, rows, gradients)
+
+    def _other(self, frame: Frame) -> Frame | None:
+        if frame.kind is not Kind.AUDIT:
+            return super()._other(frame)
+        if not self._simulation:
+            raise ProtocolError("true labels came over the audit channel; a deployment refuses them")
+        offset = frame.integer("offset")
+        piece = frame.tensors.get("labels")
+        if piece is None or piece.dtype != torch.uint8 or piece.dim() != 1:
+            raise ProtocolError("an audit frame carries labels of one byte each")
+        audit = self._test_audit if frame.fields.get("table") == "test" else self._audit
+        audit.fill(offset, piece, classes=frame.integer("classes"))
+        return Frame(Kind.AUDITED, frame.step)
+
+    def _keep(self, frame: Frame) -> Frame | None:
+        answer = super()._keep(frame)
+        if self._remembered is not None and frame.kind is Kind.RESTORE:
+            self._remembered.check()
+        if self._remembered is not None and frame.kind is Kind.EXPORTED:
+            self._remembered.forget()
+        return answer
+
+    def settle(self) -> None:
+        """Write down what the attacks read so far."""
+        if self._audit.complete:
+            self._scorer.settle()
+        self._recorder.flush()
+
+    def report(self) -> dict[str, Any]:
+        """Attack the trained model, and add what the attacks read where it could be scored."""
+        self.settle()
+        leakage = self._scorer.entries() if self._audit.complete else []
+        if self._remembered is not None:
+            leakage += self._remembered.entries() if self._audit.complete else []
+            leakage += self._read_jointly(self._remembered)
+            if not self.awaits_export:  # until then another party may be lost, and all return to their last state
+                self._remembered.forget()
+        return {**super().report(), "leakage": [*leakage, *self._read_trained_model()]}
+
+    def _read_jointly(self, remembered: MemoryScorer) -> list[dict[str, Any]]:
+        """Run the joint attacks where true labels are at hand to score them."""
+        if self._joint is None or not self._audit.complete or self.discarded:
+            return []
+        if not self._joint.taken and self._joint.epoch:  # by another process, or before a checkpoint
+            memory = remembered.again("cut", self._joint.epoch)
+            if memory is not None:
+                self._joint.take(self._joint.epoch, memory)
+        return self._joint.entries(self.bottom, remembered.unread.get("cut", ""))
+
+    def _read_trained_model(self) -> list[dict[str, Any]]:
+        """Run the attacks on the trained model where true labels of the test rows are at hand to score them."""
+        labels = self._test_audit.numbers
+        if self.discarded or not (self._trained_attacks and self._fresh and self._test_audit.complete and len(labels)):
+            return []
+        scorer = TrainedScorer(
+            labels,
+            self._test_audit.classes,
+            party=self.name,
+            source="attacker",
+            defended=self._defended,
+            recorder=self._recorder,
+            step=self._next_step,
+            epoch=self._schedule.epoch_of(max(self._next_step - 1, 0)),
+        )
+        model = TrainedModel(
+            self.bottom,
+            self._table,
+            self._audit.numbers,
+            self._test_audit.classes,
+            self._fresh,
+            placement=self._placement,
+        )
+        return model.entries(self._trained_attacks, self._layers, scorer)
+
+    def state(self) -> dict[str, Any]:
+        """Add what was measured so far."""
+        audits = {
+            name: torch.from_numpy(audit.numbers) if audit.complete else None
+            for name, audit in (("audit", self._audit), ("test_audit", self._test_audit))
+        }
+        remembered = None if self._remembered is None else self._remembered.state()
+        joint = None if self._joint is None else self._joint.state()
+        scores = {"scores": self._scorer.state(), "remembered": remembered, "joint": joint}
+        return {**super().state(), **scores, **audits, "classes": self._audit.classes, "changed": self._changed}
+
+    def restore(self, state: Any) -> None:
+        """Go on from what `state` returned."""
+        super().restore(state)
+        self._scorer.restore(state["scores"])
+        self._changed = state["changed"]
+        if self._remembered is not None:
+            self._remembered.restore(state["remembered"])
+        if self._joint is not None:
+            self._joint.restore(state["joint"])
+        for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):
+            if state[name] is not None and not audit.complete:
+                audit.fill(0, state[name], classes=state["classes"])
+
+
+def chosen_layers(bottom: nn.Module, layers: Sequence[str], party: str) -> dict[str, nn.Module]:
+    """Return the modules of a bottom model whose outputs are watched, by the name of the layer.
+
+    Raises
+    ------
+    ConfigError
+        When `layers` names one that the party's model does not have.
+    """
+    watched = watched_layers(bottom)
+    if not layers:
+        return watched
+    known = {**{name: module for name, module in bottom.named_modules() if name}, **watched}
+    for layer in layers:
+        if layer != "cut" and layer not in known:
+            raise ConfigError(
+                f"attack.layers names {layer!r}, which the model of party {party!r} does not have; "
+                f"{suggestion(layer, ['cut', *known])}"
+            )
+    return {layer: known[layer] for layer in layers if layer != "cut"}
+
+
+def _holds(gradient: Tensor | None, row: int, clean: Tensor) -> bool:
+    """Tell whether a received gradient (B, ...) has the clean one (D,) in that row: then no defense changed it."""
+    if gradient is None or gradient.dtype != clean.dtype or gradient.dim() < 2 or len(gradient) <= row:
+        return False  # one that does not fit is refused before it is used
+    return torch.equal(gradient[row].flatten(), clean.to(gradient.device))

@@ -1,0 +1,470 @@
+"""From attack scores to a measured leak: the only place where attacks meet true labels."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flower_vfl.attacks.base import HINTS, KINDS, REFERENCE, Attack, AttackMethod, SideInformation
+from flower_vfl.attacks.embedding.clustering import matched_accuracy
+from flower_vfl.attacks.embedding.inference import LEAKED
+from flower_vfl.attacks.gradient.principal_direction import fresh_together
+from flower_vfl.auditing.batched_scoring import HELD, Waiting, answer
+from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.auditing.summaries import Measured, StepLeaks
+from flower_vfl.errors import ConfigError, ProtocolError
+from flower_vfl.metrics import ArgumentError, separation
+from flower_vfl.metrics.summary import nearest_rank
+from flower_vfl.protocol.schedule import Rows
+from flower_vfl.protocol.transcript import Transcript
+from flower_vfl.rng import scattered
+
+_log = logging.getLogger(__name__)
+_DRAWS = {REFERENCE: 1, HINTS: 2, LEAKED: 3}
+
+TOGETHER = 16
+"""Steps whose scores are compared with the labels at once while training goes on."""
+
+
+class AuditLabels:
+    """True labels for scoring in a simulation, handed over in pieces; no attack ever sees them.
+
+    Parameters
+    ----------
+    rows : int
+        Rows of the training table.
+    positives : Sequence[int]
+        Classes that attacks look for, one a scored step, in turn; empty: class 1 of two classes, each of more.
+    """
+
+    PIECE = 32_768
+    """Labels in one frame."""
+
+    CLASSES = 256
+    """Class numbers that a label, one byte, can hold."""
+
+    def __init__(self, rows: int, *, positives: Sequence[int] = ()) -> None:
+        self._labels = np.zeros(rows, dtype=np.uint8)
+        self._filled, self._positives, self.classes = 0, positives, 2
+
+    @classmethod
+    def of(cls, labels: NDArray[Any], *, classes: int = 2, positives: Sequence[int] = ()) -> AuditLabels:
+        """Wrap labels that are at hand."""
+        audit = cls(0, positives=positives)
+        audit._labels, audit._filled, audit.classes = labels, len(labels), classes
+        return audit
+
+    def fill(self, offset: int, piece: torch.Tensor, *, classes: int) -> None:
+        """Put in one piece; pieces come in their order.
+
+        Raises
+        ------
+        ProtocolError
+            When it does not follow the last piece, and for a number of classes that cannot be.
+        """
+        if not 2 <= classes <= self.CLASSES:
+            raise ProtocolError(f"audit labels of {classes} classes came; 2 to {self.CLASSES} are possible")
+        self.classes = classes
+        if offset != self._filled or offset + len(piece) > len(self._labels):
+            raise ProtocolError(f"audit labels from row {offset} came, row {self._filled} was next")
+        self._labels[offset : offset + len(piece)] = piece.numpy()
+        self._filled += len(piece)
+
+    @property
+    def numbers(self) -> NDArray[Any]:
+        """The class number of each row, (N,)."""
+        return self._labels
+
+    @property
+    def complete(self) -> bool:
+        """Whether all labels are there."""
+        return self._filled == len(self._labels)
+
+    @property
+    def positives(self) -> Sequence[int]:
+        """The classes that are looked for, one a scored step, in turn."""
+        return self._positives or ((1,) if self.classes == 2 else range(self.classes))
+
+    def positive(self, turn: int) -> int:
+        """Return the class that is looked for in a scored step, the first of which is turn 0."""
+        return self.positives[turn % len(self.positives)]
+
+    def at(self, rows: NDArray[np.integer]) -> NDArray[Any]:
+        """Return the class numbers of the rows of a batch, (B,)."""
+        return self._labels.take(rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """The clean gradient of one positive of the batch, for oracle attacks.
+
+    Attributes
+    ----------
+    row
+        Position of that positive in the batch; it is left out of the measurement.
+    gradients
+        (D,) for each layer at which it is known.
+    """
+
+    row: int
+    gradients: Mapping[str, torch.Tensor]
+
+
+def draw_positives(labels: NDArray[Any], step: int, kind: str) -> NDArray[np.int64]:
+    """Return the positions of the batch's positives in random order.
+
+    The draw depends on the step and on what it is for, on nothing else: every engine, every party and a run that goes
+    on after an interruption draw the same, and two defenses that are compared are attacked with the same knowledge.
+    """
+    positives = np.flatnonzero(labels)
+    numbers = positives.astype(np.uint64) + np.uint64((_DRAWS[kind] << 60) + (step << 24))
+    return positives[scattered(numbers).argsort()]
+
+
+def draw_examples(labels: NDArray[Any], draw: int, *, classes: int, count: int) -> NDArray[np.int64]:
+    """Return the rows (C * count,) of labelled examples that leak, the same number of each class.
+
+    The draw depends on its number and on nothing else, and a smaller one is part of a larger one: two defenses, and two
+    numbers of leaked labels, are compared with the same knowledge.
+
+    Raises
+    ------
+    ConfigError
+        Where a class has fewer rows than that.
+    """
+    drawn = []
+    for number in range(classes):
+        rows = np.flatnonzero(labels == number)
+        if len(rows) < count:
+            raise ConfigError(
+                f"{count} labelled examples of each class were to leak; of class {number} the training rows have "
+                f"{len(rows) or 'none'}: lower k"
+            )
+        order = scattered(rows.astype(np.uint64) + np.uint64((_DRAWS[LEAKED] << 60) + (draw << 40))).argsort()
+        drawn.append(rows[order[:count]])
+    return np.concatenate(drawn)
+
+
+def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_size: int) -> None:
+    """Refuse attacks that nobody could tell what they need in any batch.
+
+    Parameters
+    ----------
+    attacks : Iterable[Attack]
+        What is run.
+    positives : int
+        Positives among the training rows.
+    batch_size : int
+        Rows of one step.
+
+    Raises
+    ------
+    ConfigError
+        For hints that leave no positive to find, and for side information that does not exist.
+    """
+    for attack in attacks:
+        unknown = attack.needs - KINDS.keys()
+        if unknown:
+            raise ConfigError(f"the attack {attack.label!r} needs {sorted(unknown)}; there is only {', '.join(KINDS)}")
+        most = min(positives, batch_size) - 1
+        if HINTS in attack.needs and attack.hints > most:
+            raise ConfigError(
+                f"the attack {attack.label!r} knows {attack.hints} positives of each batch and looks for others; "
+                f"{positives} of the training rows are positive and a batch has {batch_size} rows, so that it can know "
+                f"{max(most, 0)} at most: lower k"
+            )
+
+
+@contextmanager
+def naming(attack: AttackMethod) -> Iterator[None]:
+    """Let an error about what an attack says begin with the attack."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise ArgumentError(f"the attack {attack.label!r}: {error}") from error
+
+
+class Oracle:
+    """Chooses the positive whose clean gradient oracle attacks are told.
+
+    Parameters
+    ----------
+    attacks : Sequence[Attack]
+        What is run; where none needs a reference, none is made.
+    labels : AuditLabels
+        The true labels.
+    every : int
+        Steps that are scored: each so many.
+    """
+
+    def __init__(self, attacks: Sequence[Attack], labels: AuditLabels, every: int) -> None:
+        self._wanted = any(REFERENCE in attack.needs for attack in attacks)
+        self._labels, self._every = labels, every
+
+    def looked_for(self, step: int, rows: Rows) -> NDArray[np.bool_]:
+        """Return which rows of a step's batch are of the class that is looked for in it, (B,)."""
+        found: NDArray[np.bool_] = self._labels.at(rows) == self._labels.positive(step // self._every)
+        return found
+
+    def references(self, step: int, rows: Rows, clean: Mapping[str, torch.Tensor]) -> dict[str, Reference]:
+        """Return each party's reference at the cut, none for a step that is not scored or has no positive.
+
+        Parameters
+        ----------
+        step : int
+            The step.
+        rows : Rows
+            (B,) its rows.
+        clean : Mapping[str, Tensor]
+            (B, ...) cut gradients before any defense, by party.
+        """
+        if not self._wanted or step % self._every:
+            return {}
+        positives = draw_positives(self.looked_for(step, rows), step, REFERENCE)
+        if not positives.size:
+            return {}
+        row = int(positives[0])
+        return {party: Reference(row, {"cut": g[row].flatten().clone()}) for party, g in clean.items()}
+
+
+class Scorer:
+    """Runs attacks on a transcript's last step and writes down how well they read the labels.
+
+    It also tells attacks the side information that they declare, and leaves the examples that supplied it out: the
+    reference comes from an `Oracle`, hints are the gradients of positives that it draws from the true labels. A batch
+    that has too few positives for that is counted with the batches of one class.
+
+    Parameters
+    ----------
+    attacks : Sequence[Attack]
+        What is run; each layer gets an instance of its own.
+    layers : Sequence[str]
+        Layers whose gradients are attacked.
+    labels : AuditLabels
+        The true labels.
+    party : str
+        The feature party whose view is attacked.
+    source : str
+        "attacker" or "monitor".
+    defended : bool
+        Whether any defense is in force.
+    recorder : Recorder
+        Where each value goes.
+    every : int
+        Score each so many steps.
+    together : int
+        Compare with the labels the scores of so many steps at once, which costs a third: between two steps of training
+        nothing that this needs is in the processor's caches.
+    view : str
+        What the names of the values for `recorder` begin with, as in "monitor_auc" and "monitor_detection_error"; by
+        default nothing for an attacker's, "monitor" for the monitor's.
+    """
+
+    def __init__(
+        self,
+        attacks: Sequence[Attack],
+        layers: Sequence[str],
+        labels: AuditLabels,
+        *,
+        party: str,
+        source: str,
+        defended: bool,
+        recorder: Recorder,
+        every: int = 1,
+        together: int = 1,
+        view: str = "",
+    ) -> None:
+        self._labels, self._recorder, self._every, self._party = labels, recorder, every, party
+        self._prefix = view or ("" if source == "attacker" else "monitor")
+        self._warned: set[str] = set()
+        by_layer = [[(layer, attack) for attack in fresh_together(attacks)] for layer in layers]
+        self._leaks = [
+            StepLeaks(attack, party, layer, source=source, defended=defended)
+            for of_attack in zip(*by_layer, strict=True)
+            for layer, attack in of_attack
+        ]
+        self._epoch: tuple[int, list[list[float]]] = (-1, [])
+        self._hinted = any(HINTS in attack.needs for attack in attacks)
+        self._together, self._waiting = together, list[Waiting]()
+        self.latest = math.nan
+        """The largest leak of the last step that was compared; it lags by what waits."""
+
+    def scores(self, step: int) -> bool:
+        """Return whether a step is scored."""
+        return step % self._every == 0
+
+    def score(self, transcript: Transcript, reference: Reference | None = None) -> None:
+        """Attack the last step; `reference` is what oracle attacks are told, where there is one.
+
+        Raises
+        ------
+        ConfigError
+            When an attack writes into what it is shown.
+        """
+        trace = transcript.last
+        if not self.scores(trace.step):
+            return
+        labels, positive = self._labels.at(trace.rows), self._labels.positive(trace.step // self._every)
+        nothing = SideInformation(classes=self._labels.classes)
+        # An attack with k hints knows the first k positives, at every layer the same.
+        hinted = draw_positives(labels == positive, trace.step, HINTS) if self._hinted else nothing.left_out
+        shown = [trace.embedding, *trace.gradients.values(), *trace.outputs.values()]
+        shown += [] if reference is None else reference.gradients.values()
+        step = Waiting(trace.step, trace.epoch, labels, positive)
+        for leaks in self._leaks:
+            side = self._tell(leaks, transcript, reference, hinted) if leaks.attack.needs else nothing
+            step.hear((leaks.attack, leaks.layer), transcript, side, shown)
+        self._waiting.append(step)
+        if len(self._waiting) >= self._together or sum(one.held for one in self._waiting) > HELD:
+            self.settle()
+
+    def settle(self) -> None:
+        """Compare what attacks say of the steps that wait with the true labels, and write down what comes out."""
+        waiting, self._waiting = self._waiting, []
+        answer([(leaks.attack, leaks.layer) for leaks in self._leaks], waiting)
+        for step in waiting:
+            self._compare(step)
+
+    def _compare(self, scored: Waiting) -> None:
+        if scored.epoch != self._epoch[0]:
+            self._epoch = (scored.epoch, [[] for _ in self._leaks])
+        labels = scored.labels == scored.positive
+        positives = int(np.count_nonzero(labels))
+        values = []
+        for place, (leaks, seen) in enumerate(zip(self._leaks, self._epoch[1], strict=True)):
+            found = scored.found(place)
+            if leaks.attack.reads == "clusters":
+                with naming(leaks.attack):
+                    self._compare_groups(leaks, scored, found)
+                continue
+            with naming(leaks.attack):
+                value, error = (math.nan, math.nan) if found is None else _measure(*found, labels)
+            told = 0 if found is None else len(found[1])
+            leaks.add(scored.positive, value, len(labels) - positives, positives - told, error)
+            self._record(leaks, scored, auc=value, detection_error=error)
+            if not math.isnan(value):
+                seen.append(value)
+                values.append(value)
+        self.latest = max(values, default=math.nan)
+
+    def _compare_groups(
+        self, leaks: StepLeaks, scored: Waiting, found: tuple[NDArray[Any], NDArray[np.int64]] | None
+    ) -> None:
+        """Measure groups without names, and the same groups given to the rows in random order."""
+        value = null = math.nan
+        if found is not None and len(np.unique(scored.labels)) > 1:
+            kept = np.setdiff1d(np.arange(len(scored.labels)), found[1])
+            groups, labels = found[0][kept], scored.labels[kept]
+            shuffled = np.random.default_rng(scored.step).permutation(groups)
+            value, null = (matched_accuracy(g, labels, classes=self._labels.classes) for g in (groups, shuffled))
+        counts = np.bincount(scored.labels.astype(np.int64))
+        leaks.add(0, value, len(scored.labels) - int(counts.max()), int(counts.max()), null=null)
+        self._record(leaks, scored, accuracy=value, accuracy_null=null)
+
+    def _record(self, leaks: StepLeaks, scored: Waiting, **values: float) -> None:
+        for name, value in values.items():
+            self._recorder.add(
+                step=scored.step,
+                epoch=scored.epoch,
+                party=self._party,
+                layer=leaks.layer,
+                attack=leaks.attack.label,
+                metric=f"{self._prefix}_{name}".lstrip("_"),
+                value=value,
+            )
+
+    def _tell(
+        self, leaks: StepLeaks, transcript: Transcript, reference: Reference | None, hinted: NDArray[np.int64]
+    ) -> SideInformation | None:
+        """Return what the attack declares that it needs; None where the batch does not have it."""
+        attack, layer = leaks.attack, leaks.layer
+        tensors: dict[str, torch.Tensor] = {}
+        left_out: list[int] = []
+        if HINTS in attack.needs and len(hinted) >= attack.hints:
+            known = hinted[: attack.hints]
+            gradients = transcript.last.gradients[layer]
+            tensors[HINTS] = gradients[torch.from_numpy(known).to(gradients.device, non_blocking=True)]
+            left_out += known.tolist()
+        if REFERENCE in attack.needs and reference is not None and layer in reference.gradients:
+            tensors[REFERENCE] = reference.gradients[layer]
+            left_out.append(reference.row)
+        if tensors.keys() >= attack.needs:
+            return SideInformation(tensors, np.array(sorted(set(left_out))), self._labels.classes)
+        if attack.label not in self._warned:  # once is enough: the count stands in the result
+            self._warned.add(attack.label)
+            _log.warning(
+                "attack %s at layer %r of party %r: the batch of step %d has too few positives for its side "
+                "information (%s); such steps are counted under one_class_steps",
+                *(attack.label, layer, self._party, transcript.last.step, ", ".join(sorted(attack.needs))),
+            )
+        return None
+
+    @property
+    def last(self) -> float:
+        """The largest leak of the last step that was scored."""
+        self.settle()
+        return self.latest
+
+    @property
+    def epoch_leak(self) -> float:
+        """The largest 95 % quantile over the attacks and layers in the current epoch; NaN where nothing was scored.
+
+        Who reads labels upside down reads them: the scores of an attack, all or none, may be turned around.
+        """
+        self.settle()
+        seen = [np.array(values) for values in self._epoch[1] if values]
+        return max((nearest_rank(side) for values in seen for side in (values, 1.0 - values)), default=math.nan)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return one entry an attack and layer for `result.json`."""
+        self.settle()
+        return [leaks.result() for leaks in self._leaks]
+
+    def state(self) -> dict[str, Any]:
+        """Return what was measured so far, and what the attacks keep, as plain values and tensors."""
+        self.settle()
+        return {
+            "epoch": list(self._epoch),
+            "latest": self.latest,
+            "summaries": [leaks.state() for leaks in self._leaks],
+            "attacks": [leaks.attack.state() for leaks in self._leaks],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._waiting = []
+        epoch, seen = state["epoch"]
+        self._epoch, self.latest = (epoch, [list(values) for values in seen]), state["latest"]
+        for leaks, entry, kept in zip(self._leaks, state["summaries"], state["attacks"], strict=True):
+            leaks.restore(entry)
+            leaks.attack.restore(kept)
+
+
+def scorer_state(measured: Sequence[Measured]) -> dict[str, Any]:
+    """Return the `state` of a `Scorer` that had measured all this, one entry for each of its attacks and layers."""
+    epoch = int(measured[0].epochs[-1]) if measured and len(measured[0].epochs) else -1
+    seen = [entry.values[(entry.epochs == epoch) & ~np.isnan(entry.values)].tolist() for entry in measured]
+    last = [float(entry.values[-1]) for entry in measured if len(entry.values) and not np.isnan(entry.values[-1])]
+    return {
+        "epoch": [epoch, seen],
+        "latest": max(last, default=math.nan),
+        "summaries": [entry.state() for entry in measured],
+        "attacks": [entry.attack for entry in measured],
+    }
+
+
+def _measure(scores: NDArray[Any], left_out: NDArray[np.int64], labels: NDArray[np.bool_]) -> tuple[float, float]:
+    """Return leak AUC and detection error over the examples that did not supply the side information."""
+    if not left_out.size:
+        return separation(scores, labels)
+    kept = np.ones(len(labels), dtype=bool)
+    kept[left_out] = False
+    return separation(scores[kept], labels[kept])

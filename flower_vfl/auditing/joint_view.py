@@ -1,0 +1,208 @@
+"""An attacker's joint view: of a sample of its rows the mean gradients, the columns and the embeddings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flower_vfl.attacks.embedding.inference import LEAKED
+from flower_vfl.attacks.joint import JointAttack, JointView, OwnRows
+from flower_vfl.attacks.longitudinal.base import NOBODY, KnownRows, Memory
+from flower_vfl.auditing.evaluator import AuditLabels, draw_examples
+from flower_vfl.auditing.joint import TEST_ROWS, WIDE_ROWS, JointLabels, JointScorer, most_rows, sample_rows
+from flower_vfl.data.store.dataset import PartyTable
+from flower_vfl.data.store.source import FeatureSource
+from flower_vfl.errors import ConfigError
+from flower_vfl.nn.placement import Placement, widened
+from flower_vfl.parties.feature import embed
+
+_log = logging.getLogger(__name__)
+
+BATCH = 4096
+"""Rows of a pass through the trained model."""
+
+TOO_FEW = "too few rows of a class have come for the labels it knows"
+"""Why a joint attack has no number."""
+
+_UNSEEN = 255
+"""Of rows that are not in the sample, where 0 and 1 are what the label of a row can be."""
+
+
+def known_among(attack: JointAttack, rows: NDArray[np.int64], truth: NDArray[np.bool_]) -> KnownRows | None:
+    """Return the rows whose labels an attack knows, by position in a sample; None where there are too few.
+
+    Parameters
+    ----------
+    attack : JointAttack
+        The attack.
+    rows : NDArray
+        (n,) rows of the training table, sorted.
+    truth : NDArray
+        (n,) whether each is of the class that is looked for.
+    """
+    if LEAKED not in attack.needs:
+        return NOBODY
+    labels = np.full(int(rows[-1]) + 1 if len(rows) else 0, _UNSEEN, dtype=np.uint8)
+    labels[rows] = truth
+    try:
+        drawn = np.sort(draw_examples(labels, 0, classes=2, count=attack.leaks))
+    except ConfigError:  # in time order, the first days may have too few
+        return None
+    return KnownRows(np.searchsorted(rows, drawn), labels[drawn].astype(np.int64))
+
+
+def read_group(
+    attacks: Sequence[JointAttack], view: JointView, rows: NDArray[np.int64], labels: AuditLabels, *, party: str,
+    defended: bool,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Run joint attacks on what several parties have together of training rows; return entries for `result.json`.
+
+    Parameters
+    ----------
+    attacks : Sequence[JointAttack]
+        What is run.
+    view : JointView
+        What the parties have together of these rows.
+    rows : NDArray
+        (n,) rows of the training table, sorted.
+    labels : AuditLabels
+        The true labels.
+    party : str
+        The parties, as "a+b".
+    defended : bool
+        Whether any defense is in force.
+    """
+    scorer = _group_scorer(labels, party, defended=defended)
+    truth = JointLabels(labels.at(rows) == labels.positive(0), np.zeros(0, dtype=np.bool_))
+    found = []
+    for attack in (one.fresh() for one in attacks):
+        known = known_among(attack, rows, truth.train)
+        if known is None:
+            found.append(scorer.unavailable(attack, TOO_FEW))
+        else:
+            found += scorer.entries(attack, replace(view, known=known), truth)
+    return found
+
+
+def group_unavailable(
+    attacks: Sequence[JointAttack], why: str, labels: AuditLabels, *, party: str, defended: bool
+) -> list[dict[str, Any]]:
+    """Return the entries of joint attacks that could not be run on several parties, and why."""
+    scorer = _group_scorer(labels, party, defended=defended)
+    return [scorer.unavailable(attack, why) for attack in attacks]
+
+
+def _group_scorer(labels: AuditLabels, party: str, *, defended: bool) -> JointScorer:
+    classes, positive = labels.classes, labels.positive(0)
+    return JointScorer(party=party, defended=defended, positive=positive, classes=classes, source="monitor")
+
+
+class JointObserver:
+    """Keeps a sample of what a party remembers, and lets joint attacks read it once training is finished.
+
+    Parameters
+    ----------
+    attacks : Sequence[JointAttack]
+        What is run.
+    table : PartyTable
+        The party's columns.
+    labels, test_labels : AuditLabels
+        The true labels, for the scorer and for the few rows that an attack knows.
+    party : str
+        The feature party.
+    defended : bool
+        Whether any defense is in force.
+    placement : Placement
+        Where the bottom model is.
+    seed : int
+        Where the attacks' own randomness starts.
+    """
+
+    def __init__(
+        self,
+        attacks: Sequence[JointAttack],
+        table: PartyTable,
+        labels: AuditLabels,
+        test_labels: AuditLabels,
+        *,
+        party: str,
+        defended: bool,
+        placement: Placement,
+        seed: int = 0,
+    ) -> None:
+        self._attacks, self._table, self._placement = [attack.fresh() for attack in attacks], table, placement
+        self._labels, self._test_labels = labels, test_labels
+        self._party, self._defended = party, defended
+        self._seed = seed
+        self._columns = sum(prod(tensor.shape[1:]) for tensor in table.train.gather(np.zeros(1, dtype=np.int64)))
+        self._rows = np.empty(0, dtype=np.int64)
+        self._came = 0
+        self._gradients: Tensor | None = None
+        self.epoch = 0
+        """The last epoch at whose end the sample was taken."""
+
+    def take(self, epoch: int, memory: Memory) -> None:
+        """Take the mean gradients of the sampled rows at the end of an epoch (from 1); earlier ones are forgotten."""
+        if memory.rows != self._came:
+            self._rows = sample_rows(memory.order, most_rows(memory.width, columns=self._columns))
+            self._came = memory.rows
+        self._gradients, self.epoch = memory.at(self._rows, "mean"), epoch
+
+    @property
+    def taken(self) -> bool:
+        """Whether the sample is in this process."""
+        return self._gradients is not None
+
+    def entries(self, bottom: nn.Module, why: str = "") -> list[dict[str, Any]]:
+        """Run every attack on the trained model, and return its entries for `result.json`.
+
+        Parameters
+        ----------
+        bottom : nn.Module
+            The trained bottom model.
+        why : str
+            Why nothing was remembered, where that is so.
+        """
+        labels, positive = self._labels, self._labels.positive(0)
+        scorer = JointScorer(party=self._party, defended=self._defended, positive=positive, classes=labels.classes)
+        if self._gradients is None:
+            why = why or "training ended before its first epoch did"
+            return [scorer.unavailable(attack, why) for attack in self._attacks]
+        most = WIDE_ROWS if self._columns > 1024 else TEST_ROWS
+        test_rows = sample_rows(np.arange(len(self._table.test) if self._test_labels.complete else 0), most)
+        train, test = self._own(bottom, self._table.train, self._rows), self._own(bottom, self._table.test, test_rows)
+        truth = JointLabels(labels.at(self._rows) == positive, self._test_labels.at(test_rows) == positive)
+        found = []
+        for attack in self._attacks:
+            known = known_among(attack, self._rows, truth.train)
+            if known is None:
+                found.append(scorer.unavailable(attack, TOO_FEW))
+                continue
+            view = JointView(self._gradients, train, test, known, self._table.spec.vocabulary > 0, self._seed)
+            found += scorer.entries(attack, view, truth)
+        return found
+
+    def _own(self, bottom: nn.Module, source: FeatureSource, rows: NDArray[np.int64]) -> OwnRows:
+        """Return the party's columns and embeddings of rows, in main memory."""
+        pieces = [rows[low : low + BATCH] for low in range(0, len(rows), BATCH)] or [rows]
+        if not len(rows):
+            shape = self._own(bottom, self._table.train, self._rows[:2])
+            return OwnRows(tuple(tensor[:0] for tensor in shape.inputs), shape.embeddings[:0])
+        embedded = [widened(embed(bottom, source, piece, self._placement)).cpu() for piece in pieces]
+        return OwnRows(source.gather(rows), torch.cat(embedded))
+
+    def state(self) -> dict[str, Any]:
+        """Return when the sample was taken: it is in the files of the memory, from which it is taken again."""
+        return {"epoch": self.epoch}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self.epoch, self._gradients, self._came = int(state["epoch"]), None, 0

@@ -1,0 +1,363 @@
+"""From what is remembered to a measured leak: attacks that run after each epoch meet true labels here."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.attacks.base import HINTS
+from flower_vfl.attacks.embedding.inference import LEAKED
+from flower_vfl.attacks.longitudinal.base import NOBODY, Kept, KnownRows, Memory, MemoryAttack
+from flower_vfl.auditing.batched_scoring import said_of
+from flower_vfl.auditing.evaluator import AuditLabels, draw_examples, draw_positives, naming
+from flower_vfl.auditing.read_only import ask
+from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.auditing.row_memory import RowMemory
+from flower_vfl.auditing.summary_state import restore_summary, summary_state
+from flower_vfl.errors import ConfigError, DataError
+from flower_vfl.files import boot
+from flower_vfl.metrics import LeakSummary, auc_interval, separation
+from flower_vfl.protocol.schedule import Rows, Schedule
+from flower_vfl.registry import from_elsewhere
+
+_log = logging.getLogger(__name__)
+
+REMEMBERED = "remembered"
+"""The phase of an entry of `result.json` that was read of a memory."""
+
+WIDEST = 4096
+"""Numbers of a row up to which a layer is remembered: a direction takes a matrix of their square."""
+
+
+Take: TypeAlias = Callable[[str, int, Memory], None]
+
+MEANS, HISTORY = "means", "history"
+"""Two memories: of what reads means alone, in which batches are centred, and of what reads epochs one by one, too."""
+
+_UNSEEN = 255
+"""Of rows that have not come, where 0 and 1 are what the label of a row can be."""
+
+
+def check_memory_attacks(attacks: Iterable[MemoryAttack], labels: AuditLabels, *, repeats: bool) -> None:
+    """Refuse attacks on a memory that nobody could tell what they need, or that find nothing to read.
+
+    Parameters
+    ----------
+    attacks : Iterable[MemoryAttack]
+        What is run.
+    labels : AuditLabels
+        The true labels of the training table.
+    repeats : bool
+        Whether rows come more than once.
+
+    Raises
+    ------
+    ConfigError
+        For more known rows than there are, for side information that does not exist, where rows must come again, and
+        where it is not one class that is looked for.
+    """
+    positive = labels.numbers == labels.positive(0)
+    for attack in attacks:
+        if len(labels.positives) != 1:
+            raise ConfigError(
+                f"the attack {attack.label!r} looks for one class in all epochs; here {len(labels.positives)} take "
+                f"turns ({', '.join(map(str, labels.positives))}): name one in attack.positives"
+            )
+        if not attack.needs <= {HINTS, LEAKED}:
+            raise ConfigError(f"the attack {attack.label!r} needs {sorted(attack.needs)}; there is {HINTS}, {LEAKED}")
+        positives = int(np.count_nonzero(positive))
+        if attack.hints >= positives and HINTS in attack.needs:
+            raise ConfigError(
+                f"the attack {attack.label!r} knows {attack.hints} positives and looks for others; {positives} of the "
+                f"training rows are positive, so that it can know {max(positives - 1, 0)} at most: lower k"
+            )
+        fewest = min(positives, len(positive) - positives)
+        if attack.leaks >= fewest and LEAKED in attack.needs:
+            raise ConfigError(
+                f"the attack {attack.label!r} knows {attack.leaks} rows of each class and reads others; class "
+                f"{labels.positive(0)} has {positives} of the {len(positive)} training rows, so that it can know "
+                f"{max(fewest - 1, 0)} of each at most: lower k"
+            )
+        if attack.first_epoch > 1 and not repeats:
+            raise ConfigError(
+                f'the attack {attack.label!r} compares epochs, but with training.order "time" each row comes once'
+            )
+
+
+def _kind(keeps: frozenset[Kept]) -> str:
+    return MEANS if keeps == {"mean"} else HISTORY
+
+
+def _memories(schedule: Schedule, keeps: Iterable[frozenset[Kept]], folder: Path | None) -> dict[str, RowMemory]:
+    """Return the memories that are needed; what one attack reads does not depend on what others need."""
+    wanted: dict[str, frozenset[Kept]] = {}
+    for each in filter(None, keeps):
+        wanted[_kind(each)] = wanted.get(_kind(each), frozenset()) | each
+    return {
+        kind: RowMemory(schedule, each, folder=None if folder is None else folder / kind)
+        for kind, each in wanted.items()
+    }
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """What one attack read at one layer, epoch by epoch."""
+
+    attack: MemoryAttack
+    summary: LeakSummary
+    epochs: list[int] = field(default_factory=list)
+    intervals: list[list[float] | None] = field(default_factory=list)
+
+
+class MemoryScorer:
+    """Remembers what a party receives, lets attacks read it after each epoch, and writes down how right they are.
+
+    Parameters
+    ----------
+    attacks : Sequence[MemoryAttack]
+        What is run; each layer gets an instance of its own. May be empty where something else takes what is kept.
+    layers : Sequence[str]
+        Layers that are remembered.
+    labels : AuditLabels
+        The true labels.
+    schedule : Schedule
+        Says which rows make which step, and when an epoch ends.
+    party : str
+        The feature party whose view is attacked.
+    source : str
+        "attacker" or "monitor".
+    defended : bool
+        Whether any defense is in force.
+    recorder : Recorder
+        Where each value goes.
+    folder : Path, optional
+        Where the memory lies, see `RowMemory`.
+    view : str
+        What the names of the values for `recorder` begin with, as in "monitor_remembered_auc"; empty for an attacker's.
+    keeps : Iterable[Kept]
+        What is kept besides what the attacks read.
+    take : Callable, optional
+        Is given each layer, the epoch (from 1) and the means at its end, which must be kept.
+    """
+
+    def __init__(
+        self,
+        attacks: Sequence[MemoryAttack],
+        layers: Sequence[str],
+        labels: AuditLabels,
+        schedule: Schedule,
+        *,
+        party: str,
+        source: str,
+        defended: bool,
+        recorder: Recorder,
+        folder: Path | None = None,
+        view: str = "",
+        keeps: Iterable[Kept] = (),
+        take: Take | None = None,
+    ) -> None:
+        self._take = take
+        self._labels, self._schedule, self._recorder, self._party = labels, schedule, recorder, party
+        self._metrics = [f"{view}_{REMEMBERED}_{name}".lstrip("_") for name in ("auc", "detection_error")]
+        self._folder = folder
+        self._memories = _memories(schedule, [frozenset(keeps), *(attack.keeps for attack in attacks)], folder)
+        self._layers = list(layers)
+        self._unread: dict[str, str] = {}
+        self._boot = boot()
+        self._found = [
+            _Remembered(
+                attack.fresh(),
+                LeakSummary(
+                    *(attack.name, party, layer, attack.params), phase=REMEMBERED, source=source, defended=defended
+                ),
+            )
+            for attack in attacks
+            for layer in layers
+        ]
+        self.latest = math.nan
+        """The largest leak after the last epoch that was read, of scores as they are or turned around."""
+
+    def observe(self, step: int, rows: Rows, gradients: Mapping[str, Tensor]) -> None:
+        """Take in the gradients (B, ...) of one step, by layer; every step counts. At an epoch's end, read and score.
+
+        Parameters
+        ----------
+        step : int
+            The step.
+        rows : Rows
+            (B,) its rows.
+        gradients : Mapping[str, Tensor]
+            (B, ...) by layer.
+
+        Raises
+        ------
+        ConfigError
+            When an attack writes into the memory.
+        """
+        kept = {layer: gradients[layer] for layer in tuple(self._layers) if self._fits(layer, gradients[layer])}
+        for memory in self._memories.values():
+            memory.record(step, rows, kept)
+        epoch = self._schedule.epoch_of(step)
+        if step == self._schedule.steps_of(epoch)[-1]:
+            self._score(step, epoch, list(kept))
+
+    def _fits(self, layer: str, gradient: Tensor) -> bool:
+        width = gradient[0].numel()
+        if width > WIDEST:
+            self._give_up(layer, f"it is {width} numbers wide; up to {WIDEST} are remembered")
+        return width <= WIDEST
+
+    def _give_up(self, layer: str, why: str) -> None:
+        self._layers.remove(layer)
+        self._unread[layer] = why
+        _log.warning("party %r: attacks that remember do not go on at layer %r: %s", self._party, layer, why)
+
+    def _score(self, step: int, epoch: int, layers: Sequence[str]) -> None:
+        times, values = self._schedule.times_before(epoch) + 1, []
+        for layer in layers:
+            memories = {kind: memory.at(layer, epoch) for kind, memory in self._memories.items()}
+            if self._take is not None:
+                self._take(layer, epoch, memories[MEANS])
+            labels = self._labels.at(next(iter(memories.values())).order) == self._labels.positive(0)
+            for found in self._found:
+                if found.summary.layer == layer and found.attack.first_epoch <= times:
+                    memory = memories[_kind(found.attack.keeps)]
+                    values.append(self._read(found, memory, labels, step, epoch))
+        self.latest = max((max(value, 1.0 - value) for value in values if not math.isnan(value)), default=math.nan)
+
+    def _read(self, found: _Remembered, memory: Memory, labels: NDArray[np.bool_], step: int, epoch: int) -> float:
+        """Let one attack read one layer, and write down what comes out."""
+        known = self._known(found.attack, memory)
+        values, interval, scored = (math.nan, math.nan), None, labels[:0]
+        if known is not None:
+            others = ~np.isin(memory.order, known.rows) if known.rows.size else slice(None)
+            said = said_of(found.attack, ask(found.attack, partial(found.attack.score, memory, known)), len(labels))
+            scores, scored = said[others], labels[others]
+            with naming(found.attack):
+                values, interval = separation(scores, scored), auc_interval(scores, scored)
+        positives = int(np.count_nonzero(scored))
+        found.summary.add(values[0], len(scored) - positives, positives, values[1])
+        if not math.isnan(values[0]):
+            found.epochs.append(epoch)
+            found.intervals.append(None if interval is None else list(interval))
+        for metric, value in zip(self._metrics, values, strict=True):
+            self._recorder.add(
+                step=step,
+                epoch=epoch,
+                party=self._party,
+                layer=found.summary.layer,
+                attack=found.attack.label,
+                metric=metric,
+                value=value,
+            )
+        return values[0]
+
+    def _known(self, attack: MemoryAttack, memory: Memory) -> KnownRows | None:
+        """Return the rows that the attack knows, the same after each epoch; None where too few have come."""
+        if not attack.needs:
+            return NOBODY
+        labels = np.full(len(self._labels.numbers), _UNSEEN, dtype=np.uint8)
+        labels[memory.order] = self._labels.at(memory.order) == self._labels.positive(0)
+        if HINTS in attack.needs:
+            positives = draw_positives(labels == 1, 0, HINTS)[: attack.hints]
+            enough = len(positives) == attack.hints
+            return KnownRows(np.sort(positives), np.ones(len(positives), dtype=np.int64)) if enough else None
+        try:
+            rows = np.sort(draw_examples(labels, 0, classes=2, count=attack.leaks))
+        except ConfigError:  # in time order, the first days may have too few
+            return None
+        return KnownRows(rows, labels[rows].astype(np.int64))
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return one entry an attack and layer for `result.json`, with the value after each epoch."""
+        return [
+            {
+                **found.summary.result(),
+                "label": found.attack.label,
+                "epochs": found.epochs,
+                "values": list(found.summary.values),
+                "interval95": found.intervals[-1] if found.intervals else None,
+                **({"unavailable": why} if (why := self._unread.get(found.summary.layer)) else {}),
+                **from_elsewhere(type(found.attack)),
+            }
+            for found in self._found
+        ]
+
+    def again(self, layer: str, epoch: int) -> Memory | None:
+        """Return the means of a layer at the end of the last whole epoch; None where they are not there."""
+        self.check()  # another process may have written it
+        return self._memories[MEANS].at(layer, epoch) if layer in self._layers and epoch else None
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """The layers at which nothing is remembered any more, and why."""
+        return self._unread
+
+    def forget(self) -> None:
+        """Let go of what is remembered, once no step can come any more."""
+        for memory in self._memories.values():
+            memory.forget()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def state(self) -> dict[str, Any]:
+        """Return what was measured so far, as plain values; what is remembered is in files already."""
+        return {
+            "boot": boot(),
+            "memory": {kind: memory.state() for kind, memory in self._memories.items()},
+            "latest": self.latest,
+            "layers": list(self._layers),
+            "unread": dict(self._unread),
+            "found": [
+                {
+                    "summary": summary_state(found.summary),
+                    "epochs": found.epochs,
+                    "intervals": found.intervals,
+                    "attack": found.attack.state(),
+                }
+                for found in self._found
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self.latest, self._layers, self._unread = state["latest"], list(state["layers"]), dict(state["unread"])
+        self._boot = state["boot"]
+        for kind, memory in self._memories.items():
+            memory.restore(state["memory"][kind])
+        for found, entry in zip(self._found, state["found"], strict=True):
+            restore_summary(found.summary, entry["summary"])
+            found.epochs, found.intervals = list(entry["epochs"]), list(entry["intervals"])
+            found.attack.restore(entry["attack"])
+
+    def check(self) -> None:
+        """See whether all that was remembered until a checkpoint is there as it was written.
+
+        Nobody waited for the disk to write it: where the machine was started anew since, some may be lost, and nothing
+        is read at such a layer any more.
+
+        Raises
+        ------
+        DataError
+            When a file is damaged or gone, and the machine was not started anew.
+        """
+        for layer in tuple(self._layers):
+            try:
+                for memory in self._memories.values():
+                    memory.check(layer)
+            except DataError:
+                if self._boot == boot():
+                    raise
+                self._give_up(
+                    layer, "this machine was started anew, and what was remembered until then is not all there"
+                )

@@ -1,0 +1,389 @@
+"""The leakage monitor: the label party attacks its own messages, so that a deployment is measured too.
+
+It sees the cut layer only: what a party reads from its earlier layers, or by training models of its own on its columns,
+stays with that party.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.attacks.base import Attack, AttackMethod
+from flower_vfl.attacks.embedding.inference import InferenceAttack, TrainedView
+from flower_vfl.attacks.joint import JointAttack
+from flower_vfl.attacks.longitudinal.base import MemoryAttack
+from flower_vfl.auditing.evaluator import TOGETHER, AuditLabels, Reference, Scorer
+from flower_vfl.auditing.halves import Split
+from flower_vfl.auditing.informed import DIRECTION, InformedAudit
+from flower_vfl.auditing.joint_view import group_unavailable, read_group
+from flower_vfl.auditing.longitudinal import MemoryScorer
+from flower_vfl.auditing.read_only import read_only
+from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.auditing.trained_model import TrainedScorer
+from flower_vfl.data.store.dataset import PartyTable
+from flower_vfl.errors import FlowerVflError
+from flower_vfl.protocol.printable import reason_of
+from flower_vfl.protocol.schedule import Rows, Schedule
+from flower_vfl.protocol.transcript import StepTrace, Transcript
+
+_log = logging.getLogger(__name__)
+
+Columns: TypeAlias = Callable[[str], PartyTable]
+"""From a feature party to its columns, which only a simulation has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What the monitor keeps of one party, or of several that collude: who scores, and the step that is scored."""
+
+    parties: tuple[str, ...]
+    scorer: Scorer
+    remembered: MemoryScorer | None
+    informed: InformedAudit | None = None
+    transcript: Transcript = field(default_factory=Transcript)
+
+    @property
+    def latest(self) -> float:
+        """The largest leak that was last found, of a step or of what is remembered."""
+        return _largest([self.scorer.latest, self._remembered])
+
+    @property
+    def last(self) -> float:
+        """The same, with the last step in it."""
+        return _largest([self.scorer.last, self._remembered])
+
+    @property
+    def epoch_leak(self) -> float:
+        """The largest leak over the steps of this epoch, or of what is remembered since the last one."""
+        return _largest([self.scorer.epoch_leak, self._remembered])
+
+    @property
+    def _remembered(self) -> float:
+        return math.nan if self.remembered is None else self.remembered.latest
+
+    def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return what these parties hold together, (B, D); one alone holds its tensor as it is."""
+        if len(self.parties) == 1:
+            return tensors[self.parties[0]]
+        return torch.cat([tensors[party].flatten(1) for party in self.parties], dim=1)
+
+    def reference(self, references: Mapping[str, Reference]) -> Reference | None:
+        """Return what an oracle tells these parties together; the row is the same for all."""
+        if not references:
+            return None
+        known = [references[party] for party in self.parties]
+        return Reference(known[0].row, {"cut": torch.cat([reference.gradients["cut"] for reference in known])})
+
+
+class LeakageMonitor:
+    """Scores what is about to be sent to each party and, under a defense, what would have been sent without it.
+
+    Parameters
+    ----------
+    parties : Sequence[str]
+        Feature parties, and groups of them that put together what they see, such as "a+b".
+    attacks : Sequence[AttackMethod]
+        What is run; attacks on the trained model that need leaked labels are left to the parties.
+    labels : AuditLabels
+        The true labels; they do not leave this object.
+    schedule : Schedule
+        Says when an epoch ends, for attacks that remember.
+    defended : bool
+        Whether any defense is in force: then the undefended gradients are attacked as well.
+    recorder : Recorder
+        Where each value goes.
+    every : int
+        Score each so many steps; what is remembered is of every step.
+    memory : Path, optional
+        Folder for what it remembers; without one that has no name and is gone with the process.
+    informed : int
+        Rows of each party that are kept for readers that are fitted to the labels; 0: none.
+    split : Split
+        Which rows these readers are fitted to and scored on.
+    """
+
+    def __init__(
+        self,
+        parties: Sequence[str],
+        attacks: Sequence[AttackMethod],
+        labels: AuditLabels,
+        schedule: Schedule,
+        *,
+        defended: bool,
+        recorder: Recorder,
+        every: int,
+        memory: Path | None = None,
+        informed: int = 0,
+        split: Split = Split(0),  # noqa: B008 - it is frozen
+    ) -> None:
+        self._labels, self._schedule, self._memory = labels, schedule, memory
+        watching = [attack for attack in attacks if isinstance(attack, Attack)]
+        self._trained_attacks = [
+            attack for attack in attacks if isinstance(attack, InferenceAttack) and not attack.needs
+        ]
+        self._trained_entries: list[dict[str, Any]] = []
+        self._joint = [attack for attack in attacks if isinstance(attack, JointAttack)]
+        self._joint_entries: list[dict[str, Any]] = []
+        remembering = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
+        self._every, self._defended, self._recorder = every, defended, recorder
+        self._informed, self._split = informed, split
+        self._audits = sum(1 + len(_members(party)) for party in parties)
+        self._sent = [self._view("monitor", party, watching, remembering, defended=defended) for party in parties]
+        on_gradients = [attack for attack in watching if attack.sees == "gradients"]  # embeddings are what they are
+        self._unsent: list[_View] = []
+        if defended and (on_gradients or remembering):
+            self._unsent = [
+                self._view("undefended", party, on_gradients, remembering, defended=False) for party in parties
+            ]
+        self._watches, self._remembers = bool(watching), bool(remembering)
+
+    def _view(
+        self, view: str, party: str, attacks: Sequence[Attack], remembering: Sequence[MemoryAttack], *, defended: bool
+    ) -> _View:
+        """Return what attacks one party, or several together."""
+        shared: dict[str, Any] = {
+            "party": party,
+            "source": "monitor",
+            "defended": defended,
+            "recorder": self._recorder,
+            "view": view,
+        }
+        remembered = None
+        if remembering:
+            folder = None if self._memory is None else self._memory / f"{view}-{party}"
+            remembered = MemoryScorer(remembering, ["cut"], self._labels, self._schedule, folder=folder, **shared)
+        scorer = Scorer(attacks, ["cut"], self._labels, every=self._every, together=TOGETHER, **shared)
+        informed = self._audit(party, remembering) if self._informed and view == "monitor" else None
+        return _View(tuple(party.split("+")), scorer, remembered, informed)
+
+    def _audit(self, party: str, remembering: Sequence[MemoryAttack]) -> InformedAudit:
+        """Return what fits readers to the labels, of what one party gets or several together."""
+        return InformedAudit(
+            self._labels.numbers,
+            self._labels.classes,
+            self._labels.positives,
+            self._schedule,
+            self._split,
+            party=party,
+            defended=self._defended,
+            recorder=self._recorder,
+            rows=self._informed,
+            members=_members(party),
+            every=self._every,
+            audits=self._audits,
+            direction=DIRECTION not in (attack.label for attack in remembering),
+        )
+
+    @torch.no_grad()
+    def observe(
+        self,
+        step: int,
+        epoch: int,
+        rows: Rows,
+        embeddings: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        *,
+        clean: Mapping[str, Tensor] = MappingProxyType({}),
+        references: Mapping[str, Reference] = MappingProxyType({}),
+    ) -> None:
+        """Attack one step's outgoing gradients, and the embeddings that came.
+
+        Parameters
+        ----------
+        step, epoch : int
+            The step and its epoch.
+        rows : Rows
+            (B,) its rows.
+        embeddings, gradients : Mapping[str, Tensor]
+            (B, ...) what came from each party and what goes to it.
+        clean : Mapping[str, Tensor]
+            (B, ...) what would go to it without any defense; needed where one is in force and gradients are attacked.
+        references : Mapping[str, Reference]
+            What oracle attacks are told, by party.
+        """
+        self.audit(step, epoch, rows, embeddings, gradients)
+        scores = self._watches and step % self._every == 0
+        if not (scores or self._remembers):
+            return
+        for seen, tensors in ((self._sent, gradients), (self._unsent, clean)):
+            for view in seen:
+                cut = {"cut": view.joined(tensors)}
+                if scores:
+                    view.transcript.record(StepTrace(step, epoch, read_only(rows), view.joined(embeddings), cut))
+                    view.scorer.score(view.transcript, view.reference(references))
+                if view.remembered is not None:
+                    view.remembered.observe(step, rows, cut)
+
+    @torch.no_grad()
+    def audit(
+        self, step: int, epoch: int, rows: Rows, embeddings: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+    ) -> None:
+        """Keep of one step what informed readers are fitted to and scored on, see `observe`, and run no attack."""
+        for view in self._sent:
+            if view.informed is not None:
+                widths = [gradients[party].flatten(1).shape[1] for party in view.parties]
+                view.informed.observe(step, epoch, rows, view.joined(embeddings), view.joined(gradients), widths)
+
+    @property
+    def audited(self) -> list[dict[str, Any] | None]:
+        """The state of each view's informed audit, in the order of `state`."""
+        return [None if view.informed is None else view.informed.state() for view in (*self._sent, *self._unsent)]
+
+    @property
+    def latest(self) -> float:
+        """The largest leak AUC in one of the last 16 steps, or remembered; unlike `last`, it costs nothing."""
+        return _largest(view.latest for view in self._sent)
+
+    @property
+    def last(self) -> float:
+        """The largest leak AUC of what was sent in the last step, or remembered, over parties and attacks."""
+        return _largest(view.last for view in self._sent)
+
+    @property
+    def epoch_leak(self) -> float:
+        """The largest leak of the current epoch, over parties and attacks; scores may be turned around.
+
+        Of attacks on steps it is the 95 % quantile of what was sent; of those that remember what they last read.
+        """
+        return _largest(view.epoch_leak for view in self._sent)
+
+    @property
+    def reads_trained_models(self) -> bool:
+        """Whether it has attacks for `read_trained`."""
+        return bool(self._trained_attacks)
+
+    def read_trained(
+        self,
+        embeddings: Mapping[str, Tensor],
+        labels: NDArray[Any],
+        classes: int,
+        seed: Callable[..., int],
+        *,
+        step: int,
+        epoch: int,
+    ) -> None:
+        """Attack the parties' trained models by what they gave for the test rows.
+
+        Parameters
+        ----------
+        embeddings : Mapping[str, Tensor]
+            (M, ...) what came from each party at the last evaluation.
+        labels : NDArray
+            (M,) true labels of the test rows.
+        classes : int
+            Number of classes.
+        seed : Callable[..., int]
+            Derives a seed for a purpose from the label party's secret.
+        step, epoch : int
+            Where in the log the values stand: the number of steps that were trained, and of epochs.
+        """
+        for view in self._sent:
+            party = "+".join(view.parties)
+            scorer = TrainedScorer(
+                labels,
+                classes,
+                party=party,
+                source="monitor",
+                defended=self._defended,
+                recorder=self._recorder,
+                step=step,
+                epoch=epoch,
+            )
+            z = view.joined(embeddings)
+            for attack in self._trained_attacks:
+                draws = (TrainedView(z, classes, seed(attack.label, draw)) for draw in range(attack.draws))
+                self._trained_entries.append(scorer.entry(attack, "cut", draws))
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return what was measured so far, as plain values."""
+        return [
+            {
+                "steps": view.scorer.state(),
+                "remembered": None if view.remembered is None else view.remembered.state(),
+                "informed": None if view.informed is None else view.informed.state(),
+            }
+            for view in (*self._sent, *self._unsent)
+        ]
+
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from what `state` returned."""
+        for view, entry in zip((*self._sent, *self._unsent), state, strict=True):
+            view.scorer.restore(entry["steps"])
+            if view.remembered is not None:
+                view.remembered.restore(entry["remembered"])
+                view.remembered.check()
+            if view.informed is not None:
+                view.informed.restore(entry["informed"])
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return one entry a party and attack for `result.json`."""
+        views = (*self._sent, *self._unsent)
+        remembered = [view.remembered for view in views if view.remembered is not None]
+        found = [entry for view in views for entry in view.scorer.entries()]
+        audits = [view.informed for view in views if view.informed is not None]
+        return [
+            *found,
+            *(entry for scorer in remembered for entry in scorer.entries()),
+            *(entry for audit in audits for entry in audit.entries()),
+            *self._joint_entries,
+            *self._trained_entries,
+        ]
+
+    def finish_audit(self, columns: Columns | None = None) -> None:
+        """Let the readers that are fitted to the labels read what was kept for them; once, when training has ended.
+
+        With the parties' columns, which a simulation has, readers of gradients with columns run, too, and the joint
+        attacks on what colluding parties have together.
+        """
+        for view in self._sent:
+            if columns is not None:
+                self._read_columns(view, columns)
+            if view.informed is not None:
+                view.informed.finish()
+
+    def _read_columns(self, view: _View, columns: Columns) -> None:
+        """Let readers and, of several parties, joint attacks read gradients together with columns."""
+        party, audit = "+".join(view.parties), view.informed
+        try:
+            tables = [columns(member) for member in view.parties]
+        except (FlowerVflError, OSError) as error:  # the training is done, and is not lost by it
+            _log.warning("no reader reads the gradients of %s with columns: %s", party, reason_of(error))
+            return
+        joint = [attack for attack in self._joint if len(view.parties) > 1]
+        found = None if audit is None or not joint else audit.panel_of(tables, random=True)
+        if found is not None:
+            rows, together = found
+            self._joint_entries += read_group(joint, together, rows, self._labels, party=party, defended=self._defended)
+        elif joint:
+            why = "no rows of these parties were kept: set attack.informed above 0"
+            self._joint_entries += group_unavailable(joint, why, self._labels, party=party, defended=self._defended)
+        if audit is not None:
+            audit.read_columns(tables)
+
+    def forget(self) -> None:
+        """Let go of what is remembered, once training has ended."""
+        for view in (*self._sent, *self._unsent):
+            if view.remembered is not None:
+                view.remembered.forget()
+        if self._memory is not None:
+            shutil.rmtree(self._memory, ignore_errors=True)
+
+
+def _members(party: str) -> list[str]:
+    """Return the members of a group such as "a+b"; none of a party alone."""
+    return party.split("+") if "+" in party else []
+
+
+def _largest(values: Iterable[float]) -> float:
+    return max((value for value in values if not math.isnan(value)), default=math.nan)

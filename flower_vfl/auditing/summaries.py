@@ -1,0 +1,131 @@
+"""What one attack read at one layer over the steps of a run: altogether and, where classes take turns, of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flower_vfl.attacks.base import Attack
+from flower_vfl.auditing.summary_state import restore_summary, summary_state
+from flower_vfl.auditing.trained_model_metrics import ACCURACY, AUC
+from flower_vfl.metrics.summary import LeakSummary
+from flower_vfl.registry import from_elsewhere
+
+_SHOWN = ("q95", "q95_null", "mean", "max", "steps", "one_class_steps")
+
+
+class StepLeaks:
+    """Collects what an attack read in each step.
+
+    Parameters
+    ----------
+    attack : Attack
+        What is run; scores are measured by their AUC, groups by the accuracy of their best assignment to classes.
+    party, layer, source, defended
+        As for `LeakSummary`.
+    """
+
+    def __init__(self, attack: Attack, party: str, layer: str, *, source: str, defended: bool) -> None:
+        self.attack, self.layer = attack, layer
+        metric = AUC if attack.reads == "scores" else ACCURACY
+        self._make = partial(
+            LeakSummary, attack.name, party, layer, attack.params, metric=metric, source=source, defended=defended
+        )
+        self.whole = self._make()
+        self._by_class: dict[int, LeakSummary] = {}
+
+    def add(
+        self,
+        positive: int,
+        value: float,
+        negatives: int,
+        positives: int,
+        detection_error: float = math.nan,
+        null: float = math.nan,
+    ) -> None:
+        """Take in one step in which one class was looked for, see `LeakSummary.add`."""
+        for summary in (self.whole, self._by_class.setdefault(positive, self._make())):
+            summary.add(value, negatives, positives, detection_error, null)
+
+    def result(self) -> dict[str, Any]:
+        """Return the entry for `result.json`.
+
+        Where several classes were looked for, ``by_class`` has what was read of each, ``worst_class`` the one of which
+        the most was (by q95), and ``macro_q95`` is the mean of their q95. The numbers beside them are over all steps.
+        """
+        entry = {**self.whole.result(), "label": self.attack.label, **from_elsewhere(type(self.attack))}
+        if len(self._by_class) < 2 or self.whole.metric != AUC:
+            return entry
+        each = []
+        for positive, summary in sorted(self._by_class.items()):
+            found = summary.result()
+            each.append({"class": positive, **{key: found[key] for key in _SHOWN}})
+        read = [one for one in each if one["q95"] is not None]
+        return {
+            **entry,
+            "by_class": each,
+            "worst_class": max(read, key=lambda one: float(one["q95"]), default=None),
+            "macro_q95": float(np.mean([one["q95"] for one in read])) if read else None,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return what was collected so far; a value a step is too much for JSON."""
+        by_class = {str(positive): summary_state(summary) for positive, summary in self._by_class.items()}
+        return {**summary_state(self.whole), "by_class": by_class}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        restore_summary(self.whole, state)
+        self._by_class = {int(positive): self._make() for positive in state["by_class"]}
+        for positive, summary in self._by_class.items():
+            restore_summary(summary, state["by_class"][str(positive)])
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one attack measured at one layer, step by step, outside of a scorer.
+
+    Attributes
+    ----------
+    epochs, looked_for
+        (T,) epoch of each step, and the class that was looked for in it.
+    values, errors
+        (T,) leak AUC and detection error; NaN where a batch had none.
+    negatives, positives
+        (T,) how many rows of each kind were compared.
+    attack
+        What the attack keeps after the last of them.
+    """
+
+    epochs: NDArray[Any]
+    looked_for: NDArray[Any]
+    values: NDArray[Any]
+    errors: NDArray[Any]
+    negatives: NDArray[Any]
+    positives: NDArray[Any]
+    attack: Mapping[str, Any] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        """Return the `state` of a `StepLeaks` that has collected all this."""
+        classes = np.unique(self.looked_for).tolist()
+        by_class = {str(number): self._state(self.looked_for == number) for number in classes}
+        return {**self._state(np.ones(len(self.values), dtype=bool)), "by_class": by_class}
+
+    def _state(self, chosen: NDArray[np.bool_]) -> dict[str, Any]:
+        known = chosen & ~np.isnan(self.values)
+        pairs = np.stack([self.negatives[known], self.positives[known]], axis=1).astype(np.int64)
+        pairs, times = np.unique(pairs, axis=0, return_counts=True)
+        return {
+            "values": torch.from_numpy(self.values[known]),
+            "errors": torch.from_numpy(self.errors[chosen & ~np.isnan(self.errors)]),
+            "nulls": torch.zeros(0, dtype=torch.float64),
+            "one_class_steps": int(np.count_nonzero(chosen & ~known)),
+            "class_counts": torch.from_numpy(np.column_stack([pairs, times])),
+        }

@@ -1,0 +1,396 @@
+"""The run configuration: one model, read from TOML, overridden by `--set` and by Flower's flat run config."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, Self, get_args, get_origin
+
+import tomli_w
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from flower_vfl.config.parsing import Value, parse_defenses, read_json, read_list, scalar, typed
+from flower_vfl.config.schema import (
+    AlignConfig,
+    AttackConfig,
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    PartiesConfig,
+    Section,
+    TrainingConfig,
+    TransportConfig,
+    require_plain,
+)
+from flower_vfl.errors import ConfigError
+from flower_vfl.registry import suggestion
+
+_PRESETS = files("flower_vfl") / "simulations" / "presets"
+
+SWEEP = "-sweep"
+"""How the name of a sweep's preset ends."""
+
+_DEVICES = re.compile(r"cpu|cuda(:\d+)?")
+
+
+class Config(Section):
+    """Everything a run needs to know; it reaches every party, so nothing in it is secret."""
+
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of a simulation's secrets")
+    schedule_seed: int = Field(default=-1, ge=-1, lt=2**63, description="seed of the order of batches; -1: `seed`")
+    device: str = Field(default="cpu", description="torch device of models")
+    precision: Literal["float32", "tf32", "bfloat16"] = Field(
+        default="float32",
+        description="of a network's products: whole single precision, TF32 on a card, or bfloat16; all else is exact",
+    )
+    threads: int = Field(
+        default=1, ge=0, le=1024, description="torch threads of each party; 0: leave torch's own choice"
+    )
+    sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list, description="live trackers")
+    metrics_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="port at which the label party serves metrics for Prometheus, on its loopback only; 0: off",
+    )
+    data: DataConfig = Field(default_factory=DataConfig)
+    parties: PartiesConfig = Field(default_factory=PartiesConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    attack: AttackConfig = Field(default_factory=AttackConfig)
+    transport: TransportConfig = Field(default_factory=TransportConfig)
+    align: AlignConfig = Field(default_factory=AlignConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    defenses: list[dict[str, Any]] = Field(default_factory=list, description='outermost first, e.g. "iso(t=1.0)"')
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, device: str) -> str:
+        if not _DEVICES.fullmatch(device):
+            raise ValueError(f"{device!r} is no device: cpu, cuda or cuda:N")
+        return device
+
+    @field_validator("defenses", mode="before")
+    @classmethod
+    def _calls(cls, defenses: Any) -> Any:
+        """Read what is written as calls, `"iso(t=5.0), max_norm"`, alone or in a list."""
+        if isinstance(defenses, str):
+            return parse_defenses(defenses)
+        if not isinstance(defenses, list):
+            return defenses
+        return [call for entry in defenses for call in (parse_defenses(entry) if isinstance(entry, str) else [entry])]
+
+    @field_validator("defenses")
+    @classmethod
+    def _defenses(cls, defenses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for entry in defenses:
+            if not isinstance(entry.get("name"), str):
+                raise ValueError(f"each defense needs a name: {entry} has none")
+        require_plain(defenses)
+        return defenses
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        if self.precision == "tf32" and self.device == "cpu":
+            raise ValueError(
+                "precision is 'tf32', which only cards have, and device is 'cpu': set device to 'cuda', or precision "
+                "to 'float32' or 'bfloat16'"
+            )
+        if self.training.order == "time":
+            _check_time_order(self.training)
+        if self.training.validation == 0.0 and self.training.patience > 0:
+            raise ValueError("training.patience needs a validation part: set training.validation above 0")
+        if not self.attack.monitor and self.attack.max_leak < 1.0:
+            raise ValueError("attack.max_leak is measured by the monitor: set attack.monitor to true")
+        if not self.attack.names and self.attack.max_leak < 1.0:
+            raise ValueError("attack.max_leak is measured by attacks: name at least one in attack.names")
+        if self.transport.wire_dtype != "exact" and self.transport.kind == "inproc":
+            raise ValueError(
+                f"transport.wire_dtype is {self.transport.wire_dtype!r}, but transport.kind 'inproc' has no wire: "
+                "set transport.kind to 'stream' or 'messages', or transport.wire_dtype to 'exact'"
+            )
+        for key, named in self.parties.named.items():
+            strangers = set(named) - set(self.parties.features)
+            if self.parties.features and strangers:
+                raise ValueError(
+                    f"{key} names {', '.join(sorted(strangers))}; "
+                    f"parties.features has {', '.join(self.parties.features)}"
+                )
+        if self.parties.named["parties.colluding"] and not self.attack.monitor:
+            raise ValueError("parties.colluding is measured by the monitor: set attack.monitor to true")
+        return self
+
+    def fitted(self, rows: int) -> Self:
+        """Return the configuration with numbers that fit so many training rows for each "auto".
+
+        A bound on what training gives away holds for a number of epochs that was set beforehand: nothing ends it early.
+        """
+        training = self.training
+        if self.attack.max_bound < 1.0 and training.patience < 0:
+            training = training.model_copy(update={"patience": 0})
+        return self.model_copy(update={"training": training.fitted(rows), "model": self.model.fitted(rows)})
+
+    @property
+    def shared_seed(self) -> int:
+        """The schedule seed that is in force."""
+        return self.seed if self.schedule_seed < 0 else self.schedule_seed
+
+
+FITTED = (
+    *(f"training.{name}" for name in ("epochs", "batch_size", "learning_rate", "patience")),
+    "model.numeric_embedding",
+)
+"""Keys that are "auto" by default and get a value by the number of training rows."""
+
+
+def _check_time_order(training: TrainingConfig) -> None:
+    """Refuse what means nothing where each row is trained on once, in time order."""
+    refused = {
+        "training.epochs": (training.epochs or 1, 1, "each row is trained on once"),
+        "training.validation": (training.validation, 0.0, "each day is scored before it is trained on"),
+        "training.patience": (max(training.patience, 0), 0, "no day can be compared with another"),
+    }
+    wrong = [
+        f"{key} is {given}, set it to {needed}: {why}"
+        for key, (given, needed, why) in refused.items()
+        if given != needed
+    ]
+    if wrong:
+        raise ValueError(f'training.order "time" goes through the days once; {"; ".join(wrong)}')
+
+
+def leaf_paths(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+    """Map each leaf's dotted path to its annotation, e.g. "training.batch_size" to int."""
+    leaves: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            leaves |= leaf_paths(kind, f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = kind
+    return leaves
+
+
+def _flat(path: str) -> str:
+    return re.sub(r"[._]", "-", path)
+
+
+def _path_of(key: str) -> tuple[str, str]:
+    """Return the leaf's dotted path that `key` means and, for dictionaries, the entry in it."""
+    leaves = leaf_paths()
+    flat = {_flat(path): path for path in leaves}
+    wanted = _flat(key)
+    if wanted in flat:
+        return flat[wanted], ""
+    for path, kind in leaves.items():
+        if get_origin(kind) is dict and wanted.startswith(_flat(path) + "-"):
+            return path, key[len(path) + 1 :]
+    raise ConfigError(f"there is no configuration key {key!r}; {suggestion(key, leaves)}")
+
+
+def canonical_key(key: str) -> str:
+    """Return the dotted path that a dotted or kebab-case key means.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such key; the message gives the nearest one.
+
+    Examples
+    --------
+    >>> canonical_key("training-batch-size"), canonical_key("data.options.test_days")
+    ('training.batch_size', 'data.options.test_days')
+    """
+    path, entry = _path_of(key)
+    return f"{path}.{entry}" if entry else path
+
+
+def _coerce(path: str, kind: Any, value: Any) -> Any:
+    """Turn a flat value (`--set`, Flower's run config) into what the leaf wants."""
+    if not isinstance(value, str):
+        if get_origin(kind) is list:
+            return list(value) if isinstance(value, list | tuple) else [value]
+        return value
+    if path == "defenses":
+        return read_json(path, value) if value.lstrip().startswith("[") else value
+    if get_origin(kind) is dict:
+        return read_json(path, value or "{}")
+    if get_origin(kind) is list:
+        return read_list(get_args(kind)[0], value)
+    return typed(kind, value)
+
+
+def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested `values` with flat `overrides` (dotted or kebab-case keys) put in."""
+    result: dict[str, Any] = copy.deepcopy(dict(values))
+    leaves = leaf_paths()
+    for key, value in overrides.items():
+        path, entry = _path_of(key)
+        *sections, leaf = path.split(".")
+        place = result
+        for section in [*sections, leaf] if entry else sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{section} must be a table, given {place!r}")
+        if entry:
+            place[entry] = scalar(value) if isinstance(value, str) else value
+        else:
+            place[leaf] = _coerce(path, leaves[path], value)
+    return result
+
+
+def explain(error: ValidationError, model: type[BaseModel] = Config) -> str:
+    """Say of each field that is wrong what was given and what is allowed."""
+    lines = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"]) or "configuration"
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{path}: there is no such key; {suggestion(path, leaf_paths(model))}")
+        else:
+            given = "" if problem["type"] == "value_error" and not problem["loc"] else f", given {problem['input']!r}"
+            lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')}{given}")
+    return "; ".join(lines)
+
+
+def build_config(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
+    """Check nested `values` with flat `overrides` and return the configuration.
+
+    Raises
+    ------
+    ConfigError
+        Naming each field that is wrong, what was given and what is allowed.
+    """
+    try:
+        return Config.model_validate(with_overrides(values, overrides or {}))
+    except ValidationError as error:
+        raise ConfigError(explain(error)) from None
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets of runs that come with the package."""
+    return [name for name in _presets() if not name.endswith(SWEEP)]
+
+
+def sweep_names() -> list[str]:
+    """Return the names of the presets of sweeps that come with the package."""
+    return [name for name in _presets() if name.endswith(SWEEP)]
+
+
+def preset_text(name: str) -> str:
+    """Return the TOML of a preset, of runs or of a sweep, that comes with the package."""
+    return (_PRESETS / f"{name}.toml").read_text(encoding="utf8")
+
+
+def read_source(source: str, presets: Sequence[str], *, preset: str, file: str) -> tuple[str, dict[str, Any]]:
+    """Read one of these presets by name or a TOML file by path.
+
+    Parameters
+    ----------
+    source : str
+        The name, or a path ending in .toml.
+    presets : Sequence[str]
+        The names that may be given.
+    preset, file : str
+        What such a preset and such a file are called, for messages.
+
+    Returns
+    -------
+    tuple
+        The text, and the values in it.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such preset or file, or it is no TOML.
+    """
+    if source.endswith(".toml"):
+        if not Path(source).is_file():
+            raise ConfigError(f"there is no {file} {source!r}")
+        try:
+            text = Path(source).read_text(encoding="utf8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read: {error}") from None
+    elif source in presets:
+        text = preset_text(source)
+    else:
+        raise ConfigError(
+            f"there is no {preset} {source!r}; {suggestion(source, presets)}, a path ending in .toml, or a folder of "
+            "prepared data"
+        )
+    try:
+        return text, tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source} is no valid TOML: {error}") from None
+
+
+def _presets() -> list[str]:
+    return sorted(entry.name.removesuffix(".toml") for entry in _PRESETS.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_config(source: str, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Read a preset by name, a TOML file by path, or the defaults for a folder of prepared data, with flat overrides.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such preset, file or folder, or when something in it is wrong.
+    """
+    if (manifest := Path(source) / "manifest.json").is_file():
+        return build_config({"data": {"name": _name_of(manifest), "path": source}}, overrides)
+    if source in sweep_names():
+        raise ConfigError(f"{source!r} is a sweep, many runs: flower-vfl sweep {source}")
+    _, values = read_source(source, preset_names(), preset="preset", file="configuration file")
+    return build_config(values, overrides)
+
+
+def _name_of(manifest: Path) -> str:
+    """Return the name of the data set that was prepared in a folder."""
+    try:
+        return str(json.loads(manifest.read_text(encoding="utf8"))["name"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{manifest} is no manifest of prepared data: {error}") from None
+
+
+def to_toml(config: Config) -> str:
+    """Write the whole configuration as TOML; `load_config` reads it back to an equal one."""
+    return tomli_w.dumps(config.model_dump())
+
+
+def to_run_config(config: Config) -> dict[str, Value]:
+    """Write the configuration as Flower's flat run config: kebab-case keys, scalar values."""
+    nested = config.model_dump()
+    flat: dict[str, Value] = {}
+    for path in leaf_paths():
+        value: Any = nested
+        for part in path.split("."):
+            value = value[part]
+        # A list as JSON: an empty one must not read as "not given", nor a party named 1 as a number.
+        flat[_flat(path)] = json.dumps(value) if isinstance(value, list | dict) else value
+    return flat
+
+
+def of_this_host(config: Config, run_config: Mapping[str, Value]) -> Config:
+    """Return a finished run's configuration with what another host may need otherwise: device, threads, transport."""
+    changed = {
+        key: value
+        for key, value in run_config.items()
+        if value != "" and (key in ("device", "threads") or key.startswith("transport-"))
+    }
+    return build_config(config.model_dump(), changed) if changed else config
+
+
+def from_run_config(run_config: Mapping[str, Value]) -> Config:
+    """Read Flower's flat run config: `preset`, and whatever else is not the empty string overrides it.
+
+    `out`, `job` and `predict-*` are for the ServerApp and no part of a configuration.
+    """
+    values = {key: value for key, value in run_config.items() if value != ""}
+    preset = str(values.pop("preset", ""))
+    for key in [key for key in values if key in ("out", "job", "resume") or key.startswith("predict-")]:
+        del values[key]
+    return load_config(preset, values) if preset else build_config({}, values)

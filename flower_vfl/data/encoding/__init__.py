@@ -1,0 +1,1 @@
+"""Columns, labels, texts and IDs become numbers."""

@@ -1,0 +1,478 @@
+"""How columns become numbers: fitted on training rows only, kept beside the data, applied again to new rows.
+
+Numeric columns are compressed when they are skewed, sign(x) log(1 + |x|), then standardised. Categorical columns become
+ids: 0 stands for every value that training never saw (or saw too rarely), a missing value is a value like any other.
+Texts become rows of word ids: `text.py`. The values of categorical columns may be millions: they lie in a Parquet file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from flower_vfl.data.encoding.moments import Moments
+from flower_vfl.data.encoding.text import TextEncoding
+from flower_vfl.data.store import layout
+from flower_vfl.errors import DataError
+from flower_vfl.files import writing_to
+from flower_vfl.registry import suggestion
+
+MISSING = ""
+MISSING_TEXTS = (MISSING, "NA", "N/A", "NaN", "nan", "null", "NULL")
+"""What stands for a number or a label that is missing."""
+
+_SKEWED = 2.0
+_LARGEST = 1e150
+"""The variance of larger numbers is none that a float can hold."""
+
+
+Missing = Literal["error", "mean"]
+Absent = Literal["error", "mean", "zero"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a column came from, for messages.
+
+    Parameters
+    ----------
+    file : str
+        File, or what else the rows were read from.
+    column : str
+        Column.
+    """
+
+    file: str
+    column: str
+
+
+@dataclass(frozen=True)
+class NumericEncoding:
+    """One numeric column: compressed or not, then (x - mean) / scale.
+
+    Parameters
+    ----------
+    name : str
+        Column.
+    transform : {"identity", "log1p"}
+        "log1p" is sign(x) log(1 + |x|), for skewed columns.
+    mean, scale : float
+        Of the transformed training rows; a constant column has scale 1.
+    missing : {"error", "mean", "zero"}
+        What a missing number becomes: an error; 0 (the mean) and a 1 in an indicator column of its own; or what the
+        number zero becomes.
+    """
+
+    name: str
+    transform: Literal["identity", "log1p"]
+    mean: float
+    scale: float
+    missing: Absent = "error"
+
+    @classmethod
+    def fit(cls, name: str, values: NDArray[np.float64], missing: Missing = "error") -> NumericEncoding:
+        """Choose and fit the transformation on training rows (N,); NaN stands for missing."""
+        known = values[~np.isnan(values)]
+        return cls.from_moments(name, Moments.of(known), Moments.of(transformed(known, "log1p")), missing)
+
+    @classmethod
+    def from_moments(cls, name: str, plain: Moments, compressed: Moments, missing: Missing) -> NumericEncoding:
+        """Choose and fit the transformation from the moments of the known training rows, as they are and compressed."""
+        if not plain.count:
+            return cls(name, "identity", 0.0, 1.0, missing)
+        transform: Literal["identity", "log1p"] = "log1p" if abs(plain.skewness) > _SKEWED else "identity"
+        moments = compressed if transform == "log1p" else plain
+        # Standardising a column whose spread is rounding error would blow that error up to size one.
+        constant = not moments.spread > 1e-9 * max(1.0, abs(moments.mean))
+        return cls(name, transform, moments.mean, 1.0 if constant else moments.spread, missing)
+
+    @classmethod
+    def from_range(cls, name: str, low: float, high: float) -> NumericEncoding:
+        """Map low to 0 and high to 1; a missing number counts as the number zero."""
+        return cls(name, "identity", low, high - low if high > low else 1.0, "zero")
+
+    @property
+    def width(self) -> int:
+        """Columns that this one becomes."""
+        return 2 if self.missing == "mean" else 1
+
+    def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Encode (N,) numbers to (N, width)."""
+        if self.missing == "zero":
+            values = np.nan_to_num(values)
+        shaped = (transformed(values, self.transform) - self.mean) / self.scale
+        if self.missing != "mean":
+            return shaped.astype(np.float32)[:, None]
+        absent = np.isnan(shaped)
+        return np.stack([np.where(absent, 0.0, shaped), absent], axis=1).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class CategoricalEncoding:
+    """One categorical column: value `values[i]` becomes i + 1, anything else 0.
+
+    A whole number is one value, with a fraction of zeros or without: programs write 1.0 for 1 as soon as a row of the
+    column is empty.
+
+    Parameters
+    ----------
+    name : str
+        Column.
+    values : pyarrow.Array of texts
+        Values of the training rows, each once; "" stands for missing.
+    """
+
+    name: str
+    values: pa.Array
+
+    @classmethod
+    def fit(cls, name: str, values: pa.Array, min_count: int = 1) -> CategoricalEncoding:
+        """Collect the values of training rows; those rarer than `min_count` share bucket 0 with the unseen."""
+        found, counts = pc.value_counts(values).flatten()
+        whole = _without_zeros(found)
+        named = pa.table({"value": pc.if_else(pc.is_in(whole, value_set=found), whole, found), "count": counts})
+        summed = named.group_by("value").aggregate([("count", "sum")])
+        kept = summed.filter(pc.greater_equal(summed["count_sum"], min_count))["value"]
+        return cls(name, pa.array(sorted(kept.to_pylist()), pa.string()))
+
+    @property
+    def cardinality(self) -> int:
+        """Number of ids, bucket 0 included."""
+        return len(self.values) + 1
+
+    def apply(self, values: pa.Array) -> NDArray[np.int32]:
+        """Encode (N,) texts to (N,) ids."""
+        known = pc.index_in(values, value_set=self.values)
+        if known.null_count:
+            whole = pc.index_in(_without_zeros(values), value_set=_without_zeros(self.values))
+            known = pc.coalesce(known, whole)
+        ids = pc.add(pc.fill_null(known, -1), 1)
+        return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class PartyEncoding:
+    """The encodings of all columns of a party, numeric and categorical, each in the order of the arrays.
+
+    Parameters
+    ----------
+    numeric : tuple of NumericEncoding
+        Columns of `numeric.npy`.
+    categorical : tuple of CategoricalEncoding
+        Columns of `categorical.npy`.
+    text : TextEncoding, optional
+        The column of texts of a party that has nothing else.
+    """
+
+    numeric: tuple[NumericEncoding, ...]
+    categorical: tuple[CategoricalEncoding, ...]
+    text: TextEncoding | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the encoded columns, indicators of missing numbers included, numeric first."""
+        names: list[str] = []
+        for column in self.numeric:
+            names += [column.name, f"{column.name} is missing"][: column.width]
+        texts = () if self.text is None else (self.text.name,)
+        return (*names, *(column.name for column in self.categorical), *texts)
+
+    @property
+    def numeric_width(self) -> int:
+        """Width of the numeric array."""
+        return sum(column.width for column in self.numeric)
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """Number of ids of each categorical column."""
+        return tuple(column.cardinality for column in self.categorical)
+
+    def encode(self, table: pa.Table, file: str = "the table") -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Encode rows as the training rows were: raw columns in, arrays (N, F) and (N, K) out.
+
+        Parameters
+        ----------
+        table : pyarrow.Table
+            Columns as texts or numbers; more columns than needed are allowed.
+        file : str
+            Where the rows come from, for messages.
+
+        Raises
+        ------
+        DataError
+            When a column is missing or of a type that cannot be read, or a number is missing or unreadable.
+        """
+        require_columns(
+            table, [*(column.name for column in self.numeric), *(column.name for column in self.categorical)], file
+        )
+        rows = table.num_rows
+        numeric = np.empty((rows, self.numeric_width), np.float32)
+        start = 0
+        for number in self.numeric:
+            values = numbers(table.column(number.name), Place(file, number.name), number.missing)
+            numeric[:, start : start + number.width] = number.apply(values)
+            start += number.width
+        categorical = np.empty((rows, len(self.categorical)), np.int32)
+        for position, column in enumerate(self.categorical):
+            categorical[:, position] = column.apply(texts(table.column(column.name), Place(file, column.name)))
+        return numeric, categorical
+
+    def write(self, path: Path) -> None:
+        """Write as JSON, the values of categorical columns beside it as Parquet."""
+        named = [
+            {"name": column.name, "values": len(column.values), "sha256": _digest(column.values)}
+            for column in self.categorical
+        ]
+        numeric, text = [asdict(column) for column in self.numeric], self.text and asdict(self.text)
+        layout.write_json(path, {"numeric": numeric, "categorical": named, "text": text})
+        if self.categorical:
+            values = pa.chunked_array([column.values for column in self.categorical], pa.string())
+            vocabulary = path.with_name(layout.VOCABULARY)
+            with writing_to(vocabulary):
+                pq.write_table(pa.table({"value": values}), vocabulary, use_dictionary=False)
+
+    @classmethod
+    def read(cls, path: Path) -> PartyEncoding:
+        """Read what `write` wrote.
+
+        Raises
+        ------
+        DataError
+            When a file is missing, holds something else, or values are not those that were written.
+        """
+        content = layout.read_json(path)
+        try:
+            return cls(
+                tuple(NumericEncoding(**_numeric(item)) for item in layout.entry(path, content, "numeric", list)),
+                _categorical(path.with_name(layout.VOCABULARY), layout.entry(path, content, "categorical", list)),
+                _text(content.get("text")),
+            )
+        except (TypeError, KeyError, ValueError) as error:
+            raise DataError(f"{path} is no encoding of columns: {error!r}") from None
+
+
+def _digest(values: pa.Array) -> str:
+    """Return the SHA-256 of texts: of their lengths, then of their bytes."""
+    digest = hashlib.sha256(np.asarray(pc.binary_length(values), np.int64).tobytes())
+    start, stop = values.offset, values.offset + len(values)
+    if len(values):
+        offsets = np.frombuffer(values.buffers()[1], np.int32)
+        digest.update(memoryview(values.buffers()[2] or b"")[offsets[start] : offsets[stop]])
+    return digest.hexdigest()
+
+
+def _categorical(path: Path, columns: list[Mapping[str, Any]]) -> tuple[CategoricalEncoding, ...]:
+    named = [(str(item["name"]), int(item["values"]), str(item["sha256"])) for item in columns]
+    if not named:
+        return ()
+    try:
+        values = pq.read_table(path, columns=["value"]).column(0).cast(pa.string())
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    found, start = [], 0
+    for name, number, digest in named:
+        own = _whole(values.slice(start, number))
+        if _digest(own) != digest:
+            raise DataError(f"{path} is not as it was written: the values of column {name!r} differ")
+        found.append(CategoricalEncoding(name, own))
+        start += len(own)
+    return tuple(found)
+
+
+def _text(item: Any) -> TextEncoding | None:
+    return (
+        None if item is None else TextEncoding(str(item["name"]), tuple(map(str, item["words"])), int(item["length"]))
+    )
+
+
+def _numeric(item: Mapping[str, Any]) -> dict[str, Any]:
+    if item["transform"] not in ("identity", "log1p") or item["missing"] not in ("error", "mean", "zero"):
+        raise ValueError(dict(item))
+    return {**item, "mean": float(item["mean"]), "scale": float(item["scale"])}
+
+
+def fit_party(
+    table: pa.Table,
+    *,
+    numeric: Sequence[str],
+    categorical: Sequence[str],
+    file: str,
+    missing: Missing = "error",
+    min_count: int = 1,
+) -> PartyEncoding:
+    """Fit the encodings of a party on its training rows.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Training rows, and no others.
+    numeric, categorical : sequence of str
+        Names of the columns.
+    file : str
+        Where the rows come from, for messages.
+    missing : {"error", "mean"}
+        What a missing number becomes.
+    min_count : int
+        Values that occur less often share the bucket of unseen values.
+    """
+    require_columns(table, [*numeric, *categorical], file)
+    return PartyEncoding(
+        tuple(
+            NumericEncoding.fit(name, numbers(table.column(name), Place(file, name), missing), missing)
+            for name in numeric
+        ),
+        tuple(
+            CategoricalEncoding.fit(name, texts(table.column(name), Place(file, name)), min_count)
+            for name in categorical
+        ),
+    )
+
+
+def require_columns(table: pa.Table, names: Sequence[str], file: str) -> None:
+    """Check that a table has these columns, each once.
+
+    Raises
+    ------
+    DataError
+        Naming the column and the nearest that there is.
+    """
+    for name in names:
+        found = table.column_names.count(name)
+        if found == 0:
+            raise DataError(f"{file} has no column {name!r}; {suggestion(name, table.column_names)}")
+        if found > 1:
+            raise DataError(f"{file} has {found} columns named {name!r}; names must be unique")
+
+
+def texts(column: pa.ChunkedArray | pa.Array, place: Place) -> pa.Array:
+    """Return a column as trimmed texts, missing values as "".
+
+    Raises
+    ------
+    DataError
+        Naming file, column and type where values are neither numbers nor texts.
+    """
+    try:
+        return _trimmed(_whole(column))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        raise DataError(
+            f"{place.file}: column {place.column!r} is of type {column.type}, which does not read as texts; make it "
+            "numbers or texts"
+        ) from None
+
+
+def numbers(
+    column: pa.ChunkedArray | pa.Array, place: Place, missing: Absent = "error", needed: pa.Array | None = None
+) -> NDArray[np.float64]:
+    """Return a column as finite numbers, or NaN where missing numbers are allowed.
+
+    Parameters
+    ----------
+    column : pyarrow array
+        Numbers, or texts that read as such.
+    place : Place
+        Where they come from, for messages.
+    missing : {"error", "mean", "zero"}
+        With "error" no number may be missing.
+    needed : pyarrow.Array of bool, optional
+        The rows that are checked; all by default. The others become 0.
+
+    Raises
+    ------
+    DataError
+        Naming file, column and row (from 1) of the first value that is no finite number, or beyond 1e150.
+    """
+    values, unreadable = parse_numbers(column)
+    if needed is not None:
+        checked = np.asarray(needed)
+        values, unreadable = np.where(checked, values, 0.0), unreadable & checked
+    if unreadable.any():
+        row = int(unreadable.argmax())
+        given = _whole(column)[row].as_py()
+        raise DataError(
+            f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}, a finite number is needed"
+        )
+    large = np.abs(values) > _LARGEST
+    if large.any():
+        row = int(large.argmax())
+        given = _whole(column)[row].as_py()
+        raise DataError(
+            f"{place.file}: column {place.column!r}, row {row + 1} holds {given!r}; numbers up to {_LARGEST:g} can be "
+            "encoded: correct it, or leave it empty where it stands for a missing number"
+        )
+    absent = np.isnan(values)
+    if missing == "error" and absent.any():
+        row = int(absent.argmax())
+        raise DataError(
+            f"{place.file}: column {place.column!r}, row {row + 1} is missing or NaN ({int(absent.sum())} such rows); "
+            'fill it, or set the option missing = "mean" where the data set has it'
+        )
+    return values
+
+
+def parse_numbers(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return numbers, NaN where missing, and a mask of what is neither a finite number nor missing."""
+    array = _whole(column)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        array = _trimmed(array)
+        absent = pc.is_in(array, value_set=pa.array(MISSING_TEXTS))
+        array = pc.if_else(absent, pa.scalar(None, pa.string()), array)
+        try:
+            values = _to_numpy(array.cast(pa.float64()))
+        except pa.ArrowInvalid:
+            values = np.array([_number(value) for value in array.to_pylist()])
+        unreadable = np.isnan(values) & ~absent.to_numpy(zero_copy_only=False)
+        return values, unreadable | np.isinf(values)
+    if pa.types.is_null(array.type) or pa.types.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    try:
+        values = _to_numpy(array.cast(pa.float64(), safe=False))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return np.full(len(array), np.nan), np.ones(len(array), bool)
+    return values, np.isinf(values)
+
+
+def _trimmed(array: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return pc.fill_null(pc.utf8_trim_whitespace(array.cast(pa.string())), MISSING)
+
+
+def _number(value: str | None) -> float:
+    """Read a number as files have it: "1_000" is one in Python alone, elsewhere 18_25 is a band of ages."""
+    try:
+        return np.nan if value is None or "_" in value else float(value)
+    except ValueError:
+        return np.nan
+
+
+def _without_zeros(values: pa.Array) -> pa.Array:
+    """Return texts; where one is a whole number with a fraction of zeros, without that."""
+    return pc.replace_substring_regex(values, r"^(-?[0-9]+)\.0*$", r"\1")
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    joined = column.combine_chunks()
+    return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def _to_numpy(array: pa.Array) -> NDArray[np.float64]:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def transformed(values: NDArray[np.float64], transform: str) -> NDArray[np.float64]:
+    """Return numbers as this transform of `NumericEncoding` makes them."""
+    return np.sign(values) * np.log1p(np.abs(values)) if transform == "log1p" else values

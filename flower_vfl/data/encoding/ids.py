@@ -1,0 +1,201 @@
+"""IDs: one order and one test set that every party derives alone, from the IDs and from nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flower_vfl.data.encoding.encoding import Place, require_columns, texts
+from flower_vfl.errors import DataError
+from flower_vfl.rng import scattered
+
+Join = Literal["strict", "inner"]
+_ID_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+
+
+def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
+    """Return the IDs of a table as texts: trimmed, in Unicode's normal form C, whole numbers as their digits.
+
+    Messages name rows, never IDs: they may be read on another party's host.
+
+    Raises
+    ------
+    DataError
+        When the column is missing or of a type that is no ID, an ID is empty, or IDs repeat.
+    """
+    require_columns(table, [column], file)
+    kind = table.schema.field(column).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_floating(kind):
+        raise DataError(f"{file}: IDs in column {column!r} are fractions; make them whole numbers or texts")
+    if not any(is_kind(kind) for is_kind in _ID_TYPES):
+        raise DataError(f"{file}: IDs in column {column!r} are of type {kind}; make them whole numbers or texts")
+    ids = _composed(texts(table.column(column), Place(file, column)))
+    empty = pc.equal(ids, "")
+    if pc.any(empty).as_py():
+        raise DataError(f"{file}: row {pc.index(empty, True).as_py() + 1} has no ID in column {column!r}")
+    counts = pc.value_counts(ids)
+    repeated = counts.filter(pc.greater(counts.field(1), 1)).field(0)
+    if len(repeated):
+        rows = _rows(pc.is_in(ids, value_set=repeated))
+        raise DataError(f"{file}: {len(repeated)} IDs of column {column!r} occur more than once, in rows {rows}")
+    return ids
+
+
+def _composed(ids: pa.Array) -> pa.Array:
+    """Return texts in Unicode's normal form C, which PyArrow's own function leaves decomposed in releases before 26."""
+    foreign = pc.invert(pc.string_is_ascii(ids))
+    normal = [unicodedata.normalize("NFC", text) for text in ids.filter(foreign).to_pylist()]
+    return pc.replace_with_mask(ids, foreign, pa.array(normal, ids.type))
+
+
+def join_ids(ids: Mapping[str, pa.Array], how: Join) -> list[str]:
+    """Return the IDs that all files share, sorted by character code.
+
+    Parameters
+    ----------
+    ids : Mapping
+        File to its IDs.
+    how : {"strict", "inner"}
+        "strict": all files must have the same IDs; "inner": keep those that all have.
+
+    Raises
+    ------
+    DataError
+        When nothing is shared or, with "strict", an ID is not in all files; the message says how many.
+    """
+    shared = set.intersection(*(set(values.to_pylist()) for values in ids.values()))
+    if how == "strict":
+        for file, values in ids.items():
+            for other, others in ids.items():
+                alone = pc.invert(pc.is_in(values, value_set=others))
+                if pc.any(alone).as_py():
+                    raise DataError(
+                        f"{pc.sum(alone).as_py()} of {len(values)} IDs in {file} are not in {other}, those of rows "
+                        f"{_rows(alone)}; align the files first, or keep the shared IDs with the option join = 'inner'"
+                    )
+    if not shared:
+        raise DataError(f"no ID is in all of {', '.join(ids)}; do they use the same kind of ID?")
+    return sorted(shared)
+
+
+def select_ids(ids: Mapping[str, pa.Array], aligned: Sequence[str]) -> list[str]:
+    """Return the aligned IDs after checking that every file has them all.
+
+    Raises
+    ------
+    DataError
+        Naming a file that has not, and how many it lacks.
+    """
+    wanted = pa.array(aligned, pa.string())
+    for file, values in ids.items():
+        lacking = len(aligned) - pc.sum(pc.is_in(wanted, value_set=values)).as_py()
+        if lacking:
+            raise DataError(
+                f"{lacking} of the {len(aligned)} aligned IDs are not in {file}; name the file that was aligned, or "
+                "align again"
+            )
+    return list(aligned)
+
+
+def in_test_set(ids: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Say which IDs belong to the test set: those whose hash is small.
+
+    Each party finds the same answer alone, an ID keeps its place when others come or go, and labels play no part.
+
+    Parameters
+    ----------
+    ids : sequence of str
+        IDs.
+    fraction : float
+        Expected part of the test set.
+    seed : int
+        Another seed, another test set.
+    """
+    prefix = f"flower-vfl split {seed}\x1f".encode()
+    limit = int(fraction * 2**64)
+    hashes = (hashlib.blake2b(prefix + value.encode(), digest_size=8).digest() for value in ids)
+    return np.fromiter((int.from_bytes(value, "big") < limit for value in hashes), bool, len(ids))
+
+
+def drawn(numbers: NDArray[np.int64], fraction: float, key: str) -> NDArray[np.bool_]:
+    """Say which numbered rows are drawn: those whose hash is small, millions a second.
+
+    A row keeps its fate when others come or go.
+
+    Parameters
+    ----------
+    numbers : ndarray of int64, (N,)
+        Numbers of rows.
+    fraction : float
+        Expected part that is drawn.
+    key : str
+        Another key, other rows.
+    """
+    digest = hashlib.blake2b(f"flower-vfl rows {key}".encode(), digest_size=8).digest()
+    mixed = scattered(numbers.astype(np.uint64), start=int.from_bytes(digest, "big"))
+    return np.asarray(mixed < np.uint64(int(fraction * 2**64))) if fraction < 1.0 else np.ones(len(numbers), bool)
+
+
+def _rows(mask: pa.Array) -> str:
+    """Name the first rows, from 1, at which a mask is true."""
+    rows = pc.add(pc.indices_nonzero(mask), 1).to_pylist()
+    return ", ".join(map(str, rows[:4])) + (", ..." if len(rows) > 4 else "")
+
+
+def id_numbers(ids: Iterable[str], count: int, key: bytes) -> NDArray[np.uint64]:
+    """Return a number for each ID that follows from the ID and a key alone: no place, no other ID changes it.
+
+    The number is a keyed BLAKE2b digest of 64 bits of the ID's UTF-8 bytes in Unicode's normal form C. It takes 8 bytes
+    a row; IDs are read one after the other.
+
+    Parameters
+    ----------
+    ids : iterable of str
+        The IDs of the rows in their order.
+    count : int
+        How many rows there are, N.
+    key : bytes
+        Up to 64 bytes. Without it nobody finds two IDs with one number.
+
+    Returns
+    -------
+    ndarray of uint64, (N,)
+        Different for any two rows.
+
+    Raises
+    ------
+    DataError
+        When there are more or fewer IDs than rows, one is no text, or comes twice. Two IDs with one number are refused
+        in the same words: among 45 million that happens once in 18,000 tables.
+
+    Examples
+    --------
+    >>> numbers = id_numbers(["ann", "bob"], 2, b"key")
+    >>> bool(id_numbers(["bob"], 1, b"key")[0] == numbers[1])
+    True
+    """
+    start, normal = hashlib.blake2b(digest_size=8, key=key), unicodedata.normalize
+    digests = bytearray()
+    for value in ids:
+        digest = start.copy()
+        try:
+            digest.update(normal("NFC", value).encode())
+        except (TypeError, UnicodeEncodeError):
+            raise DataError(f"IDs are texts that UTF-8 can write; a {type(value).__name__} is among them") from None
+        digests += digest.digest()
+    numbers = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False)
+    if len(numbers) != count:
+        raise DataError(f"there are {len(numbers)} IDs for {count} rows; each row has one")
+    ordered = np.sort(numbers)
+    if (ordered[1:] == ordered[:-1]).any():
+        raise DataError("an ID comes twice among the training rows; give each row an ID of its own, or none")
+    return numbers

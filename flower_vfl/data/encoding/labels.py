@@ -1,0 +1,191 @@
+"""Labels of any kind become classes 0 to C - 1; what cannot be classes is refused."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flower_vfl.data.encoding.encoding import MISSING_TEXTS, Place, parse_numbers, texts
+from flower_vfl.errors import DataError
+from flower_vfl.registry import suggestion
+
+_SHARED = frozenset({"uint8", "int8", "int16", "int32", "int64"})
+"""Whole numbers that a tensor can share with an array."""
+
+MAX_CLASSES = 1000
+_FEW = 20
+_NEGATIVES = ("0", "-1", "false", "no", "n", "negative")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EncodedLabels:
+    """Labels as classes.
+
+    Parameters
+    ----------
+    train, test : ndarray of int64, (N,)
+        Classes.
+    names : tuple of str
+        What each class was called.
+    """
+
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    names: tuple[str, ...]
+
+
+def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, positive: str = "") -> EncodedLabels:
+    """Map labels to classes, known from the training rows.
+
+    Two values become 0 and 1: 1 is `positive`, else the value that is not 0, -1, false, no or negative, else the
+    later one in sorting. More values become classes in sorted order, or, with `positive`, that value against the rest.
+
+    Parameters
+    ----------
+    train, test : pyarrow arrays
+        Labels as they stand in the file.
+    place : Place
+        Where they come from, for messages.
+    positive : str
+        The value that counts as positive; empty to choose it as described.
+
+    Raises
+    ------
+    DataError
+        When a label is missing, all are the same, there are more than 1000, they look like a regression target, a test
+        row has a class that no training row has, or `positive` is none of them.
+    """
+    values = [_canonical(part, place) for part in (train, test)]
+    names = _sorted(pc.unique(values[0]).to_pylist())
+    unknown = _sorted(set(pc.unique(values[1]).to_pylist()) - set(names))
+    _check_names(names, len(values[0]), place)
+    if unknown:
+        raise DataError(
+            f"{place.file}: column {place.column!r} has test rows of class {unknown[0]!r}, which no training row has; "
+            "training rows have " + _some(names)
+        )
+    if positive and positive not in names:
+        raise DataError(f"{place.file}: no label is {positive!r} (option positive); {suggestion(positive, names[:50])}")
+    if positive or len(names) == 2:
+        return _binary(values, names, positive)
+    mapping = pa.array(names)
+    classes = [_ids(pc.index_in(part, value_set=mapping)) for part in values]
+    return EncodedLabels(classes[0], classes[1], tuple(names))
+
+
+def require_labels(column: pa.ChunkedArray, place: Place, needed: pa.Array | None = None) -> None:
+    """Check that no label is missing.
+
+    Parameters
+    ----------
+    column : pyarrow.ChunkedArray
+        Labels in the order of the file, so that a message names the row that its reader sees.
+    place : Place
+        Where they come from.
+    needed : pyarrow.Array of bool, optional
+        The rows that need one; all by default.
+
+    Raises
+    ------
+    DataError
+        Saying how many are missing, and where the first one is; or that they are neither numbers nor texts.
+    """
+    absent = pc.is_in(texts(column, place), value_set=pa.array(MISSING_TEXTS))
+    if needed is not None:
+        absent = pc.and_(absent, needed)
+    if pc.any(absent).as_py():
+        row, number = pc.index(absent, True).as_py(), pc.sum(absent).as_py()
+        raise DataError(
+            f"{place.file}: column {place.column!r} has {number} missing labels, the first in row {row + 1}"
+        )
+
+
+def _binary(values: list[pa.Array], names: list[str], positive: str) -> EncodedLabels:
+    chosen = positive or next((name for name in names if _other(names, name).lower() in _NEGATIVES), names[-1])
+    rest = _other(names, chosen) if len(names) == 2 else f"not {chosen}"
+    if not positive:
+        _log.info("label %r is the positive class, %r the negative one; the option positive changes it", chosen, rest)
+    classes = [_ids(pc.cast(pc.equal(part, chosen), pa.int64())) for part in values]
+    if len(np.unique(classes[0])) < 2:
+        raise DataError(f"all training rows have the same class, {rest!r} or {chosen!r}: nothing can be learned")
+    return EncodedLabels(classes[0], classes[1], (rest, chosen))
+
+
+def _other(names: list[str], name: str) -> str:
+    return next(other for other in names if other != name) if len(names) == 2 else ""
+
+
+def _ids(array: pa.Array) -> NDArray[np.int64]:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _canonical(column: pa.ChunkedArray, place: Place) -> pa.Array:
+    """Return labels as texts, whole numbers without a fraction, so that 1, 1.0 and "1" are one class."""
+    require_labels(column, place)
+    raw = texts(column, place)
+    numbers, unreadable = parse_numbers(raw)
+    if unreadable.any() or not len(numbers):
+        return raw
+    whole = numbers == np.floor(numbers)
+    different = len(np.unique(numbers))
+    if not whole.all() and different > 2:
+        raise DataError(
+            f"{place.file}: column {place.column!r} looks like a regression target ({different} different numbers, "
+            f"{raw[int((~whole).argmax())].as_py()} among them); only classes are supported: make it classes, "
+            "for instance by a threshold"
+        )
+    return (
+        raw if not whole.all() or np.abs(numbers).max() >= 2**53 else pa.array(numbers.astype(np.int64)).cast("string")
+    )
+
+
+def _check_names(names: list[str], rows: int, place: Place) -> None:
+    if len(names) < 2:
+        raise DataError(
+            f"{place.file}: column {place.column!r} is {names[0] if names else 'empty'!r} in every training row: there "
+            "is nothing to learn; two classes at least are needed"
+        )
+    if len(names) > MAX_CLASSES or (len(names) > _FEW and rows < 2 * len(names)):
+        raise DataError(
+            f"{place.file}: column {place.column!r} has {len(names)} different labels in {rows} training rows, among "
+            f"them {_some(names)}: this is no classification; up to {MAX_CLASSES} classes are supported"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _sorted(names: set[str] | list[str]) -> list[str]:
+    """Sort numbers by value and texts by character."""
+    ordered = sorted(names)
+    numbers, unreadable = parse_numbers(pa.array(ordered, pa.string()))
+    return ordered if unreadable.any() else [ordered[place] for place in numbers.argsort(kind="stable")]
+
+
+def whole_labels(labels: object) -> NDArray[np.int64]:
+    """Return labels (N,) as tensors can share them: whole numbers of this machine's order of bytes, side by side.
+
+    Raises
+    ------
+    DataError
+        When they are no whole numbers or booleans, or not one a row.
+    """
+    values = np.asanyarray(labels)
+    if values.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):  # what is not finite is not whole
+            whole = bool((values % 1 == 0).all())
+        values = values.astype(np.int64) if whole else values
+    if values.ndim != 1 or values.dtype.kind not in "biu":
+        raise DataError(
+            f"labels are whole numbers (N,), the class of each row, given {values.dtype} {values.shape}; with "
+            "labels.astype(int), or np.unique(labels, return_inverse=True)[1], classes become such"
+        )
+    shared = values.dtype.isnative and values.dtype.name in _SHARED and values.flags.c_contiguous
+    return values if shared else np.ascontiguousarray(values, dtype=np.int64)

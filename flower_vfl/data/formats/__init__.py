@@ -1,0 +1,1 @@
+"""Files that people have: CSV, Parquet, arrays, images, archives."""

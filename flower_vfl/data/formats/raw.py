@@ -1,0 +1,194 @@
+"""Raw files of data sets: found under one of the names that are in use, read whether they are gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from flower_vfl.data.formats.archives import BROKEN, find_members, holds_mark, is_archive, opened_raw
+from flower_vfl.errors import DataError
+
+GZIP = b"\x1f\x8b"
+_NO_TEXT = {
+    b"\xff\xfe": "text in UTF-16; convert it to UTF-8",
+    b"\xfe\xff": "text in UTF-16; convert it to UTF-8",
+    b"PK\x03\x04": "a ZIP archive; unpack it",
+    b"PAR1": "a Parquet file; the published text is needed",
+    b"\xfd7zXZ": "compressed with xz; unpack it, or use gzip",
+    b"BZh": "compressed with bzip2; unpack it, or use gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it, or use gzip",
+    b"7z\xbc\xaf": "a 7z archive; unpack it",
+}
+_BEGINNING = 4096
+
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+"""What separates the fields of tables, in words."""
+
+
+def require_folder(path: Path, content: str) -> None:
+    """Refuse a path that is neither a folder nor a tar archive; `content` says what either would hold.
+
+    Raises
+    ------
+    DataError
+        When it is a file.
+    """
+    if not path.is_dir() and not is_archive(path):
+        raise DataError(
+            f"{path} is a file; name the folder that holds {content}, unpacked if this is its archive; a tar archive "
+            "can be named itself"
+        )
+
+
+def find_file(folder: Path, names: Sequence[str], kind: str = "") -> Path:
+    """Return the first file of a folder or tar archive that has one of these names; `kind` says what it would be.
+
+    Raises
+    ------
+    DataError
+        When there is none.
+    """
+    require_folder(folder, names[0])
+    found = find_files(folder, names)
+    for name in names:
+        if name in found:
+            return found[name]
+    raise DataError(f"{folder} holds neither {' nor '.join(names)}" + (f": no {kind}" if kind else ""))
+
+
+def find_files(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return which of these files a folder has, or a tar archive in any folder of it, and where.
+
+    Raises
+    ------
+    DataError
+        When the archive is damaged, or has a name twice.
+    """
+    if folder.is_file():
+        return find_members(folder, names)
+    return {name: folder / name for name in names if (folder / name).is_file()}
+
+
+def listed(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what lies in a folder, but for what is hidden: notes of file managers, `._p1.png` beside `p1.png`.
+
+    Raises
+    ------
+    DataError
+        When it may not be read: a glob finds nothing there, without a word.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}") from None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, or one inside a tar archive, unpacking it where it is gzipped: its content tells.
+
+    Raises
+    ------
+    DataError
+        When it cannot be opened; or read, inside the `with` block.
+    """
+    try:
+        with opened_raw(path) as raw:
+            zipped = raw.peek(len(GZIP)).startswith(GZIP)
+            yield cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw
+    except BROKEN as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def check_text(path: Path, beginning: bytes) -> None:
+    """Refuse a file that begins, unpacked, with what no text in UTF-8 begins with.
+
+    Raises
+    ------
+    DataError
+        Saying what it is, if that is known.
+    """
+    for mark, what in _NO_TEXT.items():
+        if beginning.startswith(mark):
+            raise DataError(f"{path} is {what}")
+    if holds_mark(beginning):
+        raise DataError(f"{path} is a tar archive; unpack it")
+    if b"\0" in beginning[:_BEGINNING]:
+        raise DataError(f"{path} is no text: it begins with bytes that no text has, such as NUL")
+
+
+def check_encoding(path: Path, file: BinaryIO) -> None:
+    """Go through a text that could not be read, from its beginning, and refuse it if that is for its encoding.
+
+    Raises
+    ------
+    DataError
+        Naming the first line that is not in UTF-8.
+    """
+    beginning = file.read(_BEGINNING)
+    check_text(path, beginning)
+    for number, line in enumerate(chain(io.BytesIO(beginning + file.readline()), file), start=1):
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: line {number} is no text in UTF-8; convert the file to UTF-8") from None
+
+
+def read_csv(
+    path: Path, content: bytes, kind: str, convert: pa_csv.ConvertOptions, names: Sequence[str] = ()
+) -> pa.Table:
+    """Return the rows of a published table, from the content of its file.
+
+    Parameters
+    ----------
+    path : Path
+        Where the content is from, for messages.
+    content : bytes
+        Unpacked; a value has no line breaks in it.
+    kind : str
+        What the file would be, for messages.
+    convert : pyarrow.csv.ConvertOptions
+        What becomes of the values.
+    names : sequence of str
+        The columns of a file without a header.
+
+    Raises
+    ------
+    DataError
+        When it is something else, naming the first line that is.
+    """
+    try:
+        # One thread: only then is it known in which row an error is.
+        reading = pa_csv.ReadOptions(use_threads=False, column_names=list(names) or None)
+        table = pa_csv.read_csv(pa.BufferReader(content), read_options=reading, convert_options=convert)
+    except pa.ArrowInvalid as error:
+        check_encoding(path, io.BytesIO(content))
+        raise DataError(f"{path} is no {kind}: {_reason(str(error), content)}") from None
+    found = next((words for sign, words in SEPARATORS.items() if sign in table.column_names[0]), None)
+    if table.num_columns == 1 and found:
+        raise DataError(f"{path}: fields are separated by {found}; commas are needed")
+    return table
+
+
+def _reason(words: str, content: bytes) -> str:
+    """Return Arrow's words with the number of the line, and without the rest of the line, which may be anybody's."""
+    row = re.search("Row #([0-9]+): ", words)
+    if row is None:
+        return words
+    filled = (number for number, line in enumerate(io.BytesIO(content), start=1) if line.strip(b"\r\n"))
+    line = next(islice(filled, int(row[1]) - 1, None), int(row[1]))
+    fields = re.search("Expected ([0-9]+) columns, got ([0-9]+)", words)
+    if fields is not None:
+        return f"line {line} has {fields[2]} fields, {fields[1]} are needed"
+    return f"line {line}: {words.replace(row[0], '')}"

@@ -1,0 +1,198 @@
+"""Files of a user's own as tables: CSV, every column as text, and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from flower_vfl.data.encoding.encoding import require_columns
+from flower_vfl.data.formats.raw import GZIP, SEPARATORS, check_encoding, opened
+from flower_vfl.errors import DataError
+
+if TYPE_CHECKING:
+    from _csv import Reader
+
+_BLOCK = 2**20
+_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+
+
+def read_table(path: Path, only: str = "") -> pa.Table:
+    """Read a CSV (.csv, .tsv, .txt, each also .gz), every column as text, or a Parquet file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    only : str
+        Read this column and no other.
+
+    Raises
+    ------
+    DataError
+        When the file is neither, is empty, lacks the column, a name of a column occurs twice, or a quote is left open.
+    """
+    header = read_header(path)
+    require_columns(header, [only] if only else [], str(path))
+    names = [only] if only else header.column_names
+    try:
+        table = _read_parquet(path, names) if _is_parquet(path) else _read_csv(path, names)
+        table.validate(full=True)  # texts that are no UTF-8, for instance
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
+        _check_encoding(path)
+        # Arrow's words end with the row that it stumbled over: data, which messages do not repeat.
+        words = re.sub("(?<=got )([0-9]+):.*", r"\1", str(error), flags=re.DOTALL)
+        place = re.search("Row #([0-9]+)", words)
+        number = f" (row {int(place[1]) - 1} below the header)" if place else ""
+        raise DataError(f"{path} cannot be read: {re.sub('Row #[0-9]+: ', '', words)}{number}") from None
+    if not table.num_rows:
+        raise DataError(f"{path} has no rows")
+    return table
+
+
+def read_header(path: Path) -> pa.Table:
+    """Return the columns of a file, without rows; errors are those of `read_table`."""
+    try:
+        if _is_parquet(path):
+            header = pq.read_schema(path).empty_table()
+        elif _kind(path) in (".csv", ".tsv", ".txt"):
+            with _records(path) as records:
+                names = next(filter(None, records), [])
+            header = pa.schema([(name.strip(), pa.string()) for name in names]).empty_table()
+        else:
+            raise DataError(
+                f"{path}: files end in .csv, .tsv, .txt (each also .gz), .parquet, .pq or .npz (numpy.savez of IDs and "
+                "features); images lie in a folder"
+            )
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
+        _check_encoding(path)
+        raise DataError(f"{path} cannot be read: {error}") from None
+    except csv.Error as error:
+        raise _stray_quote(path, 0, error) from None
+    if not header.column_names:
+        raise DataError(f"{path} is empty")
+    _refuse_duplicates(header.column_names, path)
+    if len(header.column_names) == 1 and not _is_parquet(path):
+        _refuse_delimiter(header.column_names[0], path)
+    return header
+
+
+def _kind(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
+def _is_parquet(path: Path) -> bool:
+    return _kind(path) in (".parquet", ".pq")
+
+
+def _delimiter(path: Path) -> str:
+    return "\t" if _kind(path) == ".tsv" else ","
+
+
+def _check_encoding(path: Path) -> None:
+    if _is_parquet(path):
+        return
+    with opened(path) as file:
+        check_encoding(path, file)
+    with path.open("rb") as file:
+        if path.suffix != ".gz" and file.read(len(GZIP)) == GZIP:
+            raise DataError(f"{path} is gzipped: let its name end in {path.suffix}.gz")
+
+
+def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+@contextmanager
+def _records(path: Path) -> Iterator[Reader]:
+    """Give what reads a CSV record by record, the header first; an empty line is an empty record."""
+    with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        yield csv.reader(text, delimiter=_delimiter(path), strict=True)
+
+
+def _refuse_stray_quotes(path: Path) -> None:
+    """Refuse a quote that nothing closes where it should: Arrow takes all rows up to the next one for one value."""
+    with _opened(path) as file:
+        if not any(b'"' in block for block in iter(partial(file.read, _BLOCK), b"")):
+            return
+    row = -1
+    try:
+        with _records(path) as records:
+            for row, _ in enumerate(filter(None, records)):  # noqa: B007 - the last row is what is wanted
+                pass
+    except csv.Error as error:
+        raise _stray_quote(path, row + 1, error) from None
+
+
+def _stray_quote(path: Path, row: int, error: csv.Error) -> DataError:
+    where = f"row {row} below the header" if row else "the header"
+    return DataError(
+        f"{path}: in {where} a quote begins a value, and no quote ends it before a delimiter or the end of the line; "
+        f"remove the quote, or quote the value whole and write a quote inside it twice ({error})"
+    )
+
+
+def _has_rows(records: Reader) -> bool:
+    try:
+        return any(records)
+    except csv.Error:  # a value of the first row that is long for Python's reader, not for Arrow's
+        return True
+
+
+def _read_parquet(path: Path, wanted: list[str]) -> pa.Table:
+    table = pq.read_table(path, columns=wanted)
+    for place, field in enumerate(table.schema):
+        if field.type in _VIEWS:  # of which Arrow takes no rows
+            table = table.set_column(place, field.name, table.column(place).cast(_VIEWS[field.type]))
+    return table
+
+
+def _read_csv(path: Path, wanted: list[str]) -> pa.Table:
+    _refuse_stray_quotes(path)
+    with _records(path) as records:
+        names = {name: name.strip() for name in next(filter(None, records)) if name.strip() in wanted}
+        if not _has_rows(records):
+            raise DataError(f"{path} has no rows")
+
+    def read(*, threads: bool) -> pa.Table:
+        return pa_csv.read_csv(
+            path,
+            read_options=pa_csv.ReadOptions(use_threads=threads),
+            parse_options=pa_csv.ParseOptions(delimiter=_delimiter(path), newlines_in_values=True),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), include_columns=list(names)
+            ),
+        ).rename_columns(list(names.values()))
+
+    try:
+        return read(threads=True)
+    except pa.ArrowInvalid:
+        return read(threads=False)  # for the number of the row, which several threads do not know
+
+
+def _refuse_delimiter(name: str, path: Path) -> None:
+    """Refuse a file whose only column is the whole header, because something else separates its fields."""
+    own = _delimiter(path)
+    found = next((other for other in SEPARATORS if other != own and other in name), None)
+    if found:
+        needed = "commas, or tabs in a file that is called .tsv," if own == "," else SEPARATORS[own]
+        raise DataError(f"{path}: fields are separated by {SEPARATORS[found]}; {needed} are needed")
+
+
+def _refuse_duplicates(names: Iterable[str], path: Path) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise DataError(f"{path} has several columns named {name!r}; names must be unique")
+        seen.add(name)

@@ -1,0 +1,249 @@
+"""The data sets by name: what there is, prepared once, opened afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from flower_vfl.data.formats.archives import on_disk
+from flower_vfl.data.sources.recipe import Options, Progress, Recipe, build_options
+from flower_vfl.data.store import layout
+from flower_vfl.data.store.builder import Builder
+from flower_vfl.data.store.dataset import Dataset, open_dataset
+from flower_vfl.errors import ConfigError, DataError, OutputExistsError
+from flower_vfl.registry import lookup
+
+_log = logging.getLogger(__name__)
+_WAIT_SECONDS = 0.5
+_REVISION = 2
+"""Counts what prepared folders have got, or do not hold any more, since their layout's schema; what was cached before
+is prepared again."""
+
+CACHE_VARIABLE = "FLOWER_VFL_CACHE"
+DATASETS_VARIABLE = "FLOWER_VFL_DATASETS"
+"""Names a folder in which the raw or prepared data of a data set lies under its name, where no path is given."""
+
+
+class _Recipes(Mapping[str, Recipe]):
+    """Recipes by name; the module of one is imported when somebody asks for it: a party opens one data set."""
+
+    def __init__(self, classes: Mapping[str, str]) -> None:
+        self._classes, self._made = classes, dict[str, Recipe]()
+
+    def __getitem__(self, name: str) -> Recipe:
+        if name not in self._made:
+            module, _, kind = self._classes[name].partition(":")
+            self._made[name] = getattr(import_module(f"{__package__}.{module}"), kind)()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+
+RECIPES = _Recipes(
+    {
+        "census-income": "census:CensusIncome",
+        "mnist": "mnist:Mnist",
+        "mnist-5000": "mnist:SomeDigits",
+        "fashion-mnist": "mnist:FashionMnist",
+        "cifar10": "cifar:Cifar10",
+        "cifar10-jpeg": "cifar:Cifar10Jpeg",
+        "isic": "isic:Isic",
+        "criteo": "criteo:Criteo",
+        "avazu": "avazu:Avazu",
+        "files": "own_files:Files",
+        "flights": "flights:Flights",
+        "breast-cancer": "sklearn_datasets:BreastCancer",
+        "digits": "sklearn_datasets:Digits",
+        "dbpedia": "dbpedia:Dbpedia",
+        "dbpedia-5000": "dbpedia:Dbpedia5000",
+        "wordnet-glosses": "wordnet:WordnetGlosses",
+        "synthetic": "synthetic:Synthetic",
+        "toy-gap": "toy:ToyGap",
+        "toy-hemispheres": "toy:ToyHemispheres",
+    }
+)
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """One line of `flower-vfl data list`.
+
+    Parameters
+    ----------
+    name, description, licence : str
+        What it is called, what it is and under which terms.
+    rows : int or None
+        Training rows by default; None where they depend on the user.
+    usable : bool
+        Whether it can be used here as it is.
+    advice : str
+        What to do if not.
+    """
+
+    name: str
+    description: str
+    licence: str
+    rows: int | None
+    usable: bool
+    advice: str
+
+
+def available() -> list[CatalogEntry]:
+    """Return what there is, and what of it can be used here."""
+    return [
+        CatalogEntry(recipe.name, recipe.description, recipe.licence, recipe.rows, not advice, advice)
+        for recipe in RECIPES.values()
+        for advice in ("" if _kept(recipe) else recipe.advice(),)
+    ]
+
+
+def load(
+    name: str, *, path: str | Path = "", cache: Path | None = None, options: Mapping[str, Any] | None = None
+) -> Dataset:
+    """Open a data set, preparing it on first use.
+
+    Parameters
+    ----------
+    name : str
+        One of `available()`.
+    path : str or Path
+        A prepared folder, or the raw source; empty for FLOWER_VFL_DATASETS/<name> where that exists, else for where
+        the data set's package puts it.
+    cache : Path, optional
+        Where prepared data is kept; without it FLOWER_VFL_CACHE or ~/.cache/flower-vfl.
+    options : Mapping, optional
+        Options of the data set; other options are another entry in the cache, and so are changed raw files.
+
+    Raises
+    ------
+    ConfigError
+        When the name or an option is wrong.
+    DataError
+        When the data is not there or cannot be used.
+    """
+    recipe = lookup("data set", name, RECIPES)
+    source = Path(path).expanduser() if str(path) else _kept(recipe)
+    if source is not None and (source / layout.MANIFEST).is_file():
+        return _open_prepared(recipe, source, options or {})
+    if source is not None and not source.exists():
+        raise DataError(f"data.path names {str(path)!r}, which does not exist")
+    _check_source(recipe, source)
+    checked = build_options(recipe, options or {})
+    folder = (cache or _default_cache()) / f"{recipe.name}-{_cache_key(recipe, source, checked)}"
+    while not folder.exists():
+        try:
+            return _prepare(recipe, source, folder, checked, lambda done: None)
+        except OutputExistsError:
+            # Another process prepared the same meanwhile, or is at it.
+            if not folder.exists():
+                _log.info("%s is being prepared by another process", folder)
+                time.sleep(_WAIT_SECONDS)
+    return open_dataset(folder)
+
+
+def prepare(
+    name: str,
+    *,
+    source: Path | None = None,
+    out: Path,
+    options: Mapping[str, Any] | None = None,
+    published: bool = False,
+    progress: Progress = lambda done: None,
+) -> Dataset:
+    """Prepare a data set into a folder, which then is complete or absent.
+
+    Parameters
+    ----------
+    name : str
+        One of `available()`.
+    source : Path, optional
+        The raw data, where it does not come with a package.
+    out : Path
+        A folder that does not exist yet or is empty.
+    options : Mapping, optional
+        Options of the data set.
+    published : bool
+        Repeat the preprocessing of the papers' authors as far as the options do not say otherwise.
+    progress : callable
+        Called with the part of the work that is done, 0 to 1.
+
+    Raises
+    ------
+    OutputExistsError
+        When `out` holds something.
+    ConfigError, DataError
+        As in `load`.
+    """
+    recipe = lookup("data set", name, RECIPES)
+    if source is not None and not source.exists():
+        raise DataError(f"{source} does not exist")
+    _check_source(recipe, source)
+    if published and not recipe.published:
+        known = ", ".join(other.name for other in RECIPES.values() if other.published)
+        raise ConfigError(f"{name} has no preprocessing that its authors published; {known} have")
+    chosen = {**(recipe.published if published else {}), **(options or {})}
+    return _prepare(recipe, source, out, build_options(recipe, chosen), progress)
+
+
+def _check_source(recipe: Recipe, source: Path | None) -> None:
+    if source is not None and recipe.pathless:
+        raise DataError(f"{recipe.name} {recipe.pathless} and is not read from a path; given {source}")
+
+
+def _prepare(recipe: Recipe, source: Path | None, out: Path, options: Options, progress: Progress) -> Dataset:
+    if recipe.resumable:
+        with layout.lasting_folder(out, f"{recipe.name} {_cache_key(recipe, source, options)}") as (folder, notes):
+            recipe.write(Builder(folder, notes), source, options, progress)
+    else:
+        with layout.new_folder(out) as folder:
+            recipe.write(Builder(folder), source, options, progress)
+    progress(1.0)
+    return open_dataset(out)
+
+
+def _open_prepared(recipe: Recipe, folder: Path, options: Mapping[str, Any]) -> Dataset:
+    """Open a prepared folder after checking that it is what was asked for."""
+    dataset = open_dataset(folder)
+    if dataset.name != recipe.name:
+        raise DataError(f"{folder} holds {dataset.name!r}, not {recipe.name!r}; set data.name to {dataset.name!r}")
+    if options:
+        wanted = build_options(recipe, {**dataset.options, **options}).model_dump(mode="json")
+        given = {key.partition(".")[0] for key in options}
+        other = sorted(key for key in given if dataset.options.get(key) != wanted[key])
+        if other:
+            raise DataError(
+                f"{folder} was prepared with {other[0]} = {dataset.options.get(other[0])!r}, asked for is "
+                f"{wanted[other[0]]!r}; leave the option out or prepare the data again"
+            )
+    return dataset
+
+
+def _cache_key(recipe: Recipe, source: Path | None, options: Options) -> str:
+    paths = [on_disk(path) for path in recipe.inputs(source, options)]
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    facts = [layout.SCHEMA, _REVISION, options.model_dump(mode="json"), files]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _kept(recipe: Recipe) -> Path | None:
+    """Return where the data set lies in the folder of all data, if it does."""
+    named = os.environ.get(DATASETS_VARIABLE)
+    place = Path(named).expanduser() / recipe.name if named else None
+    return place if place is not None and place.exists() else None
+
+
+def _default_cache() -> Path:
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named) if named else Path.home() / ".cache" / "flower-vfl"

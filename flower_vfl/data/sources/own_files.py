@@ -1,0 +1,471 @@
+"""Your own data: any CSV or Parquet, arrays or a folder of images, one a party, joined by an ID.
+
+Each party can prepare its own file on its own host: the order of rows and the test set follow from the IDs alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field, field_validator, model_validator
+
+from flower_vfl.data.encoding.encoding import (
+    Missing,
+    PartyEncoding,
+    Place,
+    fit_party,
+    numbers,
+    parse_numbers,
+    require_columns,
+)
+from flower_vfl.data.encoding.ids import Join, in_test_set, join_ids, read_ids, select_ids
+from flower_vfl.data.encoding.labels import encode_labels, require_labels
+from flower_vfl.data.formats.arrays import ROW, StoredArrays, holds_arrays, image_paths, open_arrays
+from flower_vfl.data.formats.tables import read_header, read_table
+from flower_vfl.data.sources.recipe import Options, Progress, Recipe, build_options
+from flower_vfl.data.store.alignment import AlignmentFile
+from flower_vfl.data.store.builder import Builder
+from flower_vfl.data.store.dataset import PARTS, Part
+from flower_vfl.data.store.party_names import check_parties, check_party_name
+from flower_vfl.errors import ConfigError, DataError
+from flower_vfl.registry import suggestion
+
+_log = logging.getLogger(__name__)
+_LABELS = "labels"
+_MOSTLY_NUMBERS = 0.95
+
+
+class FilesOptions(Options):
+    """Options of files."""
+
+    files: dict[str, str] = Field(default_factory=dict, description="party to its file; those that this host holds")
+    test_files: dict[str, str] = Field(default_factory=dict, description="party to its test file; none: split by ID")
+    labels_file: str = Field("", description="file of the labels; empty: the label is a column of a party's file")
+    test_labels_file: str = Field("", description="file of the test labels, with test_files")
+    label: str = Field("label", description='column of the label; "" on a host that holds no labels')
+    id: str = Field("id", description="column of the ID, in every file")
+    label_party: str = Field(
+        "", description="party that holds the labels, of those whose files have them; empty: the one, else 'label'"
+    )
+    alignment: str = Field("", description="file that `flower-vfl align` left here; empty: join this host's files")
+    test_alignment: str = Field("", description="the same for test_files")
+    join: Join = Field("strict", description='"strict": all files have the same IDs; "inner": keep the shared ones')
+    test_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="part of the IDs for the test")
+    split_seed: int = Field(0, ge=0, description="another seed, another test set; the same for all parties")
+    missing: Missing = Field("error", description='missing numbers: "error", or "mean" and an indicator column')
+    positive: str = Field("", description="label that counts as positive")
+    categorical: tuple[str, ...] = Field((), description="columns of numbers that are categories")
+    numeric: tuple[str, ...] = Field((), description="columns that must be numbers")
+    ignore: tuple[str, ...] = Field((), description="columns to leave out")
+    min_count: int = Field(1, ge=1, description="values that occur less often share the bucket of unseen values")
+    image_size: tuple[int, ...] = Field(
+        (), description="height and width to which images in folders are scaled; none: all have one size"
+    )
+
+    @field_validator("image_size")
+    @classmethod
+    def _size(cls, size: tuple[int, ...]) -> tuple[int, ...]:
+        if size and (len(size) != 2 or not all(1 <= side <= 4096 for side in size)):
+            raise ValueError("give a height and a width, 1 to 4096 each")
+        return size
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FilesOptions:
+        if not self.files and not self.labels_file:
+            raise ValueError("name a file for at least one party: --set files.a=a.csv, in TOML files = {a = 'a.csv'}")
+        for one, other in combinations(("numeric", "categorical", "ignore"), 2):
+            if both := sorted(set(getattr(self, one)) & set(getattr(self, other))):
+                raise ValueError(f"column {both[0]!r} is in {one} and in {other}; leave it out of one")
+        if self.has_test_files and set(self.test_files) != set(self.files):
+            raise ValueError(f"test_files must name the parties of files, {', '.join(sorted(self.files)) or 'none'}")
+        if self.has_test_files and bool(self.test_labels_file) != bool(self.labels_file):
+            raise ValueError("labels_file and test_labels_file go together when there are test files")
+        if bool(self.test_alignment) != bool(self.alignment and self.has_test_files):
+            raise ValueError("alignment and test_files need a test_alignment too; without them there is none")
+        return self
+
+    @property
+    def has_test_files(self) -> bool:
+        """Whether the test set comes in files of its own."""
+        return bool(self.test_files or self.test_labels_file)
+
+    def paths(self, part: Part) -> dict[str, str]:
+        """Return the files that hold a part, by party; the labels' file under "labels"."""
+        files, labels = (self.files, self.labels_file)
+        if part == "test" and self.has_test_files:
+            files, labels = (self.test_files, self.test_labels_file)
+        return {**files, **({_LABELS: labels} if labels else {})}
+
+    def alignments(self) -> dict[Part, str]:
+        """Return the alignment of each part that has one."""
+        given: dict[Part, str] = {"train": self.alignment, "test": self.test_alignment}
+        return {part: name for part, name in given.items() if name}
+
+
+class _Raw(NamedTuple):
+    """What one file or folder holds.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is.
+    table : pyarrow.Table
+        Its columns; of arrays and images, the ID, possibly the label, and the number of each row.
+    arrays : StoredArrays or None
+        The rows themselves, where they are no table.
+    """
+
+    path: Path
+    table: pa.Table
+    arrays: StoredArrays | None = None
+
+
+class Files(Recipe):
+    """Tables, arrays and images of your own."""
+
+    name: ClassVar[str] = "files"
+    description: ClassVar[str] = "your own CSV, Parquet, .npz or folder of images, one a party, joined by an ID"
+    licence: ClassVar[str] = "yours"
+    options: ClassVar[type[Options]] = FilesOptions
+
+    def inputs(self, source: Path | None, options: FilesOptions) -> list[Path]:
+        """Return all files; relative names are in the folder `source`."""
+        parts: tuple[Part, ...] = PARTS if options.has_test_files else ("train",)
+        names = [name for part in parts for name in options.paths(part).values()]
+        paths = [_resolve(source, name) for name in [*names, *options.alignments().values()]]
+        return [file for path in paths for file in (image_paths(path) if path.is_dir() else [path])]
+
+    def write(self, builder: Builder, source: Path | None, options: FilesOptions, progress: Progress) -> None:
+        """Read, join, split, encode."""
+        for party in options.files:
+            check_party_name(party)
+        raw = _read_all(source, options)
+        _require_named(raw, options)
+        aligned = {part: AlignmentFile.read(_resolve(source, name)) for part, name in options.alignments().items()}
+        progress(0.3)
+        tables = _align(builder, raw, aligned, options)
+        progress(0.5)
+        holder = _label_holder(raw["train"], options)
+        label_party = _label_party(holder, aligned, options)
+        check_parties(options.files, label_party)
+        for number, party in enumerate(options.files):
+            self._add_party(builder, party, raw, tables[party], options, holds_labels=holder == party)
+            progress(0.5 + 0.4 * (number + 1) / len(options.files))
+        if holder:
+            for file, table, used in _used_rows({part: raw[part][holder] for part in PARTS}, tables[holder], options):
+                require_columns(table, [options.label], file)
+                require_labels(table.column(options.label), Place(file, options.label), used)
+            train, test = (tables[holder][part].column(options.label) for part in PARTS)
+            place = Place(str(raw["train"][holder].path), options.label)
+            builder.add_labels(encode_labels(train, test, place, options.positive))
+        builder.finish(
+            name=self.name,
+            label_party=label_party,
+            licence=self.licence,
+            source="files of the user",
+            options=options.model_dump(mode="json"),
+            parties=_all_parties(aligned, options),
+        )
+
+    def _add_party(
+        self,
+        builder: Builder,
+        party: str,
+        raw: Mapping[Part, Mapping[str, _Raw]],
+        tables: Mapping[Part, pa.Table],
+        options: FilesOptions,
+        *,
+        holds_labels: bool,
+    ) -> None:
+        path, stored = str(raw["train"][party].path), raw["train"][party].arrays
+        if stored is not None:
+            self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables)
+            return
+        columns = [name for name in tables["train"].column_names if name not in (options.id, *options.ignore)]
+        if options.label and options.label in columns:
+            columns.remove(options.label)
+            if not holds_labels:
+                _log.warning("%s: column %r, called like the label, is no feature of %r", path, options.label, party)
+        if not columns:
+            raise DataError(f"{path}: no column is left for party {party!r} besides ID and label")
+        numeric = [name for name in columns if _is_numeric(tables["train"].column(name), name, path, options)]
+        for file, table, used in _used_rows({part: raw[part][party] for part in PARTS}, tables, options):
+            require_columns(table, columns, file)
+            for name in numeric:
+                numbers(table.column(name), Place(file, name), options.missing, used)
+        encoding = fit_party(
+            tables["train"],
+            numeric=numeric,
+            categorical=[name for name in columns if name not in numeric],
+            file=path,
+            missing=options.missing,
+            min_count=options.min_count,
+        )
+        builder.add_table(party, encoding, tables, path)
+
+    def _add_arrays(
+        self, builder: Builder, party: str, raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table]
+    ) -> None:
+        """Write the rows of arrays or images in the shared order."""
+        stored = {part: raw[part].arrays for part in PARTS}
+        train, test = stored["train"], stored["test"]
+        if train is None or test is None or train.spec != test.spec:
+            raise DataError(
+                f"party {party!r}: {raw['train'].path} and {raw['test'].path} hold rows of different shapes"
+            )
+        for part in PARTS:
+            arrays = train if part == "train" else test
+            out = builder.create_arrays(party, train.spec, part)["features.npy"]
+            rows = tables[part].column(ROW).to_numpy()
+            order = rows.argsort()
+            for places, values in arrays.read(rows[order]):
+                out[order[places]] = values
+        builder.finish_party(party, train.spec, ("features",), PartyEncoding((), ()))
+
+
+@dataclass(frozen=True)
+class IdSource:
+    """Where a party's IDs are.
+
+    Parameters
+    ----------
+    files : tuple of Path
+        Its files; with several, the IDs that all have.
+    column : str
+        Column of the ID.
+    """
+
+    files: tuple[Path, ...]
+    column: str
+
+    def read(self) -> list[str]:
+        """Return the party's IDs, sorted by character code.
+
+        Raises
+        ------
+        DataError
+            As `read_ids`.
+        """
+        found = {}
+        for path in self.files:
+            if not path.exists():
+                raise DataError(f"there is no file {path}")
+            found[str(path)] = read_ids(_columns(path, self.column), self.column, str(path))
+        return join_ids(found, "inner")
+
+
+def id_sources(source: Path | None, given: Mapping[str, Any]) -> tuple[str, dict[str, IdSource]]:
+    """Return the label party and where each party's IDs are, from the options of `files`: all on this host.
+
+    Raises
+    ------
+    ConfigError, DataError
+        When an option is wrong, or nobody has labels.
+    """
+    options = build_options(Files(), given)
+    if not isinstance(options, FilesOptions):
+        raise TypeError(type(options))
+    paths = {key: _resolve(source, name) for key, name in options.paths("train").items()}
+    holder = _label_holder({key: _Raw(path, _header(path, options)) for key, path in paths.items()}, options)
+    label_party = options.label_party or (holder if holder in options.files else "label")
+    found: dict[str, list[Path]] = {}
+    for key, path in paths.items():
+        found.setdefault(label_party if key == _LABELS else key, []).append(path)
+    if label_party not in found:
+        raise DataError(
+            "no file has the labels, and an alignment starts from the IDs of the label party: name its file in "
+            "labels_file, or in label the column of labels"
+        )
+    check_parties(found, label_party)
+    return label_party, {party: IdSource(tuple(files), options.id) for party, files in found.items()}
+
+
+def _read_all(source: Path | None, options: FilesOptions) -> dict[Part, dict[str, _Raw]]:
+    """Read every file once; without test files both parts come from the same ones."""
+    train = {key: _read(_resolve(source, name), options) for key, name in options.paths("train").items()}
+    if not options.has_test_files:
+        return {"train": train, "test": train}
+    test = {key: _read(_resolve(source, name), options) for key, name in options.paths("test").items()}
+    return {"train": train, "test": test}
+
+
+def _require_named(raw: Mapping[Part, Mapping[str, _Raw]], options: FilesOptions) -> None:
+    """Refuse a column that an option names and no file has: a mistyped one would be used as if it were not named."""
+    tables = [file.table for files in raw.values() for file in files.values() if file.arrays is None]
+    known = {name for table in tables for name in table.column_names}
+    for option, names in {key: getattr(options, key) for key in ("categorical", "numeric", "ignore")}.items():
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"option {option} of files: no table has a column {name!r}; {suggestion(name, known)}"
+                )
+
+
+def _read(path: Path, options: FilesOptions) -> _Raw:
+    """Read a table whole, of arrays and images what each row belongs to."""
+    if not holds_arrays(path):
+        return _Raw(path, read_table(path))
+    arrays = open_arrays(path, id_name=options.id, label=options.label, size=options.image_size)
+    return _Raw(path, arrays.columns, arrays)
+
+
+def _header(path: Path, options: FilesOptions) -> pa.Table:
+    return _read(path, options).table if holds_arrays(path) else read_header(path)
+
+
+def _columns(path: Path, column: str) -> pa.Table:
+    """Return a table that has at least one column of a file."""
+    if not holds_arrays(path):
+        return read_table(path, column)
+    return open_arrays(path, id_name=column, label="", size=()).columns
+
+
+def _align(
+    builder: Builder,
+    raw: Mapping[Part, Mapping[str, _Raw]],
+    aligned: Mapping[Part, AlignmentFile],
+    options: FilesOptions,
+) -> dict[str, dict[Part, pa.Table]]:
+    """Join by ID or take the aligned ones, split, and return each file's rows in the shared order."""
+    own = {
+        part: {key: read_ids(file.table, options.id, str(file.path)) for key, file in raw[part].items()}
+        for part in PARTS
+    }
+    joined = {}
+    for part in PARTS:
+        named = {str(raw[part][key].path): ids for key, ids in own[part].items()}
+        agreed = aligned.get(part if options.has_test_files else "train")
+        joined[part] = select_ids(named, agreed.ids) if agreed else join_ids(named, options.join)
+    if options.has_test_files:
+        both = len(set(joined["train"]) & set(joined["test"]))
+        if both:
+            raise DataError(f"{both} IDs are in training and in test files; leave each in one of them")
+    else:
+        held_out = in_test_set(joined["train"], options.test_fraction, options.split_seed)
+        everything = np.array(joined["train"], dtype=object)
+        joined = {"train": everything[~held_out].tolist(), "test": everything[held_out].tolist()}
+    builder.align(joined)
+    return {
+        key: {
+            part: raw[part][key].table.take(pc.index_in(pa.array(joined[part], pa.string()), value_set=own[part][key]))
+            for part in PARTS
+        }
+        for key in raw["train"]
+    }
+
+
+def _label_holder(files: Mapping[str, _Raw], options: FilesOptions) -> str:
+    """Return whose file has the labels, "labels" for a file of their own, "" when this host has none."""
+    if options.labels_file:
+        require_columns(files[_LABELS].table, [options.label], str(files[_LABELS].path))
+        return _LABELS
+    if not options.label:
+        return ""
+    holders = [party for party, file in files.items() if options.label in file.table.column_names]
+    if options.label_party in holders:
+        return options.label_party
+    if len(holders) > 1:
+        raise DataError(
+            f"the label {options.label!r} is in the files of {' and '.join(holders)}; name in label_party whose labels "
+            "count, and the others' column is left out"
+        )
+    if not holders:
+        names = sorted({name for file in files.values() for name in file.table.column_names})
+        raise DataError(
+            f"no file has the label column {options.label!r}; {suggestion(options.label, names)}; on a host that holds "
+            'no labels set the option label = ""'
+        )
+    if options.label_party:
+        raise DataError(f"label_party is {options.label_party!r}, but the label is in the file of {holders[0]!r}")
+    return holders[0]
+
+
+def _used_rows(
+    raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions
+) -> Iterator[tuple[str, pa.Table, pa.Array]]:
+    """Yield the name of each file, its rows in their order there, which messages name, and which are used."""
+    used = pa.concat_arrays([read_ids(tables[part], options.id, str(raw[part].path)) for part in PARTS])
+    for file, table in {str(one.path): one.table for one in raw.values()}.items():
+        yield file, table, pc.is_in(read_ids(table, options.id, file), value_set=used)
+
+
+def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> str:
+    """Return the label party's name, which alignments know too."""
+    own = options.label_party or (holder if holder in options.files else "")
+    for file in aligned.values():
+        if own and own != file.label_party:
+            raise DataError(
+                f"the label party is {own!r} here and {file.label_party!r} in the alignment; name it as there: "
+                f"{_called(own, file.label_party, options)}"
+            )
+        own = file.label_party
+    return own or "label"
+
+
+def _called(own: str, name: str, options: FilesOptions) -> str:
+    """Return the options that give the label party the name that it has in an alignment."""
+    if own not in options.files:
+        return f"--set label_party={name}"
+    pairs = [f"--set files.{name}={options.files[own]}"]
+    if own in options.test_files:
+        pairs.append(f"--set test_files.{name}={options.test_files[own]}")
+    return " ".join(pairs)
+
+
+def _all_parties(aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> list[str]:
+    """Return who has features, on this host or on another."""
+    if not aligned:
+        return list(options.files)
+    file = aligned["train"]
+    if any(other.parties != file.parties for other in aligned.values()):
+        raise DataError(
+            "alignment and test_alignment were made with different parties; align again, twice with the same"
+        )
+    for party in options.files:
+        if party not in (*file.parties, file.label_party):
+            names = ", ".join((*file.parties, file.label_party))
+            raise DataError(
+                f"party {party!r} took no part in the alignment of {names}: call this host's file by its party's name "
+                f"there, as in --set files.{file.parties[0]}={options.files[party]}, or align again with {party!r}"
+            )
+    return [*file.parties, *(party for party in options.files if party not in file.parties)]
+
+
+def _is_numeric(column: pa.ChunkedArray, name: str, file: str, options: FilesOptions) -> bool:
+    """Decide from the training rows whether a column is numbers."""
+    kind = column.type
+    if name in options.categorical:
+        return False
+    if name in options.numeric or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return True
+    if pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return False
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)):
+        raise DataError(f"{file}: column {name!r} is of type {kind}; make it numbers or texts, or list it in ignore")
+    values, unreadable = parse_numbers(column)
+    present = int((~np.isnan(values) | unreadable).sum())
+    bad = int(unreadable.sum())
+    if present and bad and 1.0 - bad / present >= _MOSTLY_NUMBERS:
+        first = column[int(unreadable.argmax())].as_py()
+        raise DataError(
+            f"{file}: column {name!r} is numbers but for {bad} of {present} training rows, such as {first!r}; correct "
+            "them, or list the column in the option categorical"
+        )
+    return present > 0 and not bad
+
+
+def _resolve(source: Path | None, name: str) -> Path:
+    path = Path(name).expanduser()
+    if source is not None and not path.is_absolute():
+        path = source / path
+    if not path.exists():
+        raise DataError(f"there is no file {path}")
+    return path

@@ -1,0 +1,109 @@
+"""What a data set has to say to be in the catalog: one subclass, one file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+from flower_vfl.config.parsing import read_list
+from flower_vfl.data.store.builder import Builder
+from flower_vfl.errors import ConfigError
+from flower_vfl.registry import suggestion
+
+Progress = Callable[[float], None]
+"""Called with the part of the work that is done, 0 to 1."""
+
+
+class Options(BaseModel):
+    """Options of a data set; a subclass adds them as fields with defaults.
+
+    A list may be given as people type it, `84,84` or `[a, b]`, or as its only entry.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_typed(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if get_origin(kind) not in (list, tuple):
+            return _word(kind, value)
+        item = get_args(kind)[0]
+        if isinstance(value, str):
+            value = read_list(item, value)
+        return [_word(item, entry) for entry in (value if isinstance(value, list | tuple) else [value])]
+
+
+def _word(kind: Any, value: Any) -> Any:
+    """Return true and false as they were typed where texts are wanted; numbers are made texts by pydantic."""
+    return str(value).lower() if kind is str and isinstance(value, bool) else value
+
+
+class Recipe(ABC):
+    """How one data set is prepared from its raw form.
+
+    A subclass declares the facts below and writes `write`; the catalog does the rest: options, cache, atomic folders.
+    `pathless` says where data comes from that is read from no path. `published` are options with which its authors' own
+    preprocessing is repeated. A `resumable` recipe notes in `builder.notes` what it has done, and goes on from there.
+    """
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    licence: ClassVar[str]
+    rows: ClassVar[int | None] = None
+    pathless: ClassVar[str] = ""
+    options: ClassVar[type[Options]] = Options
+    published: ClassVar[Mapping[str, Any]] = {}
+    resumable: ClassVar[bool] = False
+
+    def advice(self) -> str:
+        """Return what to do before the data set can be used here without a path; empty when nothing is missing."""
+        return ""
+
+    def inputs(self, source: Path | None, options: Any) -> list[Path]:
+        """Return the raw files that will be read; when one changes, the cache is not used.
+
+        Raises
+        ------
+        DataError
+            When a file is not there.
+        """
+        return []
+
+    @abstractmethod
+    def write(self, builder: Builder, source: Path | None, options: Any, progress: Progress) -> None:
+        """Read the raw data and fill the folder, `builder.finish` last."""
+
+
+def build_options(recipe: Recipe, given: Mapping[str, Any]) -> Options:
+    """Check options; a dotted key such as "files.a" means an entry of a dictionary.
+
+    Raises
+    ------
+    ConfigError
+        Naming each option that is unknown or wrong, what was given and what is allowed.
+    """
+    nested: dict[str, Any] = {}
+    for key, value in given.items():
+        first, dot, rest = key.partition(".")
+        if dot:
+            inner = nested.setdefault(first, {})
+            nested[first] = {**inner, rest: value} if isinstance(inner, dict) else {rest: value}
+        else:
+            nested[first] = value
+    try:
+        return recipe.options.model_validate(nested)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(recipe, problem) for problem in error.errors())) from None
+
+
+def _explain(recipe: Recipe, problem: Any) -> str:
+    path = ".".join(str(part) for part in problem["loc"]) or "options"
+    if problem["type"] == "extra_forbidden":
+        return f"{recipe.name} has no option {path!r}; {suggestion(path, recipe.options.model_fields)}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"option {path} of {recipe.name}: {message}, given {problem['input']!r}"

@@ -1,0 +1,1 @@
+"""Prepared folders: written once, memory-mapped, gathered a batch at a time."""

@@ -1,0 +1,241 @@
+"""Fills a prepared folder: one method for each thing that a party holds, and a check of everything at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from flower_vfl.data.encoding.encoding import PartyEncoding
+from flower_vfl.data.encoding.labels import EncodedLabels
+from flower_vfl.data.encoding.text import TextEncoding
+from flower_vfl.data.store import layout
+from flower_vfl.data.store.dataset import PARTS, Alignment, FeatureSpec, Part
+from flower_vfl.data.store.party_names import check_parties, check_party_name
+from flower_vfl.data.store.periods import Periods
+from flower_vfl.errors import DataError
+
+_TEXTS = 256
+"""Texts that are encoded at once."""
+
+
+def ids_digest(ids: Mapping[Part, Sequence[str]]) -> str:
+    """Return the SHA-256 of the ordered IDs of both parts; equal exactly when all IDs and their order are."""
+    return layout.ids_digest({part: (len(ids[part]), ids[part]) for part in PARTS})
+
+
+class Builder:
+    """Writes a data set into an empty folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to write; the caller makes it appear at once when it is complete.
+    notes : Path, optional
+        Of a resumable recipe: a folder for what a resumed preparation needs, which is not part of the data.
+    """
+
+    def __init__(self, folder: Path, notes: Path | None = None) -> None:
+        self.folder, self.notes = folder, notes
+        self._rows: dict[Part, int] = {}
+        self._parties: list[str] = []
+        self._alignment = ""
+
+    def align(self, ids: Mapping[Part, Sequence[str]]) -> None:
+        """Write the shared IDs in their order; this says how many rows there are.
+
+        Raises
+        ------
+        DataError
+            When there is no training or no test row.
+        """
+        self.align_numbered({part: len(ids[part]) for part in PARTS}, ids_digest(ids))
+        for part in PARTS:
+            layout.write_ids(self.folder / "ids" / f"{part}.parquet", ids[part])
+
+    def align_numbered(self, rows: Mapping[Part, int], digest: str) -> None:
+        """Say how many rows there are, by a digest of another kind: where rows have numbers and no IDs.
+
+        Files of IDs that are there already are noted with digests of their own.
+        """
+        for part in PARTS:
+            if rows[part] < 1:
+                raise DataError(f"no row is left for the {part} part; there are {rows['train']} + {rows['test']} rows")
+        self._rows = {part: rows[part] for part in PARTS}
+        self._alignment = digest
+        folder = self.folder / "ids"
+        if folder.is_dir():
+            files = {file: layout.digest(folder / file) for file in (f"{part}.parquet" for part in PARTS)}
+            layout.write_json(folder / layout.IDS, {"files": files})
+
+    def add_table(self, party: str, encoding: PartyEncoding, tables: Mapping[Part, pa.Table], file: str) -> None:
+        """Encode and write a party's table, its rows already in the shared order."""
+        spec = FeatureSpec(encoding.numeric_width, encoding.cardinalities)
+        for part in PARTS:
+            numeric, categorical = encoding.encode(tables[part], file)
+            arrays: dict[str, NDArray[Any]] = {"numeric.npy": numeric, "categorical.npy": categorical}
+            for name, (_, dtype) in spec.arrays().items():
+                layout.save_array(self.folder / party / part / name, arrays[name], dtype)
+        self.finish_party(party, spec, encoding.columns, encoding)
+
+    def add_images(self, party: str, images: Mapping[Part, NDArray[Any]], columns: Sequence[str] = ()) -> None:
+        """Write plain arrays (N, ...) of a party: floats as float32, uint8 as the bytes that they are."""
+        shape = tuple(int(size) for size in images["train"].shape[1:])
+        spec = FeatureSpec(0, (), shape, pixels=images["train"].dtype == np.uint8)
+        for part in PARTS:
+            for name, (_, dtype) in spec.arrays().items():
+                layout.save_array(self.folder / party / part / name, images[part], dtype)
+        self.finish_party(party, spec, columns, PartyEncoding((), ()))
+
+    def add_texts(
+        self,
+        party: str,
+        encoding: TextEncoding,
+        texts: Mapping[Part, Iterable[str]],
+        rows: Mapping[Part, NDArray[np.int64]],
+        vectors: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Encode and write a party's texts, a piece at a time.
+
+        Parameters
+        ----------
+        party : str
+            The party.
+        encoding : TextEncoding
+            Fitted on training rows.
+        texts : Mapping
+            The texts of each part in any order; they are gone through once.
+        rows : Mapping
+            (N,) where in the shared order each text goes.
+        vectors : ndarray of float32, (V, W), optional
+            Where the vector of each word id starts.
+
+        Raises
+        ------
+        DataError
+            When there are more or fewer texts than rows.
+        """
+        spec = FeatureSpec(0, (), (encoding.length,), vocabulary=encoding.vocabulary, vectors=vectors)
+        for part in PARTS:
+            (array,) = self.create_arrays(party, spec, part).values()
+            done = 0
+            for piece in _pieces(texts[part]):
+                if done + len(piece) > len(array):
+                    raise DataError(f"party {party!r} has more than {len(array)} texts for the {part} part")
+                array[rows[part][done : done + len(piece)]] = encoding.apply(piece)
+                done += len(piece)
+            if done < len(array):
+                raise DataError(f"party {party!r} has {done} texts for the {part} part, needed: {len(array)}")
+        self.finish_party(party, spec, (encoding.name,), PartyEncoding((), (), encoding))
+
+    def create_arrays(self, party: str, spec: FeatureSpec, part: Part) -> dict[str, NDArray[Any]]:
+        """Create the files of a party's part, to be filled piece by piece; `finish_party` comes after."""
+        return {
+            name: layout.create_array(self.folder / party / part / name, (self._rows[part], *shape), dtype)
+            for name, (shape, dtype) in spec.arrays().items()
+        }
+
+    def open_arrays(self, party: str, spec: FeatureSpec, part: Part) -> dict[str, layout.ArrayFile]:
+        """Open the files of a party's part, new or half written, to be filled by pieces of rows."""
+        return {
+            name: layout.ArrayFile(self.folder / party / part / name, (self._rows[part], *shape), dtype)
+            for name, (shape, dtype) in spec.arrays().items()
+        }
+
+    def open_labels(self, part: Part) -> layout.ArrayFile:
+        """Open the file of a part's labels, new or half written; `finish_labels` comes after."""
+        return layout.ArrayFile(self.folder / "labels" / f"{part}.npy", (self._rows[part],), "int64")
+
+    def finish_party(self, party: str, spec: FeatureSpec, columns: Sequence[str], encoding: PartyEncoding) -> None:
+        """Check the arrays that were written for a party and note what they are.
+
+        Raises
+        ------
+        DataError
+            When an array has the wrong shape, a number that is not finite or an id outside its column's levels.
+        """
+        check_party_name(party)
+        files = {}
+        for part in PARTS:
+            for name, (shape, dtype) in spec.arrays().items():
+                path = self.folder / party / part / name
+                layout.check_array(path, (self._rows[part], *shape), dtype, spec.levels)
+                files[f"{part}/{name}"] = layout.digest(path)
+        if spec.vectors is not None:
+            path = self.folder / party / layout.VECTORS
+            layout.save_array(path, spec.vectors, "float32")
+            layout.check_array(path, spec.vectors.shape, "float32", ())
+            files[layout.VECTORS] = layout.digest(path)
+        encoding.write(self.folder / party / layout.ENCODING)
+        for name in layout.ENCODINGS:
+            if (self.folder / party / name).is_file():
+                files[name] = layout.digest(self.folder / party / name)
+        width = 0 if spec.vectors is None else spec.vectors.shape[1]
+        shown = {**asdict(replace(spec, vectors=None)), "vectors": width}
+        del shown["quantiles"]
+        facts = {"spec": shown, "columns": list(columns), "files": files}
+        layout.write_json(self.folder / party / layout.PARTY, facts)
+        self._parties.append(party)
+
+    def add_labels(self, labels: EncodedLabels) -> None:
+        """Write the labels, rows in the shared order."""
+        for part, values in zip(PARTS, (labels.train, labels.test), strict=True):
+            layout.save_array(self.folder / "labels" / f"{part}.npy", values, "int64")
+        self.finish_labels(labels.names)
+
+    def finish_labels(self, names: Sequence[str]) -> None:
+        """Check the labels that were written and note what each class, from 0, is called."""
+        files = {}
+        for part in PARTS:
+            path = self.folder / "labels" / f"{part}.npy"
+            layout.check_array(path, (self._rows[part],), "int64", (len(names),))
+            files[f"{part}.npy"] = layout.digest(path)
+        digest = layout.names_digest(names)
+        facts = {"classes": len(names), "class_names": list(names), "class_names_sha256": digest, "files": files}
+        layout.write_json(self.folder / "labels" / layout.LABELS, facts)
+
+    def finish(
+        self,
+        *,
+        name: str,
+        label_party: str,
+        licence: str,
+        source: str,
+        options: Mapping[str, Any],
+        parties: Sequence[str] = (),
+        facts: Mapping[str, Any] | None = None,
+        periods: Periods | None = None,
+    ) -> None:
+        """Write the manifest, the last file, which all parties may see.
+
+        `parties` names those with features where other hosts hold some; `facts` is what else is known of the source;
+        `periods` are the days of rows that lie in time order, those of the test behind those of the training.
+        """
+        aligned = Alignment(self._rows["train"], self._rows["test"], self._alignment, periods)
+        alignment: dict[str, Any] = {"rows": aligned.rows, "test_rows": aligned.test_rows, "digest": aligned.digest}
+        if periods is not None:
+            alignment["periods"] = periods.to_json()
+        manifest = {
+            "schema": layout.SCHEMA,
+            "name": name,
+            "parties": check_parties(parties or self._parties, label_party),
+            "label_party": label_party,
+            "alignment": alignment,
+            "licence": licence,
+            "source": source,
+            "options": dict(options),
+            "facts": dict(facts or {}),
+        }
+        layout.write_json(self.folder / layout.MANIFEST, manifest)
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(texts)
+    while piece := list(islice(rest, _TEXTS)):
+        yield piece

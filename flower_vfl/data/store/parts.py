@@ -1,0 +1,69 @@
+"""One party's part of a prepared data set, for a host that may hold nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from flower_vfl.data.store import layout
+from flower_vfl.data.store.dataset import Dataset, open_dataset
+from flower_vfl.errors import DataError
+from flower_vfl.files import writing_to
+
+
+def write_part(source: Path, party: str, out: Path) -> Dataset:
+    """Copy what belongs to one party into a folder of its own and check every file of it.
+
+    Parameters
+    ----------
+    source : Path
+        A prepared folder that holds the party's part.
+    party : str
+        A party with features, or the label party, whose part has the labels in it.
+    out : Path
+        Must not exist, or be empty.
+
+    Returns
+    -------
+    Dataset
+        The part: the manifest, the shared IDs in their order, the party's columns, the label party's labels.
+
+    Raises
+    ------
+    DataError
+        When there is no such party, or when a file is missing or not as it was prepared.
+    OutputExistsError
+        When `out` holds something.
+    StorageError
+        When the disk is full or fails.
+    """
+    dataset = open_dataset(source)
+    known = {*dataset.parties, dataset.label_party}
+    if party not in known:
+        raise DataError(f"{source} has no party {party!r}; it has {', '.join(sorted(known))}")
+    folders = [name for name, wanted in _belongings(dataset, party).items() if wanted]
+    for name in folders:
+        if not (source / name).is_dir():
+            raise DataError(f"{source} does not hold what party {party!r} needs: there is no folder {source / name}")
+    with layout.new_folder(out) as folder:
+        _copy(source / layout.MANIFEST, folder / layout.MANIFEST)
+        for file in (file for name in folders for file in (source / name).rglob("*") if file.is_file()):
+            _copy(file, folder / file.relative_to(source))
+        open_dataset(folder).verify()
+    return open_dataset(out)
+
+
+def _copy(file: Path, target: Path) -> None:
+    with file.open("rb") as content, writing_to(target):
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with target.open("wb") as copy:
+            shutil.copyfileobj(content, copy)
+
+
+def _belongings(dataset: Dataset, party: str) -> dict[str, bool]:
+    """Return the folders of a data set and whether a party's part has them."""
+    return {
+        "ids": (dataset.folder / "ids").is_dir(),
+        party: party in dataset.parties,
+        "labels": party == dataset.label_party,
+    }

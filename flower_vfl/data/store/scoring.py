@@ -1,0 +1,275 @@
+"""Rows that a finished training can be asked about: those of its own data, or new ones, encoded as those were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flower_vfl.data.encoding.encoding import Place, require_columns, texts
+from flower_vfl.data.encoding.ids import join_ids, read_ids
+from flower_vfl.data.formats.tables import read_table
+from flower_vfl.data.store import layout
+from flower_vfl.data.store.builder import ids_digest
+from flower_vfl.data.store.dataset import Dataset, FeatureSpec, open_dataset
+from flower_vfl.data.store.memory import VerticalData
+from flower_vfl.data.store.source import ArraySource, FeatureSource
+from flower_vfl.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
+"""How the names of files with a header end."""
+
+_ROWS = (*TABLES, ".txt", ".txt.gz")
+"""How the names of files with rows end; IDs that are asked for are one a line in a .txt."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """One party's columns of the rows.
+
+    Parameters
+    ----------
+    spec : FeatureSpec
+        Their shape.
+    source : FeatureSource
+        The rows, in the order that all parties share.
+    encoding : str
+        Digest of how they were encoded; empty where they were not.
+    """
+
+    spec: FeatureSpec
+    source: FeatureSource
+    encoding: str
+
+
+class ScoreRows:
+    """Rows in an order that all parties share, by position.
+
+    Parameters
+    ----------
+    count : int
+        How many.
+    digest : str
+        Of their ordered IDs; equal at two parties exactly when rows and order are.
+    chosen : range
+        Those that are scored when nobody names any.
+    features : Callable[[str], Features]
+        Opens one party's columns.
+    ids : Callable[[], pa.ChunkedArray], optional
+        Reads their IDs; without it they are the test rows of data without IDs, and have numbers from 0.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        digest: str,
+        chosen: range,
+        features: Callable[[str], Features],
+        ids: Callable[[], pa.ChunkedArray] | None,
+    ) -> None:
+        self.count, self.digest, self.chosen, self.features, self._read_ids = count, digest, chosen, features, ids
+
+    @cached_property
+    def _ids(self) -> pa.ChunkedArray | None:
+        return None if self._read_ids is None else self._read_ids()
+
+    def ids(self, rows: NDArray[np.int64]) -> pa.Array:
+        """Return the IDs (B,) of rows as texts."""
+        if self._ids is None:
+            return pa.array(rows).cast(pa.string())
+        taken = self._ids.take(pa.array(rows))
+        return taken.combine_chunks() if taken.num_chunks != 1 else taken.chunk(0)
+
+    def find(self, asked: pa.Array) -> NDArray[np.int64]:
+        """Return the positions (N,) of rows by their IDs.
+
+        Memory holds a table of the IDs that are asked for, not of all that there are.
+
+        Raises
+        ------
+        DataError
+            Saying how many IDs there are no rows for, and the first of them.
+        """
+        found = np.full(len(asked), -1, np.int64)
+        if self._ids is None:
+            numbers = pc.if_else(pc.match_substring_regex(asked, "^(0|[1-9][0-9]{0,17})$"), asked, "-1")
+            found = np.asarray(numbers.cast(pa.int64()))
+            found = np.where(found < self.count, found, -1)
+        else:
+            start = 0
+            for chunk in self._ids.chunks:
+                place = pc.index_in(chunk, value_set=asked)
+                here = np.flatnonzero(np.asarray(place.is_valid()))
+                found[np.asarray(place.take(pa.array(here)))] = start + here
+                start += len(chunk)
+        unknown = np.flatnonzero(found < 0)
+        if len(unknown):
+            first = ", ".join(repr(value) for value in asked.take(pa.array(unknown[:3])).to_pylist())
+            message = f"{len(unknown)} of {len(asked)} IDs are not in the data: {first}"
+            message += ", ..." if len(unknown) > 3 else ""
+            if self._ids is None:
+                message += f"; its test rows have no IDs but numbers, 0 to {self.count - 1}, "
+                message += "and its training rows cannot be asked for"
+            raise DataError(message)
+        return found
+
+
+class Joined:
+    """Two sources as one, the rows of the second behind those of the first."""
+
+    def __init__(self, first: FeatureSource, second: FeatureSource) -> None:
+        self._first, self._second = first, second
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._second)
+
+    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
+        """Return copies of the features at `rows`, as `FeatureSource` says."""
+        import torch
+
+        behind = rows >= len(self._first)
+        if behind.all():
+            return self._second.gather(rows - len(self._first))
+        if not behind.any():
+            return self._first.gather(rows)
+        order = torch.from_numpy(np.argsort(np.argsort(behind, kind="stable")))
+        parts = (self._first.gather(rows[~behind]), self._second.gather(rows[behind] - len(self._first)))
+        return tuple(torch.cat(pair)[order] for pair in zip(*parts, strict=True))
+
+
+def rows_of(dataset: VerticalData) -> ScoreRows:
+    """Return the rows of a data set, training rows first; where rows have no IDs, those of the test table alone."""
+    alignment = dataset.alignment
+    ids = dataset.all_ids if isinstance(dataset, Dataset) and dataset.has_ids else None
+
+    def features(party: str) -> Features:
+        table = dataset.party(party)
+        source: FeatureSource = Joined(table.train, table.test) if ids else table.test
+        return Features(table.spec, source, encoding_digest(dataset, party))
+
+    if ids is None:
+        return ScoreRows(alignment.test_rows, alignment.digest, range(alignment.test_rows), features, None)
+    count = alignment.rows + alignment.test_rows
+    return ScoreRows(count, alignment.digest, range(alignment.rows, count), features, ids)
+
+
+def encoding_digest(dataset: VerticalData, party: str) -> str:
+    """Return the digest of how a party's columns were encoded; empty where the data does not say."""
+    return dataset.encoding_digest(party) if isinstance(dataset, Dataset) else ""
+
+
+def new_rows(path: Path, trained: VerticalData) -> ScoreRows:
+    """Return rows that training never saw.
+
+    Parameters
+    ----------
+    path : Path
+        A prepared folder, of which all rows can be asked for, or the test rows where it has no IDs; or a CSV or
+        Parquet file with a header, an ID column and the columns of every party of this host; or a folder with one such
+        file a party, `<party>.csv` for instance. Rows of files are in the order of their IDs.
+    trained : VerticalData
+        The data that the network was trained on: it says how columns are encoded.
+
+    Raises
+    ------
+    DataError
+        When there is nothing that can be read at `path`, or when columns or IDs do not fit.
+    """
+    if not isinstance(trained, Dataset):
+        raise DataError(
+            f"{path} cannot be encoded: the training data {trained.name!r} is no prepared data set, so nothing says "
+            "how its columns were encoded; score rows that its own loader opens"
+        )
+    if (path / layout.MANIFEST).is_file():
+        return rows_of(open_dataset(path))
+    files = _files(path, trained)
+    tables = {party: read_table(file) for party, file in files.items()}
+    column = id_column(trained)
+    own = {party: read_ids(table, column, str(files[party])) for party, table in tables.items()}
+    ids = join_ids({str(files[party]): values for party, values in own.items()}, "strict")
+
+    def features(party: str) -> Features:
+        name = party if party in tables else ""
+        if name not in tables:
+            raise DataError(f"{path} holds no file of party {party!r}; it holds {', '.join(sorted(tables))}")
+        order = np.asarray(pc.index_in(pa.array(ids, pa.string()), value_set=own[name]))
+        return _encode(trained, party, tables[name], str(files[name]), order)
+
+    digest = ids_digest({"train": [], "test": ids})
+    return ScoreRows(len(ids), digest, range(len(ids)), features, lambda: pa.chunked_array([ids], pa.string()))
+
+
+def _files(path: Path, trained: Dataset) -> Mapping[str, Path]:
+    """Return the file of each party that has one of its own, or one for all under ""."""
+    if path.is_file():
+        return {"": path}
+    found = {
+        name: path / (name + ending)
+        for name in dict.fromkeys((*trained.parties, trained.label_party))
+        for ending in reversed(_ROWS)
+        if (path / (name + ending)).is_file()
+    }
+    if not found:
+        raise DataError(
+            f"{path} is neither a CSV or Parquet file, nor a prepared folder, nor a folder with a file a party "
+            f"({', '.join(f'{name}.csv' for name in trained.parties)})"
+        )
+    return found
+
+
+def _encode(trained: Dataset, party: str, table: pa.Table, file: str, order: NDArray[np.int32]) -> Features:
+    """Encode one party's columns as its training rows were; errors name rows of the file, `order` (N,) comes after."""
+    encoding, spec = trained.encoding(party), trained.spec(party)
+    if not encoding.columns:
+        raise DataError(
+            f"{trained.name} does not say how the columns of party {party!r} were encoded; prepare the new rows with "
+            "its own loader and give the prepared folder"
+        )
+    arrays: dict[str, NDArray[Any]]
+    if encoding.text is not None:
+        column = encoding.text.name
+        require_columns(table, [column], file)
+        arrays = {"features.npy": encoding.text.apply(texts(table.column(column), Place(file, column)).to_pylist())}
+    else:
+        numeric, categorical = encoding.encode(table, file)
+        arrays = {"numeric.npy": numeric, "categorical.npy": categorical}
+    source = ArraySource(*(arrays[name][order] for name in spec.arrays()))
+    return Features(spec, source, trained.encoding_digest(party))
+
+
+def id_column(dataset: VerticalData) -> str:
+    """Return what the column of the ID is called in a data set's files."""
+    return str(dataset.options.get("id", "id")) if isinstance(dataset, Dataset) else "id"
+
+
+def read_asked(path: Path, column: str) -> pa.Array:
+    """Read a list of IDs: a CSV or Parquet file with a column of that name, or a text file with one ID a line.
+
+    Raises
+    ------
+    DataError
+        When there is no ID, or one occurs twice.
+    """
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    if path.name.lower().endswith(TABLES):
+        return read_ids(read_table(path), column, str(path))
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    while lines and not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise DataError(f"{path} names no ID")
+    return read_ids(pa.table({"line": pa.array(lines, pa.string())}), "line", str(path))

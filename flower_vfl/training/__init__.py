@@ -1,0 +1,1 @@
+"""The label party's training loop, from the handshake to the outcome."""

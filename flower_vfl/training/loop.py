@@ -1,0 +1,407 @@
+"""The training loop of the label party: steps across the cut, evaluation, and when to stop."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.auditing.attacker import AUDIT_REFERENCE, AUDIT_ROW
+from flower_vfl.auditing.evaluator import Oracle, Reference
+from flower_vfl.auditing.monitor import LeakageMonitor
+from flower_vfl.config import Config
+from flower_vfl.errors import NotFiniteError, TrainingError
+from flower_vfl.metrics import snapshot
+from flower_vfl.metrics.utility import utility
+from flower_vfl.parties.best import BestModel
+from flower_vfl.parties.label import LabelParty, Step, remedy
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import PARTS, Part, Rows, Schedule
+from flower_vfl.training.conditional_oracle import ConditionalAudit
+from flower_vfl.training.observer import Observer
+from flower_vfl.training.outcome import LIMITS, MEASURED, Epoch, Outcome, measured
+from flower_vfl.training.replay_guard import Repeats
+from flower_vfl.transport.base import Link, expect
+
+_logger = logging.getLogger(__name__)
+
+EVALUATIONS_UNDER_WAY = 4
+"""Batches that are asked for before the answer of the first is waited for."""
+
+_OF_THE_EPOCH = ("train_loss", *LIMITS)
+
+
+class Training:
+    """Drives a label party and its links through a schedule.
+
+    Parameters
+    ----------
+    label : LabelParty
+        The state machine of the label party.
+    links : Mapping[str, Link]
+        One a feature party.
+    schedule : Schedule
+        Which rows make which step.
+    labels : tuple of NDArray
+        (N,) and (M,) true labels of the training and test table, for metrics.
+    classes : int
+        Number of classes.
+    config : Config
+        Batch sizes, limits, patience.
+    monitor : LeakageMonitor, optional
+        Watches what goes out.
+    oracle : Oracle, optional
+        Chooses what oracle attacks are told.
+    audited : Collection[str]
+        In a simulation, the parties whose scorers are told it; in a deployment nobody is.
+    sample : Rows, optional
+        (n,) sorted test rows of which the embeddings are kept; by default none.
+    repeats : Repeats, optional
+        Is told of all embeddings before a gradient of theirs goes out.
+    conditional : ConditionalAudit, optional
+        Measures, in a simulation, what a reader learns that knows everything about a row but its label.
+    observer : Observer
+        Is told.
+    outcome : Outcome
+        Filled while training goes on, so that an interruption keeps what was measured.
+    """
+
+    def __init__(
+        self,
+        label: LabelParty,
+        links: Mapping[str, Link],
+        schedule: Schedule,
+        labels: tuple[NDArray[Any], NDArray[Any]],
+        classes: int,
+        config: Config,
+        *,
+        monitor: LeakageMonitor | None,
+        observer: Observer,
+        outcome: Outcome,
+        oracle: Oracle | None = None,
+        audited: Collection[str] = (),
+        sample: Rows | None = None,
+        repeats: Repeats | None = None,
+        conditional: ConditionalAudit | None = None,
+    ) -> None:
+        self._label, self._links, self._schedule = label, links, schedule
+        self._labels, self._classes, self._config = labels, classes, config
+        self._monitor, self._observer, self.outcome = monitor, observer, outcome
+        self._loss = math.nan
+        self._oracle, self._audited = oracle, frozenset(audited)
+        self.test_embeddings: dict[str, Tensor] = {}
+        """What each party gave for the test rows at the last evaluation, (M, ...), kept for a monitor that wants it."""
+        self.sample = np.zeros(0, dtype=np.int64) if sample is None else sample
+        self.sampled: dict[str, Tensor] = {}
+        """The same of the sample, (n, ...)."""
+        self._repeats, self._conditional = repeats, conditional
+        self._losses: list[float] = []
+        self._before, self._started = Outcome(), time.perf_counter()
+
+    def run(self, after_epoch: Callable[[int], None], save: Callable[[int], None] | None = None) -> None:
+        """Train until the schedule, early stopping or a limit ends it; go on where `restore` left off.
+
+        Parameters
+        ----------
+        after_epoch : Callable[[int], None]
+            Called with the number of each epoch that is done and evaluated.
+        save : Callable[[int], None], optional
+            Called with the number of steps done whenever everybody's state is to be kept.
+        """
+        self._observer.on_links(self._links)
+        self._observer.on_start(self._schedule.steps, self._schedule.epochs, tuple(self._links))
+        self._started = time.perf_counter()
+        try:
+            if self._stopped():
+                self.look_again()  # what is read from the last evaluation is no part of a checkpoint
+            for epoch, steps in self._legs():
+                if self._stopped():
+                    return
+                self._train(epoch, steps)
+                if steps.stop == self._schedule.steps_of(epoch).stop:
+                    self.outcome.epochs.append(self._evaluate(epoch))
+                    self._copy_best(epoch)
+                    if epoch == 1:
+                        self._warn_of_validation()
+                    after_epoch(epoch)
+                if save is not None:
+                    save(self.outcome.steps)
+            self._stopped()
+        finally:
+            self._count()
+
+    def look_again(self) -> None:
+        """Evaluate on the test table for what is kept of it: the model is not the one of the last evaluation."""
+        if self._schedule.batches("test"):
+            self._predict("test", range(self._schedule.batches("test")))
+
+    def _copy_best(self, epoch: int) -> None:
+        """Let all parties copy their weights where the epoch is the best so far and patience may go back to it."""
+        outcome = self.outcome
+        better = outcome.best_by is not None and outcome.best["epoch"] == epoch
+        if self._config.training.patience and better and not self._limits_passed():
+            self._label.best = BestModel.of(self._label.module, outcome.steps)
+            self._send_all(Frame(Kind.BEST, outcome.steps))
+
+    def discard_model(self) -> None:
+        """Forget what is kept of the last evaluation, as no model stays."""
+        self.test_embeddings, self.sampled = {}, {}
+
+    def _legs(self) -> Iterator[tuple[int, range]]:
+        """Yield the steps still to do, an epoch or less at a time, each leg with its epoch; at its end all rests."""
+        every = self._config.checkpoint.every
+        for epoch in range(1, self._schedule.epochs + 1):
+            steps = self._schedule.steps_of(epoch)
+            low = max(steps.start, self.outcome.steps)
+            while low < steps.stop:
+                high = min(steps.stop, (low // every + 1) * every) if every > 0 else steps.stop
+                yield epoch, range(low, high)
+                low = high
+
+    def _stopped(self) -> bool:
+        """Say whether the last epoch was the last one, and why."""
+        epoch = len(self.outcome.epochs)
+        if epoch and self.outcome.steps == self._schedule.steps_of(epoch).stop:
+            last = epoch == self._schedule.epochs
+            self.outcome.stopped = self._reason_to_stop(epoch) or ("finished" if last else "")
+        return bool(self.outcome.stopped)
+
+    def _count(self) -> None:
+        """Bring the outcome's time and bytes up to date."""
+        sent, taken = self._bytes()
+        self.outcome.seconds = self._before.seconds + time.perf_counter() - self._started
+        self.outcome.bytes_down, self.outcome.bytes_up = self._before.bytes_down + sent, self._before.bytes_up + taken
+
+    def _bytes(self) -> tuple[int, int]:
+        """Return the bytes that the links in use have carried, down and up."""
+        links = self._links.values()
+        return sum(link.bytes_down for link in links), sum(link.bytes_up for link in links)
+
+    def state(self) -> dict[str, Any]:
+        """Return what was measured so far, as plain values."""
+        self._count()
+        audit = {} if self._conditional is None else {"conditional": self._conditional.oracle.state()}
+        return {"losses": list(self._losses), "outcome": measured(self.outcome), **audit}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._losses = list(state["losses"])
+        self.outcome.stopped, self.outcome.kept, self.outcome.chosen_by = "", None, ""
+        if self._conditional is not None:  # the training of a stack measures none
+            self._conditional.oracle.restore(state.get("conditional", {}))
+        for name in MEASURED:
+            setattr(self.outcome, name, state["outcome"][name])
+        sent, taken = self._bytes()
+        self._before = replace(
+            self.outcome, bytes_down=self.outcome.bytes_down - sent, bytes_up=self.outcome.bytes_up - taken
+        )
+
+    def _train(self, epoch: int, steps: range) -> None:
+        """Do some steps of an epoch; the pipeline fills at their start and drains at their end."""
+        ahead = self.outcome.in_flight
+        for step in steps[:ahead]:
+            self._send_all(Frame(Kind.STEP, step, {"gradient_of": -1}))
+        if steps.start == self._schedule.steps_of(epoch).start:
+            self._losses = []
+        for step in steps:
+            embeddings = self._receive_all(step, self._schedule.batch_rows(step))
+            started = time.perf_counter()
+            if self._repeats is not None:
+                self._repeats.note(step, embeddings)
+            done = self._label.train_step(step, embeddings)
+            request = step + ahead if step + ahead in steps else -1
+            self.outcome.seconds_compute += time.perf_counter() - started
+            references = self._oracle.references(step, done.rows, done.clean) if self._oracle is not None else {}
+            for party, link in self._links.items():
+                link.send(self._answer(party, step, request, done, references))
+            started = time.perf_counter()
+            self._label.learn()  # this and what follows, while the parties have their turn
+            if step + 1 in steps:
+                self._label.prepare(step + 1)
+            self.outcome.seconds_compute += time.perf_counter() - started
+            self._record(step, epoch, done, embeddings, references)
+            self._losses.append(done.loss)
+            self._loss, self.outcome.steps = done.loss, step + 1
+
+    def _answer(self, party: str, step: int, request: int, done: Step, references: Mapping[str, Reference]) -> Frame:
+        """Return the frame with the gradient of one step; an audited party's tells its scorer a clean gradient too."""
+        fields, tensors = {"gradient_of": step}, {"gradient": done.gradients[party]}
+        if party in self._audited and party in references:
+            fields[AUDIT_ROW] = references[party].row
+            tensors[AUDIT_REFERENCE] = references[party].gradients["cut"]
+        return Frame(Kind.STEP, request, fields, tensors)
+
+    def _record(
+        self,
+        step: int,
+        epoch: int,
+        done: Step,
+        embeddings: Mapping[str, Tensor],
+        references: Mapping[str, Reference],
+    ) -> None:
+        """Measure and log while the answers are on their way."""
+        leak = math.nan
+        if self._monitor is not None:
+            self._monitor.observe(
+                step, epoch, done.rows, embeddings, done.gradients, clean=done.clean, references=references
+            )
+            leak = self._monitor.latest
+        for metric, value in done.log.items():
+            self.outcome.logged[metric] = self.outcome.logged.get(metric, 0.0) + value
+        for metric, value in {"train_loss": done.loss, **done.log, **self._class_counts(step, done)}.items():
+            self._log(step, epoch, metric, value)
+        if self._conditional is not None and done.inside is not None and step % self._conditional.oracle.every == 0:
+            self._conditional(step, epoch, done, done.inside)
+        if done.inside is not None and step in self._config.attack.snapshots:
+            inside, generator = done.inside, np.random.default_rng(step)
+            values = snapshot(inside.labels, inside.logits, inside.slopes, inside.gradients, generator=generator)
+            self._observer.on_snapshot(step, values)
+        self._observer.on_step(step, epoch, done.loss, leak)
+
+    def _class_counts(self, step: int, done: Step) -> dict[str, float]:
+        """Return what chance depends on: how many rows the batch has, and how many are of the class looked for."""
+        if self._oracle is None:
+            return {}
+        positives = self._oracle.looked_for(step, done.rows)
+        return {"batch_rows": positives.size, "batch_positives": int(np.count_nonzero(positives))}
+
+    def _log(self, step: int, epoch: int, metric: str, value: float) -> None:
+        self._observer.add(step=step, epoch=epoch, party="label", layer="", attack="", metric=metric, value=value)
+
+    def _send_all(self, frame: Frame) -> None:
+        for link in self._links.values():
+            link.send(frame)
+
+    def _receive_all(self, step: int, rows: int) -> dict[str, Tensor]:
+        """Return the checked embeddings (B, ...) of all parties."""
+        started = time.perf_counter()
+        for link in self._links.values():
+            link.flush()
+        embeddings = {}
+        for party, link in self._links.items():
+            frame = expect(link.receive(self._config.transport.step_timeout), Kind.EMBEDDING, step, party)
+            try:
+                embeddings[party] = frame.tensor("embedding", shape=(rows, *link.shape), dtype=link.dtype)
+            except NotFiniteError as error:
+                raise TrainingError(f"training diverged at party {party!r}: {error}{self._remedy()}") from error
+        self.outcome.seconds_wait += time.perf_counter() - started
+        return embeddings
+
+    def _remedy(self) -> str:
+        """Return where the loss stood and what to try."""
+        loss = f", after a loss of {self._loss:.6g}" if self.outcome.steps else ""
+        return f"{loss}; {remedy(self.outcome.logged)}"
+
+    def _evaluate(self, epoch: int) -> Epoch:
+        """Evaluate on the validation part or the next period, and on the test table."""
+        metrics: Epoch = {"epoch": epoch, "train_loss": float(np.mean(self._losses))}
+        for part in PARTS:
+            batches = self._schedule.batches_after(part, epoch)
+            if not batches:
+                continue
+            logits = self._predict(part, batches)
+            self._check_predictions(logits, part, epoch)
+            rows = [self._schedule.eval_batch(part, index) for index in batches]
+            labels = self._labels[1 if part == "test" else 0][np.concatenate(rows)]
+            metrics |= {f"{part}_{name}": value for name, value in utility(logits, labels, self._classes).items()}
+        log = self._label.end_epoch()
+        metrics |= self._spent()
+        step = self._schedule.steps_of(epoch)[-1]
+        for metric, value in metrics.items():
+            if metric != "epoch":
+                self._log(step, epoch, f"epoch_{metric}" if metric in _OF_THE_EPOCH else metric, value)
+        for metric, value in log.items():
+            self._log(step, epoch, metric, value)
+        self._observer.on_epoch(step, epoch, metrics)
+        return metrics
+
+    def _warn_of_validation(self) -> None:
+        """Say once that the validation part compares no epochs, where it should."""
+        training = self._config.training
+        if self._schedule.batches("validation") and self.outcome.best_by is None:
+            _logger.warning(
+                "all rows of the validation part are of one class, so that no AUC is known there: nothing is chosen by "
+                "it, the last epoch counts as the best%s. Raise training.validation (%s), or take another "
+                "schedule_seed, which draws other rows",
+                f", and training.patience = {training.patience} ends nothing" if training.patience else "",
+                training.validation,
+            )
+
+    def _check_predictions(self, logits: Tensor, part: Part, epoch: int) -> None:
+        broken = ~(logits < math.inf)  # -inf may be meant: a top model of one's own excludes a class by it
+        count = int(broken.reshape(len(logits), -1).any(dim=1).sum())
+        if count:
+            rows = "rows of the next period" if part == "next" else f"{part} rows"
+            raise TrainingError(
+                f"training diverged: the predictions for {count} of {len(logits)} {rows} after epoch {epoch} are not "
+                f"finite{self._remedy()}"
+            )
+
+    def _spent(self) -> dict[str, float]:
+        """Return what of the limits is used up after an epoch, where there are any."""
+        attack, spent = self._config.attack, dict[str, float]()
+        if attack.max_leak < 1.0 and self._monitor is not None:
+            spent["leak"] = self._monitor.epoch_leak
+        if attack.max_bound < 1.0:
+            spent["bound"] = self._label.bound()
+        return spent
+
+    def _predict(self, part: Part, batches: range) -> Tensor:
+        kept = part == "test" and self._monitor is not None and self._monitor.reads_trained_models
+        logits, received, sampled = [], list[dict[str, Tensor]](), list[dict[str, Tensor]]()
+        under_way = max(EVALUATIONS_UNDER_WAY, self.outcome.in_flight)
+        for index in range(batches.start - under_way, batches.stop):
+            ahead = index + under_way
+            if ahead in batches:
+                self._send_all(Frame(Kind.EVALUATE, ahead, {"part": part}))
+            if index in batches:
+                rows = self._schedule.eval_batch(part, index)
+                embeddings = self._receive_all(index, rows.size)
+                received += [embeddings] if kept else []
+                if part == "test" and self.sample.size:
+                    chosen = torch.from_numpy(np.flatnonzero(np.isin(rows, self.sample)))
+                    sampled.append({party: z[chosen.to(z.device)] for party, z in embeddings.items()})
+                started = time.perf_counter()
+                logits.append(self._label.predict(part, index, embeddings).cpu())
+                self.outcome.seconds_compute += time.perf_counter() - started
+        if kept:
+            self.test_embeddings = self._joined(received)
+        if sampled:
+            self.sampled = self._joined(sampled)
+        return torch.cat(logits)
+
+    def _joined(self, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {party: torch.cat([batch[party] for batch in batches]) for party in self._links}
+
+    def _reason_to_stop(self, epoch: int) -> str:
+        attack, patience, spent = self._config.attack, self._config.training.patience, self.outcome.epochs[-1]
+        words = {
+            "leak": f"the largest leak AUC that was measured of epoch {epoch}",
+            "bound": f"the bound on the leak AUC of what was sent until the end of epoch {epoch}",
+        }
+        for key in LIMITS:
+            reached, limit = spent.get(key, 0.0), getattr(attack, f"max_{key}")
+            if reached > limit:
+                _logger.warning("%s is %.3f; the limit attack.max_%s is %s", words[key], reached, key, limit)
+            elif math.isnan(reached):
+                _logger.warning("%s is not known: attack.max_%s limits nothing there", words[key], key)
+        passed = self._limits_passed()
+        if passed:
+            return passed[0]
+        if patience and epoch - self.outcome.best["epoch"] >= patience:
+            return "early stopping"
+        return ""
+
+    def _limits_passed(self) -> list[str]:
+        """Return the limits that the last epoch has passed and that end the run."""
+        attack, spent = self._config.attack, self.outcome.epochs[-1]
+        passed = [status for key, status in LIMITS.items() if spent.get(key, 0.0) > getattr(attack, f"max_{key}")]
+        return passed if attack.on_leak == "stop" else []

@@ -1,0 +1,96 @@
+"""Which model a run keeps: the last one, the best one with patience, or one from before a limit was passed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.training.checkpointing import Checkpointing, send_to
+from flower_vfl.training.loop import Training
+from flower_vfl.transport.base import Link, expect
+
+_log = logging.getLogger(__name__)
+
+
+class KeptModel:
+    """Training that ends with the model that all parties keep.
+
+    With `training.patience` that is the model after the best epoch, of which every party has a copy. After a limit of
+    the leak, or of its bound, it is the best model from before, or without patience the last one, with which the epoch
+    began that went too far. There is none where that was the first epoch, or where no states are kept: then no party
+    keeps weights. What was measured stays in each case.
+
+    Parameters
+    ----------
+    training : Training
+        What it trains with.
+    label : LabelParty
+        The label party.
+    schedule : Schedule
+        Says where an epoch began.
+    links : Mapping[str, Link]
+        One a feature party.
+    checkpointing : Checkpointing, optional
+        Has everybody's states.
+    timeout : float
+        Seconds to wait for one answer.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        label: LabelParty,
+        schedule: Schedule,
+        links: Mapping[str, Link],
+        checkpointing: Checkpointing | None,
+        *,
+        timeout: float,
+    ) -> None:
+        self._training, self._label, self._schedule, self._links = training, label, schedule, links
+        self._checkpointing, self._timeout = checkpointing, timeout
+
+    def train(self, after_epoch: Callable[[int], None], save: Callable[[int], None] | None) -> None:
+        """Train, as `Training.run` does, and then go back to an earlier model where one is kept instead."""
+        self._training.run(after_epoch, save)
+        self._go_back()
+
+    def _go_back(self) -> None:
+        outcome, best = self._training.outcome, self._label.best
+        if best is None and not outcome.limited:
+            return
+        if best is not None and best.step == outcome.steps:
+            outcome.chosen_by = outcome.best_by or ""
+            return
+        begun = self._schedule.epoch_start(outcome.steps)
+        if best is not None:
+            best.load_into(self._label.module)
+            self._keep(best.step, "the best by validation")
+            outcome.chosen_by = outcome.best_by or ""
+        elif self._checkpointing is not None and begun:
+            self._checkpointing.take_model(begun)
+            self._keep(begun, f"the last one before the {outcome.stopped} was passed")
+        else:
+            self.tell(self._links)
+            self._training.discard_model()
+            _log.warning("no model is kept: there is no checkpoint from before the %s was passed", outcome.stopped)
+
+    def _keep(self, step: int, why: str) -> None:
+        """Make the model of a step, which the label party has taken, that of the run and of all parties."""
+        outcome = self._training.outcome
+        outcome.kept, outcome.kept_epoch = step, self._schedule.epoch_of(step - 1)
+        self.tell(self._links)
+        self._training.look_again()
+        level = logging.WARNING if outcome.limited else logging.INFO
+        _log.log(level, "the model of step %d, epoch %d, is kept: %s", step, outcome.kept_epoch, why)
+
+    def tell(self, parties: Mapping[str, Link]) -> None:
+        """Tell parties of which step the model is that stays, where it is not the last one."""
+        outcome = self._training.outcome
+        if outcome.model_step == outcome.steps:
+            return
+        step = -1 if outcome.model_step is None else outcome.model_step
+        for party, link in send_to(parties, Frame(Kind.KEEP, step)).items():
+            expect(link.receive(self._timeout), Kind.KEPT, step, party)

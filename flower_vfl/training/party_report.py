@@ -1,0 +1,110 @@
+"""What a party reports at the end: nothing is made of it that was not checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flower_vfl.attacks.base import AttackMethod
+from flower_vfl.attacks.embedding.inference import InferenceAttack
+from flower_vfl.attacks.joint import JointAttack
+from flower_vfl.errors import ProtocolError
+from flower_vfl.protocol.frame import Frame
+
+_Unknown = float | None
+"""A number, or null where it is not known."""
+
+
+class _Said(BaseModel):
+    """More keys are allowed; of those that are named here each is what it says."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class _Measure(_Said):
+    mean: _Unknown
+    baseline: _Unknown
+
+
+class _Leak(_Said):
+    label: str
+    metric: str
+    phase: Literal["train", "remembered", "inference", "joint"]
+    layer: str
+    defended: bool
+    q95: _Unknown
+    q95_null: _Unknown
+    q95_turned: _Unknown
+    mean: _Unknown
+    max: _Unknown
+    detection_error_mean: _Unknown
+    detection_error_q05: _Unknown
+    baseline: _Unknown
+    advantage: _Unknown
+    measures: dict[str, _Measure] = {}
+    epochs: list[int] = []
+    values: list[float] = []
+    p_value: _Unknown = None
+    advantage_p_value: _Unknown = None
+    interval95: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    advantage_interval95: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    baselines: dict[str, _Unknown] = {}
+
+
+class _Report(_Said):
+    weights: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+    leakage: list[_Leak] = []
+
+
+def read_report(party: str, frame: Frame, attacks: Sequence[AttackMethod]) -> dict[str, Any]:
+    """Return what a party reports at the end.
+
+    Parameters
+    ----------
+    party : str
+        Whose report it is.
+    frame : Frame
+        The report.
+    attacks : Sequence[AttackMethod]
+        Those that the party was given true labels to score. Who was given none cannot know of a leak: what such a party
+        says of one is left out.
+
+    Returns
+    -------
+    dict
+        With ``weights``, the digest of those that stay ("" for none), and ``leakage``, entries of `result.json`. What
+        the label party knows by itself (whose they are, who measured, the attack and its parameters) is its own word.
+
+    Raises
+    ------
+    ProtocolError
+        When it cannot be read, or is no result of these attacks.
+    """
+    found = frame.tensors.get("report")
+    try:
+        said = None if found is None else json.loads(found.numpy().tobytes())
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise ProtocolError(f"party {party!r} sent a report that cannot be read")
+    report = {**said, "leakage": said.get("leakage", []) if attacks else []}
+    try:
+        _Report.model_validate(report)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise ProtocolError(f"party {party!r} sent a report that is none, at {where!r:.100}: {wrong['msg']}") from None
+    known = {attack.label: attack for attack in attacks}
+    return {**report, "leakage": [_attributed(entry, party, known) for entry in report["leakage"]]}
+
+
+def _attributed(entry: dict[str, Any], party: str, known: dict[str, AttackMethod]) -> dict[str, Any]:
+    attack = known.get(entry["label"])
+    if attack is None:
+        raise ProtocolError(f"party {party!r} reports of the attack {entry['label']!r:.100}, which is none of this run")
+    own = {"attack": attack.name, "params": attack.params, "source": "attacker", "party": party}
+    known_labels = {"known": attack.leaks} if isinstance(attack, InferenceAttack | JointAttack) else {}
+    return {**{key: value for key, value in entry.items() if key != "known"}, **own, **known_labels}

@@ -1,0 +1,155 @@
+"""How many steps are under way at once, where the configuration leaves it to a measurement of the link."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from flower_vfl.config.schema import TransportConfig
+from flower_vfl.errors import PartyError
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.transport.base import Link, expect
+
+_log = logging.getLogger(__name__)
+
+LIMIT = 4
+"""Most steps in flight that are chosen without being asked for: gradients are as old, and utility pays for it."""
+
+WORTH = 0.3
+"""Share of a step that the link must take before more than one is in flight; one is exact, loopback takes a fifth."""
+
+_ROUNDS, _ENOUGH_SECONDS = 5, 10.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one step at a time takes, in seconds.
+
+    Attributes
+    ----------
+    step : float
+        From the request to the end of the label party's computation.
+    label, party : float
+        Of these, computation at the label party, and at the slowest feature party.
+    round_trip : float
+        A frame without tensors there and back.
+    """
+
+    step: float
+    label: float
+    party: float
+    round_trip: float
+
+    @property
+    def link(self) -> float:
+        """Seconds of a step that the link takes."""
+        return max(0.0, self.step - self.label - self.party)
+
+    @property
+    def in_flight(self) -> int:
+        """The fewest steps in flight that make up for the link.
+
+        With W of them a step takes step / W, but never less than a frame needs to pass: as many bytes go up as down, so
+        that is half of what the link takes beyond the round trip. More than ``step / max(label + party, frame)`` only
+        make gradients older.
+        """
+        if self.link <= WORTH * self.step:
+            return 1
+        frame = max(0.0, self.link - self.round_trip) / 2
+        return max(1, min(LIMIT, math.ceil(self.step / max(self.label + self.party, frame, self.step / LIMIT))))
+
+
+def agree(label: LabelParty, links: Mapping[str, Link], rows: int, config: TransportConfig, *, known: int = 0) -> int:
+    """Return how many steps are in flight; where the configuration leaves it open, choose and tell every party.
+
+    Parameters
+    ----------
+    label : LabelParty
+        The label party, before its first step.
+    links : Mapping[str, Link]
+        One a feature party, with no frame under way.
+    rows : int
+        Of a batch, B.
+    config : TransportConfig
+        Of the run; without a link, in one process, there is nothing to make up for.
+    known : int
+        What a training that is resumed agreed on; 0 measures.
+    """
+    if config.in_flight:
+        return config.in_flight
+    chosen = 1 if config.kind == "inproc" else known
+    if not chosen:
+        pace = measure(label, links, rows, config.step_timeout)
+        chosen = pace.in_flight
+        _log.info(
+            "a step takes %.1f ms, the link %.1f ms of them: %d in flight (transport.in_flight = 0)",
+            *(1000 * pace.step, 1000 * pace.link, chosen),
+        )
+    tell(links, chosen, config)
+    return chosen
+
+
+def tell(links: Mapping[str, Link], chosen: int, config: TransportConfig) -> None:
+    """Tell every party how many steps are in flight, where the configuration does not."""
+    if not config.in_flight:
+        for link in links.values():
+            link.send(Frame(Kind.IN_FLIGHT, fields={"in_flight": chosen}))
+
+
+def measure(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: float) -> Pace:
+    """Rehearse the first step a few times at every party; no model and no generator changes by it.
+
+    Raises
+    ------
+    PartyError
+        When a party's answer is no rehearsal of that step.
+    """
+    rounds: list[tuple[float, float, float]] = []
+    trips: list[float] = []
+    started = time.perf_counter()
+    while len(trips) < 2 or (len(trips) <= _ROUNDS and time.perf_counter() - started < _ENOUGH_SECONDS):
+        rounds.append(_rehearse(label, links, rows, timeout))
+        trips.append(_round_trip(links, timeout))
+    step, label_party, party = (statistics.median(values) for values in zip(*rounds[1:], strict=True))  # 1st: warm-up
+    return Pace(step, label_party, party, statistics.median(trips[1:]))
+
+
+def _rehearse(label: LabelParty, links: Mapping[str, Link], rows: int, timeout: float) -> tuple[float, float, float]:
+    """Do a step's work once; return the seconds of all of it, at the label party and at the slowest party."""
+    started = time.perf_counter()
+    for link in links.values():
+        gradient = torch.zeros(rows, *link.shape, dtype=link.dtype)
+        link.send(Frame(Kind.REHEARSE, fields={}, tensors={"gradient": gradient}))
+    embeddings, seconds = {}, 0.0
+    for party, frame in _answers(links, timeout).items():
+        embeddings[party] = frame.tensor("embedding", shape=(rows, *links[party].shape), dtype=links[party].dtype)
+        said = frame.fields.get("seconds")
+        if not isinstance(said, float) or not 0.0 <= said < math.inf:
+            raise PartyError(f"party {party!r} says that a rehearsal took {said!r} seconds")
+        seconds = max(seconds, said)
+    received = time.perf_counter()
+    label.rehearse(embeddings)
+    ended = time.perf_counter()
+    return ended - started, ended - received, seconds
+
+
+def _round_trip(links: Mapping[str, Link], timeout: float) -> float:
+    """Return the seconds until every party has answered a frame without tensors."""
+    started = time.perf_counter()
+    for link in links.values():
+        link.send(Frame(Kind.REHEARSE))
+    _answers(links, timeout)
+    return time.perf_counter() - started
+
+
+def _answers(links: Mapping[str, Link], timeout: float) -> dict[str, Frame]:
+    for link in links.values():
+        link.flush()
+    return {party: expect(link.receive(timeout), Kind.REHEARSED, -1, party) for party, link in links.items()}

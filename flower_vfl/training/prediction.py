@@ -1,0 +1,160 @@
+"""A finished training predicts: the label party asks for the embeddings of rows and joins them to logits."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from flower_vfl.data.store.source import FeatureSource
+from flower_vfl.errors import PartyError
+from flower_vfl.nn.placement import Placement
+from flower_vfl.parties.label import LabelModel
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.printable import printable
+from flower_vfl.protocol.schedule import Rows
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.training.assembly import build_models
+from flower_vfl.training.grids import is_simulation
+from flower_vfl.training.handshake import check_software, negotiate
+from flower_vfl.training.loop import EVALUATIONS_UNDER_WAY
+from flower_vfl.training.probe import check_restored, cut_of
+from flower_vfl.transport.base import Link, expect
+from flower_vfl.transport.sessions import Sessions
+from flower_vfl.transport.signing import Signer
+
+_LAST_ANSWERS = 3600.0
+"""Seconds to wait for the parties' last answers."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the label party asks for.
+
+    Attributes
+    ----------
+    batches : Iterable[Rows]
+        Positions (B,) of the rows, at most `training.eval_batch_size` at once.
+    count : int
+        Rows that may be asked for, at every party.
+    rows : str
+        Digest of their ordered IDs, at every party.
+    weights : Mapping[str, str]
+        Digest of each feature party's weights after training.
+    own : FeatureSource or None
+        The label party's own columns of these rows, if it has any.
+    fixed : FeatureSource or None
+        Its columns of the rows that `noted` is about, if it has any.
+    noted : tuple of str
+        What the trained network answered to fixed inputs, see `flower_vfl.training.probe`.
+    """
+
+    batches: Iterable[Rows]
+    count: int
+    rows: str
+    weights: Mapping[str, str]
+    own: FeatureSource | None
+    fixed: FeatureSource | None = None
+    noted: tuple[str, ...] = ()
+
+
+def run_prediction(
+    strategy: HookedStrategy,
+    grid: Grid,
+    ask: Ask,
+    load: Callable[[nn.Module], None],
+    offer: Mapping[str, str],
+    sign: Signer | None = None,
+) -> Generator[tuple[Rows, Tensor]]:
+    """Open the sessions and yield rows with their logits, batch by batch, in the order in which they are asked for.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        The strategy that was trained, with its defenses: what they do to embeddings belongs to the network.
+    grid : Grid
+        Flower's grid.
+    ask : Ask
+        What is asked for.
+    load : Callable[[nn.Module], None]
+        Puts the trained weights into the label party's module.
+    offer : Mapping[str, str]
+        What the parties are told beside how to reach the label party.
+    sign : Signer, optional
+        Signs every offer.
+
+    Raises
+    ------
+    PartyError
+        When a party fails, refuses, or has other weights or rows.
+    NotRestoredError
+        When the network computes otherwise than after training; no row was asked for then.
+    """
+    base, simulation = strategy.base, is_simulation(grid)
+    config = base.config
+    with Sessions(
+        grid, base.parties, config.transport, simulation=simulation, offer=offer, purpose="query", sign=sign
+    ) as sessions:
+        links = sessions.open(lambda link: _check(link, strategy, ask))
+        probe = None if ask.own is None else (ask.own, np.arange(min(2, len(ask.own))))
+        top, bottom = build_models(base, [link.shape for link in links.values()], probe)
+        fusion, placement = config.model.fusion, Placement.of(config)
+        model = LabelModel(top, strategy, base.parties, bottom=bottom, fusion=fusion, placement=placement)
+        load(model.module)
+        base.cut = cut_of(links)
+        base.widths = {party: math.prod(shape) for party, (shape, _) in base.cut.items()}
+        check_restored(model, strategy, base.cut, ask.fixed, ask.noted)
+        for index, rows in _under_way(links, ask.batches):
+            embeddings = _receive(links, index, len(rows), config.transport.step_timeout)
+            yield rows, model.logits(embeddings, ask.own, rows).cpu()
+        sessions.finish(_LAST_ANSWERS)
+
+
+def _under_way(links: Mapping[str, Link], batches: Iterable[Rows]) -> Iterator[tuple[int, Rows]]:
+    """Ask for a few batches ahead and yield the number and the rows of the one whose answer comes next."""
+    waiting: deque[tuple[int, Rows]] = deque()
+    for index, rows in enumerate(batches):
+        frame = Frame(Kind.PREDICT, index, {"count": len(rows)}, {"rows": torch.from_numpy(rows)})
+        for link in links.values():
+            link.send(frame)
+        waiting.append((index, rows))
+        if len(waiting) == EVALUATIONS_UNDER_WAY:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def _receive(links: Mapping[str, Link], index: int, count: int, timeout: float) -> dict[str, Tensor]:
+    """Return the checked embeddings (B, ...) of all parties."""
+    for link in links.values():
+        link.flush()
+    embeddings = {}
+    for party, link in links.items():
+        frame = expect(link.receive(timeout), Kind.EMBEDDING, index, party)
+        embeddings[party] = frame.tensor("embedding", shape=(count, *link.shape), dtype=link.dtype)
+    return embeddings
+
+
+def _check(link: Link, strategy: HookedStrategy, ask: Ask) -> None:
+    """Refuse a party with other weights or other rows, and settle the shape of its embeddings."""
+    check_software(link)
+    said = link.hello.fields
+    if said.get("weights") != ask.weights.get(link.party):
+        raise PartyError(
+            f"party {link.party!r} has other weights than it reported after training: "
+            f"{printable(said.get('weights'), 12)}, "
+            f"reported {str(ask.weights.get(link.party))[:12]}"
+        )
+    if (said.get("rows"), said.get("count")) != (ask.rows, ask.count):
+        raise PartyError(
+            f"party {link.party!r} has other rows: {printable(said.get('count'), 20)} with the digest "
+            f"{printable(said.get('rows'), 12)}, "
+            f"here {ask.count} with {ask.rows[:12]}; their IDs and their order must be the same at every party: align "
+            "them first"
+        )
+    negotiate(link, strategy.base.config, strategy.base.config.training.eval_batch_size)

@@ -1,0 +1,178 @@
+"""The answer of a trained label party to fixed inputs, which tells whether a rebuilt one computes the same.
+
+A prediction rebuilds the label party from its configuration and its weights. What a defense learned beside these is in
+neither. So the logits for a few fixed embeddings are noted at the end of a training, and compared before a prediction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flower_vfl.data.store.dataset import PartyTable
+from flower_vfl.data.store.source import FeatureSource
+from flower_vfl.errors import NotRestoredError
+from flower_vfl.nn.placement import Placement
+from flower_vfl.parties.label import LabelModel
+from flower_vfl.registry import from_elsewhere
+from flower_vfl.strategies.base import Defense, HookedStrategy
+
+if TYPE_CHECKING:
+    from flower_vfl.transport.base import Link
+
+_log = logging.getLogger(__name__)
+
+ROWS = 32
+"""Rows of the fixed inputs, at most: as many as the label party has of its own columns."""
+
+Cut = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Of each feature party the shape of one row of its embedding, and the number format."""
+
+_ADVICE = (
+    "Let the defense learn inside the top model, whose weights are kept (wrap strategy.base.top in its __init__), or "
+    "make what it needs from its parameters alone. What the run reached on the test rows stands in its result.json"
+)
+
+
+def cut_of(links: Mapping[str, Link]) -> Cut:
+    """Return what the parties' embeddings look like, once they have said hello."""
+    return {party: (link.shape, link.dtype) for party, link in links.items()}
+
+
+def fixed_rows(table: PartyTable) -> FeatureSource:
+    """Return the rows of the label party's own columns that stay the same: those of the test, else of training."""
+    return table.test if len(table.test) else table.train
+
+
+def answer(model: LabelModel, strategy: HookedStrategy, cut: Cut, own: FeatureSource | None) -> tuple[str, ...]:
+    """Return the logits for the fixed inputs, each as `float.hex` writes it; empty where the network takes none.
+
+    Noise is the same each time: only what was learned makes a difference.
+
+    Parameters
+    ----------
+    model : LabelModel
+        The label party's network.
+    strategy : HookedStrategy
+        With its defenses.
+    cut : Cut
+        Of the feature parties.
+    own : FeatureSource, optional
+        The label party's own columns of rows that stay the same, such as the test rows.
+    """
+    try:
+        return tuple(float(value).hex() for value in _logits(model, strategy, cut, own).flatten().tolist())
+    except Exception as error:  # noqa: BLE001 - code of others, which may not take any numbers
+        _log.debug("the network of the label party takes no fixed inputs: %s", error)
+        return ()
+
+
+def check_restored(
+    model: LabelModel, strategy: HookedStrategy, cut: Cut, own: FeatureSource | None, noted: tuple[str, ...]
+) -> None:
+    """Refuse a rebuilt label party that does not compute what the trained one did.
+
+    Parameters
+    ----------
+    model, strategy, cut, own
+        As for `answer`, rebuilt.
+    noted : tuple of str
+        What `answer` returned after training.
+
+    Raises
+    ------
+    NotRestoredError
+        Naming the defenses of other packages that change embeddings.
+    """
+    suspects = _changing_embeddings(strategy)
+    if not noted and not suspects:
+        return
+    names = " and ".join(suspects) or "its network"
+    if not noted:
+        raise NotRestoredError(
+            f"it cannot be checked whether {names} computes what it did in training, so that nothing is predicted: "
+            f"it failed for fixed inputs after training. {_ADVICE}"
+        )
+    try:
+        found = _logits(model, strategy, cut, own).flatten().double().cpu()
+    except Exception as error:
+        raise NotRestoredError(
+            f"the label party cannot be rebuilt from its weights: {names} fails with {error!r:.200}. {_ADVICE}"
+        ) from error
+    expected = torch.tensor([float.fromhex(value) for value in noted], dtype=torch.float64)
+    rounding = Placement.of(strategy.base.config).rounding
+    size = expected[expected.isfinite()].abs()
+    largest = float(size.max()) if len(size) else 0.0
+    alike = found.shape == expected.shape
+    if not alike or not torch.allclose(found, expected, rounding, 0.1 * rounding * largest, equal_nan=True):
+        apart = float((found - expected).abs().max()) if alike else float("nan")
+        raise NotRestoredError(
+            f"the label party cannot be rebuilt from its weights: {names} gives other logits than at the end of "
+            f"training, by up to {apart:.3g}, so that scores would be those of another model. What was learned "
+            f"outside the weights of the top model is not kept. {_ADVICE}"
+        )
+
+
+def warn_of_learning(strategy: HookedStrategy) -> None:
+    """Warn at the end of a run whose defenses may have learned what is not kept, as `predict` refuses it then."""
+    for defense in strategy.chain():
+        if _overrides_embed(defense) and any(_trained(value) for value in vars(defense).values()):
+            _log.warning(
+                "the defense %r changes embeddings and holds trainable tensors, which are not kept: `predict` refuses "
+                "this run if they were trained. %s",
+                *(defense.name, _ADVICE),
+            )
+
+
+@torch.no_grad()
+def _logits(model: LabelModel, strategy: HookedStrategy, cut: Cut, own: FeatureSource | None) -> Tensor:
+    count = ROWS if own is None or model.bottom is None else min(ROWS, len(own))
+    embeddings = {}
+    for number, (party, (shape, dtype)) in enumerate(cut.items()):
+        generator = torch.Generator().manual_seed(number)
+        embeddings[party] = torch.randn(count, *shape, generator=generator).to(dtype)
+    with _fixed_noise(strategy):
+        return model.logits(embeddings, own, np.arange(count))
+
+
+@contextmanager
+def _fixed_noise(strategy: HookedStrategy) -> Generator[None]:
+    """Let the defenses, and whoever draws from torch's own generators, draw the same numbers each time."""
+    chain, device = strategy.chain(), torch.device(strategy.base.config.device)
+    before = [defense._generator for defense in chain]
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+        torch.manual_seed(0)
+        try:
+            for number, defense in enumerate(chain):
+                defense._generator = torch.Generator(device).manual_seed(number)
+            yield
+        finally:
+            for defense, generator in zip(chain, before, strict=True):
+                defense._generator = generator
+
+
+def _changing_embeddings(strategy: HookedStrategy) -> list[str]:
+    """Return the defenses of other packages that change embeddings."""
+    chain = [defense for defense in strategy.chain() if _overrides_embed(defense)]
+    return [f"the defense {defense.name!r}" for defense in chain if from_elsewhere(type(defense))]
+
+
+def _overrides_embed(defense: Defense) -> bool:
+    return type(defense).embed is not Defense.embed
+
+
+def _trained(value: object) -> bool:
+    """Say whether a value is, or holds, a tensor that gradients reach."""
+    if isinstance(value, nn.Module):
+        return any(parameter.requires_grad for parameter in value.parameters())
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    if isinstance(value, Mapping):
+        return any(map(_trained, value.values()))
+    return isinstance(value, list | tuple) and any(map(_trained, value))

@@ -1,0 +1,226 @@
+"""One training of a strategy, from the first greeting to the last report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp import Grid
+
+from flower_vfl.attacks import InferenceAttack, JointAttack
+from flower_vfl.auditing.evaluator import Oracle
+from flower_vfl.metrics import Embeddings, compact, sample_rows
+from flower_vfl.metrics.embeddings import READ, RECEIVED
+from flower_vfl.parties.label import LabelParty
+from flower_vfl.protocol.schedule import Rows, Schedule
+from flower_vfl.rng import Secret
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.vertical import VerticalResult, VerticalStrategy
+from flower_vfl.training.assembly import (
+    build_checkpointing,
+    build_label_party,
+    build_monitor,
+    build_repeats,
+    prepare_labels,
+)
+from flower_vfl.training.conditional_oracle import build_conditional
+from flower_vfl.training.factories import schedule_of
+from flower_vfl.training.grids import is_simulation, replaces_nodes
+from flower_vfl.training.handshake import check_fit, send_audit, software_of
+from flower_vfl.training.loop import Training
+from flower_vfl.training.model_selection import KeptModel
+from flower_vfl.training.party_report import read_report
+from flower_vfl.training.pipeline_depth import agree, tell
+from flower_vfl.training.probe import cut_of
+from flower_vfl.training.recovery import Rejoining
+from flower_vfl.transport.sessions import Sessions
+
+
+def run_training(
+    strategy: HookedStrategy,
+    grid: Grid,
+    initial_arrays: ArrayRecord | None,
+    epochs: int,
+    timeout: float,
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+) -> VerticalResult:
+    """Open the sessions, train, evaluate, collect the reports; `strategy` is the outermost one and its hooks run."""
+    base, simulation = strategy.base, is_simulation(grid)
+    config = base.config
+    if base._secret is None and simulation:
+        base._secret = Secret.for_simulation(config.seed, "label")
+    schedule = schedule_of(config, len(base.labels.train), len(base.labels.test), epochs, periods=base.periods)
+    bounded = config.attack.max_bound < 1.0
+    if bounded:
+        strategy.check_bound(schedule.epochs)
+    for one in strategy.told:
+        one.begin()
+    prepared, log = prepare_labels(strategy)
+    strategy.summary()
+    offered, base.sessions = base.sessions, None
+    audited = _audited(base) if simulation else []
+    with offered or Sessions(grid, base.parties, config.transport, simulation=simulation, offer=base.offer) as sessions:
+        base.session = sessions.session
+        links = sessions.open(lambda link: check_fit(link, config, schedule, base.alignment, audited=audited))
+        base.widths = {party: int(np.prod(link.shape)) for party, link in links.items()}
+        base.cut, base.outcome.hosts = cut_of(links), software_of(links)
+        if bounded:
+            strategy.check_bound(schedule.epochs)
+        label = base.label_party = build_label_party(strategy, prepared, schedule, links, initial_arrays)
+        for metric, value in log.items():
+            base.observer.add(step=0, epoch=0, party="label", layer="", attack="", metric=metric, value=value)
+
+        def top() -> ArrayRecord:
+            return ArrayRecord(dict(label.top.state_dict()))
+
+        def after_epoch(epoch: int) -> None:
+            if evaluate_fn is not None:
+                evaluate_fn(epoch, top())
+
+        course = _Course(strategy, sessions, label, schedule, audited=audited, replaces=replaces_nodes(grid))
+        course.begin()
+        course.train(after_epoch)
+        course.finish(timeout)
+        base.on_finished()
+        sessions.tell_exported(base.config.transport.step_timeout)
+        course.forget()
+    outcome = base.outcome
+    return VerticalResult(
+        outcome=outcome,
+        arrays=ArrayRecord() if outcome.model_step is None else top(),
+        evaluate_metrics_serverapp={int(done["epoch"]): MetricRecord(dict(done)) for done in outcome.epochs},
+    )
+
+
+class _Course:
+    """What is done with open sessions: begin or go on, train, let everybody finish."""
+
+    def __init__(
+        self,
+        strategy: HookedStrategy,
+        sessions: Sessions,
+        label: LabelParty,
+        schedule: Schedule,
+        *,
+        audited: list[str],
+        replaces: bool,
+    ) -> None:
+        base, links = strategy.base, sessions.links
+        self._strategy, self._sessions, self._label, self._schedule = strategy, sessions, label, schedule
+        self._audited = audited
+        self._monitor, repeats = build_monitor(strategy, schedule), build_repeats(strategy)
+        self._conditional = build_conditional(strategy, schedule.steps) if audited else None
+        if self._conditional is not None:
+            label.keep_inside(self._conditional.oracle.every)
+        self._training = Training(
+            label,
+            links,
+            schedule,
+            (base.labels.train, base.labels.test),
+            base.labels.classes,
+            base.config,
+            monitor=self._monitor,
+            observer=base.observer,
+            outcome=base.outcome,
+            oracle=Oracle(base.watching, base.audit_labels, base.config.attack.cadence(schedule.steps)),
+            audited=self._audited,
+            sample=_sample(base),
+            repeats=repeats,
+            conditional=self._conditional,
+        )
+        self._checkpointing = build_checkpointing(
+            strategy, schedule, links, label, self._training, self._monitor, repeats
+        )
+        self._rejoining = Rejoining(sessions, self._checkpointing, replaced=replaces)
+        timeout = base.config.transport.step_timeout
+        self._kept = KeptModel(self._training, label, schedule, links, self._checkpointing, timeout=timeout)
+
+    def begin(self) -> None:
+        """Bring everybody to the step at which training goes on, also where parties come and go meanwhile."""
+        self._rejoining.begin(self._begin)
+
+    def _begin(self) -> None:
+        """Go back to the last checkpoint, or tell those who audit what they need; agree on the steps in flight."""
+        base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
+        resumed = self._checkpointing is not None and base.resume and self._checkpointing.resume()
+        if not resumed and self._audited:
+            test = any(isinstance(attack, InferenceAttack | JointAttack) for attack in base.attacks)
+            audited = {party: links[party] for party in self._audited}
+            send_audit(audited, base.labels, test=test, timeout=base.config.transport.step_timeout)
+        known, rows = outcome.in_flight if resumed else 0, self._schedule.batch_rows(0)
+        outcome.in_flight = agree(self._label, links, rows, base.config.transport, known=known)
+        if self._checkpointing is not None and not resumed:
+            self._checkpointing.save(0)
+
+    def train(self, after_epoch: Callable[[int], None]) -> None:
+        """Train, also where parties come and go, and measure what the trained model gives away."""
+        base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
+        save = None if self._checkpointing is None else self._checkpointing.save
+        try:
+            self._rejoining.train(
+                lambda: self._kept.train(after_epoch, save),
+                lambda: tell(links, outcome.in_flight, base.config.transport),
+            )
+            self._read_trained()
+            if self._monitor is not None:
+                self._monitor.finish_audit(base.columns if base.config.attack.audit else None)
+        finally:
+            outcome.leakage = [] if self._monitor is None else self._monitor.entries()
+            outcome.leakage += [] if self._conditional is None else self._conditional.oracle.entries()
+            outcome.weights = "" if outcome.model_step is None else self._label.weights
+            if self._training.sampled:
+                base.observer.on_embeddings(_labelled(self._strategy, self._training))
+
+    def finish(self, timeout: float) -> None:
+        """Let every party finish, and take in what they report."""
+        base, outcome = self._strategy.base, self._strategy.base.outcome
+        self._rejoining.finish(timeout, self._kept.tell)
+        for party in self._sessions.links:
+            attacks = base.attacks if party in self._audited else []
+            report = outcome.reports[party] = read_report(party, self._sessions.reports[party], attacks)
+            outcome.leakage = [*report["leakage"], *outcome.leakage]
+
+    def forget(self) -> None:
+        """Remove the monitor's row memory: no party can be restored any more."""
+        if self._monitor is not None:
+            self._monitor.forget()
+
+    def _read_trained(self) -> None:
+        """Let the monitor read labels from what the trained bottom models gave for the test rows."""
+        base, training = self._strategy.base, self._training
+        if self._monitor is not None and training.test_embeddings:
+            self._monitor.read_trained(
+                training.test_embeddings,
+                base.labels.test,
+                base.labels.classes,
+                partial(base.secret.seed, "attacks"),
+                step=base.outcome.steps,
+                epoch=len(base.outcome.epochs),
+            )
+
+
+def _audited(base: VerticalStrategy) -> list[str]:
+    """Return the parties whose attacks are compared with true labels in a simulation."""
+    audits = bool(base.attacks) and base.config.attack.audit
+    return base.config.parties.attackers or list(base.parties) if audits else []
+
+
+def _sample(base: VerticalStrategy) -> Rows:
+    """Draw the test rows of which the label party keeps embeddings, for its own report."""
+    generator = np.random.default_rng(base.secret.seed("embeddings"))
+    return sample_rows(base.labels.test, base.config.attack.embeddings, generator=generator)
+
+
+@torch.no_grad()
+def _labelled(strategy: HookedStrategy, training: Training) -> list[Embeddings]:
+    """Return the embeddings that were kept, with their labels; also as read, where a defense changes them before."""
+    rows, labels = training.sample, strategy.base.labels.test[training.sample].astype(np.int64)
+    found = []
+    for party, z in training.sampled.items():
+        read, _ = strategy.embed(z.to(strategy.base.config.device))
+        views = {RECEIVED: z} if torch.equal(read.to(z), z) else {RECEIVED: z, READ: read}
+        found += [Embeddings(party, view, rows, labels, compact(tensor)) for view, tensor in views.items()]
+    return found

@@ -1,0 +1,1 @@
+"""Defenses on embeddings: terms of the loss."""

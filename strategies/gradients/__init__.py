@@ -1,0 +1,1 @@
+"""Defenses on gradients, before they leave the label party."""

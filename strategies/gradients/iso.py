@@ -1,0 +1,151 @@
+"""Isotropic Gaussian noise on cut gradients, scaled to the longest gradient of the batch [L22 section 5.2]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from flower_vfl.auditing.noise import GaussianNoise
+from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.parties.label import Log
+from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE
+from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.gradients.checks import strength
+from flower_vfl.strategies.gradients.noise import Noise, NoiseDefense, draw_stacked
+from flower_vfl.strategies.gradients.units import unit_of, working
+
+
+def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
+    r"""Add noise :math:`N(0, (t/d) \max_j \|g_j\|_2^2 I)` to every row, independently.
+
+    The mean power of the noise is t times the squared norm of the longest gradient, whatever the width.
+
+    Parameters
+    ----------
+    g : Tensor
+        (B, D) cut gradients.
+    t : float
+        Noise power relative to the longest squared norm; it multiplies the *variance*. (The authors' `ratio`
+        multiplies the standard deviation: t = ratio ** 2.)
+    generator : torch.Generator
+        On the device of `g`.
+
+    Returns
+    -------
+    Tensor
+        (B, D), unbiased.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When a gradient is not finite.
+    ConfigError
+        For a t that is negative or not finite.
+
+    References
+    ----------
+    Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 5.2.
+
+    Examples
+    --------
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> perturb(torch.zeros(2, 3), t=1.0, generator=generator)
+    tensor([[0., 0., 0.],
+            [0., 0., 0.]])
+    """
+    return _perturb(g, strength("iso: t", t), Noise(generator))[0]
+
+
+def _perturb(g: Tensor, t: float, noise: Noise) -> tuple[Tensor, float]:
+    """Return the perturbed gradients and the power of the noise; reads the device once."""
+    if not g.numel():
+        return g.clone(), 0.0
+    work = working(g)
+    longest = _longest(work)
+    length = longest.item()
+    if not math.isfinite(length):
+        raise UnprotectedBatchError("iso: a gradient is not finite, so its noise cannot be computed")
+    noisy = work + noise.draw(work, g.shape[1]) * (longest * math.sqrt(t / g.shape[1]))
+    return noisy.to(g.dtype), t * length * length
+
+
+def _model(variance: float, width: int) -> GaussianNoise:
+    nowhere = torch.zeros(width, 0)
+    return GaussianNoise((variance, variance), (nowhere, nowhere))
+
+
+def _longest(g: Tensor) -> Tensor:
+    """Return the largest norm of the rows of (..., B, D), (...); NaN if a value is."""
+    unit = unit_of(g)
+    longest: Tensor = (g / unit[..., None, None]).norm(dim=-1).amax(dim=-1) * unit
+    return longest
+
+
+class Iso(NoiseDefense):
+    """Isotropic Gaussian noise: hides labels from attacks on cut gradients, by every feature party.
+
+    Simple, and wasteful: it does not use that only one direction tells the classes apart. A batch with a value that is
+    not finite is replaced by zeros.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    t : float
+        Noise power relative to the squared norm of the batch's longest gradient.
+    scope, rho
+        See `NoiseDefense`.
+    """
+
+    name: ClassVar[str] = "iso"
+    read_by: ClassVar[tuple[str, ...]] = ("norm", "remembered_direction")
+    unbiased: ClassVar[bool] = True
+
+    def __init__(self, strategy: HookedStrategy, t: float = 1.0, *, scope: Scope = "joint", rho: float = 0.0) -> None:
+        super().__init__(strategy, scope=scope, rho=rho)
+        self.t = strength("iso: t", t)
+
+    def begin(self) -> None:
+        """Refuse a key that is kept between trainings.
+
+        Persistent noise is fixed in the coordinates of the cut, and the line of the classes is another in each
+        training: the difference of two with one key gave every label away (docs/results/trainings.md).
+
+        Raises
+        ------
+        ConfigError
+            Saying what to do instead.
+        """
+        if self.rho and self.base.secret.keeps_noise_key:
+            raise ConfigError(
+                f"iso with rho = {self.rho:g} and a noise key that is kept: what differs between two trainings would "
+                f"give all labels away. Unset {NOISE_KEY_FILE_VARIABLE} here, or take marvell_full"
+            )
+        super().begin()
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The strength, the persistent share and the scope."""
+        return {"t": self.t, **super().params}
+
+    @classmethod
+    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        longest = _longest(g)
+        lengths = longest.tolist()
+        powers = [defense.t * length * length for defense, length in zip(defenses, lengths, strict=True)]
+        logs: list[Log | None] = [{"noise_power": power} if math.isfinite(power) else None for power in powers]
+        generators = [d.generator(g.device) if log else None for d, log in zip(defenses, logs, strict=True)]
+        scales = torch.tensor([math.sqrt(defense.t / g.shape[2]) for defense in defenses]).to(longest)
+        return g + draw_stacked(generators, g, g.shape[2]) * (longest * scales)[:, None, None], logs
+
+    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        """Add the noise and log its power."""
+        noisy, power = _perturb(g, self.t, self.noise(g))
+        if g.numel():
+            self.describe_noise(partial(_model, power / g.shape[1], g.shape[1]))
+        return noisy, {"noise_power": power}

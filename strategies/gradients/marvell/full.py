@@ -1,0 +1,390 @@
+"""Marvell with full covariances: the classes are matched direction by direction, not by one variance for all.
+
+Marvell's model has one variance a class, the same in every direction, and at its optimum noise across the means' line
+goes to one class only. Cut gradients lie near a few directions, so outside of these that class has noise and the other
+has none: `flower_vfl.attacks.gradient.residual` reads labels there, from a single batch. Here what the classes'
+covariances differ by is given to the class that lacks it, and noise that is the same for both covers what covariances
+do not tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_vfl.auditing.noise import GaussianNoise
+from flower_vfl.errors import ConfigError, UnprotectedBatchError
+from flower_vfl.metrics import auc_bound, together_shaped
+from flower_vfl.parties.label import Log
+from flower_vfl.protocol.schedule import Rows
+from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.gradients.accounted import BoundedNoise
+from flower_vfl.strategies.gradients.checks import is_number, strength
+from flower_vfl.strategies.gradients.deviation_correlation import deviations
+from flower_vfl.strategies.gradients.marvell import strengths
+from flower_vfl.strategies.gradients.marvell.full_accountant import LARGEST, FullCourse, Part, most_epochs, release
+from flower_vfl.strategies.gradients.marvell.full_noise import FullNoise, Pair, estimate, least_noise, optimal_noise
+from flower_vfl.strategies.gradients.marvell.mixture_noise import WIDEST, Imitation
+from flower_vfl.strategies.gradients.noise import Noise
+from flower_vfl.strategies.gradients.units import beside, working
+from flower_vfl.training.factories import schedule_of
+
+__all__ = ["FullNoise", "MarvellFull", "Pair", "estimate", "least_noise", "optimal_noise", "perturb"]
+
+
+def perturb(
+    g: Tensor, y: Tensor, *, s: float, generator: torch.Generator, spread: float = 0.1
+) -> tuple[Tensor, FullNoise]:
+    """Add `optimal_noise` of mean power s times the squared distance of the class means, each row its own draw.
+
+    A row of class c gets normal noise of the covariance that is written at `FullNoise`. `flower_vfl.metrics.auc_bound`
+    of the noise's sum_kl bounds the AUC of rules that know nothing of a row but its gradient, if the classes are
+    Gaussian with the covariances of this batch.
+
+    Parameters
+    ----------
+    g : Tensor
+        (B, D) cut gradients, of any scale.
+    y : Tensor
+        (B,) labels 0 or 1.
+    s : float
+        Power of the noise relative to the squared distance of the class means, at least 0.
+    generator : torch.Generator
+        On the device of `g`.
+    spread : float
+        See `optimal_noise`.
+
+    Returns
+    -------
+    tuple[Tensor, FullNoise]
+        (B, D) perturbed gradients, unbiased; and the noise, in units of the largest entry of `g`.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When the batch has one class only, a value is not finite, or the class means coincide although the classes
+        differ, so that there is no power to hide that.
+    ConfigError
+        For an s that is negative or not finite, a spread that is not between 0 and 1, and other labels than 0 and 1.
+
+    Examples
+    --------
+    >>> g = torch.tensor([[0.1, 0.0], [0.1, 0.1], [-0.9, -0.5], [-0.7, -0.4]])
+    >>> noisy, noise = perturb(g, torch.tensor([0, 0, 1, 1]), s=4.0, generator=torch.Generator().manual_seed(0))
+    >>> noisy.shape, noise.levels.shape
+    (torch.Size([4, 2]), torch.Size([2, 2]))
+    """
+    value, share = strength("marvell_full: s", s), _checked(spread)
+    pair = estimate(g, y)
+    noise = _strongest(pair, value * pair.g, share, value=value)
+    return _draw(g, y, noise, pair.unit, Noise(generator)), noise
+
+
+def _strongest(pair: Pair, power: float, spread: float, *, value: float) -> FullNoise:
+    """Return the noise of this power, to which a strength of this value amounts."""
+    noise = optimal_noise(pair, power, spread)
+    strengths.check_power("marvell_full", value, power, noise.sum_kl)
+    return noise
+
+
+def _draw(
+    g: Tensor, y: Tensor, noise: FullNoise, unit: float, source: Noise, imitating: Tensor | None = None
+) -> Tensor:
+    """Return `g` with noise that is given in this unit of length; what makes the classes alike may be mixtures."""
+    work = working(g)
+    directions, line = beside(noise.directions, work), beside(noise.line, work)
+    # The symmetric root of a covariance does not depend on how its eigenvectors are chosen: where the numbers of a row
+    # are persistent, its noise is as far as the covariance is.
+    if imitating is None:
+        normals, levels = source.draw(work, work.shape[1], stream=1), noise.levels
+    else:
+        normals, levels = source.fresh(work, work.shape[1]), noise.alike.expand_as(noise.levels)
+    if noise.everywhere > 0.0:
+        stretched = beside((1.0 + levels / noise.everywhere).sqrt() - 1.0, work)
+        inside = (normals @ directions).mul_(stretched.index_select(0, y.long()))
+        normals = torch.addmm(normals, inside, directions.T)
+    noisy = torch.add(work, normals, alpha=math.sqrt(noise.everywhere) * unit)
+    if imitating is not None:
+        lacking = beside((noise.levels - levels).sqrt(), work)
+        missing = (imitating.to(work) @ directions).mul_(lacking.index_select(0, y.long()))
+        noisy = torch.addmm(noisy, missing, directions.T, alpha=unit)
+    lengths = source.draw(work, 1)[:, 0] * (math.sqrt(noise.along) * unit)
+    return torch.addr(noisy, lengths, line).to(g.dtype)
+
+
+def _model(noise: FullNoise, unit: float) -> GaussianNoise:
+    """Return the noise of the two classes, in the units of the gradients."""
+    line = noise.line[:, None].double() * math.sqrt(noise.along)
+    directions = noise.directions.double()
+    negative, positive = (torch.cat([directions * level.sqrt(), line], dim=1) * unit for level in noise.levels)
+    return GaussianNoise((noise.everywhere * unit**2, noise.everywhere * unit**2), (negative, positive))
+
+
+def _checked(spread: float) -> float:
+    if not is_number(spread) or not 0.0 < spread < 1.0:
+        raise ConfigError(f"marvell_full: spread must be above 0 and below 1, given {spread!r}")
+    return float(spread)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The noise of a batch that had both classes, the unit it is given in, and the root mean square of its rows."""
+
+    noise: FullNoise
+    unit: float
+    length: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A party's clean gradients (B, D) of a batch with both classes, labels (B,), and the noise they got."""
+
+    g: Tensor
+    y: Tensor
+    noise: FullNoise
+    unit: float
+
+
+class MarvellFull(BoundedNoise[FullCourse]):
+    """Gaussian noise that makes the two classes' covariances alike and covers the difference of their means.
+
+    What Marvell is for classes with one variance each, this is for classes as they are: it also hides labels from
+    attacks that look outside the means' line, such as `residual`. For two classes.
+
+    The strength is one of four; none given means s = 4.
+
+    A batch that cannot be estimated from (one class only) gets the noise of the latest one that could, for rows as long
+    as its own or as that one's, whichever are longer; zeros are sent where there was none yet, and where a value is not
+    finite. Both are counted, logged as `fallback` and told once.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    s : float
+        Power of the noise relative to the squared distance of the class means, at least 0.
+    P : float
+        Power of the noise itself, the mean squared norm of a row's noise, at least 0.
+    sum_kl : float
+        Largest divergence to leave, above 0; the least power that reaches it is used. `auc_bound` says what it means.
+    detection_error : float
+        Least detection error to leave to the best attack, above 0 and below 0.5: a sum_kl of (2 - 4 L)^2.
+    spread : float
+        The share of the power, once covariances are matched, that goes in all directions; above 0 and below 1.
+    scope, rho
+        See `NoiseDefense`.
+    imitate : bool
+        Whether what makes the covariances alike are mixtures of how rows of the other class deviate (`Imitation`), so
+        that classes are alike over all epochs as well; `rho` is then of the noise along the means' line alone, and all
+        other noise is drawn anew. For gradients of up to 256 numbers.
+
+    References
+    ----------
+    After Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 4.2, and for sum_kl
+    and detection_error the workshop version of 2021, whose model has isotropic classes; docs/methods/marvell-full.md.
+    """
+
+    name: ClassVar[str] = "marvell_full"
+    read_by: ClassVar[tuple[str, ...]] = ("direction",)
+    unbiased: ClassVar[bool] = True
+    two_classes_only: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        strategy: HookedStrategy,
+        *,
+        s: float | None = None,
+        P: float | None = None,
+        sum_kl: float | None = None,
+        detection_error: float | None = None,
+        spread: float = 0.1,
+        scope: Scope = "joint",
+        rho: float = 0.0,
+        imitate: bool = False,
+    ) -> None:
+        super().__init__(strategy, scope=scope, rho=rho)
+        self.strength, self.value = strengths.chosen(
+            self.name, s=s, P=P, sum_kl=sum_kl, detection_error=detection_error
+        )
+        self.spread = _checked(spread)
+        if not isinstance(imitate, bool):
+            raise ConfigError(f"marvell_full: imitate must be true or false, given {imitate!r}")
+        self.imitate = imitate
+        self._imitations: dict[int, Imitation] = {}
+        self._latest: dict[int, _Kept] = {}
+        self._sent: dict[int, _Sent] = {}
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The strength by its name, the spread, the persistent share, the scope, and whether it imitates."""
+        imitate = {"imitate": True} if self.imitate else {}
+        return {self.strength: self.value, "spread": self.spread, **super().params, **imitate}
+
+    @property
+    def follows_rows(self) -> bool:
+        """Also where it imitates: which rows a row's noise is a mixture of stays the same."""
+        return super().follows_rows or self.imitate
+
+    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        """Add the noise; log its mean power, the divergence that it leaves and the bound on the AUC.
+
+        `likeness` is the share of the power that makes the covariances alike. `sum_kl_after` is inf without noise, and
+        where the classes could not be estimated.
+        """
+        self._sent.pop(self.part, None)
+        if not g.numel() or self.value == 0.0:
+            return g.clone(), _report(0.0, 0.0, 0.0 if not g.numel() else math.inf)
+        try:
+            pair = estimate(g, y)
+            self._look_at(pair, g, y)
+            noise, unit = self._noise(pair), pair.unit
+            self._latest[self.part] = _Kept(noise, unit, unit * math.sqrt(pair.square))
+            self._sent[self.part] = _Sent(g, y, noise, unit)
+            self._course().add(pair, [Part(noise)], noise.sum_kl, g, y, self.base.batch)
+        except UnprotectedBatchError as error:
+            latest = self._latest.get(self.part)
+            length = float(working(g).double().square().sum(dim=1).mean().sqrt())
+            if latest is None or not math.isfinite(length) or len(latest.noise.line) != g.shape[1]:
+                raise
+            self.count_fallback(error, "its noise comes from the latest batch that had both classes")
+            noise = latest.noise
+            unit = latest.unit * max(1.0, length / latest.length) if latest.length > 0.0 else latest.unit
+            log = _report(noise.power * unit**2, noise.likeness, math.inf, fallback=True)
+        else:
+            log = _report(noise.power * unit**2, noise.likeness, noise.sum_kl)
+        imitating = self._imitating(g, y)
+        if imitating is None:  # mixtures of rows are not normal
+            self.describe_noise(partial(_model, noise, unit))
+        return _draw(g, y, noise, unit, self.noise(g), imitating), log
+
+    def _look_at(self, pair: Pair, g: Tensor, y: Tensor) -> None:
+        """Take in how the rows of a batch deviate from their classes, to be imitated."""
+        if not self.imitate or pair.square == 0.0:
+            return
+        if g.shape[1] > WIDEST:
+            raise ConfigError(
+                f"marvell_full: imitate is for gradients of up to {WIDEST} numbers, these have {g.shape[1]}; take a "
+                "narrower cut, or leave it out"
+            )
+        known, away = self._imitations.get(self.part), deviations(working(g), y) / (pair.unit * math.sqrt(pair.square))
+        if known is None or known.width != g.shape[1]:
+            known = Imitation.begin(self._coming(), away, y, self.generator(g.device))
+            self._imitations[self.part] = known
+        known.add(away, y, self._rows(g))
+
+    def _imitating(self, g: Tensor, y: Tensor) -> Tensor | None:
+        """Return for each row (B, D) what stands for normal numbers where it imitates; None where it does not."""
+        known = self._imitations.get(self.part)
+        if known is None:
+            return None
+        numbers, normals = self.base.identities(self._rows(g)), self.noise(g).fresh(working(g), g.shape[1])
+        return known.mixtures(y, numbers, normals, key=self._key("imitation"), part=self.part)
+
+    def _rows(self, g: Tensor) -> Rows:
+        batch = self.base.batch
+        if batch is None or len(batch) != len(g):
+            raise ConfigError("noise that imitates follows the rows of a batch: call `begin_batch` before `protect`")
+        return batch
+
+    def _coming(self) -> tuple[int, int]:
+        """Return how many rows of each class will come, by prepared labels: those that are not for validation."""
+        base = self.base
+        labels, held_out = base.prepared, schedule_of(base.config, len(base.prepared), 0, periods=base.periods).held_out
+        positives = int(np.count_nonzero(labels)) - int(np.count_nonzero(labels[held_out]))
+        return len(labels) - len(held_out) - positives, positives
+
+    def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:
+        """Log the divergence of these parties' gradients side by side: covariances of all, noises of each.
+
+        Nothing is said of gradients wider than `LARGEST`; where a party had another batch's noise, there is no bound.
+        """
+        places = [list(self.base.widths).index(party) for party in parties]
+        if sum(self.base.widths[party] for party in parties) > LARGEST:
+            return {}
+        power = sum(log["noise_power"] for log in logs)
+        likeness = sum(log["noise_power"] * log.get("likeness", 0.0) for log in logs) / power if power else 0.0
+        if not all(place in self._sent for place in places):
+            return _report(power, likeness, math.inf, fallback=any(log["fallback"] for log in logs))
+        sent = [self._sent[place] for place in places]
+        g, y = torch.cat([working(one.g) for one in sent], dim=1), sent[0].y
+        pair = estimate(g, y)
+        parts = [Part(one.noise, one.unit / pair.unit) for one in sent]
+        left = together_shaped([release(pair, parts)], rho=self.rho, kept=0.0).sum_kl()
+        self._course("+".join(parties)).add(pair, parts, left, g, y, self.base.batch)
+        return _report(power, likeness, left)
+
+    def check_bound(self, epochs: int) -> None:
+        """Refuse also parties that collude with noise of their own where their gradients are too wide to be judged."""
+        super().check_bound(epochs)
+        for group, width in self._groups().items():
+            if width > LARGEST:
+                raise ConfigError(
+                    f"attack.max_bound: {group} collude and get {width} numbers a row with noise of their own; what "
+                    f'they read together is computed for up to {LARGEST}: take scope="joint", or attack.max_leak'
+                )
+
+    def _groups(self) -> dict[str, int]:
+        """Return those that collude, and the width of what they get, where each has noise of its own."""
+        widths = self.base.widths
+        if self.scope == "joint" or len(widths) < 2:
+            return {}
+        groups = self.base.config.parties.coalitions(list(widths))
+        return {group: sum(widths[party] for party in members) for group, members in groups.items()}
+
+    def _bounded(self, widths: Mapping[str, int]) -> list[int]:
+        return [*super()._bounded(widths), *self._groups().values()]
+
+    def _noise(self, pair: Pair) -> FullNoise:
+        """Return the noise of the chosen strength."""
+        if self.strength in ("s", "P"):
+            power = strengths.power(self.strength, self.value, pair.g, pair.unit)
+            return _strongest(pair, power, self.spread, value=self.value)
+        return least_noise(pair, strengths.target(self.strength, self.value), self.spread)
+
+    def most_epochs(self, width: int) -> int:
+        """Return after how many epochs something is still said of gradients (B, width)."""
+        return 1 if self.imitate else most_epochs(width)
+
+    def _nothing_done(self) -> FullCourse:
+        return FullCourse(self.base.prepared, repeats=self._repeats, one_epoch=self.imitate)
+
+    def state(self) -> dict[str, Any]:
+        """Add the noise of the latest batch that had both classes, for each party that has noise of its own."""
+        latest = {
+            str(part): {
+                "unit": kept.unit,
+                "length": kept.length,
+                **{name: getattr(kept.noise, name) for name in FullNoise.__slots__},
+            }
+            for part, kept in self._latest.items()
+        }
+        imitated = {str(part): known.state() for part, known in self._imitations.items()}
+        return {**super().state(), "latest": latest, **({"imitated": imitated} if self.imitate else {})}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        super().restore(state)
+        self._latest = {
+            int(part): _Kept(
+                FullNoise(**{name: kept[name] for name in FullNoise.__slots__}), kept["unit"], kept["length"]
+            )
+            for part, kept in state["latest"].items()
+        }
+        self._imitations = {int(part): Imitation.of(known) for part, known in state.get("imitated", {}).items()}
+
+
+def _report(power: float, likeness: float, sum_kl: float, *, fallback: bool = False) -> Log:
+    return {
+        "noise_power": power,
+        "likeness": likeness,
+        "sum_kl_after": sum_kl,
+        "auc_bound": auc_bound(sum_kl),
+        "fallback": float(fallback),
+    }

@@ -1,0 +1,193 @@
+"""What Marvell with full covariances did in each epoch, and what all releases of a row promise together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.metrics import ShapedRelease, together_shaped
+from flower_vfl.protocol.schedule import Rows
+from flower_vfl.strategies.gradients.deviation_correlation import Recurrence
+from flower_vfl.strategies.gradients.marvell.full_noise import FullNoise, Pair
+from flower_vfl.strategies.gradients.units import working
+
+LARGEST = 640
+"""Rows of the matrices that are inverted after an epoch, epochs times width: 20 epochs of 32 numbers, some seconds."""
+
+CHAINS = 8
+"""Sequences of batches, one an epoch, over which the divergence is averaged."""
+
+
+def most_epochs(width: int) -> int:
+    """Return after how many epochs something is still said of gradients (B, width): at least the first.
+
+    Examples
+    --------
+    >>> most_epochs(32), most_epochs(128), most_epochs(1600)
+    (20, 5, 1)
+    """
+    return max(1, LARGEST // max(width, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The noise that a party's part of the gradients got, or that of all parties.
+
+    Attributes
+    ----------
+    noise
+        In units of its own.
+    unit
+        These, in those of the pair that it stands beside.
+    """
+
+    noise: FullNoise
+    unit: float = 1.0
+
+
+def release(pair: Pair, parts: Sequence[Part]) -> ShapedRelease:
+    """Return what examples of these classes get: noise of its own for each part, side by side in this order."""
+    basis = None if pair.basis is None else pair.basis.double().cpu().numpy()
+    own = np.stack([_root(covariance) for covariance in pair.covariances.double().cpu().numpy()])
+    if basis is not None:
+        own = basis @ own @ basis.T
+    widths = [len(part.noise.line) for part in parts]
+    noise = np.zeros((2, sum(widths), sum(widths) + len(parts)))
+    low = 0
+    for number, (part, width) in enumerate(zip(parts, widths, strict=True)):
+        rows = slice(low, low + width)
+        noise[:, rows, rows] = part.unit * _symmetric(part.noise)
+        line = part.noise.line.double().cpu().numpy()
+        noise[:, rows, sum(widths) + number] = part.unit * math.sqrt(part.noise.along) * line
+        low += width
+    return ShapedRelease(pair.means.double().cpu().numpy(), own, noise)
+
+
+def _root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
+    values, vectors = np.linalg.eigh(covariance)
+    root: NDArray[np.float64] = (vectors * np.sqrt(values.clip(min=0.0))) @ vectors.T
+    return root
+
+
+def _symmetric(noise: FullNoise) -> NDArray[np.float64]:
+    """Return the symmetric root of the noise of each class, (2, D, D), without that on the means' line."""
+    directions, levels = noise.directions.double().cpu().numpy(), noise.levels.cpu().numpy()
+    base = math.sqrt(noise.everywhere)
+    added = np.sqrt(noise.everywhere + levels) - base
+    roots: NDArray[np.float64] = base * np.eye(len(directions)) + (directions * added[:, None]) @ directions.T
+    return roots
+
+
+class FullCourse:
+    """Keeps `CHAINS` batches of each epoch, drawn at random, and puts one of each epoch after the other.
+
+    A row comes in a batch of each epoch, and which ones is as random as these chains: the mean of their divergences is
+    that of what a row gets together with which batches it was in.
+
+    What of an example's deviation from its class comes again with it, direction by direction, is measured on a sample
+    of rows (`Recurrence`). All of it is computed from labels and stays at the label party.
+
+    Parameters
+    ----------
+    labels : ndarray of int, (N,)
+        Of the table's rows, 0 or 1; the sample is chosen by them.
+    repeats : bool
+        Whether a row comes again in each epoch; otherwise it has one release, that of its own epoch.
+    one_epoch : bool
+        Whether nothing is said of more than one epoch: how the noise comes again is not known here.
+    """
+
+    def __init__(self, labels: NDArray[Any], *, repeats: bool = True, one_epoch: bool = False) -> None:
+        self.largest = 0.0
+        """The largest divergence so far, of a step and of all releases of a row; inf where that is not known."""
+        self._repeats, self._one_epoch = repeats, one_epoch
+        self._recurrence = Recurrence(labels)
+        self._chains: list[list[ShapedRelease]] = [[] for _ in range(CHAINS)]
+        self._drawn: list[ShapedRelease] = []
+        self._epochs, self._batches, self._total, self._width = 0, 0, 0.0, 0
+
+    def add(self, pair: Pair, parts: Sequence[Part], left: float, g: Tensor, y: Tensor, rows: Rows | None) -> None:
+        """Take in a batch: its classes, noise and what that leaves, its clean gradients, labels and rows."""
+        self.largest = max(self.largest, left)
+        self._width = g.shape[1]
+        self._total += left
+        self._batches += 1
+        if not self._repeats or self._epochs >= self._most or self._most == 1:
+            return
+        place = self._batches - 1
+        if place >= CHAINS:  # each batch of the epoch is as likely among those that are kept
+            place = int(np.random.default_rng([self._epochs, self._batches]).integers(self._batches))
+        if place < CHAINS:
+            self._drawn[place : place + 1] = [release(pair, parts)]
+        if rows is not None and pair.square > 0.0:
+            self._recurrence.add(working(g), y, rows, unit=pair.unit * math.sqrt(pair.square))
+
+    def end_epoch(self, rho: float) -> dict[str, float]:
+        """Close the epoch; return the joint divergence of all releases so far, and how much came again since the last.
+
+        Nothing, where no batch of it had both classes, where too few rows came in each epoch to know what comes again,
+        and after so many epochs that it would take too long.
+        """
+        if not self._batches:
+            self.largest = math.inf
+            return {}
+        mean, self._total, self._batches = self._total / self._batches, 0.0, 0
+        self._epochs += 1
+        if self._drawn:
+            order = np.random.default_rng(self._epochs).permutation(CHAINS)
+            for chain, number in zip(self._chains, order, strict=True):
+                chain.append(self._drawn[number % len(self._drawn)])
+            self._drawn = []
+            self._recurrence.end_epoch()
+        count = self._epochs if self._repeats else 1
+        if count > self._most:
+            self.largest = math.inf
+            return {}
+        kept = 0.0
+        if count > 1:
+            correlations, own = self._recurrence.correlations(count), self._recurrence.couplings(count)
+            if correlations is None or own is None:
+                self.largest = math.inf
+                return {}
+            kept = float(correlations[:, -1, -2].mean())
+            mean = float(np.mean([together_shaped(chain, rho=rho, kept=own).sum_kl() for chain in self._chains]))
+        self.largest = max(self.largest, mean)
+        return {"sum_kl": mean, "kept": kept}
+
+    @property
+    def _most(self) -> int:
+        return 1 if self._one_epoch else most_epochs(self._width)
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values and tensors."""
+        return {
+            "chains": [[_plain(one) for one in chain] for chain in self._chains],
+            "drawn": [_plain(one) for one in self._drawn],
+            "numbers": [self._epochs, self._batches, self._width],
+            "total": self._total,
+            "largest": self.largest,
+            "recurrence": self._recurrence.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._chains = [[_made(one) for one in chain] for chain in state["chains"]]
+        self._drawn = [_made(one) for one in state["drawn"]]
+        self._epochs, self._batches, self._width = state["numbers"]
+        self._total, self.largest = state["total"], state["largest"]
+        self._recurrence.restore(state["recurrence"])
+
+
+def _plain(one: ShapedRelease) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(getattr(one, name)) for name in ShapedRelease.__slots__}
+
+
+def _made(state: Mapping[str, Tensor]) -> ShapedRelease:
+    return ShapedRelease(**{name: state[name].numpy() for name in ShapedRelease.__slots__})

@@ -1,0 +1,278 @@
+"""What Marvell with full covariances knows of the two classes of a batch, and the noise that makes them alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import UnprotectedBatchError
+from flower_vfl.protocol.tensors import brought
+from flower_vfl.strategies.gradients.checks import check_shapes, check_two_classes
+from flower_vfl.strategies.gradients.units import beside, unit_of, working
+
+EVERYWHERE = 0.5
+"""Of the noise that covers what covariances do not tell, the part that is the same in every direction."""
+
+_STEPS, _STEP, _PRECISION = 200, 1.5, 0.01
+"""How the least power is looked for: steps at most, the factor of each step down, and what is near enough."""
+
+_NEGLIGIBLE = 1e-12
+"""Of the largest squared length of a direction that the rows span: what is below is rounding."""
+
+_ROUNDING = 16.0
+"""Of the largest variance, in units of the gradients' precision: so much may be rounding of a covariance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two classes of a batch, in a unit of length of its own.
+
+    Attributes
+    ----------
+    unit
+        The length.
+    p
+        Fraction of positives.
+    square
+        Mean squared length of a row.
+    g
+        Squared distance of the class means.
+    means
+        (D,) difference of the class means, from negatives to positives.
+    basis
+        (D, R) orthonormal: directions in which rows of a class deviate from their mean, that of the means with them.
+        None where it would be the identity.
+    covariances
+        (2, R, R) of negatives and of positives in that basis, biased (1/N), float64.
+
+    All of it lies in main memory, wherever the gradients are: a processor decomposes matrices this small sooner than a
+    card does.
+    """
+
+    unit: float
+    p: float
+    square: float
+    g: float
+    means: Tensor
+    basis: Tensor | None
+    covariances: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FullNoise:
+    r"""Noise of the two classes, in the units of a `Pair`.
+
+    .. math:: N_c = \lambda \, u u^T + \varepsilon I + \sum_i \ell_{ci} w_i w_i^T
+
+    Attributes
+    ----------
+    along
+        lambda, the variance along the means' line.
+    everywhere
+        epsilon, the variance in every direction.
+    levels
+        l, (2, R) of negatives and of positives, float64.
+    directions
+        w, (D, R), orthonormal columns.
+    line
+        u, (D,), of length 1; zeros where the means coincide.
+    power
+        Mean squared length of a row's noise.
+    likeness
+        Share of it that makes the covariances alike, at most one half; 0 without noise.
+    sum_kl
+        Sum of the two divergences between the classes with this noise, were they Gaussian with these covariances; inf
+        where a direction in which they vary no more than by rounding may tell them apart.
+    """
+
+    along: float
+    everywhere: float
+    levels: Tensor
+    directions: Tensor
+    line: Tensor
+    power: float
+    likeness: float
+    sum_kl: float
+
+    @property
+    def alike(self) -> Tensor:
+        """The part of the levels that both classes get, (R,)."""
+        return self.levels.amin(dim=0)
+
+
+def estimate(g: Tensor, y: Tensor) -> Pair:
+    """Estimate the classes' means and covariances from gradients (B, D) of examples with labels (B,).
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When a class is missing or a value is not finite.
+    ConfigError
+        When a label is neither 0 nor 1, or shapes do not fit.
+    """
+    check_shapes("marvell_full", g, y)
+    work = working(g)
+    members = torch.stack([y == 0, y == 1])
+    unit, *counts = torch.cat([unit_of(work)[None].double(), members.sum(dim=1)]).tolist()
+    check_two_classes("marvell_full", [unit], counts, len(g))
+    work = work / unit
+    sizes = beside(torch.tensor(counts), work)
+    means = (members.to(work) @ work) / sizes[:, None]
+    classes = y.long()
+    apart = work - means.index_select(0, classes)  # `means[classes]` takes six times as long
+    difference = means[1] - means[0]
+    basis = _basis(torch.cat([apart, difference[None]])) if g.shape[1] > len(g) else None
+    inside = apart if basis is None else apart @ beside(basis, apart)
+    ordered = inside.index_select(0, classes.argsort(stable=True))
+    of_class = torch.split(ordered, [int(count) for count in counts])
+    covariances = torch.stack([_scatter(rows) for rows in of_class])
+    square = torch.linalg.vector_norm(work).double().square() / len(g)
+    squares = torch.stack([square, difference.double().square().sum()])
+    squares, difference, covariances = brought([squares, difference, covariances])
+    square, distance = squares.tolist()
+    return Pair(unit, counts[1] / len(g), square, distance, difference, basis, covariances)
+
+
+def _scatter(rows: Tensor) -> Tensor:
+    return (rows.T @ rows).double() / len(rows)
+
+
+def _basis(rows: Tensor) -> Tensor:
+    """Return an orthonormal basis (D, R) of what rows (B, D) span, by way of their inner products."""
+    squares, vectors = torch.linalg.eigh((rows @ rows.T).double().cpu())
+    kept = squares > _NEGLIGIBLE * max(float(squares[-1]), torch.finfo(torch.float64).tiny)
+    columns = rows.T @ beside(vectors[:, kept] / squares[kept].sqrt(), rows)
+    orthonormal: Tensor = torch.linalg.qr(columns.cpu())[0]  # what rounding left of the angles
+    return orthonormal
+
+
+def optimal_noise(pair: Pair, power: float, spread: float = 0.1) -> FullNoise:
+    r"""Return noise of this power, in units of the pair, that makes the classes alike and covers the means' line.
+
+    With :math:`E = A_1 - A_0 = \sum_i e_i w_i w_i^T`, the difference of the classes' covariances, noise
+    :math:`\theta E_+` for negatives and :math:`\theta E_-` for positives is what makes them alike: at theta = 1 both
+    have :math:`A_0 + E_+ = A_1 + E_-`. Half of the power goes there at most, mostly far less. Of what remains,
+    `spread` is noise that both classes get alike, half of it in proportion to :math:`|e_i|`, half the same in every
+    direction, for what covariances do not tell; and the rest is noise that both get along the line of the means, which
+    is all that tells the classes apart by then: with theta = 1 the divergence is :math:`\Delta^T C^{-1} \Delta`.
+
+    Parameters
+    ----------
+    pair : Pair
+        The classes.
+    power : float
+        Mean squared length of a row's noise, at least 0.
+    spread : float
+        Above 0 and below 1.
+
+    """
+    return _Family(pair, spread).noise(power)
+
+
+def least_noise(pair: Pair, target: float, spread: float = 0.1) -> FullNoise:
+    """Return the noise of `optimal_noise` of the least power, within a hundredth, that leaves at most this divergence.
+
+    There is none where the classes differ by no more than that as they are.
+
+    Parameters
+    ----------
+    pair : Pair
+        The classes.
+    target : float
+        Above 0.
+    spread : float
+        Above 0 and below 1.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When no power is found: the target is as small as rounding.
+    """
+    family = _Family(pair, spread)
+    if (nothing := family.noise(0.0)).sum_kl <= target:
+        return nothing
+    found = family.noise(2.0 * family.matching + pair.g / ((1.0 - spread) * target))  # often a little too much
+    for _ in range(_STEPS):
+        if found.sum_kl <= target:
+            break
+        found = family.noise(2.0 * found.power)
+    else:
+        raise UnprotectedBatchError(f"marvell_full: no power was found that leaves a divergence of {target}")
+    for _ in range(_STEPS):
+        less = family.noise(found.power / _STEP)
+        if less.sum_kl > target:
+            break
+        found = less
+    low, high = math.log(less.power), math.log(found.power)
+    while high - low > _PRECISION:
+        middle = family.noise(math.exp((low + high) / 2.0))
+        if middle.sum_kl <= target:
+            found, high = middle, (low + high) / 2.0
+        else:
+            low = (low + high) / 2.0
+    return found
+
+
+class _Family:
+    """The noise that a pair of classes gets, by its power.
+
+    Covariances are written in the directions in which the classes differ, so that most of the noise is diagonal.
+    """
+
+    def __init__(self, pair: Pair, spread: float) -> None:
+        self._pair, self._spread = pair, spread
+        values, vectors = torch.linalg.eigh(pair.covariances[1] - pair.covariances[0])
+        self._covariances = vectors.T @ pair.covariances @ vectors
+        self._lacks = torch.stack([values.clamp(min=0.0), (-values).clamp(min=0.0)])
+        shares, largest = torch.tensor([1.0 - pair.p, pair.p]).to(self._lacks), self._covariances.amax()
+        numbers = torch.stack([(shares @ self._lacks).sum(), self._lacks.sum(), largest])
+        self.matching, self._total, largest_variance = numbers.tolist()
+        self._least = _ROUNDING * torch.finfo(pair.means.dtype).eps * largest_variance
+        self._line = pair.means / math.sqrt(pair.g) if pair.g > 0.0 else torch.zeros_like(pair.means)
+        directions = vectors.to(pair.means) if pair.basis is None else pair.basis @ vectors.to(pair.means)
+        self._directions = directions.contiguous()  # as a checkpoint returns it: products of another layout round
+        inside = self._line if pair.basis is None else self._line @ pair.basis
+        self._inside = inside.double() @ vectors
+
+    def noise(self, power: float) -> FullNoise:
+        """Return the noise of this power, in units of the pair."""
+        pair, line, directions = self._pair, self._line, self._directions
+        if power <= 0.0:
+            nothing = torch.zeros_like(self._lacks)
+            return FullNoise(0.0, 0.0, nothing, directions, line, 0.0, 0.0, self._left(nothing, 0.0))
+        theta = min(1.0, power / 2.0 / self.matching) if self.matching > 0.0 else 1.0
+        likeness = theta * self.matching / power
+        rest = power - theta * self.matching
+        covering = self._spread * rest if pair.g > 0.0 else rest  # without a line all of it covers
+        alike = covering * (1.0 - EVERYWHERE) / self._total if self._total > 0.0 else 0.0
+        everywhere = (covering - alike * self._total) / len(pair.means)
+        along = rest - covering
+        levels = theta * self._lacks + alike * self._lacks.sum(dim=0)
+        left = self._left(levels + everywhere, along)
+        return FullNoise(along, everywhere, levels, directions, line, power, likeness, left)
+
+    def _left(self, levels: Tensor, along: float) -> float:
+        """Return the divergence with noise of these levels (2, R) and, on the means' line, of this variance."""
+        if self._total == 0.0 and self._pair.g == 0.0:
+            return 0.0
+        noisy = self._covariances + torch.diag_embed(levels) + along * torch.outer(self._inside, self._inside)
+        return divergence(noisy, math.sqrt(self._pair.g) * self._inside, least=self._least)
+
+
+def divergence(covariances: Tensor, difference: Tensor, *, least: float = 0.0) -> float:
+    """Return the sum of both divergences of Gaussians with covariances (2, D, D) and means that differ by (D,).
+
+    It is inf where a direction has no more than the variance `least`, given the others.
+    """
+    roots, failed = torch.linalg.cholesky_ex(covariances)
+    if failed.any():
+        return math.inf
+    inverses = torch.cholesky_inverse(roots)
+    spreads = 0.5 * (inverses * covariances.flip(0)).sum() - len(difference)  # both are symmetric
+    means = 0.5 * (inverses @ difference).sum(dim=0) @ difference
+    sharpest = inverses.diagonal(dim1=1, dim2=2).amax()
+    of_spreads, of_means, largest_inverse = torch.stack([spreads, means, sharpest]).tolist()
+    return max(0.0, of_spreads) + of_means if largest_inverse * least < 1.0 else math.inf

@@ -1,0 +1,427 @@
+"""Marvell: the Gaussian noise on cut gradients that hides labels best for its power [L22 section 4.2, A.4].
+
+`marvell_solver` finds the optimal noise, `marvell_estimates` learns the two classes from batches; here the noise is
+drawn, and the strategy decides what happens to a batch that cannot be protected by itself. For more than two classes
+`marvell_classes` finds the noise, and `marvell_many` learns the classes and draws it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from flower_vfl.auditing.noise import GaussianNoise
+from flower_vfl.errors import UnprotectedBatchError
+from flower_vfl.metrics import accuracy_bound, auc_bound, one_against_rest_bound
+from flower_vfl.parties.label import Log
+from flower_vfl.protocol.tensors import brought
+from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.gradients.accounted import BoundedNoise
+from flower_vfl.strategies.gradients.checks import strength
+from flower_vfl.strategies.gradients.marvell import multiclass, strengths
+from flower_vfl.strategies.gradients.marvell.accountant import Course, most_epochs, take_in_stacked
+from flower_vfl.strategies.gradients.marvell.estimates import (
+    Classes,
+    RunningEstimates,
+    classes_of,
+    estimate,
+    statistics,
+)
+from flower_vfl.strategies.gradients.marvell.multiclass import ManyClasses, ManyEstimates
+from flower_vfl.strategies.gradients.marvell.multiclass_solver import ClassNoise
+from flower_vfl.strategies.gradients.marvell.solver import NoiseSpectrum, least_power, optimal_noise
+from flower_vfl.strategies.gradients.noise import Noise, draw_stacked
+from flower_vfl.strategies.gradients.units import beside, working
+
+_log = logging.getLogger(__name__)
+
+__all__ = ["Marvell", "NoiseSpectrum", "least_power", "optimal_noise", "perturb"]
+
+
+def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tuple[Tensor, NoiseSpectrum[float]]:
+    r"""Add the optimal noise of mean power s times the squared distance of the class means.
+
+    With class means :math:`\mu_c`, their difference :math:`\Delta = \mu_1 - \mu_0`, the mean over coordinates of each
+    class's biased variance and the fraction of positives, all of this batch, `optimal_noise` gives lam1 and lam2 of
+    each class for the power :math:`P = s \|\Delta\|_2^2`, and a row of class c becomes
+
+    .. math::
+        \tilde g_j = g_j + \sqrt{\lambda_1^c - \lambda_2^c} \, \varepsilon_j \frac{\Delta}{\|\Delta\|_2} +
+        \sqrt{\lambda_2^c} \, \eta_j, \quad \varepsilon_j \sim N(0, 1), \; \eta_j \sim N(0, I).
+
+    `flower_vfl.metrics.auc_bound` of the spectrum's sum_kl bounds the AUC of rules that know nothing of a row but its
+    gradient, if each class is the isotropic Gaussian of the model. Gradients of networks are not: see `marvell_full`.
+
+    Parameters
+    ----------
+    g : Tensor
+        (B, D) cut gradients, of any scale.
+    y : Tensor
+        (B,) labels 0 or 1.
+    s : float
+        Power of the noise relative to the squared distance of the class means, at least 0.
+    generator : torch.Generator
+        On the device of `g`.
+
+    Returns
+    -------
+    tuple[Tensor, NoiseSpectrum]
+        (B, D) perturbed gradients, unbiased; and the noise, in the units of `g`.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When the batch has one class only, a value is not finite, or the class means coincide although the classes
+        differ, so that there is no power to hide that.
+    ConfigError
+        For an s that is negative or not finite, and for labels other than 0 and 1.
+
+    References
+    ----------
+    Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 4.2 and appendix A.4.
+    (The 2021 workshop version prints u and v the other way round.)
+
+    Examples
+    --------
+    >>> g = torch.tensor([[0.1, 0.0], [0.1, 0.1], [-0.9, -0.5]])
+    >>> noisy, noise = perturb(g, torch.tensor([0, 0, 1]), s=4.0, generator=torch.Generator().manual_seed(0))
+    >>> noisy.shape, round(noise.power(2, 1 / 3), 3)  # 4 times the squared distance of the means
+    (torch.Size([3, 2]), 5.21)
+    """
+    value = strength("marvell: s", s)
+    classes = estimate(g, y)
+    spectrum = _strongest(classes, value * classes.g, value=value)
+    return _draw(g, y, classes.p, classes, spectrum, Noise(generator)), spectrum.scaled(classes.unit**2)
+
+
+def _strongest(classes: Classes, power: float, *, value: float) -> NoiseSpectrum[float]:
+    """Return the optimal noise of this power, to which a strength of this value amounts."""
+    spectrum = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, power)
+    strengths.check_power("marvell", value, power, spectrum.sum_kl)
+    return spectrum
+
+
+class _Plan(NamedTuple):
+    """The noise of one run of several: its spectrum in the units of `classes`, where it is drawn, rows a class."""
+
+    classes: Classes
+    spectrum: NoiseSpectrum[float]
+    generator: torch.Generator
+    rows: tuple[int, int]
+
+    @property
+    def along(self) -> list[float]:
+        """Standard deviation along the difference of means, of negatives and of positives."""
+        return _along(self.classes, self.spectrum)
+
+    @property
+    def wide(self) -> int:
+        """The class, one at most, that gets noise in all directions; -1 for none."""
+        return 0 if self.spectrum.lam2_neg > 0.0 else 1 if self.spectrum.lam2_pos > 0.0 else -1
+
+
+def _along(classes: Classes, spectrum: NoiseSpectrum[float]) -> list[float]:
+    pairs = ((spectrum.lam1_neg, spectrum.lam2_neg), (spectrum.lam1_pos, spectrum.lam2_pos))
+    return [math.sqrt(max(one - two, 0.0)) * classes.unit for one, two in pairs]
+
+
+def _draw_stacked(g: Tensor, y: Tensor, plans: Sequence[_Plan | None]) -> Tensor:
+    """Return what `_draw` gives each of R runs, for gradients (R, B, D) and labels (R, B); no noise without a plan."""
+    along = beside(torch.tensor([[0.0, 0.0] if plan is None else plan.along for plan in plans]), g)
+    nowhere = torch.zeros(g.shape[2], dtype=g.dtype)
+    directions = beside(torch.stack([nowhere if plan is None else plan.classes.direction for plan in plans]), g)
+    draws = draw_stacked([plan and plan.generator for plan in plans], g, 1)[..., 0]
+    lengths = draws * torch.where(y == 1, along[:, 1:], along[:, :1])
+    noisy = torch.baddbmm(g, lengths[..., None], directions[:, None])
+    wide = [-1 if plan is None else plan.wide for plan in plans]
+    counts = [0 if plan is None or label < 0 else plan.rows[label] for plan, label in zip(plans, wide, strict=True)]
+    if any(counts):
+        numbers = g.new_empty((sum(counts), g.shape[2]))
+        sizes = []
+        for plan, part in zip(plans, torch.split(numbers, counts), strict=True):
+            if plan is not None and len(part):
+                torch.randn(part.shape, generator=plan.generator, out=part)
+                size = math.sqrt(plan.spectrum.lam2_neg or plan.spectrum.lam2_pos) * plan.classes.unit
+                sizes.append(torch.full((len(part), 1), size, dtype=torch.float64))
+        numbers *= beside(torch.cat(sizes), numbers)
+        label = torch.tensor(wide).to(y.device, non_blocking=True)
+        rows = _places((y == label[:, None]).flatten(), sum(counts))
+        noisy.view(-1, g.shape[2]).index_add_(0, rows, numbers)
+    return noisy
+
+
+def _places(which: Tensor, count: int) -> Tensor:
+    """Return where (B,) is true, in so many places; a card does not have to be waited for to know how many."""
+    return which.logical_not().argsort(stable=True)[:count]
+
+
+def _draw(g: Tensor, y: Tensor, share: float, classes: Classes, spectrum: NoiseSpectrum[float], noise: Noise) -> Tensor:
+    """Return `g` with noise; this share of its rows is positive, and `spectrum` is in the units of `classes`."""
+    work = working(g)
+    lam2 = (spectrum.lam2_neg, spectrum.lam2_pos)
+    along = _along(classes, spectrum)
+    negative, positive = (torch.full((), value, dtype=work.dtype, device=work.device) for value in along)
+    lengths = noise.draw(work, 1)[:, 0] * torch.where(y == 1, positive, negative)
+    noisy: Tensor = torch.addr(work, lengths, beside(classes.direction, work))
+    for label, variance in enumerate(lam2):
+        if variance > 0.0:  # One class at most: drawing for its rows only saves up to half of the time.
+            rows = _places(y == label, round((share if label else 1.0 - share) * len(y)))
+            draw = noise.draw(work, g.shape[1], chosen=rows, stream=1)
+            noisy.index_add_(0, rows, draw, alpha=math.sqrt(variance) * classes.unit)
+    return noisy.to(g.dtype)
+
+
+def _model(classes: Classes, spectrum: NoiseSpectrum[float]) -> GaussianNoise:
+    negative, positive = (length * classes.direction[:, None] for length in _along(classes, spectrum))
+    unit = classes.unit**2
+    return GaussianNoise((spectrum.lam2_neg * unit, spectrum.lam2_pos * unit), (negative, positive))
+
+
+class Marvell(BoundedNoise[Course]):
+    """Optimal Gaussian noise for isotropic classes: hides labels from attacks on lengths and on the means' line.
+
+    `residual` reads nearly every label of two classes behind it, from a single batch; `marvell_full` hides them.
+
+    The strength is one of four; none given means s = 4. Of more than two classes, s is relative to the mean squared
+    distance of two class means, and the two targets hold for any two of them, and so for one against the rest.
+
+    A batch that cannot be estimated from (one class only, one row) gets the noise that the running estimates of the
+    latest batches ask for. Where there are none yet, and where a value is not finite, zeros are sent instead of the
+    batch: they carry nothing about any row, and the feature party's model only misses a step. (Isotropic noise would
+    not do: whoever learns the direction of the class means later reads the recorded rows through it, because only one
+    of its D directions hides anything.) Both are counted, logged as `fallback` and told once; that *something*
+    unusual was sent may be visible.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    s : float
+        Power of the noise relative to the (mean) squared distance of the class means, at least 0.
+    P : float
+        Power of the noise itself, the mean squared norm of a row's noise, at least 0.
+    sum_kl : float
+        Largest divergence to leave, above 0; the least power that reaches it is used. `auc_bound` says what it means.
+    detection_error : float
+        Least detection error to leave to the best attack, above 0 and below 0.5: a sum_kl of (2 - 4 L)^2.
+    scope, rho
+        See `NoiseDefense`.
+
+    References
+    ----------
+    Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 4.2; for sum_kl and
+    detection_error the workshop version of 2021, section 4.2.
+    """
+
+    name: ClassVar[str] = "marvell"
+    read_by: ClassVar[tuple[str, ...]] = ("residual",)
+    unbiased: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        strategy: HookedStrategy,
+        *,
+        s: float | None = None,
+        P: float | None = None,
+        sum_kl: float | None = None,
+        detection_error: float | None = None,
+        scope: Scope = "joint",
+        rho: float = 0.0,
+    ) -> None:
+        super().__init__(strategy, scope=scope, rho=rho)
+        self.strength, self.value = strengths.chosen(
+            self.name, s=s, P=P, sum_kl=sum_kl, detection_error=detection_error
+        )
+        self._estimates: dict[str, RunningEstimates | ManyEstimates] = {}
+
+    def begin(self) -> None:
+        """Warn that two classes are better hidden by another defense."""
+        super().begin()
+        if self.base.labels.classes == 2:
+            _log.warning(
+                "marvell models each class of gradients as an isotropic Gaussian, which gradients of networks are not: "
+                "the attack residual reads nearly every label from a single batch behind it. marvell_full hides them "
+                "from that attack with the same power of noise (docs/results/shapes.md)"
+            )
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The strength by its name, the persistent share and the scope."""
+        return {self.strength: self.value, **super().params}
+
+    @classmethod
+    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        if defenses[0].base.labels.classes > 2:
+            return super()._perturb_stacked(defenses, g, y)
+        numbers, differences = brought(statistics(g, y))
+        noted: dict[int, tuple[Course, Classes]] = {}
+        plans: list[_Plan | None] = [None] * len(defenses)
+        logs: list[Log | None] = [None] * len(defenses)
+        for run, (defense, values) in enumerate(zip(defenses, numbers.tolist(), strict=True)):
+            with suppress(UnprotectedBatchError):
+                classes = classes_of(values, differences[run], g.shape[1])
+                spectrum = defense._spectrum(classes)
+                running = defense._running()
+                if isinstance(running, RunningEstimates):
+                    running.add(classes)
+                if defense._course().count(classes, spectrum, defense.base.batch):
+                    noted[run] = (defense._course(), classes)
+                plans[run] = _Plan(classes, spectrum, defense.generator(g.device), (int(values[2]), int(values[3])))
+                logs[run] = _logged(classes, spectrum, classes.p)
+        take_in_stacked(noted, g, y, [defense.base.batch for defense in defenses])
+        return _draw_stacked(g, y, plans), logs
+
+    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        """Add the noise; log its mean power, the divergence before and after, and the bound on the AUC.
+
+        `sum_kl_before` and `sum_kl_after` are inf where nothing is known of the classes, and where they do not spread
+        and no noise hides that. Of more than two classes they are the largest ones of two classes; the bound is on the
+        AUC of any class against the rest, and one on the accuracy stands beside it.
+        """
+        estimates = self._running()
+        if isinstance(estimates, ManyEstimates):
+            return self._perturb_many(g, y, estimates)
+        if not g.numel():
+            return g.clone(), _report(0.0, 0.0, 0.0)
+        fallback = False
+        try:
+            classes = estimate(g, y)
+            spectrum = self._spectrum(classes)
+        except UnprotectedBatchError as error:
+            fallback = True
+            self.count_fallback(error, "its noise comes from earlier batches, or zeros are sent")
+            recalled = self._recall(g, estimates)
+            if recalled is None:
+                return torch.zeros_like(g), _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
+            classes, spectrum = recalled
+            self._course().note(spectrum)
+        else:
+            estimates.add(classes)
+            self._course().add(classes, spectrum, g, y, self.base.batch)
+        share = float((y == 1).double().mean()) if fallback else classes.p
+        self.describe_noise(partial(_model, classes, spectrum))
+        noisy = _draw(g, y, share, classes, spectrum, self.noise(g))
+        return noisy, _logged(classes, spectrum, share, fallback=fallback)
+
+    def colluding(self, parties: Sequence[str], logs: Sequence[Log]) -> Log:
+        """Sum up what is left at each: the noises are independent, and so, as modelled, are a row's own deviations.
+
+        Of more than two classes that is at least the largest divergence of any two, for all these parties' gradients.
+        """
+        power, before, after = (
+            sum(log[key] for log in logs) for key in ("noise_power", "sum_kl_before", "sum_kl_after")
+        )
+        fallback, withheld = (any(log[key] for log in logs) for key in ("fallback", "withheld"))
+        return _report(power, before, after, fallback=fallback, withheld=withheld)
+
+    def _running(self) -> RunningEstimates | ManyEstimates:
+        """Return what is known of earlier batches, of the party whose turn it is where each has noise of its own."""
+        return self._estimates.setdefault(self._whose, self._nothing_known())
+
+    def _perturb_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates) -> tuple[Tensor, Log]:
+        if not g.numel():
+            return g.clone(), _report(0.0, 0.0, 0.0)
+        fallback = False
+        try:
+            model = multiclass.estimate(g, y, estimates)
+            noise = model.noise(self.strength, self.value)
+        except UnprotectedBatchError as error:
+            fallback = True
+            self.count_fallback(error, "its noise comes from earlier batches, or zeros are sent")
+            recalled = self._recall_many(g, y, estimates)
+            if recalled is None:
+                log = _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
+                log["accuracy_bound"] = float(torch.bincount(y.long()).max()) / len(y)  # who sees zeros can guess
+                return torch.zeros_like(g), log
+            model, noise = recalled
+        else:
+            estimates.add(model, y)
+        problem = model.problem
+        before, after = problem.divergences(0.0 * noise.levels), noise.divergences
+        log = _report(model.power(y, noise), float(before.max()), noise.largest, fallback=fallback)
+        shares = model.shares(y)  # those of the problem count classes that the batch does not have
+        if (shares < 1.0).all():
+            log["auc_bound"] = one_against_rest_bound(after, shares)
+            log["accuracy_bound"] = accuracy_bound(after, shares)
+        else:
+            log["accuracy_bound"] = 1.0  # saying always the same is right
+        return model.draw(g, y, noise, self.noise(g)), log
+
+    def _recall_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates) -> tuple[ManyClasses, ClassNoise] | None:
+        try:
+            model = estimates.recall(g, y)
+            return None if model is None else (model, model.noise(self.strength, self.value))
+        except UnprotectedBatchError:
+            return None
+
+    def _spectrum(self, classes: Classes) -> NoiseSpectrum[float]:
+        """Return the noise of the chosen strength, in the units of `classes`."""
+        if self.strength in ("s", "P"):
+            power = strengths.power(self.strength, self.value, classes.g, classes.unit)
+            return _strongest(classes, power, value=self.value)
+        target = strengths.target(self.strength, self.value)
+        return least_power(classes.u, classes.v, classes.d, classes.g, classes.p, target)[1]
+
+    def _recall(self, g: Tensor, estimates: RunningEstimates) -> tuple[Classes, NoiseSpectrum[float]] | None:
+        try:
+            classes = estimates.recall(g)
+            return None if classes is None else (classes, self._spectrum(classes))
+        except UnprotectedBatchError:
+            return None
+
+    def most_epochs(self, width: int) -> int:
+        """Return after how many epochs something is still said of gradients (B, width)."""
+        return most_epochs(width)
+
+    def _summed(self, left: Mapping[str, float]) -> dict[str, float]:
+        """Add up the divergences of parties that collude: each has noise of its own, over the epochs too."""
+        groups = self.base.config.parties.coalitions(list(self.base.widths))
+        return {
+            group: sum(left[one] for one in members) for group, members in groups.items() if left.keys() >= {*members}
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Add the running estimates."""
+        return {**super().state(), "estimates": {party: running.state() for party, running in self._estimates.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        super().restore(state)
+        self._estimates = {}
+        for party, running in state["estimates"].items():
+            self._estimates[party] = self._nothing_known()
+            self._estimates[party].restore(running)
+
+    def _nothing_done(self) -> Course:
+        return Course(self.base.prepared, repeats=self._repeats)
+
+    def _nothing_known(self) -> RunningEstimates | ManyEstimates:
+        classes = self.base.labels.classes
+        return RunningEstimates() if classes == 2 else ManyEstimates(classes)
+
+
+def _logged(classes: Classes, spectrum: NoiseSpectrum[float], share: float, *, fallback: bool = False) -> Log:
+    """Return what is logged of a batch that got this noise, of which so large a share is positive."""
+    before = optimal_noise(classes.u, classes.v, classes.d, classes.g, classes.p, 0.0).sum_kl
+    power = spectrum.power(classes.d, share) * classes.unit**2
+    return _report(power, before, spectrum.sum_kl, fallback=fallback)
+
+
+def _report(
+    power: float, before: float, after: float, *, fallback: bool = False, withheld: bool = False
+) -> dict[str, float]:
+    return {
+        "noise_power": power,
+        "sum_kl_before": before,
+        "sum_kl_after": after,
+        "auc_bound": auc_bound(after),
+        "fallback": float(fallback),
+        "withheld": float(withheld),
+    }

@@ -1,0 +1,145 @@
+"""Noise that imitates: mixtures of how sampled rows deviate from their class, which turn as those deviations turn.
+
+What makes two classes alike within an epoch does not make them alike over several: a row's own deviation changes from
+epoch to epoch as the network learns, and noise that is drawn anew, or stays, changes otherwise. Mixtures of the other
+class's deviations come again as much as these do, direction by direction, without anybody computing how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flower_vfl.protocol.schedule import Rows
+from flower_vfl.strategies.gradients.noise import keyed_normals, keyed_words
+
+ROWS = 1024
+"""Rows of a class that are imitated, at most: the first ones that come."""
+
+MIXED = 32
+"""Rows that make one mixture: so many that no two mixtures are alike, and that their sum is nearly normal."""
+
+WIDEST = 256
+"""Numbers of a gradient that can be imitated: the rows must tell how deviations correlate in all directions."""
+
+_FLOOR = 1e-3
+"""Of the mean variance of a direction: noise of this variance is normal, where deviations do not go."""
+
+_WHICH, _HOW_MUCH = 2, 3
+"""Streams of the keyed numbers: the ones that defenses draw have 0 and 1."""
+
+
+class Imitation:
+    """Keeps how rows of each of two classes deviated from its mean when they came last, and mixes that.
+
+    A row of one class is given a mixture of rows of the other: always the same rows in the same proportions, which
+    follow from a key and the row's ID. Nothing is stored for it.
+
+    Parameters
+    ----------
+    kept : Sequence[Tensor]
+        (P, D) of negatives and of positives: deviations, or what stands for them until a row has come.
+    places : Sequence[dict[int, int]], optional
+        Where those of a row of the table are, by class.
+    """
+
+    def __init__(self, kept: Sequence[Tensor], places: Sequence[dict[int, int]] = ({}, {})) -> None:
+        self._deviations, self._places = list(kept), [dict(known) for known in places]
+
+    @classmethod
+    def begin(cls, counts: tuple[int, int], deviations: Tensor, y: Tensor, generator: torch.Generator) -> Self:
+        """Begin with normal numbers as large as the deviations (B, D) of the first batch, by its labels (B,).
+
+        Parameters
+        ----------
+        counts : tuple of int
+            How many negatives and positives will come.
+        deviations, y : Tensor
+            What the first of them are.
+        generator : torch.Generator
+            Draws what stands for rows that have not come yet.
+        """
+        kept = []
+        for label, count in enumerate(counts):
+            size, shape = deviations[y == label].square().mean().sqrt(), (min(ROWS, max(1, count)), deviations.shape[1])
+            kept.append((size * torch.randn(shape, generator=generator, device=generator.device)).float().cpu())
+        return cls(kept)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a gradient, D."""
+        return int(self._deviations[0].shape[1])
+
+    def add(self, deviations: Tensor, y: Tensor, rows: Rows) -> None:
+        """Take in how rows (B,) with labels (B,) deviate from their class, (B, D) in units of their batch."""
+        labels, values = y.cpu().numpy(), deviations.float().cpu()
+        for label, (places, kept) in enumerate(zip(self._places, self._deviations, strict=True)):
+            mine = np.flatnonzero(labels == label)
+            found: dict[int, int] = {}
+            for at, row in zip(mine.tolist(), rows[mine].tolist(), strict=True):
+                if row in places or len(places) < len(kept):
+                    found[places.setdefault(row, len(places))] = at
+            kept[list(found)] = values[list(found.values())]
+
+    def mixtures(self, y: Tensor, numbers: NDArray[np.uint64], normals: Tensor, *, key: bytes, part: int) -> Tensor:
+        r"""Return a mixture for each row, (B, D), with covariance 1 in each direction over all keys.
+
+        .. math:: z_j = (S + \delta I)^{-1/2} \Big( \sum_{k=1}^{32} a_{jk} \, d_{\pi_{jk}} + \sqrt{\delta} \, e_j \Big)
+
+        with deviations :math:`d` of the other class's rows and S their second moments, chosen rows :math:`\pi_{jk}` and
+        proportions :math:`a_j` of length 1 that follow from the key, and normal :math:`e_j`.
+
+        Parameters
+        ----------
+        y : Tensor
+            (B,) labels 0 or 1.
+        numbers : ndarray
+            (B,) what stands for each row.
+        normals : Tensor
+            (B, D) standard normal numbers.
+        key : bytes
+            16 bytes.
+        part : int
+            Of several parties' parts with noise of their own, the number of this one.
+        """
+        found, labels = torch.empty_like(normals), y.cpu().numpy()
+        for label in (0, 1):
+            mine = np.flatnonzero(labels == label)
+            if mine.size:
+                other = self._deviations[1 - label].to(normals)
+                words = keyed_words(key, numbers[mine], MIXED, stream=_WHICH | part << 8)
+                which = torch.from_numpy((words % len(other)).astype(np.int64)).to(normals.device)
+                shares = keyed_normals(key, numbers[mine], MIXED, stream=_HOW_MUCH | part << 8).to(normals)
+                shares = shares / torch.linalg.vector_norm(shares, dim=1, keepdim=True)
+                mixed = nn.functional.embedding_bag(which, other, per_sample_weights=shares, mode="sum")
+                at = torch.from_numpy(mine).to(normals.device)
+                found[at] = _standardised(mixed, other, normals[at])
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values and tensors."""
+        rows = [np.fromiter(places, dtype=np.int64, count=len(places)) for places in self._places]
+        return {"rows": [torch.from_numpy(one) for one in rows], "deviations": [d.clone() for d in self._deviations]}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Self:
+        """Go on from what `state` returned."""
+        kept = [deviations.clone() for deviations in state["deviations"]]
+        places = [{row: place for place, row in enumerate(rows.tolist())} for rows in state["rows"]]
+        return cls(kept, places)
+
+
+def _standardised(mixed: Tensor, deviations: Tensor, normals: Tensor) -> Tensor:
+    """Return mixtures (n, D) of deviations (P, D) as numbers of variance 1 in each direction."""
+    moments = (deviations.T @ deviations).double() / len(deviations)
+    # Of a class whose rows have never deviated, one row a batch, there is nothing to imitate: normal numbers are left.
+    floor = max(_FLOOR * float(moments.diagonal().mean()), torch.finfo(mixed.dtype).tiny)
+    values, vectors = torch.linalg.eigh(moments)
+    root = (vectors / (values.clamp(min=0.0) + floor).sqrt()) @ vectors.T
+    whole: Tensor = (mixed + floor**0.5 * normals) @ root.to(mixed)
+    return whole

@@ -1,0 +1,159 @@
+"""Max-norm noise on cut gradients: every row as long, on average, as the longest of its batch [L22 section 4.1]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from flower_vfl.auditing.noise import LineNoise
+from flower_vfl.errors import UnprotectedBatchError
+from flower_vfl.parties.label import Log
+from flower_vfl.strategies.gradients.noise import Noise, NoiseDefense, draw_stacked
+from flower_vfl.strategies.gradients.units import unit_of, working
+
+_TINY = 1e-12
+
+
+def perturb(g: Tensor, *, generator: torch.Generator) -> Tensor:
+    r"""Stretch every row at random along itself, so that all rows have the same expected squared norm.
+
+    .. math::
+        \tilde g_j = g_j (1 + \sigma_j \varepsilon_j), \quad \varepsilon_j \sim N(0, 1), \quad
+        \sigma_j = \sqrt{\max_i \|g_i\|_2^2 / \|g_j\|_2^2 - 1}
+
+    so that :math:`E \|\tilde g_j\|_2^2 = \max_i \|g_i\|_2^2` and :math:`E \tilde g_j = g_j`. A row of zeros has no
+    direction to be stretched along and would tell its label by staying zero: it gets
+    :math:`N(0, \max_i \|g_i\|_2^2 / d \; I)` instead.
+
+    It hides labels from attacks on the norm by every feature party. The direction of a row, but for its sign, is sent
+    as it is, and so is the longest row; a batch of one row is not changed at all.
+
+    Parameters
+    ----------
+    g : Tensor
+        (B, D) cut gradients, of any scale.
+    generator : torch.Generator
+        On the device of `g`.
+
+    Returns
+    -------
+    Tensor
+        (B, D), unbiased.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        When a gradient is not finite.
+
+    References
+    ----------
+    Li et al., *Label Leakage and Protection in Two-party Split Learning*, ICLR 2022, section 4.1.
+
+    Examples
+    --------
+    >>> g = torch.tensor([[3.0, 4.0], [0.0, 0.1]])
+    >>> noisy = perturb(g, generator=torch.Generator().manual_seed(0))
+    >>> noisy[0].tolist(), noisy[1, 0].item()  # the longest row stays, the others keep their line
+    ([3.0, 4.0], 0.0)
+    """
+    return _perturb(g, Noise(generator))[0]
+
+
+def _perturb(g: Tensor, noise: Noise) -> tuple[Tensor, float, float]:
+    """Return the perturbed gradients, the noise's mean power and the longest row; reads the device once."""
+    if not g.numel():
+        return g.clone(), 0.0, 0.0
+    work = working(g)
+    scaled, unit, lengths, missing, measured = _measure(work)
+    numbers = measured.tolist()
+    scale, reach, shortest, spread = numbers
+    if not all(map(math.isfinite, numbers)):
+        raise UnprotectedBatchError("max_norm: a gradient is not finite, so its noise cannot be computed")
+    if shortest < _TINY * reach or reach == 0.0:
+        scaled, lengths = _lengthen(scaled, lengths, work)
+    noisy = _stretched(work, scaled, unit, lengths, missing, noise.draw(work, 1)[:, 0])
+    if shortest == 0.0:
+        zeros = (lengths == 0.0).nonzero()[:, 0]
+        isotropic = noise.draw(work, g.shape[1], chosen=zeros, stream=1)
+        noisy[zeros] = isotropic * (reach * scale / math.sqrt(g.shape[1]))
+    return noisy.to(g.dtype), spread * scale * scale, reach * scale
+
+
+def _measure(work: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients (..., B, D) in units of their largest entry, and what the noise of each batch follows from.
+
+    That unit (...), the rows' lengths in it (..., B), what the noise adds to the square of each, and the four numbers
+    (..., 4) that decide: unit, largest and smallest length, mean of what is added.
+    """
+    unit = unit_of(work)
+    scaled = work / unit[..., None, None]
+    lengths = torch.linalg.vector_norm(scaled, dim=-1)
+    longest = lengths.amax(dim=-1)
+    missing = (longest.square()[..., None] - lengths.square()).clamp(min=0.0)
+    numbers = torch.stack([unit, longest, lengths.amin(dim=-1), missing.mean(dim=-1)], dim=-1)
+    return scaled, unit, lengths, missing, numbers
+
+
+def _stretched(work: Tensor, scaled: Tensor, unit: Tensor, lengths: Tensor, missing: Tensor, draw: Tensor) -> Tensor:
+    """Return gradients (..., B, D), each stretched along itself by its number of `draw` (..., B); zeros stay zeros."""
+    stretch = torch.where(lengths > 0, draw * missing.sqrt() / lengths, torch.zeros_like(lengths))
+    # In this order: unit * stretch may overflow.
+    return torch.addcmul(work, scaled * stretch[..., None], unit[..., None, None])
+
+
+def _lengthen(scaled: Tensor, lengths: Tensor, work: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace rows whose squares vanish beside those of the longest by multiples of themselves whose do not."""
+    rows = (lengths < _TINY).nonzero()[:, 0]
+    scaled, lengths = scaled.clone(), lengths.clone()
+    scaled[rows] = work[rows] / unit_of(work[rows, None])[:, None]
+    lengths[rows] = torch.linalg.vector_norm(scaled[rows], dim=1)
+    return scaled, lengths
+
+
+class MaxNorm(NoiseDefense):
+    """Noise along each row that makes all rows equally long on average; it has no strength to choose.
+
+    Good against the norm attack of any feature party, weaker against attacks on directions. A batch that it cannot
+    protect (one row alone, which has no longer one to hide behind, or a value that is not finite) is replaced by
+    zeros.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    scope, rho
+        See `NoiseDefense`.
+    """
+
+    name: ClassVar[str] = "max_norm"
+    read_by: ClassVar[tuple[str, ...]] = ("shell",)
+    unbiased: ClassVar[bool] = True
+
+    @classmethod
+    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        scaled, unit, lengths, missing, numbers = _measure(g)
+        logs: list[Log | None] = []
+        for scale, reach, shortest, spread in numbers.tolist():
+            usual = math.isfinite(spread) and shortest >= _TINY * reach > 0.0 and g.shape[1] > 1
+            logs.append({"noise_power": spread * scale * scale} if usual else None)
+        generators = [d.generator(g.device) if log else None for d, log in zip(defenses, logs, strict=True)]
+        return _stretched(g, scaled, unit, lengths, missing, draw_stacked(generators, g, 1)[..., 0]), logs
+
+    def perturb(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        """Add the noise and log its mean power.
+
+        Raises
+        ------
+        UnprotectedBatchError
+            For one row alone, and where a gradient is not finite.
+        """
+        if len(g) == 1:
+            raise UnprotectedBatchError("max_norm: a batch of one row has no longer row to hide behind")
+        noisy, power, longest = _perturb(g, self.noise(g))
+        self.describe_noise(partial(LineNoise, longest))
+        return noisy, {"noise_power": power}

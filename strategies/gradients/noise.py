@@ -1,0 +1,244 @@
+"""Normal noise of a batch: drawn anew in every step, or in part the same whenever a row comes again.
+
+Noise that is drawn anew averages out: who adds up what it received for one row over the epochs is left with the
+gradient. The persistent share of a row's noise does not; it follows from a key and the row's ID, and is stored nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_vfl.auditing.noise import NoiseModel
+from flower_vfl.errors import ConfigError, DataError
+from flower_vfl.parties.label import Log
+from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
+from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
+from flower_vfl.strategies.gradients.checks import is_number
+from flower_vfl.strategies.gradients.units import WORKING
+
+_WORDS = 4
+"""Random numbers of 32 bits in a block of AES; two of them make two normal numbers."""
+
+
+def keyed_words(key: bytes, rows: NDArray[np.integer], count: int, *, stream: int = 0) -> NDArray[np.uint32]:
+    """Return uniform numbers of 32 bits, (B, `count`), that follow from a key, the rows and the stream.
+
+    See `keyed_normals`.
+    """
+    blocks = -(-count // _WORDS)
+    counters = np.empty((len(rows), blocks, 2), "<u8")
+    counters[..., 0] = rows[:, None]
+    counters[..., 1] = np.arange(blocks, dtype=np.uint64) | np.uint64(stream << 48)
+    # Counter mode with a counter of our own: single blocks, none of which comes twice.
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    words = np.frombuffer(encryptor.update(counters.tobytes()), "<u4")
+    return words.reshape(len(rows), blocks * _WORDS)[:, :count]
+
+
+def keyed_normals(
+    key: bytes, rows: NDArray[np.integer], width: int, *, stream: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    r"""Return standard normal numbers (B, `width`) that follow from a key, the rows and the stream, and nothing else.
+
+    Every block of AES-128 in counter mode, :math:`E_k(\text{row} \,\|\, \text{stream} \,\|\, \text{block})`, gives four
+    uniform numbers, and two of these give two normal ones [Box and Muller, 1958]. Without the key they cannot be told
+    from fresh ones. No number is farther from 0 than 6.8.
+
+    Parameters
+    ----------
+    key : bytes
+        16 bytes.
+    rows : ndarray of integers, (B,)
+        What stands for each row, from 0 to 2^64 - 1.
+    width : int
+        Numbers a row; the first ones do not depend on it.
+    stream : int
+        From 0 to 65,535: other numbers for the same row.
+    dtype : torch.dtype
+        float32 or float64.
+
+    Examples
+    --------
+    >>> first = keyed_normals(b"0123456789abcdef", np.array([7, 8]), 3)
+    >>> again = keyed_normals(b"0123456789abcdef", np.array([8]), 5)
+    >>> torch.equal(first[1], again[0, :3])
+    True
+    """
+    pairs = -(-width // _WORDS) * _WORDS // 2
+    words = keyed_words(key, rows, 2 * pairs, stream=stream).reshape(len(rows), pairs, 2)
+    uniform = (torch.from_numpy(words.astype(np.int64)).to(dtype) + 0.5) / 2**32
+    radius, angle = uniform[..., 0].log().mul_(-2.0).sqrt_(), uniform[..., 1] * (2.0 * math.pi)
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=2).flatten(1)[:, :width]
+
+
+class Noise:
+    r"""Standard normal numbers for the rows of one batch, :math:`\sqrt\rho \, p_j + \sqrt{1 - \rho} \, e_j`.
+
+    Parameters
+    ----------
+    generator : torch.Generator
+        Draws what is fresh, on the device of the batch.
+    rho : float
+        Share of the variance that is persistent, 0 to 1.
+    key : bytes
+        Of the persistent share.
+    rows : ndarray of integers, (B,), optional
+        What stands for each row of the batch; needed for a persistent share.
+    part : int
+        Of several parties' parts with noise of their own, the number of this one.
+    """
+
+    def __init__(
+        self,
+        generator: torch.Generator,
+        *,
+        rho: float = 0.0,
+        key: bytes = b"",
+        rows: NDArray[np.integer] | None = None,
+        part: int = 0,
+    ) -> None:
+        self._generator, self._rho, self._key, self._rows, self._part = generator, rho, key, rows, part
+
+    def draw(self, g: Tensor, width: int, *, chosen: Tensor | None = None, stream: int = 0) -> Tensor:
+        """Return numbers (B, `width`) for the batch `g`, or for its rows `chosen`, in its number format and place.
+
+        Calls of one batch with different streams are independent; `stream` is from 0 to 255.
+        """
+        if self._rho < 1.0:
+            fresh = self.fresh(g, width, count=len(g if chosen is None else chosen))
+            if self._rho == 0.0:
+                return fresh
+        if self._rows is None or len(self._rows) != len(g):
+            raise ConfigError("persistent noise follows the rows of a batch: call `begin_batch` before `protect`")
+        rows = self._rows if chosen is None else self._rows[chosen.cpu().numpy()]
+        stream |= self._part << 8
+        kept = keyed_normals(self._key, rows, width, stream=stream, dtype=g.dtype).to(g.device, non_blocking=True)
+        return kept if self._rho == 1.0 else math.sqrt(self._rho) * kept + math.sqrt(1.0 - self._rho) * fresh
+
+    def fresh(self, g: Tensor, width: int, *, count: int | None = None) -> Tensor:
+        """Return numbers for the batch `g`, or for so many rows, of which none is persistent."""
+        size = (len(g) if count is None else count, width)
+        return torch.randn(size, generator=self._generator, device=g.device, dtype=g.dtype)
+
+
+def draw_stacked(generators: Sequence[torch.Generator | None], g: Tensor, width: int) -> Tensor:
+    """Return what `Noise.draw` gives each of R runs for gradients (R, B, D), (R, B, `width`); no generator: zeros."""
+    numbers = g.new_zeros((*g.shape[:2], width))
+    for generator, part in zip(generators, numbers, strict=True):
+        if generator is not None:
+            torch.randn(part.shape, generator=generator, out=part)
+    return numbers
+
+
+class NoiseDefense(GradientDefense):
+    """A gradient defense that adds normal noise, of which a share may be persistent.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    scope : {"joint", "per-party"}
+        See `GradientDefense`.
+    rho : float
+        Share of the noise's variance that is the same whenever a row comes again, 0 to 1. What a party receives in one
+        step has the same law whatever it is. At 0 the noise is drawn anew each time, and a party that remembers what it
+        received averages it away over the epochs; at 1 two gradients of one row have the same noise, and it is gone
+        from their difference. The persistent noise of a row follows from the label party's secret and from the row's
+        ID; where rows have none, from the number of the row in the table.
+    """
+
+    def __init__(self, strategy: HookedStrategy, *, scope: Scope = "joint", rho: float = 0.0) -> None:
+        super().__init__(strategy, scope=scope)
+        if not is_number(rho) or not 0.0 <= rho <= 1.0:
+            raise ConfigError(f"{self.name}: rho must be a number from 0 to 1, given {rho!r}")
+        self.rho = float(rho)
+        self._noise_models: dict[int, Callable[[], NoiseModel]] = {}
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The persistent share and the scope; a subclass with parameters adds its own."""
+        return {"rho": self.rho, "scope": self.scope}
+
+    @classmethod
+    def perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        """Perturb the usual batches at once where all noise is fresh and computed in the gradients' own format."""
+        if any(defense.rho for defense in defenses) or not g.numel() or g.dtype not in WORKING:
+            return super().perturb_stacked(defenses, g, y)
+        return cls._perturb_stacked(defenses, g, y)
+
+    @classmethod
+    def _perturb_stacked(cls, defenses: Sequence[Self], g: Tensor, y: Tensor) -> tuple[Tensor, list[Log | None]]:
+        """Do it for fresh noise and gradients in a format of `WORKING`; by default each run does it by itself."""
+        return super().perturb_stacked(defenses, g, y)
+
+    def _perturb_or_withhold(self, g: Tensor, y: Tensor) -> tuple[Tensor, Log]:
+        self._noise_models.pop(self.part, None)  # that of the last batch
+        return super()._perturb_or_withhold(g, y)
+
+    def noise_model(self, part: int = 0) -> NoiseModel | None:
+        """Return the law of the noise in the last batch, where `perturb` called `describe_noise`."""
+        made = self._noise_models.get(part)
+        return None if made is None else made()
+
+    def describe_noise(self, make: Callable[[], NoiseModel]) -> None:
+        """Take in how the model of this batch's noise is made; that is done only where somebody asks for it."""
+        self._noise_models[self.part] = make
+
+    @property
+    def follows_rows(self) -> bool:
+        """Whether something of a row's noise is the same, or comes from the same, whenever the row comes."""
+        return self.rho > 0.0
+
+    def begin(self) -> None:
+        """Read the IDs that persistent noise follows."""
+        if self.follows_rows:
+            self.base.identities(np.empty(0, np.int64))
+
+    def noise(self, g: Tensor) -> Noise:
+        """Return where the noise of this batch comes from."""
+        generator, batch = self.generator(g.device), self.base.batch
+        if not self.rho or batch is None:
+            return Noise(generator, rho=self.rho)
+        key, rows = self._key("persistent"), self.base.identities(batch)
+        return Noise(generator, rho=self.rho, key=key, rows=rows, part=self.part)
+
+    def _key(self, purpose: str) -> bytes:
+        return self.base.secret.key("defense", self.name, len(self.strategy.chain()), purpose)
+
+    def state(self) -> dict[str, Any]:
+        """Add what persistent noise follows: a resumed run must go on with the same."""
+        return {**super().state(), **({"persistent": self._followed()} if self.follows_rows else {})}
+
+    def _followed(self) -> dict[str, str]:
+        return {"follows": "IDs" if self.base.follows_ids else "numbers", "key": self._key("check").hex()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned.
+
+        Raises
+        ------
+        DataError
+            When persistent noise would not go on as it was.
+        """
+        super().restore(state)
+        if not self.follows_rows:
+            return
+        was, now = state["persistent"], self._followed()
+        if was["follows"] != now["follows"]:
+            raise DataError(
+                f"the training began with persistent noise that follows the {was['follows']} of rows and would go on "
+                f"with noise that follows their {now['follows']}; begin it anew"
+            )
+        if was["key"] != now["key"]:
+            raise DataError(
+                "the training began with persistent noise of another key; let "
+                f"{NOISE_KEY_FILE_VARIABLE} and {SECRET_FILE_VARIABLE} name what they named then"
+            )

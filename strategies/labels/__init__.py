@@ -1,0 +1,1 @@
+"""Defenses on labels, before training sees them."""

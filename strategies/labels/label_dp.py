@@ -1,0 +1,163 @@
+"""Randomised response: the label party trains on labels some of which were flipped once [Z23 section 5]."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flower_vfl.errors import ConfigError
+from flower_vfl.parties.label import Log
+from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.gradients.checks import is_number
+
+_DEFAULT_FLIP = 0.02
+
+
+def flip(labels: Tensor, *, classes: int, rate: float, generator: torch.Generator) -> Tensor:
+    """Keep each label with probability 1 - rate, else replace it by one of the others, each as likely.
+
+    Whoever sees the result, and whatever is computed from it, learns about one label at most what `epsilon_of` says
+    (label differential privacy). Draw once: an attacker averages over what is drawn again.
+
+    Parameters
+    ----------
+    labels : Tensor
+        (N,) whole numbers from 0 to classes - 1, or bool.
+    classes : int
+        Number of classes C, at least 2.
+    rate : float
+        At least 0 and below (C - 1) / C, where nothing would be left of the labels.
+    generator : torch.Generator
+        On the device of `labels`.
+
+    Returns
+    -------
+    Tensor
+        (N,) in the number format of `labels`.
+
+    Raises
+    ------
+    ConfigError
+        For a rate out of range, fewer than two classes, and labels that are none of the classes.
+
+    References
+    ----------
+    Warner, *Randomized response*, 1965; Ghazi et al., *Deep learning with label differential privacy*, 2021, for more
+    than two classes.
+
+    Examples
+    --------
+    >>> y = torch.tensor([0, 1, 2, 0, 1, 2])
+    >>> flip(y, classes=3, rate=0.5, generator=torch.Generator().manual_seed(1)).tolist()
+    [1, 0, 1, 1, 1, 1]
+    """
+    _check_rate(rate, classes)
+    if labels.is_floating_point() or labels.is_complex():
+        raise ConfigError(f"label_dp: labels must be whole numbers, given {labels.dtype}")
+    whole = labels.long()
+    low, high = (int(whole.min()), int(whole.max())) if whole.numel() else (0, 0)
+    if low < 0 or high >= classes:
+        raise ConfigError(f"label_dp: labels of {classes} classes are 0 to {classes - 1}, given {low} to {high}")
+    drawn = torch.rand(whole.shape, generator=generator, device=whole.device, dtype=torch.float64)
+    steps = torch.randint(1, classes, whole.shape, generator=generator, device=whole.device)
+    return torch.where(drawn < rate, (whole + steps) % classes, whole).to(labels.dtype)
+
+
+def epsilon_of(rate: float, classes: int) -> float:
+    """Return the label privacy that flips of this rate give: ln((1 - rate) (C - 1) / rate); inf for a rate of 0.
+
+    Examples
+    --------
+    >>> round(epsilon_of(0.02, 2), 4)
+    3.8918
+    """
+    _check_rate(rate, classes)
+    return math.log((1.0 - rate) * (classes - 1) / rate) if rate > 0.0 else math.inf
+
+
+def rate_of(epsilon: float, classes: int) -> float:
+    """Return the rate of flips that gives this label privacy: (C - 1) / (e^epsilon + C - 1).
+
+    Examples
+    --------
+    >>> round(rate_of(3.8918, 2), 4)
+    0.02
+    """
+    if not is_number(epsilon) or not 0.0 < epsilon < math.inf:
+        raise ConfigError(
+            f"label_dp: epsilon must be a finite number above 0, given {epsilon!r}; 0 would leave nothing of the labels"
+        )
+    _check_rate(0.0, classes)
+    others = (classes - 1) * math.exp(-epsilon)
+    return others / (1.0 + others)
+
+
+def _check_rate(rate: float, classes: int) -> None:
+    if classes < 2:
+        raise ConfigError(f"label_dp: two classes at least are needed, given {classes}")
+    if not is_number(rate) or not 0.0 <= rate < (classes - 1) / classes:
+        raise ConfigError(
+            f"label_dp: flip must be at least 0 and below {(classes - 1) / classes:.4g} for {classes} classes, given "
+            f"{rate!r}; at that rate nothing is left of the labels"
+        )
+
+
+class LabelDP(Defense):
+    """Trains on labels that were flipped at random once, before training: label differential privacy.
+
+    Whatever the training sends, in this and every later epoch, is computed from the flipped labels. It thus protects
+    single labels against every attack of every party, up to epsilon, and no statistics of many: embeddings and cut
+    gradients still separate the classes. The draw derives from the label party's secret and the rate alone, so that
+    going on with a training flips the same labels. Every other draw, of a new secret or another rate, on the same
+    labels gives away another epsilon.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        What it wraps.
+    flip : float, optional
+        Probability that a label is replaced, at least 0 and below (C - 1) / C.
+    epsilon : float, optional
+        The privacy instead, above 0. Neither given: flip = 0.02.
+
+    References
+    ----------
+    Zheng et al., *Protecting Split Learning by Potential Energy Loss*, section 5.
+    """
+
+    name: ClassVar[str] = "label_dp"
+    twice: ClassVar[str] = "two flips are one at a higher rate, whose epsilon neither of them states; give that rate"
+
+    def __init__(self, strategy: HookedStrategy, flip: float | None = None, epsilon: float | None = None) -> None:
+        super().__init__(strategy)
+        if flip is not None and epsilon is not None:
+            raise ConfigError(f"label_dp: give flip or epsilon, not both; given flip={flip!r}, epsilon={epsilon!r}")
+        classes = self.base.labels.classes
+        if epsilon is not None:
+            self.flip = rate_of(epsilon, classes)
+            self.epsilon = float(epsilon)
+        else:
+            rate = _DEFAULT_FLIP if flip is None else flip
+            self.epsilon = epsilon_of(rate, classes)
+            self.flip = float(rate)
+        self._given = "flip" if epsilon is None else "epsilon"
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The strength as it was given."""
+        return {self._given: getattr(self, self._given)}
+
+    def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
+        """Flip, then let the inner strategy prepare: nothing within it, class weights included, sees true labels."""
+        generator = self.base.secret.generator("defense", self.name, repr(self.flip), device=str(labels.device))
+        flipped = flip(labels, classes=self.base.labels.classes, rate=self.flip, generator=generator)
+        prepared, log = self.strategy.prepare_labels(flipped)
+        share = float((flipped != labels).double().mean())
+        own = {"epsilon": self.epsilon, "flip": self.flip, "flipped": share}
+        return prepared, {**log, **{f"{self.name}.{key}": value for key, value in own.items()}}
+
+    def __repr__(self) -> str:
+        return f"LabelDP(flip={self.flip:.6g}, epsilon={self.epsilon:.6g})"

@@ -1,0 +1,82 @@
+"""The ServerApp: what it leaves, and how it fits into Flower's simulation runtime."""
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+
+from flower_vfl.apps import run
+from flower_vfl.apps.factories import default_bottom
+from flower_vfl.tracking import read_steps
+from tests.toys import toy_config, toy_data
+
+FORKING = """
+import os, subprocess, threading, time
+from concurrent import futures
+import grpc
+
+def serve():
+    while True:
+        endpoint = grpc.server(futures.ThreadPoolExecutor(4))
+        port = endpoint.add_insecure_port("127.0.0.1:0")
+        endpoint.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            try:
+                channel.unary_unary("/x/y")(b"", timeout=0.2)
+            except grpc.RpcError:
+                pass
+        endpoint.stop(0)
+
+threading.Thread(target=serve, daemon=True).start()
+end = time.monotonic() + 5
+codes = set()
+while time.monotonic() < end:
+    codes.add(subprocess.Popen(["true"], preexec_fn=lambda: None).wait())
+os.write(1, repr(codes).encode())
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_no_process_dies_in_a_fork_where_grpc_has_no_fork_handlers(monkeypatch):
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "{0}"
+
+
+def test_the_result_tells_the_mean_of_what_defenses_logged(tmp_path):
+    data, config = toy_data(rows=200), toy_config(defenses=[{"name": "marvell", "s": 1.0}], training={"batch_size": 2})
+    result = run(config, data=lambda _: data, out=tmp_path / "run").summary
+    assert 0 < result["log"]["marvell.fallback"] < 1
+    steps = read_steps(tmp_path / "run").to_pandas()
+    for name in ("marvell.fallback", "marvell.noise_power", "marvell.auc_bound"):
+        assert result["log"][name] == pytest.approx(steps["value"][steps["metric"] == name].mean())
+
+
+def test_a_feature_party_is_gone_with_its_run():
+    """Not when the garbage is collected: until then its data would stay open."""
+    made = weakref.WeakSet()
+
+    def watched(spec, config):
+        made.add(model := default_bottom(spec, config))
+        return model
+
+    run(toy_config(), data=lambda _: toy_data())  # torch keeps what the first optimizer of a process was made for
+    gc.disable()
+    try:
+        run(toy_config(), data=lambda _: toy_data(), bottom=watched)
+        assert not made
+    finally:
+        gc.enable()
+
+
+def test_so_few_steps_that_nothing_is_learned_are_a_warning_and_the_log_says_what_validation_takes(caplog):
+    caplog.set_level("INFO")
+    run(toy_config(training={"epochs": 2, "batch_size": 300}), data=lambda _: toy_data())
+    assert "600 training rows, 60 of them for validation; at most 4 steps: 2 epochs of up to 300 rows" in caplog.text
+    assert "4 steps are few" in caplog.text
+    caplog.clear()
+    run(toy_config(training={"epochs": 10, "batch_size": 20}), data=lambda _: toy_data())
+    assert "are few" not in caplog.text

@@ -1,0 +1,175 @@
+"""What columns were taken for, as the command line shows it: compared with the files that were prepared."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from flower_vfl.cli import main
+from flower_vfl.data.encoding.columns import Column, class_counts, columns_of
+from flower_vfl.data.sources.catalog import load, prepare
+from flower_vfl.data.store.dataset import open_dataset
+from flower_vfl.errors import DataError
+from flower_vfl.simulations.tables import print_columns
+from tests.data.clicks.click_files import criteo_rows, write_criteo
+
+ROWS = 400
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Two parties' files, with numbers, numbers that are missing, skewed ones, categories and rare values."""
+    rng = np.random.default_rng(0)
+    ids = [f"p{number:03d}" for number in range(ROWS)]
+    town = np.where(rng.random(ROWS) < 0.1, "", rng.choice(["Ulm", "Bonn", "Kiel"], ROWS))
+    town[5] = "Hof"
+    income = [f"{value:.3f}" for value in rng.lognormal(3, 2, ROWS)]
+    age = ["" if rng.random() < 0.2 else str(rng.integers(18, 80)) for _ in range(ROWS)]
+    code = rng.integers(0, 5, ROWS)
+    tables = {
+        "shop": {"id": ids, "town": town, "income": income, "age": age},
+        "bank": {"id": ids, "code": code, "height": rng.normal(size=ROWS), "label": rng.integers(0, 2, ROWS)},
+    }
+    for name, table in tables.items():
+        rows = zip(*table.values(), strict=True)
+        text = "\n".join([",".join(table), *(",".join(map(str, row)) for row in rows)])
+        (tmp_path / f"{name}.csv").write_text(text + "\n")
+    files = {name: str(tmp_path / f"{name}.csv") for name in tables}
+    return tables, {"files": files, "missing": "mean", "min_count": 2}
+
+
+def shares(dataset, table, name):
+    """Return the shares of missing and of other rows among the training rows, from the file."""
+    known = dict(zip(table["id"], table[name], strict=True))
+    values = np.array([str(known[row]) for row in dataset.ids("train")])
+    return float((values == "").mean()), values
+
+
+def test_columns_have_the_types_the_missing_shares_and_the_values_of_the_training_rows(own):
+    tables, options = own
+    dataset = load("files", options=options)
+    found = {(column.party, column.name): column for column in columns_of(dataset)}
+    missing, towns = shares(dataset, tables["shop"], "town")
+    names, counts = np.unique(towns, return_counts=True)
+    rare = int(counts[counts < 2].sum())
+    expected = {
+        ("shop", "town"): Column("shop", "town", "category", missing, int((counts >= 2).sum()), rare / len(towns)),
+        ("bank", "height"): Column("bank", "height", "number", 0.0),
+        ("bank", "code"): Column("bank", "code", "number", 0.0),
+    }
+    for key, column in expected.items():
+        assert found[key] == column
+    assert "" in names
+    age, _ = shares(dataset, tables["shop"], "age")
+    assert found["shop", "age"].missing == pytest.approx(age)
+    assert found["shop", "income"].kind == "number, log"
+    assert set(found) == {*expected, ("shop", "age"), ("shop", "income")}
+
+
+def test_a_type_that_is_named_is_the_one_that_is_shown(own):
+    _, options = own
+    dataset = load("files", options={**options, "categorical": ["code"], "ignore": ["height"]})
+    found = {column.name: column for column in columns_of(dataset)}
+    assert (found["code"].kind, found["code"].values) == ("category", 5)
+    assert "height" not in found
+
+
+@pytest.mark.parametrize(("min_count", "known"), [(1, True), (3, True), (150, False)])
+def test_missing_values_that_are_too_rare_for_an_id_have_an_unknown_share(own, min_count, known):
+    tables, options = own
+    dataset = load("files", options={**options, "min_count": min_count})
+    town = next(column for column in columns_of(dataset) if column.name == "town")
+    missing, _ = shares(dataset, tables["shop"], "town")
+    assert town.missing == (missing if known else None)
+    assert missing > 0
+
+
+def test_a_column_without_rare_values_lacks_none_where_none_is_missing(own):
+    _, options = own
+    found = columns_of(load("files", options={**options, "categorical": ["code"], "min_count": 3}))
+    code = next(column for column in found if column.name == "code")
+    assert (code.missing, code.rare) == (0.0, 0.0)
+
+
+def test_numbers_that_count_as_zero_where_they_are_missing_have_an_unknown_share(tmp_path):
+    path = write_criteo(tmp_path / "train.txt", criteo_rows(300))
+    found = columns_of(prepare("criteo", source=path, out=tmp_path / "out", published=True))
+    assert {column.missing for column in found if column.kind.startswith("number")} == {None}
+    known = columns_of(prepare("criteo", source=path, out=tmp_path / "other"))
+    assert all(column.missing is not None for column in known)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kinds"),
+    [
+        ("digits", {}, {"numbers 1 x 8 x 4"}),
+        ("synthetic", {"rows": 60, "test_rows": 20}, {"number", "category"}),
+        ("breast-cancer", {}, {"number", "number, log"}),
+    ],
+)
+def test_every_kind_of_data_can_be_shown(name, options, kinds):
+    found = columns_of(load(name, options=options))
+    assert found
+    assert {column.kind for column in found} == kinds
+
+
+def test_only_what_this_host_holds_is_shown(own, tmp_path):
+    from flower_vfl.data.store.parts import write_part
+
+    _, options = own
+    folder = load("files", options=options).folder
+    part = write_part(folder, "shop", tmp_path / "part")
+    assert {column.party for column in columns_of(part)} == {"shop"}
+
+
+def test_the_command_line_shows_the_columns_after_preparing_and_later(own, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    _, options = own
+    settings = [f"files.{party}={path}" for party, path in options["files"].items()]
+    words = ["data", "prepare", "files", "--out", str(tmp_path / "out"), "--set", "missing=mean"]
+    for setting in [*settings, "categorical=code"]:
+        words += ["--set", setting]
+    with pytest.raises(SystemExit) as done:
+        main(words)
+    assert done.value.code == 0
+    prepared = capsys.readouterr().out
+    with pytest.raises(SystemExit) as done:
+        main(["data", "show", str(tmp_path / "out")])
+    assert done.value.code == 0
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if "│" in line]
+    assert len(rows) == 5
+    assert all(row in prepared for row in rows)
+    assert any("bank" in row and "code" in row and "category" in row and " 5 " in row for row in rows)
+    assert "categorical=..." in prepared
+    labels = load("files", options=options).labels().train
+    negatives, positives = np.bincount(labels)
+    most = f"'0': {negatives}, '1': {positives}" if negatives >= positives else f"'1': {positives}, '0': {negatives}"
+    for text in (prepared, shown):
+        assert f"training rows of 2 classes: {most}" in text
+
+
+def test_only_the_largest_of_many_classes_are_counted_out_and_none_without_labels(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = [f"p{number},{number % 7},c{min(number % 30, 11):02d}" for number in range(600)]
+    (tmp_path / "a.csv").write_text("id,x,label\n" + "\n".join(rows) + "\n")
+    dataset = prepare("files", out=tmp_path / "whole", options={"files": {"a": str(tmp_path / "a.csv")}})
+    counts = class_counts(dataset)
+    names, numbers = np.unique([dataset.class_names[label] for label in dataset.labels().train], return_counts=True)
+    assert counts == dict(zip(names.tolist(), numbers.tolist(), strict=True))
+    print_columns(dataset)
+    shown = capsys.readouterr().out
+    assert f"training rows of 12 classes: 'c11': {counts['c11']}, " in shown
+    assert "and 2 smaller ones" in shown
+    shutil.rmtree(dataset.folder / "labels")
+    assert class_counts(dataset) == {}
+    print_columns(open_dataset(dataset.folder))
+    assert "classes" not in capsys.readouterr().out
+
+
+def test_a_file_that_was_changed_is_named(own):
+    _, options = own
+    folder = load("files", options=options).folder
+    (folder / "shop" / "train" / "categorical.npy").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"categorical\.npy"):
+        columns_of(open_dataset(folder))

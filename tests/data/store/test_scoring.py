@@ -1,0 +1,228 @@
+"""Rows that can be scored: found by their IDs, new ones encoded as the training rows were."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_vfl.data.sources.catalog import prepare
+from flower_vfl.data.store import layout
+from flower_vfl.data.store.dataset import open_dataset
+from flower_vfl.data.store.scoring import Joined, ScoreRows, new_rows, read_asked, rows_of
+from flower_vfl.data.store.source import ArraySource
+from flower_vfl.errors import DataError
+from tests.toys import toy_data
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two parties' files, prepared; numbers, a skewed column, categories, missing values."""
+    root = tmp_path_factory.mktemp("trained")
+    rng = np.random.default_rng(0)
+    ids = [f"p{number:03}" for number in range(200)]
+    shop = {"id": ids, "spent": np.exp(3 * rng.normal(size=200)), "city": rng.choice(["Bonn", "Kiel", ""], 200)}
+    bank = {"id": ids[::-1], "debt": rng.normal(size=200), "label": rng.integers(0, 2, 200)}
+    pa_csv.write_csv(pa.table(shop), root / "shop.csv")
+    pq.write_table(pa.table(bank), root / "bank.parquet")
+    options = {"files": {"shop": "shop.csv", "bank": "bank.parquet"}}
+    return root, prepare("files", source=root, out=root / "prepared", options=options)
+
+
+def everything(rows, party):
+    features = rows.features(party)
+    return features.source.gather(np.arange(len(features.source)))
+
+
+def same(first, second):
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["one file", "a folder"])
+def test_the_training_rows_come_out_as_they_were_prepared_when_they_are_read_again(trained, tmp_path, whole):
+    root, dataset = trained
+    if whole:
+        shop, bank = pa_csv.read_csv(root / "shop.csv"), pq.read_table(root / "bank.parquet")
+        pa_csv.write_csv(shop.join(bank, "id"), tmp_path / "both.csv")
+    again, known = new_rows(tmp_path / "both.csv" if whole else root, dataset), rows_of(dataset)
+    assert again.count == known.count == 200
+    order = known.find(again.ids(np.arange(200)))
+    for party in dataset.parties:
+        first = again.features(party).source.gather(np.arange(200))
+        assert same(first, known.features(party).source.gather(order))
+        assert again.features(party).encoding == known.features(party).encoding
+        assert again.features(party).spec == known.features(party).spec
+
+
+def test_rows_of_files_are_in_the_order_of_their_ids_whatever_the_order_of_the_file(trained, tmp_path):
+    _, dataset = trained
+    table = pa.table({"id": ["b", "c", "a"], "spent": [2.0, 3.0, 1.0], "city": ["Kiel", "Bonn", "Bonn"]})
+    pa_csv.write_csv(table, tmp_path / "one.csv")
+    pa_csv.write_csv(table.take([2, 0, 1]), tmp_path / "two.csv")
+    one, two = (new_rows(tmp_path / name, dataset) for name in ("one.csv", "two.csv"))
+    assert one.ids(np.arange(3)).to_pylist() == ["a", "b", "c"]
+    assert one.digest == two.digest
+    assert same(everything(one, "shop"), everything(two, "shop"))
+    numeric, categorical = everything(one, "shop")
+    assert numeric[:, 0].tolist() == sorted(numeric[:, 0].tolist())
+    assert categorical[0] == categorical[2] != categorical[1]
+
+
+def test_a_value_that_training_never_saw_goes_to_its_bucket(trained, tmp_path):
+    _, dataset = trained
+    pa_csv.write_csv(pa.table({"id": ["a"], "spent": [1.0], "city": ["Atlantis"]}), tmp_path / "new.csv")
+    assert everything(new_rows(tmp_path / "new.csv", dataset), "shop")[1].tolist() == [[0]]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".txt", ".parquet"])
+def test_a_party_s_file_in_a_folder_may_have_every_ending_that_can_be_prepared(trained, tmp_path, ending):
+    table = pa.table({"id": ["x"], "spent": [1.0], "city": ["Bonn"]})
+    if ending == ".parquet":
+        pq.write_table(table, tmp_path / "shop.parquet")
+    else:
+        options = pa_csv.WriteOptions(delimiter="\t" if ending == ".tsv" else ",")
+        pa_csv.write_csv(table, tmp_path / f"shop{ending}", options)
+    assert new_rows(tmp_path, trained[1]).count == 1
+
+
+def test_new_rows_need_no_label(trained, tmp_path):
+    _, dataset = trained
+    pa_csv.write_csv(pa.table({"id": ["a"], "debt": [1.0]}), tmp_path / "new.csv")
+    assert len(everything(new_rows(tmp_path / "new.csv", dataset), "bank")[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "party", "words"),
+    [
+        ({"new.csv": "id,spent\na,1\n"}, "shop", "has no column 'city'"),
+        ({"new.csv": "spent,city\n1,Bonn\n"}, "shop", "has no column 'id'"),
+        ({"new.csv": "id,spent,city\na,much,Bonn\n"}, "shop", "holds 'much', a finite number is needed"),
+        ({"new.csv": "id,spent,city\nc,1,Bonn\na,1,Kiel\nb,oops,Bonn\n"}, "shop", "row 3 holds 'oops'"),
+        ({"new.csv": "id,spent,city\na,1,Bonn\na,2,Kiel\n"}, "shop", "occur more than once, in rows 1, 2"),
+        ({"new.csv": "id,spent,city\n"}, "shop", "has no rows"),
+        ({"shop.csv": "id,spent,city\na,1,Bonn\n", "bank.csv": "id,debt\nb,1\n"}, "shop", "1 of 1 IDs"),
+        ({"bank.csv": "id,debt\nb,1\n"}, "shop", "holds no file of party 'shop'; it holds bank"),
+        ({"clinic.csv": "id\nb\n"}, "shop", r"neither a CSV or Parquet file, .* \(shop.csv, bank.csv\)"),
+    ],
+)
+def test_new_rows_that_do_not_fit_are_told(trained, tmp_path, files, party, words):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    path = tmp_path / "new.csv" if "new.csv" in files else tmp_path
+    with pytest.raises(DataError, match=words):
+        new_rows(path, trained[1]).features(party)
+
+
+def test_data_that_does_not_say_how_it_was_encoded_takes_no_files(tmp_path):
+    (tmp_path / "new.csv").write_text("id,x0\na,1\n")
+    with pytest.raises(DataError, match="nothing says how its columns were encoded"):
+        new_rows(tmp_path / "new.csv", toy_data())
+    toy = prepare("toy-gap", out=tmp_path / "toy", options={"rows": 40, "test_rows": 20})
+    with pytest.raises(DataError, match="does not say how the columns of party 'a' were encoded"):
+        new_rows(tmp_path / "new.csv", toy).features("a")
+
+
+def test_a_prepared_folder_is_taken_as_it_is(trained, tmp_path):
+    root, dataset = trained
+    rows = new_rows(root / "prepared", dataset)
+    assert (rows.count, rows.digest) == (200, dataset.alignment.digest)
+    assert rows.chosen == range(dataset.alignment.rows, 200)
+
+
+def test_positions_and_ids_belong_together_in_both_parts(trained):
+    _, dataset = trained
+    rows = rows_of(dataset)
+    ids = [*dataset.ids("train"), *dataset.ids("test")]
+    assert rows.ids(np.array([0, 199, 3])).to_pylist() == [ids[0], ids[199], ids[3]]
+    assert rows.find(pa.array([ids[150], ids[2]])).tolist() == [150, 2]
+    table = dataset.party("shop")
+    for position in (0, dataset.alignment.rows - 1, dataset.alignment.rows, 199):
+        part, row = (table.train, position) if position < dataset.alignment.rows else (table.test, position)
+        row -= 0 if position < dataset.alignment.rows else dataset.alignment.rows
+        assert same(rows.features("shop").source.gather(np.array([position])), part.gather(np.array([row])))
+
+
+def test_ids_that_are_not_those_of_the_rows_are_refused(trained, tmp_path):
+    root, _ = trained
+    shutil.copytree(root / "prepared", tmp_path / "copy")
+    dataset = open_dataset(tmp_path / "copy")
+    ids = dataset.ids("test")
+    layout.write_ids(tmp_path / "copy" / "ids" / "test.parquet", ids[::-1])
+    for rows in (rows_of(dataset), new_rows(tmp_path / "copy", dataset)):
+        for read in (lambda rows=rows: rows.ids(np.arange(3)), lambda rows=rows: rows.find(pa.array(ids[:3]))):
+            with pytest.raises(DataError, match="are not those of the rows, or not in their order"):
+                read()
+
+
+@pytest.mark.parametrize("ids", [None, [f"p{number}" for number in range(100)]], ids=["numbers", "training IDs"])
+def test_test_rows_without_ids_have_the_numbers_of_their_table_and_training_rows_cannot_be_asked_for(ids):
+    data = replace(toy_data(rows=100, test_rows=30), ids=ids)
+    rows = rows_of(data)
+    (position,) = rows.find(pa.array(["5"]))
+    assert same(rows.features("a").source.gather(np.array([position])), data.party("a").test.gather(np.array([5])))
+    with pytest.raises(DataError, match="numbers, 0 to 29, and its training rows cannot be asked for"):
+        rows.find(pa.array(["30", "p3"]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text("abc", min_size=1, max_size=3), unique=True, min_size=1, max_size=30), st.data())
+def test_ids_are_found_as_a_dictionary_finds_them(ids, data):
+    cut = data.draw(st.integers(0, len(ids)))
+    asked = data.draw(st.lists(st.sampled_from(ids), unique=True, min_size=1))
+    column = pa.chunked_array([ids[:cut], ids[cut:]], pa.string())
+    rows = ScoreRows(len(ids), "", range(len(ids)), lambda party: None, lambda: column)
+    place = {value: position for position, value in enumerate(ids)}
+    assert rows.find(pa.array(asked)).tolist() == [place[value] for value in asked]
+    assert rows.ids(rows.find(pa.array(asked))).to_pylist() == asked
+    with pytest.raises(DataError, match=f"1 of {len(asked) + 1} IDs are not in the data: 'zz'"):
+        rows.find(pa.array([*asked, "zz"]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 11), min_size=1, max_size=20))
+def test_two_sources_as_one_keep_the_order_of_the_rows(rows):
+    table, ids = np.arange(24.0).reshape(12, 2), np.arange(12)[:, None]
+    joined = Joined(ArraySource(table[:5], ids[:5]), ArraySource(table[5:], ids[5:]))
+    assert len(joined) == 12
+    assert same(joined.gather(np.array(rows)), ArraySource(table, ids).gather(np.array(rows)))
+
+
+@pytest.mark.parametrize("name", ["ids.csv", "ids.tsv", "ids.parquet", "ids.txt", "ids"])
+def test_a_list_of_ids_is_read_in_its_order(tmp_path, name):
+    asked = ["p2", "p1", "ü3"]
+    table = pa.table({"person": asked, "more": [1, 2, 3]})
+    if name.endswith("parquet"):
+        pq.write_table(table, tmp_path / name)
+    elif "sv" in name:
+        text = "\t" if name.endswith("tsv") else ","
+        lines = [f"person{text}more", *(f"{value}{text}1" for value in asked)]
+        (tmp_path / name).write_text("\n".join(lines), encoding="utf8")
+    else:
+        (tmp_path / name).write_text("\ufeff" + "\r\n".join(asked) + "\n\n", encoding="utf8")
+    assert read_asked(tmp_path / name, "person").to_pylist() == asked
+
+
+def test_whole_numbers_are_ids_too(tmp_path):
+    pq.write_table(pa.table({"id": [7, 3]}), tmp_path / "ids.parquet")
+    assert read_asked(tmp_path / "ids.parquet", "id").to_pylist() == ["7", "3"]
+
+
+def test_a_list_without_the_column_names_those_that_there_are(tmp_path):
+    (tmp_path / "ids.csv").write_text("pid\n1\n")
+    with pytest.raises(DataError, match="has no column 'id'; did you mean 'pid'"):
+        read_asked(tmp_path / "ids.csv", "id")
+
+
+def test_a_list_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "ids").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_asked(tmp_path / "ids", "id")
+    with pytest.raises(DataError, match="there is no file"):
+        read_asked(tmp_path / "nowhere", "id")

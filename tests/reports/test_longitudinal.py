@@ -1,0 +1,262 @@
+"""What a report says of attackers that remember: beside the papers' measure, and first where it is larger."""
+
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+
+from flower_vfl.apps import run
+from flower_vfl.errors import InputError
+from flower_vfl.reports import render
+from flower_vfl.reports.leaks import worst
+from flower_vfl.reports.longitudinal import _by_epoch, of_remembered, promised, single_steps, strongest
+from flower_vfl.reports.run import load_run
+from flower_vfl.reports.words import not_tested, worst_leak
+from flower_vfl.simulations.tables import print_results
+from tests.toys import toy_config, toy_data
+
+FIRST_READ = {"remembered_norm": [0.53, 0.6, 0.66], "remembered_direction": [0.64, 0.75, 0.84]}
+
+
+def entry_of(attack, values, **more):
+    return {
+        **{"attack": attack, "label": attack, "params": {}, "metric": "auc", "phase": "remembered"},
+        **{"source": "attacker", "defended": True, "party": "a", "layer": "cut", "epochs": [1, 2, 3]},
+        **{"values": values, "q95": max(values), "q95_null": 0.505, "mean": float(np.mean(values)), "max": max(values)},
+        **{"interval95": [values[-1] - 0.01, values[-1] + 0.01], "steps": 3, "one_class_steps": 0},
+        **more,
+    }
+
+
+def remember(folder, entries):
+    """Write into a run's result what was remembered."""
+    result = json.loads((folder / "result.json").read_text())
+    result["leakage"] += entries
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+@pytest.fixture
+def remembering(run_folder):
+    """Returns a function that writes a run with a defense, and with these remembered leaks."""
+
+    def make(entries=None, **facts):
+        found = [entry_of(*pair) for pair in FIRST_READ.items()] if entries is None else entries
+        facts = {"defenses": ({"name": "marvell", "params": {"s": 4.0, "rho": 0.0}},), "leak": 0.6, **facts}
+        return remember(run_folder(epochs=3, **facts), found)
+
+    return make
+
+
+def text_of(folder):
+    page = re.sub(r"<svg.*?</svg>", "[figure]", render([folder]).read_text(), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
+
+
+def test_the_page_sets_what_is_remembered_beside_single_steps(remembering):
+    text = text_of(remembering())
+    assert "A single step gives away a leak AUC of 0.6" in text
+    assert "But each person comes again in every epoch. Who adds up what came for each person, and knows" in text
+    assert "and knows nothing, read the labels of all people with 0.640" in text
+    assert re.search(
+        r"with 0\.840 after epoch 3 \(remembered_direction\)\. Noise that is drawn anew averages out", text
+    )
+    assert "What an attacker reads who remembers" in text
+
+
+def test_the_largest_leak_of_a_run_is_the_remembered_one_where_that_is_larger(remembering):
+    folder = remembering()
+    leak = worst_leak(load_run(folder))
+    assert leak.remembered
+    assert leak.q95 == 0.84
+    text = text_of(folder)
+    assert "0.840" in text.split("Leak AUC: the gradients alone")[1][:40]
+    assert re.search(r"remembered_direction 0\.840 \(guessing 0\.\d+\) , the largest after any epoch", text)
+    assert "By the papers’ measure, single steps, the leak is 0.6" in text
+
+
+@pytest.mark.parametrize(
+    ("attack", "params", "words"),
+    [
+        ("remembered_difference", {"by": "norm"}, "compares what came for each person in the last two epochs"),
+        ("remembered_fit", {"k": 4, "reads": "difference"}, "compares what came for each person in the last two"),
+        ("remembered_quadratic", {"k": 4, "reads": "last"}, "looks at what came for each person in one epoch alone"),
+        ("remembered_network", {"k": 4, "reads": "epochs"}, "sets side by side what came for each person in every"),
+    ],
+)
+def test_a_reader_that_adds_up_nothing_is_not_said_to(remembering, attack, params, words):
+    text = text_of(remembering([entry_of(attack, [0.6, 0.7, 0.84], params=params)]))
+    assert f"Who {words}" in text
+    assert "adds up what" not in text
+    assert "Noise that is drawn anew averages out" not in text
+
+
+@pytest.mark.parametrize("params", [{"t": 1.0, "rho": 1.0}, {"alpha": 1.0}])
+def test_where_no_noise_is_drawn_anew_none_averages_out(remembering, params):
+    text = text_of(remembering(defenses=({"name": "other", "params": params},)))
+    assert "Who adds up what came for each person" in text
+    assert "Noise that is drawn anew averages out" not in text
+
+
+def test_in_time_order_nobody_comes_again(remembering):
+    folder = remembering()
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "periods": []}))
+    text = text_of(folder)
+    assert "Who adds up what came for each person" in text
+    assert "comes again" not in text
+    assert "averages out" not in text
+
+
+def test_where_single_steps_leak_more_the_headline_is_theirs(remembering):
+    folder = remembering(leak=0.97)
+    assert not worst_leak(load_run(folder)).remembered
+    assert "no higher in 95 of 100 steps" in text_of(folder)
+
+
+def test_single_steps_are_compared_at_the_same_place(remembering):
+    result = load_run(remembering()).result
+    for party, layer in (("a", "cut"), ("b", "first")):
+        step = single_steps(result, party, layer)
+        assert (step["party"], step["layer"], step["phase"]) == (party, layer, "train")
+    assert worst(result, "cut", remembered=True)["attack"] == "remembered_direction"
+    assert worst(result, "cut", remembered=False)["attack"] == "norm"
+    assert worst(result, "cut")["attack"] == "remembered_direction"
+
+
+def test_there_is_a_figure_a_party_and_layer_and_the_monitor_stands_in(remembering):
+    entries = [
+        entry_of("remembered_norm", [0.5, 0.6, 0.7], party=party, layer=layer, source=source)
+        for party, layer, source in (
+            ("a", "cut", "attacker"),
+            ("a", "cut", "monitor"),
+            ("a", "first", "attacker"),
+            ("a+b", "cut", "monitor"),
+        )
+    ]
+    folder = remembering(entries)
+    figures = of_remembered(load_run(folder))["remembered_figures"]
+    assert len(figures) == 3
+    assert "norm, single steps" in figures[0]
+    assert "single steps" not in figures[2]  # nobody attacked both together step by step
+
+
+def test_single_steps_are_drawn_by_the_quantile_of_each_epoch(remembering):
+    run = load_run(remembering(leak=0.9))
+    epochs, quantiles = _by_epoch(run, single_steps(run.result, "a", "cut"))
+    _, of, values = run.curve(attack="norm", party="a", layer="cut", metric="auc")
+    assert epochs.tolist() == [1, 2, 3]
+    for epoch, quantile in zip(epochs, quantiles, strict=True):
+        assert np.mean(values[of == epoch] <= quantile) >= 0.95
+        assert quantile in values[of == epoch]
+
+
+def test_what_would_have_been_sent_undefended_is_no_leak_of_the_run(remembering):
+    folder = remembering([entry_of("remembered_norm", [0.9, 0.95, 0.99], defended=False, source="monitor")])
+    assert strongest(load_run(folder).result) is None
+    text = text_of(folder)
+    assert "Who adds up" not in text
+    assert "0.990" in text  # it stands in the table
+
+
+def test_what_was_not_read_to_the_end_is_told(remembering):
+    nothing = {"epochs": [], "values": [], "q95": None, "unavailable": "it is wide"}
+    folder = remembering([{**entry_of("remembered_norm", [0.5]), **nothing}])
+    assert "remembered_norm at party a, cut layer was not read to the end: it is wide." in text_of(folder)
+
+
+def test_that_nobody_remembered_is_named_where_nobody_did(remembering, run_folder):
+    words = "Attackers that remember each person over the epochs, and so average noise away."
+    assert words in not_tested(load_run(run_folder("plain")))
+    assert words not in not_tested(load_run(remembering()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"values": [0.5]}, {"values": "high"}, {"epochs": None}, {"epochs": [1, 2, "x"]}, {"values": [0.5, None, 1.0]}],
+)
+def test_a_remembered_leak_of_another_shape_is_refused(remembering, change):
+    folder = remembering([{**entry_of("remembered_norm", [0.5, 0.6, 0.7]), **change}])
+    with pytest.raises(InputError, match="a value for each of its epochs"):
+        render([folder])
+
+
+def test_hostile_text_in_a_remembered_leak_stays_text(remembering):
+    entry = entry_of("<script>x</script>", [0.5, 0.6, 0.9], unavailable="<img src=x>", params={"k": "<b>5"})
+    page = render([remembering([entry])]).read_text()
+    assert "<script>x" not in page
+    assert "<img src=x>" not in page
+    assert "<b>5" not in page
+
+
+def test_the_table_of_runs_has_both_measures(remembering, capsys):
+    result = json.loads((remembering() / "result.json").read_text())
+    print_results([result])
+    shown = capsys.readouterr().out
+    assert "remem" in shown
+    assert "0.840" in shown
+    line = re.sub(r"\s+", " ", shown)
+    assert "Remembered, marvell(s=4): 0.640 after epoch 1, 0.840 after epoch 3; single steps 0.6" in line
+
+
+def test_without_attackers_that_remember_the_table_is_as_it_was(run_folder, capsys):
+    print_results([json.loads((run_folder() / "result.json").read_text())])
+    assert "emem" not in capsys.readouterr().out
+
+
+def test_runs_are_compared_by_what_is_remembered_too(remembering, run_folder, tmp_path):
+    folders = [
+        remembering(),
+        remember(run_folder("other", epochs=3), [entry_of("remembered_direction", [0.9, 0.9, 0.9], defended=False)]),
+    ]
+    page = html.unescape(render(folders).read_text())
+    assert "remembered_direction, cut" in page
+    assert "0.900" in page
+
+
+@pytest.mark.parametrize("name", ["marvell", "marvell_full"])
+def test_what_is_promised_of_all_epochs_stands_beside_what_was_read(tmp_path, name):
+    attack = {"names": ["norm", "remembered_norm"]}
+    config = toy_config(training={"epochs": 3}, defenses=[{"name": name, "s": 4.0}], attack=attack)
+    run(config, out=tmp_path / "run", data=lambda _: toy_data())
+    epochs, values = promised(load_run(tmp_path / "run"), "a")
+    assert epochs.tolist() == [1, 2, 3]
+    assert np.all(np.diff(values) >= 0)
+    assert "Dotted: what Theorem 1 allows" in text_of(tmp_path / "run")
+
+
+def test_without_a_promise_none_is_shown(remembering):
+    folder = remembering()
+    assert promised(load_run(folder), "a") is None
+    assert "Dotted" not in text_of(folder)
+
+
+@pytest.mark.parametrize("attack", ["remembered_fit", "remembered_quadratic", "remembered_network"])
+def test_a_learned_reader_that_reads_most_is_the_strongest_attack_found(attack, remembering):
+    learned = entry_of(attack, [0.7, 0.8, 0.93], label=f"{attack}(k=8)", params={"k": 8})
+    folder = remembering([entry_of(*pair) for pair in FIRST_READ.items()] + [learned])
+    run = load_run(folder)
+    found = strongest(run.result)
+    assert (found.entry["attack"], found.last, found.knows) == (attack, 0.93, "8 rows of each class")
+    assert worst_leak(run).entry["attack"] == attack
+    assert f"{attack}(k=8)" in text_of(folder)
+
+
+def test_a_reader_that_is_wrong_is_the_strongest_where_turned_around_it_reads_most(remembering, capsys):
+    wrong = entry_of("remembered_hint", [0.4, 0.2, 0.06])
+    folder = remembering([*(entry_of(*pair) for pair in FIRST_READ.items()), wrong])
+    found = strongest(load_run(folder).result)
+    assert (found.entry["attack"], found.turned) == ("remembered_hint", True)
+    assert (found.first, found.last) == (pytest.approx(0.6), pytest.approx(0.94))
+    leak = worst_leak(load_run(folder))
+    assert (leak.entry["attack"], leak.reached, leak.turned) == ("remembered_hint", pytest.approx(0.94), True)
+    text = text_of(folder)
+    assert "with 0.940 after epoch 3 (remembered_hint, its scores turned around)" in text
+    assert "0.940" in text.split("Leak AUC: the gradients alone")[1][:40]
+    print_results([json.loads((folder / "result.json").read_text())])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0.600 after epoch 1, 0.940 after epoch 3" in shown
+    assert "turned around, party a" in shown
+    assert not strongest(load_run(remembering()).result).turned

@@ -1,0 +1,286 @@
+"""What Marvell with full covariances promises about all releases of a row, against whole matrices and against readers.
+
+Statistics are compared with their exact spread: a comparison within five standard errors fails on correct code with
+probability 6e-7.
+"""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+from torch import nn
+
+from flower_vfl.apps import run
+from flower_vfl.metrics import auc_bound, leak_auc, together_shaped
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import MarvellFull, VerticalStrategy
+from flower_vfl.strategies.gradients.marvell import full_accountant
+from flower_vfl.strategies.gradients.marvell.full import _draw, estimate, optimal_noise
+from flower_vfl.strategies.gradients.marvell.full_accountant import CHAINS, FullCourse, Part, most_epochs, release
+from flower_vfl.strategies.gradients.noise import Noise
+from flower_vfl.tracking import read_steps
+from tests.toys import toy_config, toy_data
+
+ROWS, WIDTH, BATCH = 2400, 5, 200
+LABELS = (np.arange(ROWS) % 4 == 1).astype(np.int64)
+AXES = np.random.default_rng(5).standard_normal((2, WIDTH, WIDTH)) * np.array([0.5, 0.3, 0.1, 0.03, 0.01])
+"""Each class lies near directions of its own."""
+
+
+def deviations(seed):
+    z = np.random.default_rng(seed).standard_normal((ROWS, WIDTH))
+    return np.einsum("rij,rj->ri", AXES[LABELS], z)
+
+
+def epoch(seed, kept):
+    """Batches of an epoch: gradients, of which a share of each row's deviation comes again, labels and rows."""
+    g = math.sqrt(kept) * deviations(10_000) + math.sqrt(1.0 - kept) * deviations(seed)
+    g[:, 0] += np.where(LABELS == 1, 1.5, -0.5)
+    order = np.random.default_rng(seed).permutation(ROWS)
+    for low in range(0, ROWS, BATCH):
+        rows = order[low : low + BATCH]
+        yield torch.tensor(g[rows]), torch.tensor(LABELS[rows]), rows
+
+
+def strategy():
+    base = VerticalStrategy(nn.Linear(WIDTH, 1), torch.tensor(LABELS), secret=Secret.for_simulation(0, "label"))
+    base.widths = {"a": WIDTH}
+    return base
+
+
+def trained(epochs, *, kept, rho=0.0, s=4.0):
+    """What a defense logs after each epoch, what its steps leave, and what a row got, (T, N, D)."""
+    defense = MarvellFull(strategy(), s=s, rho=rho)
+    said, left, got = [], [], np.zeros((epochs, ROWS, WIDTH))
+    for number in range(epochs):
+        for g, y, rows in epoch(number, kept):
+            defense.begin_batch(rows)
+            noisy, log = defense.protect(g, y)
+            got[number, rows] = noisy.numpy()
+            left.append(log["marvell_full.sum_kl_after"])
+        said.append({key.removeprefix("marvell_full."): value for key, value in defense.end_epoch().items()})
+    return defense, said, np.array(left), got
+
+
+def batches(width=4, seed=0, rows=120):
+    generator = torch.Generator().manual_seed(seed)
+    y = (torch.arange(rows) % 3 == 0).long()
+    g = torch.randn(rows, width, generator=generator, dtype=torch.float64) * torch.linspace(0.1, 2.0, width)
+    return g * (1.0 + y[:, None] * torch.rand(width, generator=generator)) + y[:, None] * 0.8, y
+
+
+@pytest.mark.parametrize(("rows", "width"), [(120, 4), (9, 20)])
+def test_a_release_has_the_covariances_of_the_classes_and_of_their_noise(rows, width):
+    g, y = batches(width, rows=rows)
+    pair = estimate(g, y)
+    noise = optimal_noise(pair, 3.0)
+    found = release(pair, [Part(noise)])
+    unit = float(g.abs().max())
+    for c in (0, 1):
+        of_class = g[y == c].numpy()
+        assert found.own[c] @ found.own[c].T * unit**2 == pytest.approx(np.cov(of_class.T, bias=True), abs=1e-6)
+        directions, levels = noise.directions.double(), noise.levels[c]
+        expected = directions @ torch.diag(levels) @ directions.T + noise.everywhere * torch.eye(
+            width, dtype=torch.float64
+        )
+        expected += noise.along * torch.outer(noise.line, noise.line)
+        assert found.noise[c] @ found.noise[c].T == pytest.approx(expected.numpy(), abs=1e-9)
+        assert found.noise[c][:, :width] == pytest.approx(found.noise[c][:, :width].T)
+    if width < rows:
+        assert together_shaped([found], rho=0.3, kept=0.3).sum_kl() == pytest.approx(noise.sum_kl, rel=1e-6)
+
+
+def test_the_noise_that_is_drawn_for_a_row_in_two_epochs_has_the_covariance_of_the_model():
+    """Two batches of one row under many keys; each entry of the covariance within five standard errors."""
+    rho, count, width, c = 0.6, 1_200, 3, 1
+    pairs = [estimate(*batches(width, seed)) for seed in (1, 2)]
+    noises = [optimal_noise(pair, 4.0) for pair in pairs]
+    parts = [release(pair, [Part(noise)]) for pair, noise in zip(pairs, noises, strict=True)]
+    samples, rows = np.zeros((count, 2 * width)), np.array([7])
+    for key in range(count):
+        for number, noise in enumerate(noises):
+            generator = torch.Generator().manual_seed(2 * key + number)
+            source = Noise(generator, rho=rho, key=key.to_bytes(16, "big"), rows=rows)
+            drawn = _draw(torch.zeros(1, width, dtype=torch.float64), torch.tensor([c]), noise, 1.0, source)
+            samples[key, number * width : (number + 1) * width] = drawn[0].numpy()
+    blocks = [[(1.0 if s is t else rho) * s.noise[c] @ t.noise[c].T for t in parts] for s in parts]
+    expected = np.block(blocks)
+    spread = np.sqrt((np.outer(np.diag(expected), np.diag(expected)) + expected**2) / count)
+    assert (np.abs(samples.T @ samples / count - expected) < 5 * spread).all()
+
+
+def test_with_fresh_noise_and_rows_that_are_new_each_time_the_divergences_of_the_epochs_add_up():
+    _, said, left, _ = trained(4, kept=0.0)
+    for count, found in enumerate(said, start=1):
+        assert found["kept"] == pytest.approx(0.0, abs=5 / math.sqrt(ROWS / 4 * WIDTH / 4))
+        assert found["sum_kl_remembered"] == pytest.approx(count * left.mean(), rel=0.1)
+        assert found["auc_bound_remembered"] == auc_bound(found["sum_kl_remembered"])
+    assert said[0]["sum_kl_remembered"] == pytest.approx(left[: ROWS // BATCH].mean())
+
+
+@pytest.mark.parametrize(("kept", "rho"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.5)])
+def test_the_best_reader_of_all_epochs_stays_below_what_is_promised(kept, rho):
+    """A Gaussian for each class of all epochs side by side, fitted on every row and scored on the same: the best."""
+    defense, said, left, got = trained(3, kept=kept, rho=rho)
+    for count in (1, 2, 3):
+        seen = got[:count].transpose(1, 0, 2).reshape(ROWS, -1)
+        reader = QuadraticDiscriminantAnalysis(priors=[0.5, 0.5]).fit(seen, LABELS)
+        read = leak_auc(reader.decision_function(seen), LABELS == 1)
+        assert 0.6 < read < said[count - 1]["auc_bound_remembered"]
+    assert said[-1]["kept"] == pytest.approx(kept, abs=0.1)
+    worst = max(left.max(), *(found["sum_kl_remembered"] for found in said))
+    assert defense.bound() == auc_bound(worst)
+
+
+def test_the_ratio_of_the_likelihoods_reads_less_than_is_promised_and_as_much_as_two_gaussians_of_one_shape_give():
+    """What comes again makes the classes differ in shape as well; without it the best rule is a straight line."""
+    pair = estimate(*batches())
+    found = release(pair, [Part(optimal_noise(pair, 4.0 * float(pair.means.square().sum())))])
+    error = math.sqrt(1 / 6 / 40_000)
+    for kept, rho in ((0.0, 0.0), (0.9, 0.0), (0.9, 0.9)):
+        model = together_shaped([found] * 3, rho=rho, kept=kept)
+        best = model.best_auc(samples=40_000)
+        assert best < auc_bound(model.sum_kl()) + 5 * error
+        if kept == rho == 0.0:
+            assert best == pytest.approx(norm.cdf(math.sqrt(model.sum_kl() / 2)), abs=5 * error)
+
+
+def test_what_comes_again_of_a_class_and_not_of_the_noise_that_hides_it_is_counted():
+    """Fresh noise that makes classes alike in each step averages out, and what it imitated does not."""
+    again, new = (trained(3, kept=kept)[1][-1]["sum_kl_remembered"] for kept in (0.95, 0.0))
+    assert again > 1.3 * new
+
+
+def test_persistent_noise_promises_more_where_it_does_not_average_out():
+    fresh, persistent = (trained(3, kept=0.9, rho=rho)[1][-1]["sum_kl_remembered"] for rho in (0.0, 0.5))
+    assert persistent < 0.7 * fresh
+
+
+def test_chains_have_batches_of_their_own():
+    defense = trained(2, kept=0.5)[0]
+    (course,) = defense._courses.values()
+    for number in range(2):
+        assert len({chain[number].difference.tobytes() for chain in course._chains}) == CHAINS
+
+
+def test_more_epochs_never_promise_more():
+    promised = [found["sum_kl_remembered"] for found in trained(5, kept=0.5, rho=0.3)[1]]
+    assert all(later >= earlier * 0.98 for earlier, later in pairwise(promised))
+
+
+def test_each_batch_of_an_epoch_is_as_likely_in_a_chain_as_any_other():
+    """Chains of 300 epochs; each batch's count within five standard errors of a fair draw."""
+    count, total, g, y = 300, 12, *batches(2, rows=6)
+    pair = estimate(g, y)
+    noise = optimal_noise(pair, 1.0)
+    seen = np.zeros(total)
+    for number in range(count):
+        course = FullCourse(LABELS)
+        course._epochs = number
+        for batch in range(total):
+            course._batches = batch
+            course.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
+        scale = release(pair, [Part(noise)]).noise[0, 0, 0]
+        for one in course._drawn:
+            seen[round(one.noise[0, 0, 0] / scale) - 1] += 1
+    share = CHAINS / total
+    assert seen.sum() == count * CHAINS
+    assert np.abs(seen - count * share).max() < 5 * math.sqrt(count * share * (1 - share))
+
+
+@pytest.mark.parametrize("count", [8, 3])
+def test_a_chain_puts_any_batch_of_an_epoch_behind_any_batch_of_the_one_before(count):
+    """Each chain's number of repeated places within five standard errors of that of chance: one in each epoch."""
+    g, y = batches(2, rows=6)
+    pair = estimate(g, y)
+    noise, course, epochs = optimal_noise(pair, 1.0), FullCourse(LABELS), 200
+    for _ in range(epochs):
+        for batch in range(count):
+            course.add(pair, [Part(noise, float(batch + 1))], 0.1, g, y, None)
+        course.end_epoch(0.0)
+    scale = release(pair, [Part(noise)]).noise[0, 0, 0]
+    places = np.array([[round(one.noise[0, 0, 0] / scale) for one in chain] for chain in course._chains])
+    shares = [np.bincount(epoch, minlength=count + 1)[1:] for epoch in places.T]
+    assert all(sorted(share) == sorted(len(range(first, CHAINS, count)) for first in range(count)) for share in shares)
+    again = np.array(shares[0]) @ np.array(shares[0]) / CHAINS**2
+    found = (places[:, 1:] == places[:, :-1]).sum(axis=1)
+    assert np.abs(found - (epochs - 1) * again).max() < 5 * math.sqrt((epochs - 1) * again * (1 - again))
+
+
+def test_the_largest_divergence_is_that_of_a_step_or_of_all_epochs_together():
+    """It is never forgotten, and known again after an interruption."""
+    course, again = FullCourse(LABELS), FullCourse(LABELS)
+    assert course.largest == 0.0
+    seen = []
+    for number in range(2):
+        for step, (g, y, rows) in enumerate(epoch(number, 0.9)):
+            pair = estimate(g, y)
+            noise = optimal_noise(pair, 4.0 * pair.g)
+            left = 2.0 * noise.sum_kl if step == 3 else noise.sum_kl
+            course.add(pair, [Part(noise)], left, g, y, rows)
+            seen.append(left)
+            assert course.largest == max(seen)
+        seen.append(course.end_epoch(0.0)["sum_kl"])
+        assert course.largest == max(seen)
+    assert np.argmax(seen) == len(seen) - 1
+    again.restore(course.state())
+    assert again.largest == course.largest
+
+
+@pytest.mark.parametrize("at", [3, 11])
+def test_a_defense_goes_on_as_if_it_had_not_been_interrupted(at):
+    straight, other = (MarvellFull(strategy(), s=4.0, rho=0.5) for _ in range(2))
+    for number in range(3):
+        for step, (g, y, rows) in enumerate(epoch(number, 0.5)):
+            if number == 1 and step == at:
+                other.restore(straight.state())
+            for defense in (straight, other) if number == 2 or (number == 1 and step >= at) else (straight,):
+                defense.begin_batch(rows)
+                defense.protect(g, y)
+        if number:
+            assert straight.end_epoch() == other.end_epoch()
+        else:
+            straight.end_epoch()
+    assert straight.bound() == other.bound()
+
+
+def test_after_so_many_epochs_that_it_would_take_long_nothing_is_said(monkeypatch):
+    monkeypatch.setattr(full_accountant, "LARGEST", 2 * WIDTH)
+    defense, said, _, _ = trained(3, kept=0.0)
+    assert [bool(found) for found in said] == [True, True, False]
+    assert defense.bound() == 1.0
+    for width in (1, 7, 20, 641):
+        allowed = [count for count in range(1, 700) if count == 1 or count * width <= 2 * WIDTH]
+        assert most_epochs(width) == max(allowed)
+
+
+def test_an_epoch_of_which_no_batch_had_both_classes_promises_nothing():
+    defense = MarvellFull(strategy())
+    defense.begin_batch(np.arange(4))
+    defense.protect(torch.ones(4, WIDTH), torch.zeros(4, dtype=torch.int64))
+    assert defense.end_epoch() == {}
+    assert defense.bound() == 1.0
+    defense = trained(1, kept=0.0)[0]
+    assert defense.bound() < 1.0
+    defense.end_epoch()
+    assert defense.bound() == 1.0
+
+
+def test_without_noise_nothing_is_promised():
+    defense, said, _, _ = trained(1, kept=0.0, s=0.0)
+    assert said == [{}]
+    assert defense.bound() == 1.0
+
+
+def test_a_run_logs_the_promise_after_each_epoch(tmp_path):
+    config = toy_config(training={"epochs": 3}, defenses=[{"name": "marvell_full"}], attack={"names": ["norm"]})
+    run(config, out=tmp_path / "run", data=lambda _: toy_data())
+    steps = read_steps(tmp_path / "run").to_pylist()
+    metrics = ("sum_kl_remembered", "auc_bound_remembered", "kept")
+    found = {metric: [row["value"] for row in steps if row["metric"] == f"marvell_full.{metric}"] for metric in metrics}
+    assert [len(values) for values in found.values()] == [3, 3, 3]
+    assert found["auc_bound_remembered"] == [auc_bound(value) for value in found["sum_kl_remembered"]]

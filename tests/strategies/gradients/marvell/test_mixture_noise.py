@@ -1,0 +1,334 @@
+"""Noise that imitates: of variance 1 in all directions, the same rows in it for a row, and it turns as they turn."""
+
+import math
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from scipy import stats
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from flower_vfl import build_config, run
+from flower_vfl.errors import ConfigError
+from flower_vfl.rng import Secret
+from flower_vfl.strategies import MarvellFull, VerticalStrategy
+from flower_vfl.strategies.gradients.marvell.full import _draw, estimate, optimal_noise
+from flower_vfl.strategies.gradients.marvell.mixture_noise import MIXED, ROWS, WIDEST, Imitation
+from flower_vfl.strategies.gradients.noise import Noise, keyed_words
+from flower_vfl.testing.subject import same, strategy
+from flower_vfl.training.factories import schedule_of
+from tests.toys import toy_config, toy_data
+
+KEY = bytes(range(16))
+ALARM = 1e-6
+"""How probable it is that a test of the numbers fails although they are as they should be."""
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normals(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def imitation(deviations, labels):
+    """What has seen these deviations (B, D), of rows 0 to B - 1."""
+    rows = np.arange(len(labels))
+    known = Imitation.begin(tuple(torch.bincount(labels, minlength=2).tolist()), deviations, labels, generator(7))
+    known.add(deviations, labels, rows)
+    return known
+
+
+def mixed(known, labels, *, rows=None, noise=None, key=KEY, part=0):
+    numbers = np.arange(len(labels), dtype=np.uint64) if rows is None else rows
+    width = known.width
+    noise = torch.zeros(len(labels), width, dtype=torch.float64) if noise is None else noise
+    return known.mixtures(labels, numbers, noise, key=key, part=part)
+
+
+def half(rows):
+    return (torch.arange(rows) % 2 == 0).long()
+
+
+def test_mixtures_have_variance_one_in_every_direction_whatever_the_shape_of_what_they_imitate():
+    labels, width = half(1000), 4
+    shape = torch.tensor([[9.0, 0.0, 0.0, 0.0], [3.0, 1.0, 0.0, 0.0], [0.0, 0.5, 1e-3, 0.0], [1.0, 1.0, 1.0, 0.0]])
+    known = imitation(normals(1000, width) @ shape.double(), labels)  # the last direction is empty
+    many = torch.zeros(40_000, dtype=torch.long)
+    z = mixed(known, many, noise=normals(40_000, width, seed=1))
+    moments = z.T @ z / len(z)
+    # Sixteen deviations weigh each row's mixture: its squares vary little more than those of normal numbers do.
+    bound = stats.norm.isf(ALARM / 16) * math.sqrt(3.0 / len(z))
+    assert (moments - torch.eye(width)).abs().max() < bound
+    assert z.mean(dim=0).abs().max() < stats.norm.isf(ALARM / 4) / math.sqrt(len(z))
+
+
+def test_a_row_is_given_the_same_rows_wherever_it_stands_and_another_key_row_or_part_gives_others():
+    labels = half(600)
+    far = torch.where(torch.arange(600) % 24 < 2, 100.0, 1.0).double()[:, None]  # one in twelve, of either class
+    known = imitation(far * normals(600, 3), labels)
+    some = torch.ones(200, dtype=torch.long)
+    rows = np.arange(200, dtype=np.uint64)
+    first = mixed(known, some, rows=rows)
+    assert torch.allclose(mixed(known, some, rows=rows[::-1].copy()).flip(0), first)
+    for other in (
+        mixed(known, some, rows=rows, key=KEY[::-1]),
+        mixed(known, some, rows=rows + 200),
+        mixed(known, some, rows=rows, part=1),
+    ):
+        assert stats.pearsonr(other.flatten(), first.flatten()).pvalue > ALARM
+        # How long a mixture is says how many of the far ones are in it, whatever the proportions.
+        assert stats.spearmanr(other.norm(dim=1), first.norm(dim=1)).pvalue > ALARM
+
+
+def test_negatives_imitate_positives_and_the_other_way_round():
+    labels = half(400)
+    scale = torch.where(labels == 1, 0.0, 1.0)[:, None].double() * torch.tensor([[1.0, 0.0]])
+    scale = scale + torch.where(labels == 1, 1.0, 0.0)[:, None].double() * torch.tensor([[0.0, 1.0]])
+    known = imitation(normals(400, 2) * scale, labels)  # negatives vary in the first number, positives in the second
+    for label in (0, 1):
+        z = mixed(known, torch.full((500,), label)).square().mean(dim=0)
+        assert z[1 - label] > 0.5
+        assert z[label] < 1e-6
+
+
+def test_mixtures_of_two_epochs_correlate_as_the_imitated_deviations_do_direction_by_direction():
+    count, again = 4000, torch.tensor([0.9, 0.3, 0.0], dtype=torch.float64)
+    labels = (torch.arange(count) < count // 2).long()
+    one, other = normals(count, 3), normals(count, 3, seed=1)
+    known = imitation(one, labels)
+    many = torch.zeros(20_000, dtype=torch.long)
+    first = mixed(known, many)
+    known.add(again * one + (1.0 - again**2).sqrt() * other, labels, np.arange(count))
+    second = mixed(known, many)
+    found = (first * second).mean(dim=0)
+    # Of ROWS imitated rows: so far from the law that they are drawn from are their own correlations.
+    assert (found - again).abs().max() < stats.norm.isf(ALARM / 6) * math.sqrt(1.0 / ROWS + 2.0 / len(many))
+
+
+def test_no_two_rows_are_given_the_same_mixture():
+    words = keyed_words(KEY, np.arange(20_000, dtype=np.uint64), MIXED)
+    chosen = np.sort(words % ROWS, axis=1)
+    assert len(np.unique(chosen, axis=0)) == len(chosen)
+
+
+def test_what_is_kept_is_bounded_and_rows_that_come_later_are_not_imitated():
+    rows = 2 * ROWS + 10
+    labels = half(rows)
+    known = imitation(normals(rows, 2), labels)
+    before = known.state()
+    late = np.arange(rows - 8, rows)
+    known.add(1e6 * torch.ones(8, 2), labels[-8:], late)
+    after = known.state()
+    assert [tuple(d.shape) for d in after["deviations"]] == [(ROWS, 2)] * 2
+    assert same(after["deviations"], before["deviations"])
+
+
+def test_it_goes_on_from_its_state():
+    labels = half(100)
+    one = imitation(normals(100, 3), labels)
+    other = Imitation.of(one.state())
+    for each in (one, other):
+        each.add(normals(40, 3, seed=5), labels[60:], np.arange(60, 100))
+    assert torch.equal(mixed(one, labels), mixed(other, labels))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 30.0])
+def test_what_stands_for_rows_that_have_not_come_is_as_large_as_those_that_have(scale):
+    labels, places = half(200), np.arange(200)
+    first = normals(200, 5) * torch.where(labels == 1, scale, 1.0).double()[:, None]
+    known = Imitation.begin((ROWS, ROWS), first, labels, generator(7))
+    for label, size in ((0, 1.0), (1, scale)):
+        rows = known.state()["deviations"][label]
+        assert rows.shape == (ROWS, 5)
+        # Mean squares of n normal numbers have the relative standard deviation sqrt(2 / n), here of both sides.
+        spread = math.sqrt(2.0 / rows.numel() + 2.0 / 500)
+        assert abs(float(rows.double().square().mean()) / size**2 - 1.0) < stats.norm.isf(ALARM / 4) * spread
+    known.add(first, labels, places)
+    moments = [(rows.T @ rows).trace() for rows in known.state()["deviations"]]
+    assert float(moments[1] / moments[0]) == pytest.approx(scale**2, rel=0.2)
+
+
+def test_of_a_class_whose_rows_never_deviate_normal_numbers_are_left():
+    """One positive in each batch is its class's mean: negatives get noise of the power that was asked for."""
+    defense = MarvellFull(strategy({"a": 4}), s=4.0, imitate=True)
+    labels, power = (torch.arange(64) == 3).long(), []
+    for step in range(20):
+        g = normals(64, 4, seed=step)
+        noisy, log = defense.protect(g, labels)
+        power.append(float((noisy - g).square().sum(dim=1).mean()) / log["marvell_full.noise_power"])
+    # Of 20 times 64 rows with noise of few directions: squares vary by at most sqrt(2) a row.
+    assert abs(np.mean(power) - 1.0) < stats.norm.isf(ALARM / 2) * math.sqrt(2.0 / 1280)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_row_that_will_come_has_its_place_and_nothing_else_is_left_after_an_epoch(seed):
+    """A tenth of the rows is kept for validation, of whichever classes they are."""
+    labels = torch.zeros(600, dtype=torch.long)
+    labels[torch.randperm(600, generator=generator(seed))[:40]] = 1
+    config = build_config(toy_config().model_dump(), {"seed": seed, "training.batch_size": 60})
+    base = VerticalStrategy(nn.Linear(3, 1), labels, config=config, secret=Secret.for_simulation(seed, "label"))
+    base.widths = {"a": 3}
+    defense, schedule = MarvellFull(base, s=4.0, imitate=True), schedule_of(config, 600, 0)
+    defense.prepare_labels(labels)
+    for step in schedule.steps_of(1):
+        rows = schedule.train_batch(step)
+        defense.begin_batch(rows)
+        defense.protect(normals(len(rows), 3, seed=step), labels[rows])
+    state = defense.state()["imitated"]["0"]
+    came = np.sort(schedule.came(1)).astype(np.int64)
+    expected = [came[labels.numpy()[came] == label].tolist() for label in (0, 1)]
+    assert [len(rows) for rows in state["deviations"]] == [len(rows) for rows in expected]
+    assert [sorted(rows.tolist()) for rows in state["rows"]] == expected
+
+
+def test_what_is_sent_follows_the_labels_that_are_trained_on_and_no_others():
+    """Two tables whose labels differ in a row that is flipped in one of them, and so are alike when prepared."""
+    labels = (torch.rand(600, generator=generator(3)) < 0.2).long()
+    sent = []
+    for row in (None, 17):
+        true = labels.clone()
+        if row is not None:
+            true[row] = 1 - true[row]
+        base = VerticalStrategy(nn.Linear(4, 1), true, secret=Secret.for_simulation(1, "label"))
+        base.widths = {"a": 4}
+        defense = MarvellFull(base, s=4.0, rho=0.5, imitate=True)
+        defense.prepare_labels(labels.clone())  # as label_dp hands them on
+        assert base.prepared.tolist() == labels.tolist()
+        rows = np.arange(100, 164)
+        defense.begin_batch(rows)
+        sent.append(defense.protect(normals(64, 4), labels[rows])[0])
+    assert torch.equal(*sent)
+
+
+def epochs(count, width, seed=0):
+    """Gradients of two epochs: positives deviate far and not alike in both, negatives hardly; the means are apart."""
+    labels = (torch.arange(count) < count // 4).long()
+    spread = torch.where(labels == 1, 1.0, 0.1).double()[:, None]
+    again = torch.linspace(0.95, 0.2, width, dtype=torch.float64)
+    first = normals(count, width, seed=seed)
+    second = again * first + (1.0 - again**2).sqrt() * normals(count, width, seed=seed + 1)
+    apart = torch.where(labels == 1, 0.75, -0.25).double()[:, None] * torch.ones(width, dtype=torch.float64)
+    return [spread * deviations + apart for deviations in (first, second)], labels
+
+
+def read(sent, labels):
+    """The AUC of the best reader of all epochs side by side, fitted to one half of the rows and scored on the other."""
+    seen, known = torch.cat(sent, dim=1).numpy(), np.arange(len(labels)) % 2 == 0
+    fitted = QuadraticDiscriminantAnalysis(store_covariance=False).fit(seen[known], labels[known])
+    return roc_auc_score(labels[~known], fitted.decision_function(seen[~known]))
+
+
+def released(labels, gradients, **more):
+    base = strategy({"a": gradients[0].shape[1]})
+    base.labels = type(base.labels)(labels.numpy(), labels.numpy()[:0], 2)
+    defense, sent = MarvellFull(base, s=40.0, spread=0.003, **more), []
+    for g in gradients:
+        base.begin_batch(np.arange(len(g)))
+        sent.append(defense.protect(g, labels)[0])
+    return sent
+
+
+def test_who_keeps_two_epochs_apart_reads_the_labels_behind_other_noise_and_not_behind_noise_that_imitates():
+    gradients, labels = epochs(16_000, 8)
+    for rho in (0.0, 0.5, 0.9):
+        assert read(released(labels, gradients, rho=rho), labels) > 0.62
+    found = read(released(labels, gradients, rho=0.9, imitate=True), labels)
+    each = [read([one], labels) for one in released(labels, gradients, rho=0.9, imitate=True)]
+    assert found < max(each) + 0.03
+    assert found < 0.57
+
+
+def test_one_step_costs_the_power_that_was_asked_for_and_leaves_the_divergence_that_it_leaves_otherwise():
+    gradients, labels = epochs(16_000, 6)
+    logs = []
+    for imitate in (False, True):
+        base = strategy({"a": 6})
+        base.labels = type(base.labels)(labels.numpy(), labels.numpy()[:0], 2)
+        defense = MarvellFull(base, s=4.0, imitate=imitate)
+        base.begin_batch(np.arange(len(labels)))
+        noisy, log = defense.protect(gradients[0], labels)
+        logs.append(log)
+        measured = float((noisy - gradients[0]).square().sum(dim=1).mean())
+        assert measured == pytest.approx(log["marvell_full.noise_power"], rel=0.1)
+    assert logs[0] == logs[1]
+
+
+def test_mixtures_add_what_one_class_lacks_and_nothing_that_both_get():
+    """Against whole matrices: numbers that stand for normal ones are stretched by the root of what a class lacks."""
+    labels, unit = half(400), 0.3
+    wide = torch.linspace(0.1, 1.0, 6, dtype=torch.float64)
+    g = torch.where(labels[:, None] == 1, 0.5 + wide * normals(400, 6), wide.flip(0) * normals(400, 6, seed=1))
+    pair = estimate(g, labels)
+    noise = optimal_noise(pair, 4.0 * pair.g)
+    numbers = normals(400, 6, seed=3)
+    with_numbers, without = (
+        _draw(g, labels, noise, unit, Noise(generator(7)), imitating=one) for one in (numbers, 0.0 * numbers)
+    )
+    directions = noise.directions.double().numpy()
+    lacks = (noise.levels - noise.levels.amin(dim=0)).numpy()
+    assert (lacks.max(axis=1) > 0.0).all()
+    for label in (0, 1):
+        of_class = (labels == label).numpy()
+        root = directions @ np.diag(np.sqrt(lacks[label])) @ directions.T
+        expected = unit * numbers.numpy()[of_class] @ root
+        assert (with_numbers - without).numpy()[of_class] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("scope", ["joint", "per-party"])
+def test_after_a_restore_it_goes_on_with_the_noise_it_had(scope):
+    def make():
+        return MarvellFull(strategy({"a": 3, "b": 2}), s=4.0, rho=0.5, imitate=True, scope=scope)
+
+    one, other = make(), make()
+    for each in (one, other):
+        each.begin()
+    g, y = normals(64, 5), (torch.arange(64) % 5 == 0).long()
+    one.protect(g, y)
+    other.restore(one.state())
+    for each in (one, other):
+        each.base.begin_batch(np.arange(64))
+    assert torch.equal(one.protect(2.0 * g, y)[0], other.protect(2.0 * g, y)[0])
+
+
+def test_a_batch_of_one_class_is_given_mixtures_too(monkeypatch):
+    defense = MarvellFull(strategy({"a": 4}), s=4.0, imitate=True)
+    defense.protect(normals(64, 4), (torch.arange(64) % 5 == 0).long())
+    given, mixtures = [], Imitation.mixtures
+    monkeypatch.setattr(Imitation, "mixtures", lambda *a, **k: given.append(mixtures(*a, **k)) or 0.0 * given[0])
+    g, nobody = normals(64, 4, seed=3), torch.zeros(64, dtype=torch.long)
+    before = defense.state()
+    without, log = defense.protect(g, nobody)
+    assert log["marvell_full.fallback"] == 1.0
+    monkeypatch.undo()
+    defense.restore(before)
+    noisy, _ = defense.protect(g, nobody)
+    assert len(given) == 1
+    assert ((noisy - without).abs().sum(dim=1) > 0.0).all()
+
+
+def test_what_it_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match="imitate must be true or false, given 1"):
+        MarvellFull(strategy(), imitate=1)
+    wide = MarvellFull(strategy({"a": WIDEST + 1}), s=4.0, imitate=True)
+    with pytest.raises(ConfigError, match=f"up to {WIDEST} numbers"):
+        wide.protect(normals(64, WIDEST + 1), (torch.arange(64) % 5 == 0).long())
+    lost = MarvellFull(strategy({"a": 4}), s=4.0, imitate=True)
+    lost.base.batch = None
+    with pytest.raises(ConfigError, match="call `begin_batch` before `protect`"):
+        lost.protect(normals(64, 4), (torch.arange(64) % 5 == 0).long())
+
+
+def test_nothing_is_promised_of_several_epochs(tmp_path):
+    config = build_config(toy_config().model_dump(), {"defenses": "marvell_full(s=4.0, rho=0.9, imitate=true)"})
+    run(config, out=tmp_path / "out", data=lambda _: toy_data(200, 50))
+    steps = pq.read_table(tmp_path / "out" / "steps.parquet").to_pylist()
+    assert config.training.epochs > 1
+    assert [step["epoch"] for step in steps if step["metric"] == "marvell_full.sum_kl_remembered"] == [1]
+    limited = build_config(config.model_dump(), {"attack.max_bound": 0.9})
+    with pytest.raises(ConfigError, match="computed for 1 epochs"):
+        run(limited, data=lambda _: toy_data(200, 50))

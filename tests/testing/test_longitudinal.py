@@ -1,0 +1,129 @@
+"""The tester for authors of attacks that remember: each mistake is found and named."""
+
+import numpy as np
+import pytest
+import torch
+
+from flower_vfl.attacks import MemoryAttack
+from flower_vfl.attacks.longitudinal.base import NOBODY
+from flower_vfl.testing import CheckError, check_attack
+
+
+class Right(MemoryAttack):
+    """Looks at the first number of the last gradient."""
+
+    name = "right"
+    keeps = frozenset({"last"})
+
+    def score(self, memory, known=NOBODY):
+        """Return the first numbers."""
+        return self.of(torch.cat(list(memory.pieces("last"))))
+
+    def of(self, rows):
+        return rows[:, 0]
+
+
+def test_an_attack_of_one_method_passes():
+    check_attack(Right)
+
+
+class Unnamed(Right):
+    """Has a name with a space."""
+
+    name = "un named"
+
+
+class Greedy(Right):
+    """Wants a clean gradient."""
+
+    needs = frozenset({"reference"})
+
+
+class Hoarding(Right):
+    """Wants to keep what nobody keeps."""
+
+    keeps = frozenset({"all"})
+
+
+class Careless(Right):
+    """Reads what it did not declare."""
+
+    keeps = frozenset({"mean"})
+
+
+class Early(Right):
+    """Counts epochs from 0."""
+
+    first_epoch = 0
+
+
+class Silent(Right):
+    __doc__ = None
+
+
+class Short(Right):
+    """Scores some rows."""
+
+    def of(self, rows):
+        return rows[1:, 0]
+
+
+class Undefined(Right):
+    """Divides by what may be 0."""
+
+    def of(self, rows):
+        return rows[:, 0] / rows.norm(dim=1)
+
+
+class Random(Right):
+    """Draws from a global generator."""
+
+    def of(self, rows):
+        return torch.rand(len(rows))
+
+
+class Writing(Right):
+    """Changes the memory."""
+
+    def score(self, memory, known=NOBODY):
+        """Return the first numbers."""
+        memory.sums[0][memory.order] += np.float32(1)
+        return super().score(memory)
+
+
+class Knowing(Right):
+    """Says that it needs known rows, and not how many."""
+
+    needs = frozenset({"leaked"})
+
+
+class Pretending(Right):
+    """Needs hints and does not look at them."""
+
+    needs = frozenset({"hints"})
+
+    @property
+    def hints(self):
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (Unnamed, "its `name` is 'un named'"),
+        (Greedy, "its `needs` is"),
+        (Hoarding, "its `keeps` is"),
+        (Careless, "The memory does not give 'last'"),
+        (Early, "its `first_epoch` is 0"),
+        (Silent, "the class has no docstring"),
+        (Short, "one number a row is needed"),
+        (Undefined, "scores are NaN"),
+        (Random, "gives other scores the second time"),
+        (Writing, "it changes the memory"),
+        (Knowing, "an attack that knows rows says both"),
+        (Pretending, "scores without them"),
+    ],
+)
+def test_a_mistake_is_named(attack, words):
+    with pytest.raises(CheckError, match=words):
+        check_attack(attack)

@@ -1,0 +1,148 @@
+"""How many steps are in flight where the run leaves it to a measurement."""
+
+import time
+from collections import deque
+
+import pytest
+import torch
+
+from flower_vfl.apps import run
+from flower_vfl.config.schema import TransportConfig
+from flower_vfl.errors import PartyError
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.strategies import Observer
+from flower_vfl.training import pipeline_depth
+from flower_vfl.training.pipeline_depth import LIMIT, Pace, agree
+from flower_vfl.transport.base import Link
+from tests.toys import toy_config, toy_data
+
+
+def on_a_link(compute, round_trip, frame=0.0):
+    """Say what one step takes where computing takes so long at both sides together and frames travel so long."""
+    return Pace(compute + round_trip + 2 * frame, compute / 3, 2 * compute / 3, round_trip)
+
+
+@pytest.mark.parametrize(
+    ("measured", "chosen"),
+    [
+        (on_a_link(14, 0.2), 1),  # loopback: one is exact
+        (on_a_link(14, 3), 1),
+        (on_a_link(14, 20), 3),
+        (on_a_link(14, 100), LIMIT),
+        (on_a_link(14, 10_000), LIMIT),
+        (on_a_link(14, 1, frame=42), 3),  # the link itself takes 42 a step: more than three only wait in it
+        (on_a_link(14, 1, frame=21), 3),
+        (on_a_link(0, 0), 1),
+        (on_a_link(0, 5), LIMIT),
+        (Pace(1.0, 0.7, 0.7, 0.1), 1),  # clocks that disagree
+    ],
+)
+def test_no_more_steps_are_in_flight_than_make_up_for_the_link(measured, chosen):
+    assert measured.in_flight == chosen
+
+
+@pytest.mark.parametrize("compute", [1.0, 14.0])
+@pytest.mark.parametrize("round_trip", [5.0, 20.0, 100.0])
+@pytest.mark.parametrize("frame", [0.0, 10.0, 42.0])
+def test_a_pipeline_of_that_depth_is_as_fast_as_computation_or_link_allow(compute, round_trip, frame):
+    measured = on_a_link(compute, round_trip, frame)
+    chosen = measured.in_flight
+    reached = max(measured.step / chosen, compute, frame)
+    assert chosen == LIMIT or measured.step < 1.5 * max(compute, frame) or reached == max(compute, frame)
+
+
+class Slow(Link):
+    """A link whose answers come after a while, one behind the other or together."""
+
+    def __init__(self, seconds, said=0.001):
+        super().__init__("a", Frame(Kind.HELLO))
+        self.shape, self.dtype, self.seconds, self.said = (3,), torch.float32, seconds, said
+        self.sent, self.answers = [], deque()
+
+    def send(self, frame):
+        self.sent.append(frame)
+        if frame.kind is Kind.REHEARSE:
+            tensors = {"embedding": frame.tensors["gradient"] + 1} if frame.tensors else {}
+            self.answers.append(Frame(Kind.REHEARSED, fields={"seconds": self.said}, tensors=tensors))
+
+    def receive(self, timeout):
+        time.sleep(self.seconds)
+        return self.answers.popleft()
+
+    def close(self):
+        pass
+
+
+class Label:
+    def __init__(self):
+        self.seen = []
+
+    def rehearse(self, embeddings):
+        self.seen.append(embeddings["a"].shape)
+
+
+def test_every_party_is_told_what_was_chosen_and_the_measurement_is_short():
+    link, label = Slow(0.005), Label()
+    chosen = agree(label, {"a": link}, 4, TransportConfig(kind="stream", in_flight=0))
+    assert chosen > 1
+    assert link.sent[-1] == Frame(Kind.IN_FLIGHT, fields={"in_flight": chosen})
+    assert len(link.sent) <= 13
+    assert set(label.seen) == {(4, 3)}
+
+
+def test_what_is_known_is_told_without_a_measurement():
+    link = Slow(0.0)
+    assert agree(Label(), {"a": link}, 4, TransportConfig(kind="stream", in_flight=0), known=7) == 7
+    assert [frame.kind for frame in link.sent] == [Kind.IN_FLIGHT]
+
+
+def test_without_a_link_one_step_is_in_flight():
+    link = Slow(0.01)
+    assert agree(Label(), {"a": link}, 4, TransportConfig(in_flight=0)) == 1
+    assert [frame.fields for frame in link.sent] == [{"in_flight": 1}]
+
+
+@pytest.mark.parametrize("said", [-1.0, float("nan"), float("inf"), "long", True])
+def test_a_party_that_says_nonsense_is_refused(said):
+    with pytest.raises(PartyError, match="rehearsal took"):
+        agree(Label(), {"a": Slow(0.0, said)}, 4, TransportConfig(kind="stream", in_flight=0))
+
+
+@pytest.mark.parametrize("kind", ["stream", "messages"])
+@pytest.mark.parametrize("chosen", [1, 3])
+def test_a_run_with_a_chosen_number_is_the_run_with_that_number_bit_for_bit(monkeypatch, kind, chosen):
+    monkeypatch.setattr(pipeline_depth.Pace, "in_flight", property(lambda _: chosen))
+    data = toy_data()
+    config = {"model": {"dropout": 0.3, "bottom": [16]}, "attack": {"names": ["norm", "cosine"]}}
+    found, named = (
+        run(toy_config(**config, transport={"kind": kind, "in_flight": number}), data=lambda _: data).summary
+        for number in (0, chosen)
+    )
+    assert found["cost"]["in_flight"] == named["cost"]["in_flight"] == chosen
+    assert found["weights"] == named["weights"]
+    assert found["leakage"] == named["leakage"]
+    assert found["utility"] == named["utility"]
+
+
+def test_the_number_is_found_in_the_result_of_a_run_in_one_process_too():
+    data = toy_data()
+    assert run(toy_config(transport={"in_flight": 0}), data=lambda _: data).summary["cost"]["in_flight"] == 1
+
+
+class Interrupt(Observer):
+    def on_step(self, step, epoch, loss, leak):
+        if step == 7:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_goes_on_with_the_number_that_was_chosen(monkeypatch, tmp_path):
+    data = toy_data()
+    config = toy_config(transport={"kind": "stream", "in_flight": 0}, checkpoint={"every": 3})
+    monkeypatch.setattr(pipeline_depth.Pace, "in_flight", property(lambda _: 3))
+    whole = run(config, data=lambda _: data, out=tmp_path / "whole").summary
+    with pytest.raises(KeyboardInterrupt):
+        run(config, data=lambda _: data, out=tmp_path / "run", observers=(Interrupt(),))
+    monkeypatch.setattr(pipeline_depth.Pace, "in_flight", property(lambda _: 1))  # the link is a better one now
+    resumed = run(config, data=lambda _: data, out=tmp_path / "run", resume=True).summary
+    assert resumed["cost"]["in_flight"] == 3
+    assert resumed["weights"] == whole["weights"]
