@@ -18,6 +18,7 @@ TTL = 30 * 24 * 3600.0
 """Seconds that a message lives: a long training must not outlive it (Flower's default is 12 hours)."""
 
 _FRAME = "Exception ClientAppException occurred. Message: "
+_QUOTED = re.compile(r"<class '(?:\w+\.)*(?P<kind>\w+)'>:<'(?P<words>.*)'>", re.DOTALL)
 _PASSES = {kind.__name__ for kind in (FolderInUseError, OutputExistsError, SessionError, UnreachableError)}
 
 
@@ -93,8 +94,9 @@ def passes(reply: Message) -> bool:
 def reason(reply: Message) -> str:
     """Return in one line the reason why a node failed, without Flower's own frame around it."""
     text = (reply.error.reason or f"error code {reply.error.code}").strip()
-    if text.startswith("<class "):  # the simulation runtime: its repr of an exception
-        text = text.removesuffix("'>")
+    quoted = _QUOTED.fullmatch(text)
+    if quoted:  # a SuperNode's form of an exception, and the simulation runtime's
+        text = quoted["words"] if _FRAME in quoted["words"] else f"{quoted['kind']}: {quoted['words']}"
     _, framed, own = text.partition(_FRAME)
     lines = [line.strip() for line in (own if framed else text).splitlines() if line.strip()]
     if not framed and lines and lines[0].startswith("Traceback"):

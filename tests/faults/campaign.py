@@ -245,7 +245,7 @@ class Campaign:
                 continue
             self.disturb(int(found[1]))
             if len(self.broken) == count:
-                self.mended.append(words)
+                self.mended.append(re.sub(", kept in [^:]*", "", words))  # of no use any more
 
     def summary(self) -> dict[str, object]:
         """Return what was done, what broke and how long recoveries took."""

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.faults.campaign import Campaign, Record, recoveries
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -64,7 +67,7 @@ class Rehearsed(Campaign):
 
 
 def test_runs_that_broke_are_disturbed_again_and_are_mended_or_not():
-    campaign = Rehearsed(["run 3 (messages): lost", "run 7 (stream): lost", "frames from 0: a word"])
+    campaign = Rehearsed(["run 3 (messages), kept in /a/folder: lost", "run 7 (stream): lost", "frames from 0: a word"])
     campaign.repeat_broken()
     assert campaign.mended == ["run 3 (messages): lost"]
     assert campaign.broken == ["run 7 (stream): again", "frames from 0: a word"]

@@ -22,6 +22,11 @@ SIMULATION = f"{ClientAppException}:<'{ClientAppException('a.csv: row 2 holds ab
         (str(ClientAppException("my model needs\nat least 10 columns\n")), "my model needs at least 10 columns"),
         ("ValueError: my model needs\n\n  at least 10 columns", "ValueError: my model needs at least 10 columns"),
         ("Traceback\n  line 3\nValueError: no\n", "ValueError: no"),
+        (
+            "<class 'flower_vfl.errors.PermissionDeniedError'>:<'party 'a' allows no training'>",
+            "PermissionDeniedError: party 'a' allows no training",
+        ),
+        ("<class 'KeyError'>:<''x''>", "KeyError: 'x'"),
         ("", "error code 7"),
         ("ValueError: \x1b[2Jno", r"ValueError: \x1b[2Jno"),
     ],
