@@ -118,16 +118,21 @@ class Hooked(Changing):
 
     name = "hooked"
 
+    def __init__(self, strategy):
+        super().__init__(strategy)
+        make, self.made = self.base.top, []
+        self.base.top = lambda shape: self.made.append(make(shape)) or self.made[-1]
+
     def change(self, z):
         return z
 
     def end_epoch(self):
-        self.base.label_party.top.register_forward_hook(lambda module, given, output: output + 0.5)
+        self.made[-1].register_forward_hook(lambda module, given, output: output + 0.5)
         return {}
 
 
 class Wrapping(Changing):
-    """Learns a layer inside the top model, as the error of the others advises."""
+    """Learns a layer inside the top model, as a defense of its own modules need not."""
 
     name = "wrapping"
 
@@ -151,7 +156,7 @@ def trained(defense, folder, **sections):
 @pytest.mark.parametrize("defense", [Learned, Vector, Counting, Begun, Hooked])
 def test_what_a_defense_learned_and_cannot_be_restored_is_refused(defense, label_features, tmp_path):
     data, _ = trained(defense, tmp_path / "run", label_features=label_features)
-    with pytest.raises(NotRestoredError, match=f"'{defense.name}'.*strategy.base.top.*result.json") as caught:
+    with pytest.raises(NotRestoredError, match=f"'{defense.name}'.*self.modules.*result.json") as caught:
         predict(tmp_path / "run", tmp_path / "scores.csv", data=lambda _: data)
     assert isinstance(caught.value, ConfigError)
     assert not (tmp_path / "scores.csv").exists()

@@ -232,8 +232,8 @@ def test_hints_that_outnumber_the_positives_of_the_data_are_refused():
 def test_side_information_that_nobody_has_is_refused():
     from flower_vfl.auditing.evaluator import check_side_information
 
-    with pytest.raises(ConfigError, match=r"needs \['labels'\]; there is only reference, hints"):
-        check_side_information([Remembering("labels")], positives=10, batch_size=10)
+    with pytest.raises(ConfigError, match=r"needs \['truth'\]; there is only reference, hints"):
+        check_side_information([Remembering("truth")], positives=10, batch_size=10)
 
 
 @pytest.mark.parametrize(

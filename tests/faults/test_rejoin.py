@@ -105,7 +105,7 @@ def test_a_party_that_dies_at_the_same_step_each_time_ends_the_run_which_can_be_
 
 
 def test_the_steps_in_flight_that_were_chosen_by_a_measurement_stay(tmp_path, left_alone, dies, monkeypatch):
-    monkeypatch.setattr("flower_vfl.training.pipeline_depth.Pace.in_flight", 3)
+    monkeypatch.setattr("flower_vfl.training.pipeline_depth.StepTiming.in_flight", 3)
     counts = dies(lambda kind: counts["frames"] in (70, 110))
     run(dying("stream", in_flight=0), out=tmp_path / "run")
     assert counts["deaths"] == 2
@@ -136,7 +136,7 @@ def test_before_the_first_checkpoint_all_begin_anew_when_a_party_dies(
 def test_all_begin_anew_when_a_party_dies_while_the_pace_is_settled(
     tmp_path, left_alone, dies, kind, count, monkeypatch
 ):
-    monkeypatch.setattr("flower_vfl.training.pipeline_depth.Pace.in_flight", 3)
+    monkeypatch.setattr("flower_vfl.training.pipeline_depth.StepTiming.in_flight", 3)
     counts = dies(lambda now: now is kind and counts[kind] == count)
     run(dying("stream", in_flight=0), out=tmp_path / "run")
     assert counts["deaths"] == 1

@@ -146,7 +146,7 @@ def test_a_run_that_is_killed_before_it_could_go_back_does_so_when_it_is_resumed
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("flower_vfl.training.model_selection.KeptModel._go_back", killed)
+        patch.setattr("flower_vfl.training.model_selection.ModelSelection._go_back", killed)
         with pytest.raises(KeyboardInterrupt):
             run(config, out=tmp_path / "run")
     assert not list((tmp_path / "run").glob("weights/*"))  # the leak is above the limit: nothing of it is kept

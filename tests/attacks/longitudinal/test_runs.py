@@ -122,7 +122,7 @@ def test_what_is_measured_is_the_leak_of_all_rows_that_came(monkeypatch):
 
     def begun(party, *args, **kwargs):
         begin(party, *args, **kwargs)
-        party_of.update({id(memory): party.name for memory in party._remembered._memories.values()})
+        party_of.update({id(memory): party.name for memory in party._longitudinal._memories.values()})
 
     monkeypatch.setattr(Attacker, "__init__", begun)
     monkeypatch.setattr(RowMemory, "record", watched)
