@@ -271,7 +271,7 @@ def test_after_a_restart_of_the_machine_on_whose_disk_not_all_is_nothing_more_is
     before = entries_of(alone)
     for key, entry in entries_of(resumed).items():
         assert entry["values"] == before[key]["values"][:1]
-        assert "started anew" in entry["unavailable"]
+        assert "machine was restarted" in entry["unavailable"]
 
 
 @pytest.mark.parametrize(("step", "every", "lost"), [(8, 2, False), (3, 2, False), (5, 0, False), (3, 0, True)])
