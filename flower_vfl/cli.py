@@ -101,6 +101,7 @@ def run(
     from flower_vfl.errors import ConfigError
     from flower_vfl.simulations.flower_engine import run_flower
     from flower_vfl.simulations.running import alone_aucs, run_here
+    from flower_vfl.simulations.worth import compare_run
 
     config = load_config(source, parse_assignments(set_ or []))
     if resume and out is None:
@@ -119,7 +120,7 @@ def run(
         else:
             by_themselves = partial(alone_aucs, config) if alone else None
             summary = run_here(config, folder, title=Path(source).stem, alone=by_themselves, resume=resume)
-    _finish([summary], folder)
+    _finish([compare_run(config, place) if (place := folder.expanduser()).is_dir() else summary], folder)
 
 
 def _check_engine(engine: Engine, resources: list[str] | None, address: str) -> None:

@@ -75,6 +75,7 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of runs, what rebuilds the model and what each party reaches alone."""
     from flower_vfl.reports.rebuilt import answers
     from flower_vfl.reports.words import METRICS, alone_better, defenses, kept_model, nothing_chosen, number
+    from flower_vfl.reports.worth import worth_in
 
     Console().print(results_table(summaries))
     answer = next((found[0] for summary in summaries if (found := answers(summary))), None)
@@ -97,6 +98,10 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         measure = METRICS[alone_by(alone)].replace("Test", "test")
         Console().print(f"Alone, with the same architecture, {measure}: {reached}", highlight=False)
     for summary in summaries:
+        worth = worth_in(summary)
+        if worth is not None:
+            line = f"Was it worth it? {worth.measure}. {worth.sentence}"
+            Console().print(line, highlight=False, markup=False)
         words = alone_better(summary)
         if words:
             Console().print(f"{defenses(summary)}: {words}" if len(summaries) > 1 else words, highlight=False)

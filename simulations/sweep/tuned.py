@@ -165,7 +165,7 @@ def run_tune(
             raise
     cases = {trial.run: case for trial, case in zip(trials_of(definition), definition.cases, strict=True)}
     tuned = _choose(summaries, cases, measure, minutes)
-    write_text_atomic(out / CHOSEN, _configuration(source, overrides, tuned))
+    write_text_atomic(out / CHOSEN, _configuration(source, overrides, config, tuned))
     return tuned
 
 
@@ -192,22 +192,25 @@ def _choose(
     return Tuned(best, changed, scores, scores.get(given), test, measure, len(cases))
 
 
-def _configuration(source: str, overrides: Mapping[str, str], tuned: Tuned) -> str:
+def _configuration(source: str, overrides: Mapping[str, str], config: Config, tuned: Tuned) -> str:
     """Return the configuration to use, with what was changed in comments above."""
     if (Path(source) / "manifest.json").is_file():
         values: dict[str, Any] = {"data": load_config(source).data.model_dump(exclude_defaults=True)}
         values["data"]["path"] = str(Path(source).absolute())
     else:
         _, values = read_source(source, preset_names(), preset="preset", file="configuration file")
-    for key, value in {**overrides, **tuned.values}.items():
-        section, _, rest = canonical_key(key).partition(".")
-        if rest:
-            place = values.setdefault(section, {})
-            if rest.startswith("options."):
-                place, rest = place.setdefault("options", {}), rest.removeprefix("options.")
-            place[rest] = value
+    plain = config.model_dump()
+    for key in map(canonical_key, overrides):
+        section, _, rest = key.partition(".")
+        if key.startswith("data.options."):
+            values.setdefault("data", {})["options"] = plain["data"]["options"]
+        elif rest:
+            values.setdefault(section, {})[rest] = plain[section][rest]
         else:
-            values[section] = value
+            values[section] = plain[section]
+    for key, value in tuned.values.items():
+        section, _, rest = key.partition(".")
+        values.setdefault(section, {})[rest] = value
     given = "ended too early to compare" if tuned.given is None else f"validated at {number(tuned.given, 4)}"
     lines = [
         f"# Chosen by `flower-vfl tune {source}` among {len(tuned.scores)} settings that ended, by {tuned.measure}:",
