@@ -6,10 +6,12 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
 from flower_vfl.apps.folder import read_result
+from flower_vfl.apps.training_server import TrainingServer
 from flower_vfl.cli import main
 from flower_vfl.config import build_config
 from flower_vfl.data import MemoryData, array_table
 from flower_vfl.data.store.dataset import Labels
+from flower_vfl.errors import ConfigError
 from flower_vfl.reports.worth import worth_in
 from flower_vfl.simulations.worth import wants_baselines, worth_of
 
@@ -78,6 +80,13 @@ def test_tables_of_ones_own_are_compared_unless_that_is_off(given, wanted):
     assert wants_baselines(build_config({"baselines": given}), table) == wanted
     other = MemoryData("census", table.tables, "b", table.target)
     assert wants_baselines(build_config({"baselines": given}), other) == (given == "on")
+
+
+def test_a_deployment_refuses_to_join_the_columns(tmp_path):
+    server = TrainingServer(top=None, bottom=None, data=None, optimizer=None, observers=(), on_result=None)
+    config = build_config({"baselines": "on"})
+    with pytest.raises(ConfigError, match='baselines = "on" trains scikit-learn on the joined columns'):
+        server.train(object(), None, config, tmp_path / "out", goes_on=False)
 
 
 def test_a_run_of_ones_own_tables_ends_with_the_comparison_on_the_console_and_in_the_report(tmp_path, capsys):
