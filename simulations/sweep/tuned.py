@@ -160,7 +160,7 @@ def run_tune(
     try:
         summaries = run_sweep(definition, out, resume=resume, workers=workers, stacking=False, budget=budget)
     except TrainingError:  # a setting that diverges is no reason to lose the others
-        summaries = [read_result(folder) for folder in runs_of(out)]
+        summaries = [{**read_result(folder), "run": folder.name} for folder in runs_of(out)]
         if not summaries:
             raise
     cases = {trial.run: case for trial, case in zip(trials_of(definition), definition.cases, strict=True)}

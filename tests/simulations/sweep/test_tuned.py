@@ -1,8 +1,9 @@
 """A search that is set up already: what is tried, that validation chooses, and what is written."""
 
+import json
+
 import pytest
 
-from flower_vfl.apps.folder import read_result
 from flower_vfl.cli import main
 from flower_vfl.config import load_config
 from flower_vfl.data.sources.catalog import load
@@ -56,12 +57,12 @@ def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, 
         main(words)
     assert done.value.code == 0
     shown = capsys.readouterr()
-    results = [read_result(path.parent) for path in out.glob("*/result.json")]
+    results = json.loads((out / "summary.json").read_text())
     best = max(results, key=validation)
     assert (shown.out + shown.err).count("test auc") == 1
     assert "test –" in shown.err
     chosen = load_config(str(out / "run.toml"))
-    expected = load_config(str(next(out.glob("*/result.json")).parent.parent / best["run"] / "config.toml"))
+    expected = load_config(str(out / best["run"] / "config.toml"))
     assert chosen.model == expected.model
     assert chosen.model.dropout == 0.05
     assert chosen.attack.names == load_config(str(file)).attack.names
