@@ -34,7 +34,7 @@ app.command()(keys)
 app.command()(wait)
 
 _INTERRUPTED = 130
-_MEASURING = frozenset({"demo", "run", "sweep"})
+_MEASURING = frozenset({"demo", "run", "sweep", "tune"})
 """Commands that keep what they have measured when they are interrupted."""
 
 ResourcesOption = Annotated[
@@ -101,6 +101,7 @@ def run(
     from flower_vfl.errors import ConfigError
     from flower_vfl.simulations.flower_engine import run_flower
     from flower_vfl.simulations.running import alone_aucs, run_here
+    from flower_vfl.simulations.worth import compare_run
 
     config = load_config(source, parse_assignments(set_ or []))
     if resume and out is None:
@@ -119,7 +120,7 @@ def run(
         else:
             by_themselves = partial(alone_aucs, config) if alone else None
             summary = run_here(config, folder, title=Path(source).stem, alone=by_themselves, resume=resume)
-    _finish([summary], folder)
+    _finish([compare_run(config, place) if (place := folder.expanduser()).is_dir() else summary], folder)
 
 
 def _check_engine(engine: Engine, resources: list[str] | None, address: str) -> None:
@@ -313,6 +314,33 @@ def sweep(
         raise
     print_sweep(summaries)
     _say(f"report: {folder / 'report.html'}")
+
+
+@app.command()
+def tune(
+    source: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER|PRESET", help="What to tune; the start.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the search [default: runs/tune-<name>-<time>].")] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="After which no trial goes on.")] = 10.0,
+    trials: Annotated[int, typer.Option(min=2, max=1000, help="Settings that are tried at most.")] = 48,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the search in --out, with as many minutes again.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Most trials at once; 0: as many as there is room for.")] = 0,
+    set_: SetOption = None,
+) -> None:
+    """Search for better settings of network and training; validation chooses, and run.toml has what it chose."""
+    from flower_vfl.config.parsing import parse_assignments
+    from flower_vfl.errors import ConfigError
+    from flower_vfl.simulations.sweep.tuned import CHOSEN, print_tuned, run_tune
+
+    if resume and out is None:
+        raise ConfigError("--resume goes on in a folder: name it with --out")
+    folder = out or default_folder(f"tune-{Path(source).stem}")
+    found = run_tune(
+        source, folder, parse_assignments(set_ or []), minutes=minutes, trials=trials, resume=resume, workers=workers
+    )
+    print_tuned(found)
+    _say(f"next: flower-vfl run {shlex.quote(str(folder / CHOSEN))}")
 
 
 @app.command()

@@ -53,7 +53,15 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("defense", overflow="fold")
     rebuilt = [next(iter(answers(summary)), None) for summary in summaries]
     asked = ["labels\nto re-\nbuild"] if any(rebuilt) else []
-    for column in ("test\nAUC", "test\nloss", *leaks.values(), *kept, "chance", *asked):
+    several = bool(summaries) and all(kept_utility(summary).get("test_auc") is None for summary in summaries)
+    for column in (
+        "test\naccuracy" if several else "test\nAUC",
+        "test\nloss",
+        *leaks.values(),
+        *kept,
+        "chance",
+        *asked,
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     for summary, answer, memory in zip(summaries, rebuilt, remembered, strict=True):
         last = kept_utility(summary)
@@ -61,7 +69,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         found = [worst(summary, layer, oracle=oracle, remembered=False) or {} for layer, oracle in leaks]
         table.add_row(
             defenses(summary),
-            f"acc. {number(last.get('test_accuracy'), 4)}" if auc is None else number(auc, 4),
+            f"{'' if several else 'acc. '}{number(last.get('test_accuracy'), 4)}" if auc is None else number(auc, 4),
             number(last.get("test_loss"), 4),
             *(number(reached(entry) if entry else None) for entry in found),
             *(number(max(memory.leaks) if memory else None) for _ in kept),
@@ -75,6 +83,7 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of runs, what rebuilds the model and what each party reaches alone."""
     from flower_vfl.reports.rebuilt import answers
     from flower_vfl.reports.words import METRICS, alone_better, defenses, kept_model, nothing_chosen, number
+    from flower_vfl.reports.worth import worth_in
 
     Console().print(results_table(summaries))
     answer = next((found[0] for summary in summaries if (found := answers(summary))), None)
@@ -97,6 +106,10 @@ def print_results(summaries: Sequence[Mapping[str, Any]]) -> None:
         measure = METRICS[alone_by(alone)].replace("Test", "test")
         Console().print(f"Alone, with the same architecture, {measure}: {reached}", highlight=False)
     for summary in summaries:
+        worth = worth_in(summary)
+        if worth is not None:
+            line = f"Was it worth it? {worth.measure}. {worth.sentence}"
+            Console().print(line, highlight=False, markup=False)
         words = alone_better(summary)
         if words:
             Console().print(f"{defenses(summary)}: {words}" if len(summaries) > 1 else words, highlight=False)

@@ -12,9 +12,14 @@ from flower_vfl.errors import InputError
 
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
 OPTIONAL = {
-    **dict.fromkeys(("weights", "environment", "alone", "alone_better", "parties", "model", "budget", "verdict"), dict),
+    **dict.fromkeys(
+        ("weights", "environment", "alone", "alone_better", "parties", "model", "budget", "verdict", "worth"), dict
+    ),
     **dict.fromkeys(("attacks", "rebuild"), list),
 }
+
+OWN_DATA = "files"
+"""What the data set of tables of one's own is called in a result."""
 
 _NUMBERS = (
     *("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"),

@@ -25,7 +25,7 @@ LABEL = "label"
 CHECKPOINTS = "checkpoints"
 _OF_RESUME = ("step-*", "received*", "memory-*")
 _PLACES = ("host", "advertise", "port", "connect_timeout", "step_timeout", "reconnect_timeout", "rejoin_timeout")
-MAY_CHANGE = ("sinks", "metrics_port", "checkpoint.keep", *(f"transport.{name}" for name in _PLACES))
+MAY_CHANGE = ("sinks", "metrics_port", "baselines", "checkpoint.keep", *(f"transport.{name}" for name in _PLACES))
 """Settings that may change when an interrupted run goes on: none of them changes the computation."""
 
 

@@ -22,6 +22,7 @@ from flower_vfl.apps.journal import EpochLog, Journal
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.metrics import serve_metrics
 from flower_vfl.apps.node import with_data_of_this_host
+from flower_vfl.apps.result_schema import OWN_DATA
 from flower_vfl.apps.run_state import LABEL, PartyStorage, ended_error
 from flower_vfl.apps.workers import wait_for_workers
 from flower_vfl.config import Config
@@ -45,9 +46,6 @@ _log = logging.getLogger(__name__)
 
 FEW_STEPS = 200
 """Fewer steps of a run, where the rows allow many more, deserve a warning: most networks have not learned by then."""
-
-OWN_DATA = "files"
-"""The data set of tables of one's own: presets of others keep their batches, however small the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +78,11 @@ class TrainingServer:
         if settings.sinks and out is None:
             raise ConfigError("sinks need a folder: set `out`")
         simulation = is_simulation(grid)
+        if settings.baselines == "on" and not simulation:
+            raise ConfigError(
+                'baselines = "on" trains scikit-learn on the joined columns of all parties, which no host of a '
+                'deployment has; leave it "auto", which is off there'
+            )
         sign = None if simulation else signer_of_this_host(context.run_config)
         dataset = self.data(settings if simulation else with_data_of_this_host(settings))
         labels, parties = dataset.labels(), party_names(settings, dataset)

@@ -58,6 +58,11 @@ class Config(Section):
         le=65535,
         description="port at which the label party serves metrics for Prometheus, on its loopback only; 0: off",
     )
+    baselines: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description='in a simulation, what scikit-learn reaches on each party\'s columns and on all; "auto": on tables '
+        "of one's own",
+    )
     data: DataConfig = Field(default_factory=DataConfig)
     parties: PartiesConfig = Field(default_factory=PartiesConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)

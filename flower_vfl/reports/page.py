@@ -30,6 +30,7 @@ from flower_vfl.reports.periods import period_figures
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.sweep import of_sweep
 from flower_vfl.reports.trained import of_run
+from flower_vfl.reports.worth import worth_in
 from flower_vfl.version import VERSION
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def _of_one(run: Run) -> dict[str, Any]:
         "alone_by": measure_alone,
         "alone_measure": words.METRICS[measure_alone],
         "alone_better": words.alone_better(result),
+        "worth": worth_in(result),
         "speed": words.ratio(result["cost"].get("steps"), result["cost"].get("seconds")),
         "snapshots": [Markup(figure) for figure in snapshot_figures(run.snapshots)],
         "observed": {step: observations(values) for step, values in run.snapshots.items()},

@@ -89,6 +89,8 @@ class Board:
         How many run at once.
     stacks
         How many trials are trained together under a name that is none of a trial's; they end later, each by itself.
+    shows_test
+        Whether the test of each trial is shown; a search shows that of what it chose alone.
     """
 
     total: int
@@ -98,6 +100,7 @@ class Board:
     places: int = 1
     clock: Callable[[], float] = time.monotonic
     stacks: Mapping[str, int] = field(default_factory=dict)
+    shows_test: bool = True
     underway: dict[str, _Underway] = field(default_factory=dict)
     ended: dict[str, _Ended] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -137,6 +140,7 @@ class Board:
             return
         result = self.result(run)
         point = point_of(result) if result else Point()
+        point = point if self.shows_test else point._replace(test=None)
         self.ended[run] = _Ended(point, self.clock() - state.began if state else math.nan)
         self._say(f"finished: {run} ({point.words})")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -40,6 +41,22 @@ class Running(Section):
     def with_stacking(self, wanted: bool) -> Self:
         """Return the same where it is wanted that trials are trained together, else the same without that."""
         return self if wanted else self.model_copy(update={"stacking": "off"})
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may use: no trial begins or goes on after that.
+
+    Attributes
+    ----------
+    seconds
+        Of all trials together, from the start of the first.
+    measure
+        What is compared after each epoch, larger is better: trials that are behind are ended (successive halving).
+    """
+
+    seconds: float
+    measure: str
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,17 @@ def load_definition(source: str) -> Definition:
         return _build(text, values, _folder(source))
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
+
+
+def parse_definition(text: str, folder: Path) -> Definition:
+    """Return what the text of a sweep's file says; relative paths in it begin at `folder`.
+
+    Raises
+    ------
+    ConfigError
+        As `load_definition`.
+    """
+    return _build(text, tomllib.loads(text), folder)
 
 
 def _folder(source: str) -> Path:

@@ -20,7 +20,7 @@ from flower_vfl.simulations.process_cleanup import last_words
 from flower_vfl.simulations.sweep.board import MOST_TOLD, Board
 from flower_vfl.simulations.sweep.checking import check_trials
 from flower_vfl.simulations.sweep.choosing import choose
-from flower_vfl.simulations.sweep.definition import Definition, Running
+from flower_vfl.simulations.sweep.definition import Budget, Definition, Running
 from flower_vfl.simulations.sweep.folder import SweepFolder
 from flower_vfl.simulations.sweep.planning import check_cards, shapes_of
 from flower_vfl.simulations.sweep.results import write_results
@@ -39,6 +39,7 @@ def run_sweep(
     resume: bool = False,
     workers: int = 0,
     stacking: bool = True,
+    budget: Budget | None = None,
 ) -> list[dict[str, Any]]:
     """Run a sweep on Ray and return the results of its runs, which are also in `summary.json`.
 
@@ -58,6 +59,8 @@ def run_sweep(
         How many trials run at once at most; 0: as many as the cluster has room for.
     stacking : bool
         Whether trials may be trained together, as the sweep's file says.
+    budget : Budget, optional
+        Of a search: trials that it ends leave no result, and `resume` goes on with them.
 
     Raises
     ------
@@ -68,10 +71,11 @@ def run_sweep(
     """
     trials, running = trials_of(definition, overrides), definition.running.with_stacking(stacking)
     with SweepFolder(out, definition.text, trials, origin=definition.folder, resume=resume) as folder:
-        board = Board(len(trials), len(trials) - len(folder.waiting), folder.named_result, console())
+        done = len(trials) - len(folder.waiting)
+        board = Board(len(trials), done, folder.named_result, console(), shows_test=budget is None)
         try:
             if folder.waiting:
-                _carry_out(folder, running, board, address=address, workers=workers)
+                _carry_out(folder, running, board, address=address, workers=workers, budget=budget)
         except InputError:
             folder.discard()
             raise
@@ -87,7 +91,9 @@ def run_sweep(
     return summaries
 
 
-def _carry_out(folder: SweepFolder, running: Running, board: Board, *, address: str, workers: int) -> None:
+def _carry_out(
+    folder: SweepFolder, running: Running, board: Board, *, address: str, workers: int, budget: Budget | None
+) -> None:
     """Check and run what is not finished."""
     from flower_vfl.simulations.cluster import check_reachable, ray_cluster
 
@@ -113,7 +119,7 @@ def _carry_out(folder: SweepFolder, running: Running, board: Board, *, address: 
         with board:
             if stacks:
                 run_stacks(folder, board, stacks, cpus=cpus, gpus=running.gpus)
-            run_trials(folder, board, cpus=cpus, gpus=running.gpus, retries=running.retries)
+            run_trials(folder, board, cpus=cpus, gpus=running.gpus, retries=running.retries, budget=budget)
 
 
 def check_memory(trials: Sequence[Trial], running: Running, workers: int) -> None:

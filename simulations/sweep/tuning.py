@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.tune.schedulers import AsyncHyperBandScheduler
 
 from flower_vfl.config import build_config
 from flower_vfl.errors import FlowerVflError, InputError, TrainingError
@@ -22,6 +23,7 @@ from flower_vfl.simulations.running import run_observed
 from flower_vfl.simulations.stacked.running import train_stack
 from flower_vfl.simulations.sweep.board import Board
 from flower_vfl.simulations.sweep.checking import quiet_log
+from flower_vfl.simulations.sweep.definition import Budget
 from flower_vfl.simulations.sweep.folder import SweepFolder
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import Observer
@@ -33,6 +35,8 @@ _ONE_MORE = "Failure # "
 
 _REPORT_SECONDS = 1.0
 _LOCKED_SECONDS = 20.0
+_GRACE_EPOCHS, _MOST_EPOCHS = 8, 1000
+"""Epochs that each trial of a search has before it is compared with others, and after which it is not any more."""
 _MOST_TRACED = 10_000
 """Characters of where an error came from that are kept."""
 
@@ -40,7 +44,9 @@ Plan = tuple[dict[str, Any], str, str]
 """A trial's configuration, its folder, and the folder that relative paths of data begin at."""
 
 
-def run_trials(folder: SweepFolder, board: Board, *, cpus: float, gpus: float, retries: int) -> None:
+def run_trials(
+    folder: SweepFolder, board: Board, *, cpus: float, gpus: float, retries: int, budget: Budget | None = None
+) -> None:
     """Run the trials that wait on the cluster that this process has joined; their folders tell what came of them.
 
     Parameters
@@ -54,9 +60,19 @@ def run_trials(folder: SweepFolder, board: Board, *, cpus: float, gpus: float, r
     retries : int
         How often a trial that failed is tried again. One whose input is wrong, or whose training diverges, would fail
         again: it is not.
+    budget : Budget, optional
+        Ends trials that are behind, and all of them when its time is over.
     """
     plans = {trial.run: (trial.config.model_dump(), str(folder.of(trial)), os.getcwd()) for trial in folder.waiting}
-    _tune(folder, board, tune.with_parameters(_train, plans=plans), list(plans), {"cpu": cpus, "gpu": gpus}, retries)
+    _tune(
+        folder,
+        board,
+        tune.with_parameters(_train, plans=plans),
+        list(plans),
+        {"cpu": cpus, "gpu": gpus},
+        retries,
+        budget,
+    )
 
 
 def run_stacks(
@@ -87,7 +103,13 @@ def run_stacks(
 
 
 def _tune(
-    folder: SweepFolder, board: Board, trainable: Any, names: list[str], resources: dict[str, float], retries: int
+    folder: SweepFolder,
+    board: Board,
+    trainable: Any,
+    names: list[str],
+    resources: dict[str, float],
+    retries: int,
+    budget: Budget | None = None,
 ) -> None:
     """Call a function for each name, as many at once as there are places."""
     storage, told = folder.path / STORAGE, _Told(folder, board)
@@ -95,7 +117,7 @@ def _tune(
     tuner = tune.Tuner(
         tune.with_resources(trainable, resources),
         param_space={_RUN: tune.grid_search(names)},
-        tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=board.places),
+        tune_config=_search(board.places, budget),
         run_config=tune.RunConfig(
             name="trials",
             storage_path=str(storage),
@@ -112,6 +134,25 @@ def _tune(
         raise told.lost from None  # of which Tune has made a text
     finally:
         shutil.rmtree(storage, ignore_errors=True)
+
+
+def _search(places: int, budget: Budget | None) -> tune.TuneConfig:
+    """Return how Tune goes through the trials; a trial that was ended leaves a worker that no other can use."""
+    if budget is None:
+        return tune.TuneConfig(reuse_actors=True, max_concurrent_trials=places)
+    os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # reports of steps have no validation in them
+    halving = AsyncHyperBandScheduler(
+        time_attr="epoch",
+        metric=budget.measure,
+        mode="max",
+        grace_period=_GRACE_EPOCHS,
+        reduction_factor=3,
+        max_t=_MOST_EPOCHS,
+        stop_last_trials=False,
+    )
+    return tune.TuneConfig(
+        reuse_actors=False, max_concurrent_trials=places, scheduler=halving, time_budget_s=budget.seconds
+    )
 
 
 class _Told(tune.Callback):
@@ -196,13 +237,17 @@ def _whole(error: BaseException) -> RuntimeError:
 
 
 class _Steps(Observer):
-    """Reports how far a trial is, once a second."""
+    """Reports how far a trial is, once a second, and its validation after each epoch."""
 
     def __init__(self) -> None:
         self._steps, self._due = 0, 0.0
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
         self._steps = steps
+
+    def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        values = {name: value for name, value in metrics.items() if name.startswith("validation_")}
+        tune.report({"epoch": epoch, **{name: value for name, value in values.items() if math.isfinite(value)}})
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         if time.monotonic() >= self._due:

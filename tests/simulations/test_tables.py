@@ -1,3 +1,5 @@
+import pytest
+
 from flower_vfl.data.sources.catalog import CatalogEntry
 from flower_vfl.simulations import tables
 
@@ -16,3 +18,11 @@ def test_a_folder_is_named_with_its_brackets(monkeypatch, capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(f"-> {tmp_path}/own[v2]")
     assert lines[-1] == f"next: flower-vfl run '{tmp_path}/own[v2]'"
+
+
+@pytest.mark.parametrize(("kept", "title", "cell"), [({"test_auc": 0.9}, "AUC", "0.9000"), ({}, "accuracy", "0.8000")])
+def test_runs_of_more_than_two_classes_have_a_column_of_accuracies(kept, title, cell):
+    summary = {"utility": {"last": {"test_accuracy": 0.8, **kept}}, "defenses": [], "leakage": []}
+    table = tables.results_table([summary])
+    assert table.columns[1].header == f"test\n{title}"
+    assert list(table.columns[1].cells) == [cell]

@@ -1,0 +1,77 @@
+"""Whether training together was worth it, in words: the federation beside each party alone and the joined table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flower_vfl.reports.words import METRICS, number
+
+WORTH, JOINED = "worth", "all"
+"""Key of a result, and what the columns of all parties are called there."""
+
+
+class Row(NamedTuple):
+    """One line of the comparison: whose columns, and what each model reaches with them, the largest first."""
+
+    columns: str
+    values: Mapping[str, float]
+
+    @property
+    def best(self) -> float:
+        """What the better model reaches."""
+        return max(self.values.values())
+
+
+class Worth(NamedTuple):
+    """The comparison of a run.
+
+    Attributes
+    ----------
+    measure
+        In words.
+    together
+        What the federation reaches.
+    rows
+        The parties, then all of them.
+    models
+        Names of the models.
+    sentence
+        What it says.
+    """
+
+    measure: str
+    together: float
+    rows: tuple[Row, ...]
+    models: tuple[str, ...]
+    sentence: str
+
+
+def worth_in(result: Mapping[str, Any]) -> Worth | None:
+    """Return the comparison that a result holds; None where it holds none."""
+    found = result.get(WORTH) or {}
+    entries, together = found.get("baselines") or [], found.get("together")
+    if not entries or not isinstance(together, int | float):
+        return None
+    values: dict[str, dict[str, float]] = {}
+    for entry in entries:
+        values.setdefault(str(entry["columns"]), {})[str(entry["model"])] = float(entry["value"])
+    rows = tuple(Row(columns, models) for columns, models in values.items())
+    measure = METRICS.get(str(found.get("measure")), "test")
+    margin = float(found.get("margin") or 0.0)
+    sentence = _sentence(rows, float(together), margin, int(found.get("test_rows") or 0))
+    return Worth(measure, float(together), rows, tuple(next(iter(values.values()))), sentence)
+
+
+def _sentence(rows: tuple[Row, ...], together: float, margin: float, test_rows: int) -> str:
+    alone = max((row for row in rows if row.columns != JOINED), key=lambda row: row.best)
+    gain = together - alone.best
+    if abs(gain) <= margin:
+        said = f"no more than {test_rows:,} test rows can tell from"
+    else:
+        said = f"{number(abs(gain), 4)} {'above' if gain > 0 else 'below'}"
+    words = f"Together {number(together, 4)}: {said} the best party alone ({alone.columns}, {number(alone.best, 4)})"
+    joined = next((row for row in rows if row.columns == JOINED), None)
+    if joined is not None:
+        words += f"; scikit-learn on the joined table, without any privacy, {number(joined.best, 4)}"
+    return f"{words}. One training on {test_rows:,} test rows: \u00b1 {number(margin, 4)}."

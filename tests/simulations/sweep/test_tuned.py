@@ -1,0 +1,71 @@
+"""A search that is set up already: what is tried, that validation chooses, and what is written."""
+
+import json
+
+import pytest
+
+from flower_vfl.cli import main
+from flower_vfl.config import load_config
+from flower_vfl.data.sources.catalog import load
+from flower_vfl.errors import ConfigError
+from flower_vfl.reports.ranking import validation
+from flower_vfl.simulations.sweep.tuned import run_tune, search_space
+
+FILE = """
+[data]
+name = "synthetic"
+options = { rows = 400, test_rows = 100 }
+[training]
+epochs = 2
+batch_size = 64
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_the_given_settings_are_tried_first_and_draws_are_the_same_each_time(file):
+    config = load_config(str(file))
+    data = load("synthetic", options={"rows": 400, "test_rows": 100})
+    found = search_space(config, data, 6)
+    assert found == search_space(config, data, 9)[:6]
+    assert found[0]["model.bottom"] == config.model.bottom
+    assert found[0]["training.learning_rate"] == config.model_dump()["training"]["learning_rate"]
+    assert len({str(one) for one in found}) == 6
+
+
+def test_images_have_no_bins_and_no_hidden_layers_of_tables_to_choose():
+    data = load("digits")
+    assert "model.bottom" not in search_space(load_config("toy-gap"), data, 2)[1]
+
+
+def test_without_validation_rows_nothing_is_searched(file, tmp_path):
+    with pytest.raises(ConfigError, match=r"training\.validation is 0: set it to 0\.1"):
+        run_tune(str(file), tmp_path / "out", {"training.validation": "0"}, minutes=1, trials=2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_validation_chooses_and_the_test_is_shown_of_the_chosen_one_alone(file, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["tune", str(file), "--out", str(out), "--trials", "3", "--minutes", "2", "--set", "model.dropout=0.05"]
+    with pytest.raises(SystemExit) as done:
+        main(words)
+    assert done.value.code == 0
+    shown = capsys.readouterr()
+    results = json.loads((out / "summary.json").read_text())
+    best = max(results, key=validation)
+    assert (shown.out + shown.err).count("test auc") == 1
+    assert "test –" in shown.err
+    chosen = load_config(str(out / "run.toml"))
+    expected = load_config(str(out / best["run"] / "config.toml"))
+    assert chosen.model == expected.model
+    assert chosen.model.dropout == 0.05
+    assert chosen.attack.names == load_config(str(file)).attack.names
+    with pytest.raises(SystemExit) as done:
+        main([*words, "--resume"])
+    assert done.value.code == 0

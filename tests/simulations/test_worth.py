@@ -1,0 +1,113 @@
+"""Whether training together was worth it: against scikit-learn on the same rows, in simulations alone."""
+
+import numpy as np
+import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import roc_auc_score
+
+from flower_vfl.apps.folder import read_result
+from flower_vfl.apps.training_server import TrainingServer
+from flower_vfl.cli import main
+from flower_vfl.config import build_config
+from flower_vfl.data import MemoryData, array_table
+from flower_vfl.data.store.dataset import Labels
+from flower_vfl.errors import ConfigError
+from flower_vfl.reports.worth import worth_in
+from flower_vfl.simulations.worth import wants_baselines, worth_of
+
+ROWS, TEST = 600, 300
+
+
+def data(classes=2, seed=0):
+    """Return two parties of which b knows the label and a knows nothing."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, ROWS + TEST)
+    a = rng.normal(size=(ROWS + TEST, 2))
+    b = labels[:, None] + rng.normal(size=(ROWS + TEST, 1))
+    tables = {name: array_table(name, part[:ROWS], part[ROWS:]) for name, part in {"a": a, "b": b}.items()}
+    target = Labels(labels[:ROWS], labels[ROWS:], classes)
+    return MemoryData("files", tables, "b", target), b, labels
+
+
+def result(value, name="test_auc"):
+    return {"utility": {"last": {name: value}}, "defenses": []}
+
+
+def values(found):
+    return {(entry["model"], entry["columns"]): entry["value"] for entry in found["baselines"]}
+
+
+def test_the_numbers_are_those_of_scikit_learn_on_each_partys_columns_and_on_all():
+    table, b, labels = data()
+    found = worth_of(build_config({}), table, result(0.8))
+    model = HistGradientBoostingClassifier(random_state=0).fit(b[:ROWS].astype(np.float32), labels[:ROWS])
+    expected = roc_auc_score(labels[ROWS:], model.predict_proba(b[ROWS:].astype(np.float32))[:, 1])
+    reached = values(found)
+    assert reached["gradient boosting", "b"] == pytest.approx(expected)
+    assert {columns for _, columns in reached} == {"a", "b", "all"}
+    assert abs(reached["logistic regression", "a"] - 0.5) < 0.1
+    assert reached["logistic regression", "all"] > 0.7
+    assert (found["measure"], found["together"], found["test_rows"]) == ("test_auc", 0.8, TEST)
+    assert 0.03 < found["margin"] < 0.08
+
+
+def test_of_more_than_two_classes_it_is_the_accuracy():
+    table, _, labels = data(classes=4)
+    found = worth_of(build_config({}), table, result(0.5, "test_accuracy"))
+    assert found["measure"] == "test_accuracy"
+    share = np.bincount(labels[ROWS:]).max() / TEST
+    assert values(found)["gradient boosting", "b"] > share
+    assert found["margin"] == pytest.approx(1.96 * np.sqrt(0.25 / TEST))
+
+
+@pytest.mark.parametrize(
+    ("together", "words"),
+    [(0.99, "above the best party alone (b"), (0.55, "below the best party alone (b"), (None, "")],
+)
+def test_the_sentence_says_which_is_better_and_what_test_rows_can_tell(together, words):
+    table, *_ = data()
+    found = worth_in(result(0.5) | {"worth": worth_of(build_config({}), table, result(together))})
+    assert (found is None) == (together is None)
+    if found is not None:
+        assert words in found.sentence
+        near = worth_in({"worth": worth_of(build_config({}), table, result(found.rows[1].best + 0.01))})
+        assert "no more than 300 test rows can tell from the best party alone" in near.sentence
+
+
+@pytest.mark.parametrize(("given", "wanted"), [("auto", True), ("on", True), ("off", False)])
+def test_tables_of_ones_own_are_compared_unless_that_is_off(given, wanted):
+    table, *_ = data()
+    assert wants_baselines(build_config({"baselines": given}), table) == wanted
+    other = MemoryData("census", table.tables, "b", table.target)
+    assert wants_baselines(build_config({"baselines": given}), other) == (given == "on")
+
+
+def test_a_deployment_refuses_to_join_the_columns(tmp_path):
+    server = TrainingServer(top=None, bottom=None, data=None, optimizer=None, observers=(), on_result=None)
+    config = build_config({"baselines": "on"})
+    with pytest.raises(ConfigError, match='baselines = "on" trains scikit-learn on the joined columns'):
+        server.train(object(), None, config, tmp_path / "out", goes_on=False)
+
+
+def test_a_run_of_ones_own_tables_ends_with_the_comparison_on_the_console_and_in_the_report(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    lines = {"bank": ["id,x,label"], "shop": ["id,town"]}
+    for row in range(300):
+        label = int(rng.integers(0, 2))
+        lines["bank"].append(f"p{row},{rng.normal() + label:.3f},{label}")
+        lines["shop"].append(f"p{row},{'Ulm' if rng.random() < 0.3 + 0.4 * label else 'Bonn'}")
+    words = []
+    for party, text in lines.items():
+        (tmp_path / f"{party}.csv").write_text("\n".join(text) + "\n")
+        words += ["--set", f"files.{party}={tmp_path}/{party}.csv"]
+    run = ["run", str(tmp_path / "own"), "--out", str(tmp_path / "run"), "--set", "training.epochs=2"]
+    for command in (["data", "prepare", "files", "--out", str(tmp_path / "own"), *words], run):
+        with pytest.raises(SystemExit) as done:
+            main(command)
+        assert done.value.code == 0
+    assert "Was it worth it?" in capsys.readouterr().out
+    found = read_result(tmp_path / "run")["worth"]
+    assert {entry["columns"] for entry in found["baselines"]} == {"bank", "shop", "all"}
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Was it worth it?" in page
+    assert "shop alone" in page
