@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -71,3 +72,16 @@ def test_runs_that_broke_are_disturbed_again_and_are_mended_or_not():
     campaign.repeat_broken()
     assert campaign.mended == ["run 3 (messages): lost"]
     assert campaign.broken == ["run 7 (stream): again", "frames from 0: a word"]
+
+
+def test_security_says_of_the_campaign_what_its_record_says():
+    record = json.loads((ROOT / "tests" / "faults" / "campaign.json").read_text())
+    section = (ROOT / "SECURITY.md").read_text().partition("## Faults: what was run")[2].partition("\n## ")[0]
+    flood, kills = record["flood"], record["struck"]["kill"]
+    said = [f"{record['runs']} runs", f"{kills} kills", f"{record['frames']:,} mutated frames"]
+    said += [f"{flood['dialled']:,} connections", f"{flood['most open']:,} open at once", f"{record['taken']:,}"]
+    for who in ("label", "party"):
+        times = [took for one, took, _ in record["seconds"] if one == who]
+        said.append(f"| {len(times)} | {statistics.median(times):.1f} s | {max(times):.1f} s |")
+    assert [words for words in said if words not in section] == []
+    assert record["broken"] == []
