@@ -412,7 +412,7 @@ def _listen(address: str) -> Finding:
         return title, "wrong", f"this host does not know the name {host!r}: name one of its addresses (`ip addr`)"
     except OSError as error:
         cures = {
-            errno.EADDRINUSE: f"the port is in use: `ss -ltnp 'sport = {port}'` names the process; end it or take another",
+            errno.EADDRINUSE: f"the port is in use: `ss -ltnp 'sport = {port}'` names the process; end it or move",
             errno.EADDRNOTAVAIL: f"{host} is no address of this host (`ip addr` shows them)",
             errno.EACCES: f"only root may listen at {port}: take a port from 1024 on",
         }

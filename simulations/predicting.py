@@ -64,7 +64,7 @@ def predict_flower(request: Request, *, resources: Sequence[str] = (), address: 
     Parameters
     ----------
     request : Request
-        What is to be scored.
+        The request.
     resources, address
         As `run_flower` takes them.
 

@@ -21,7 +21,7 @@ class LiveProgress(Observer):
     Parameters
     ----------
     title : str
-        What is trained.
+        Title of the run.
     console : Console
         Where it is shown; without a terminal the bar stays away.
     """

@@ -60,7 +60,7 @@ class Checkpointing:
     links : Mapping[str, Link]
         One a feature party.
     parts : Mapping[str, Stateful]
-        What the label party keeps, by name; its model is called "label".
+        The label party's parts with a state, by name; its model is called "label".
     schedule : Schedule
         Gives the step at which an epoch began; the state of that step is held until the next one has ended.
     recorder : Recorder

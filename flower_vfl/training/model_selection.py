@@ -26,7 +26,7 @@ class ModelSelection:
     Parameters
     ----------
     training : Training
-        What it trains with.
+        The training loop.
     label : LabelParty
         The label party.
     schedule : Schedule

@@ -82,7 +82,7 @@ def choose_depth(
     config : TransportConfig
         Of the run; without a link, in one process, there is nothing to make up for.
     known : int
-        What a training that is resumed agreed on; 0 measures.
+        The depth of the resumed training run; 0 measures.
     """
     if config.in_flight:
         return config.in_flight

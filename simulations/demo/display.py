@@ -20,7 +20,7 @@ class Display:
     Parameters
     ----------
     total : int
-        How many runs there are.
+        Number of runs.
     countdown : Countdown
         Estimates the time that is left.
     console : Console

@@ -184,7 +184,7 @@ class PotentialEnergy(Regulariser):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     alpha : float
         Weight of the term, at least 0.
     reduction : {"mean", "sum"}

@@ -117,7 +117,7 @@ class LabelDP(Defense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     flip : float, optional
         Probability that a label is replaced, at least 0 and below (C - 1) / C.
     epsilon : float, optional

@@ -36,7 +36,7 @@ class LocalHead(Defense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps; no other defense, and none wraps it.
+        The wrapped strategy; no other defense, and none wraps it.
     epsilon : float
         The privacy of each label, above 0.
 

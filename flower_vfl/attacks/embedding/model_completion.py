@@ -251,7 +251,7 @@ class ModelCompletionAttack(ExamplesAttack):
     k
         Labelled examples of each class, at least 1.
     draws
-        How often it is repeated, with other examples and other initial weights.
+        Number of repetitions, with other examples and other initial weights.
     normalise
         True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
 

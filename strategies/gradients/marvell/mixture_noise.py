@@ -28,7 +28,7 @@ WIDEST = 256
 """Largest width of a gradient: the rows must show how deviations correlate in all directions."""
 
 _FLOOR = 1e-3
-"""Of the mean variance of a direction: noise of this variance is normal, where deviations do not go."""
+"""Share of the mean variance of a direction: the variance of normal noise in directions without deviations."""
 
 _WHICH, _HOW_MUCH = 2, 3
 """Streams of the keyed numbers: the ones that defenses draw have 0 and 1."""
@@ -58,9 +58,9 @@ class ResidualMixture:
         Parameters
         ----------
         counts : tuple of int
-            How many negatives and positives will come.
+            Numbers of negatives and positives that will occur.
         deviations, y : Tensor
-            What the first of them are.
+            The deviations of the first of them.
         generator : torch.Generator
             Draws the substitutes for rows that have not occurred yet.
         """
