@@ -179,7 +179,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A sink for Weights & Biases with its environment's settings (``WANDB_MODE=offline`` ...); needs the extra ``wandb``.
+    """A sink for Weights & Biases, set by its environment (``WANDB_MODE=offline`` ...); needs the extra ``wandb``.
 
     The step is a value like others, and the axis of them all: W&B drops what comes after a later one of its own steps,
     as leaks do, which are computed for several steps at once. Values of one step that come together are one row.
