@@ -30,7 +30,7 @@ def accounted_epochs(width: int) -> int:
 
     Examples
     --------
-    >>> most_epochs(32), most_epochs(128), most_epochs(1600)
+    >>> accounted_epochs(32), accounted_epochs(128), accounted_epochs(1600)
     (20, 5, 1)
     """
     return max(1, LARGEST // max(width, 1))
