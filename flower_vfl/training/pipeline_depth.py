@@ -99,7 +99,7 @@ def choose_depth(
 
 
 def announce_depth(links: Mapping[str, Link], chosen: int, config: TransportConfig) -> None:
-    """Tell every party how many steps are in flight, where the configuration does not."""
+    """Send the number of steps in flight to every party, where the configuration leaves it open."""
     if not config.in_flight:
         for link in links.values():
             link.send(Frame(Kind.IN_FLIGHT, fields={"in_flight": chosen}))
