@@ -81,7 +81,7 @@ class JointLabels:
 
 
 class JointEvaluator:
-    """Compares what joint attacks say with true labels, and with what they say without the gradients.
+    """An evaluator that compares the scores of joint attacks with true labels, and with those without the gradients.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ TRIES = 3
 
 
 class PartyRecovery:
-    """Takes parties back that were lost.
+    """The recovery of lost parties.
 
     Parameters
     ----------

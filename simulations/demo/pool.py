@@ -273,7 +273,7 @@ def _outcome(work: Work, argument: Any, report: Report) -> tuple[Any] | dict[str
 
 
 class _Reporter:
-    """Sends the share that is done, a few times a second."""
+    """An observer that sends the finished share, a few times a second."""
 
     def __init__(self, tasks: Connection) -> None:
         self._tasks, self._due = tasks, 0.0

@@ -185,7 +185,7 @@ def _or_one(number: Tensor) -> Tensor:
 
 
 class DistanceCorrelation(Regulariser):
-    """Adds alpha times the distance correlation of embeddings and labels to the loss.
+    """A term of the loss: alpha times the distance correlation of embeddings and labels.
 
     The embeddings are those of all feature parties side by side. It protects what the bottom models give away by
     themselves, against spectral and clustering attacks; cut gradients need a defense of their own.

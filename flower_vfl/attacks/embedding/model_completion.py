@@ -241,7 +241,7 @@ def _error(logits: Tensor, y: Tensor) -> float:
 
 
 class ModelCompletionAttack(ExamplesAttack):
-    """Trains a top model on the frozen bottom model, from k labelled examples of each class that the attacker knows.
+    """An attack that trains a top model on the frozen bottom model, from k known examples of each class.
 
     Its baseline is the whole network trained on the same examples alone; what it is better by is what the trained
     bottom model gives away: the *bottom model advantage*. A defense protects perfectly where there is none.

@@ -35,7 +35,7 @@ _WHICH, _HOW_MUCH = 2, 3
 
 
 class ResidualMixture:
-    """Keeps how rows of each of two classes deviated from its mean when they came last, and mixes that.
+    """A store of the last deviations of two classes' rows from their means, and of mixtures of them.
 
     A row of one class is given a mixture of rows of the other: always the same rows in the same proportions, which
     follow from a key and the row's ID. Nothing is stored for it.
