@@ -1,7 +1,7 @@
 """A party's states on its own disk: tensors as safetensors, the rest as JSON, replaced in one step. No pickle.
 
-A state says where generators stand, and so it is as secret as the noise that comes of them: folders of checkpoints can
-be read by their owner alone.
+A state holds the states of generators, and so it is as secret as the noise that comes of them: folders of checkpoints
+can be read by their owner alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DATA = "data"
-"""The fact that is a digest of what a party holds: it never leaves its host."""
+"""The fact that is a digest of a party's data: it never leaves its host."""
 
 _TREE = "tree"
 _TENSOR = "__tensor__"
@@ -161,20 +161,20 @@ class Checkpoints:
         for name, value in self._facts.items():
             if name not in facts:
                 raise DataError(
-                    f"{path} does not say what its {name} is: another version wrote it; begin anew in another folder"
+                    f"{path} does not hold its {name}: another version wrote it; start a new run in another folder"
                 )
             if facts[name] == value:
                 continue
             if name == DATA:  # the words may leave this host, its digest must not
                 raise DataError(
                     f"{path} belongs to something else: its {name} is other than here. Go on with what the training "
-                    "was begun with, or begin anew in another folder"
+                    "was begun with, or start a new run in another folder"
                 )
             raise DataError(f"{path} belongs to something else: its {name} is {facts[name]!r}, here it is {value!r}")
 
     @property
     def received(self) -> Path:
-        """Where a label party writes down what it has received since."""
+        """The file in which a label party records the digests of received frames since then."""
         return self._folder / "received"
 
     @property

@@ -1,4 +1,4 @@
-"""The tree of errors that this package raises; every message says what was given, what is allowed and what to do."""
+"""The tree of errors that this package raises; every message names the given value, the allowed ones and the cure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ProtocolError(InputError):
 
 
 class NotFiniteError(ProtocolError):
-    """A tensor came whose values are not finite: where two sides follow the protocol, training has diverged."""
+    """A received tensor has values that are not finite: if both sides follow the protocol, training has diverged."""
 
 
 class PermissionDeniedError(InputError):
@@ -48,7 +48,7 @@ class PermissionDeniedError(InputError):
 
 
 class WithheldError(FlowerVflError):
-    """What a deployed party says of an error whose words stay in the log of its own host."""
+    """The redacted error of a deployed party; the text of the original stays in the log of its own host."""
 
 
 class StorageError(FlowerVflError, OSError):
@@ -68,7 +68,7 @@ class UnreachableError(SessionError):
 
 
 class SetupError(InputError, SessionError):
-    """The machine or the network is not set up as the run needs it; the message says what to set."""
+    """The machine or the network is not set up as the run needs it; the message names the setting."""
 
 
 class PartyError(SessionError):
@@ -76,12 +76,12 @@ class PartyError(SessionError):
 
 
 class PartyLostError(PartyError):
-    """A party died or lost its connection, and did not say why; it may come back.
+    """A party died or lost its connection, without giving a reason; it may come back.
 
     Attributes
     ----------
     party : str
-        Which one.
+        The party's name.
     """
 
     def __init__(self, message: str, party: str = "") -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
-"""What a disk that is full, fails or takes no writing says."""
+"""Error numbers of a disk that is full, fails or is read-only."""
 
 _PLACE = frozenset(
     {
@@ -33,10 +33,10 @@ _PLACE = frozenset(
         errno.ELOOP,
     }
 )
-"""What the system says of a place that is not this user's, or cannot be (a file where a folder should be, too)."""
+"""Error numbers of a path that this user may not use, or that is impossible, such as a file in place of a folder."""
 
 LEFTOVERS = ".*.tmp"
-"""What the temporary files of `replacing` are called."""
+"""Pattern of the temporary files of `replacing`."""
 
 
 def keep_private() -> None:
@@ -196,7 +196,7 @@ class FolderLock:
         self.release()
 
     def in_place(self) -> bool:
-        """Say whether the file that is locked is the folder's: who worked there before may have removed both."""
+        """Return whether the locked file is the folder's: an earlier process may have removed both."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
         except FileNotFoundError:

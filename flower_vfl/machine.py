@@ -1,4 +1,4 @@
-"""What this machine has, as far as this process may use it."""
+"""The resources of this machine that this process may use."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 BUILT_IN = "built-in"
 METHOD_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
-"""What the `name` of an attack or a defense looks like."""
+"""Pattern of the `name` of an attack or a defense."""
 
 _PART = r"(?!__)[A-Za-z_]\w*"
 _REFERENCE = re.compile(rf"{_PART}(\.{_PART})*:{_PART}(\.{_PART})*", re.ASCII)
@@ -150,7 +150,7 @@ def parameters(method: type) -> Mapping[str, Parameter]:
     Raises
     ------
     TypeError, ValueError
-        For a class that is written in C, or says nonsense of itself.
+        For a class that is written in C, or has an unreadable signature.
     """
     made_with_something = any("__init__" in vars(base) or "__new__" in vars(base) for base in method.__mro__[:-1])
     return signature(method).parameters if made_with_something else {}

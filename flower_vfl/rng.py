@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SECRET_FILE_VARIABLE = "FLOWER_VFL_SECRET_FILE"
 NOISE_KEY_FILE_VARIABLE = "FLOWER_VFL_NOISE_KEY_FILE"
 FILE = "file"
-"""Where a secret came from that is the same in each training."""
+"""Origin of a secret that is the same in each training run."""
 
 _SECRET_BYTES = 32
 
@@ -99,7 +99,7 @@ class Secret:
 
     @property
     def keeps_noise_key(self) -> bool:
-        """Whether the key of persistent noise is apart from all else, to be the same in several trainings."""
+        """True if the key of persistent noise is a separate one, the same in several training runs."""
         return self._noise_key is not self._value
 
     @classmethod

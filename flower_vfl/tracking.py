@@ -1,4 +1,4 @@
-"""What is measured while a run goes on: a journal that survives a kill, and live sinks that people watch.
+"""The tracking of a run's measurements: a journal that survives a kill, and live sinks.
 
 A journal is a file of frames, one after the other; a frame holds a few hundred rows as an Arrow IPC stream::
 
@@ -80,7 +80,7 @@ Column = np.ndarray[Any, Any]
 
 
 class Sink(Protocol):
-    """Where values are shown live, beside the journal."""
+    """A sink that shows values live, beside the journal."""
 
     def scalar(self, name: str, step: int, value: float) -> None:
         """Take one value of the curve ``name``, such as ``"a/cut/norm/auc"``."""
@@ -100,8 +100,8 @@ class StepLog:
     folder
         The run's folder; made where it does not exist.
     name
-        Whose journal: each process that writes into a folder needs its own. Opening a journal again, as a resumed run
-        does, cuts off what a kill left half-written and goes on behind it.
+        Name of the journal: each process that writes into a folder needs its own. Opening a journal again, as a resumed
+        run does, cuts off what a kill left half-written and goes on behind it.
     sinks
         Live sinks that get every row as it is flushed.
 
@@ -179,7 +179,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Logs to Weights & Biases as its own environment says (``WANDB_MODE=offline`` ...); needs the extra ``wandb``.
+    """A sink for Weights & Biases, set by its environment (``WANDB_MODE=offline`` ...); needs the extra ``wandb``.
 
     The step is a value like others, and the axis of them all: W&B drops what comes after a later one of its own steps,
     as leaks do, which are computed for several steps at once. Values of one step that come together are one row.
@@ -263,12 +263,12 @@ def make_sink(name: str, folder: Path | str) -> Sink:
 
 
 def require_sinks(names: Sequence[str]) -> None:
-    """Refuse live sinks whose packages are not installed, before anything is begun.
+    """Refuse live sinks with packages that are not installed, before anything is begun.
 
     Raises
     ------
     ConfigError
-        As `make_sink` does; the message says what to install.
+        As `make_sink` does; the message names the missing package.
     """
     modules = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
     for name in names:
@@ -342,9 +342,9 @@ def read_steps(folder: Path | str) -> pa.Table:
 
 
 def add_snapshot(folder: Path | str, step: int, values: Values) -> None:
-    """Add what the gradients of one step are made of to a folder's ``snapshots.parquet``, at the label party only.
+    """Add the parts of the gradients of one step to a folder's ``snapshots.parquet``, at the label party only.
 
-    There are few of them: the file is written anew, whole or not at all, and a step that is done again after an
+    There are few of them: the file is replaced, whole or not at all, and a step that is repeated after an
     interruption takes the place of the old one.
     """
     known = read_snapshots(folder)
@@ -370,7 +370,7 @@ def read_snapshots(folder: Path | str) -> pa.Table:
 def write_embeddings(folder: Path | str, samples: Sequence[Embeddings]) -> None:
     """Write embeddings with their labels to a folder's ``embeddings.parquet``, at the label party only.
 
-    The file is its owner's alone, as it says which row has which label.
+    The file is its owner's alone, as it holds the rows' labels.
     """
     tables = [EMBEDDING_SCHEMA.empty_table()]
     for sample in samples:

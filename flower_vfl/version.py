@@ -79,12 +79,12 @@ def software() -> dict[str, str]:
 
 
 def refusal(theirs: Mapping[str, object], host: str, *, asking: str) -> str:
-    """Say why two hosts cannot take part in one session, and which of them to change; empty where they can.
+    """Return the reason why two hosts cannot take part in one session, and the cure; empty where they can.
 
     Parameters
     ----------
     theirs : Mapping[str, object]
-        What the other host says of its `software`.
+        The other host's `software`.
     host, asking : str
         What the other host and this one are called.
     """
@@ -101,7 +101,7 @@ def refusal(theirs: Mapping[str, object], host: str, *, asking: str) -> str:
 
 
 def unequal(theirs: Mapping[str, object], host: str, *, asking: str) -> str:
-    """Say which libraries are of other versions on another host, so that bits may differ; empty where none are.
+    """Return the libraries with other versions on another host, so that bits may differ; empty where none have.
 
     A build for GPUs and one for processors are of one version.
     """
@@ -124,7 +124,7 @@ def _build(found: Mapping[str, object]) -> str:
 
 
 def _older(one: str, other: str) -> bool | None:
-    """Say whether a version is older than another; None where neither the release nor the commit's date shows it."""
+    """Return whether a version is older than another; None where neither the release nor the commit's date shows it."""
     found = (
         _BUILT.fullmatch(one.removesuffix(f"+{FROM_SOURCE}")),
         _BUILT.fullmatch(other.removesuffix(f"+{FROM_SOURCE}")),

@@ -39,7 +39,7 @@ from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIAB
 from flower_vfl.version import VERSION
 
 BUNDLES_VARIABLE = "FLOWER_VFL_BUNDLES"
-"""What each feature party's process is given, in Ray's words, as JSON."""
+"""The resources of each feature party's process, in Ray's words, as JSON."""
 
 OWN_RAY = "local"
 """Ray's word for an address where it is not to join anything."""
@@ -61,13 +61,13 @@ def run_flower(
     Parameters
     ----------
     config : Config
-        What to run; its label party is a thread of a process on this machine.
+        The configuration; the label party is a thread of a process on this machine.
     out : Path
         Folder of the results; every node of a cluster that is joined must see it.
     resume : bool
         True if a run that was interrupted in this folder goes on; one that has ended is left as it is.
     resources : Sequence[str]
-        What the processes of feature parties are given: see `read_resources`.
+        The resources of the feature parties' processes: see `read_resources`.
     address : str
         Of a Ray cluster that is there and of which this machine is a node; empty for one of this run's own.
 
@@ -308,7 +308,7 @@ def write_deployment(folder: Path, config: Config, results: Path | None) -> None
     folder : Path
         Must not exist, or be empty.
     config : Config
-        What to run; it reaches every party.
+        The configuration; it reaches every party.
     results : Path, optional
         Folder of the results on the label party's host; `--run-config "out='/FOLDER'"` names another for each run, and
         `--run-config resume=true` goes on with an interrupted one.

@@ -44,7 +44,7 @@ def write_keys(out: Path, hosts: Sequence[str], parties: Sequence[str], *, days:
     parties : Sequence[str]
         Feature parties.
     days : int
-        How long the certificates are valid, from now.
+        Days that the certificates are valid, from now.
 
     Raises
     ------

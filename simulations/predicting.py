@@ -28,7 +28,7 @@ from flower_vfl.terminal import console
 
 
 class ScoreProgress(Observer):
-    """Shows a bar of scored rows to a person at a terminal."""
+    """A bar of scored rows at a terminal."""
 
     def __init__(self) -> None:
         columns = (TextColumn("scores"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
@@ -64,7 +64,7 @@ def predict_flower(request: Request, *, resources: Sequence[str] = (), address: 
     Parameters
     ----------
     request : Request
-        What is to be scored.
+        The request.
     resources, address
         As `run_flower` takes them.
 

@@ -37,7 +37,7 @@ def run_here(
 ) -> dict[str, Any]:
     """Run a configuration in this process, write its report and return its `result.json`.
 
-    What `alone` returns, by party, is what its columns reach by themselves, see `alone_aucs`, and goes into the result.
+    The values of `alone`, by party, see `alone_aucs`, go into the result.
     With `resume`, a run that was interrupted in this folder goes on, and one that has ended is left as it is, but for
     what each party reaches alone, and the report, where these are wanted and not there yet.
     """

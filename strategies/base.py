@@ -238,27 +238,27 @@ class Defense(HookedStrategy):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
 
     Attributes
     ----------
     name
-        What users and results call it.
+        Its name in configurations and results.
     two_classes_only
         True if it is for labels of two classes; others are refused then.
     twice
-        What to do instead of wrapping a strategy in this defense twice, where that is refused.
+        The alternative to wrapping a strategy in this defense twice, where that is refused.
     alone
-        True if it is refused together with any other defense, which would break what it promises.
+        True if it is refused together with any other defense, which would break its guarantee.
     asks_other_labels
-        True if it calls `step.gradients_of`: a step then keeps what it takes to compute gradients once more.
+        True if it calls `step.gradients_of`: a step then keeps the graph to compute gradients once more.
     modules
-        What it learns, made in `build`, where weights follow from the label party's secret. It is moved to the device,
-        trained by an optimizer of its own and clipped by itself, kept in checkpoints and among the weights, and there
-        again in a prediction.
+        Its trainable modules, made in `build`, where weights follow from the label party's secret. They are moved to
+        the device, trained by an optimizer of their own and clipped by themselves, kept in checkpoints and among the
+        weights, and restored for a prediction.
     read_by
         Names of attacks that are known to read labels in spite of this defense. A verdict of a run that did not run
-        them is "not tested", unless it found a leak anyway. By default those of gradients that leave as they are.
+        them is "not tested", unless it found a leak anyway. By default those of gradients that are sent unchanged.
     """
 
     name: ClassVar[str]
@@ -383,7 +383,7 @@ class GradientDefense(Defense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     scope : {"joint", "per-party"}
         True if the gradients of all feature parties are perturbed together, so that colluding parties learn no more
         than one, or each party's by themselves.
@@ -393,7 +393,7 @@ class GradientDefense(Defense):
     unbiased
         True if the perturbed gradients are, on average over the noise, the gradients; `check_defense` tests it.
     fallbacks
-        How many batches, or parties' parts of one, could not be protected as usual.
+        Number of batches, or parties' parts of one, that could not be protected as usual.
     """
 
     unbiased: ClassVar[bool] = False

@@ -335,7 +335,7 @@ def test_a_digest_of_data_is_not_told(tmp_path):
 @pytest.mark.parametrize("name", FACTS)
 def test_a_state_that_lacks_a_fact_is_another_versions_and_refused(tmp_path, name):
     Checkpoints(tmp_path, {key: value for key, value in FACTS.items() if key != name}).save(7, {})
-    with pytest.raises(DataError, match=f"does not say what its {name} is: another version wrote it"):
+    with pytest.raises(DataError, match=f"does not hold its {name}: another version wrote it"):
         Checkpoints(tmp_path, FACTS).load(7)
 
 

@@ -50,7 +50,7 @@ class Words(NamedTuple):
     tags : list of bytes, (N,)
         What names a match; it travels.
     proofs : list of bytes, (N,)
-        What says that both sides mean the same ID; it never travels as it is.
+        The name by which both sides identify an ID; it never travels as it is.
     """
 
     pads: Values
@@ -122,12 +122,12 @@ def make_table(ids: Sequence[str], pads: Values, pair_keys: Iterable[bytes]) -> 
 
 
 def read_table(ids: Sequence[str], pads: Values, seed: bytes, table: bytes, count: int) -> Values:
-    """Return what a party's table says of each ID (N, 2): s_i(x) where it has x, noise elsewhere."""
+    """Return the values of a party's table for each ID (N, 2): s_i(x) where it has x, noise elsewhere."""
     return decode(ids, seed, table, count) ^ pads
 
 
 def is_common(total: Values) -> NDArray[np.bool_]:
-    """Say which IDs all parties have, from the xor over the parties of `read_table` (N, 2)."""
+    """Return a mask of the IDs that all parties have, from the xor over the parties of `read_table` (N, 2)."""
     return np.asarray((total == 0).all(axis=1))
 
 

@@ -6,7 +6,7 @@ all tables that hold the values, one is drawn uniformly. Its size follows from t
 
 The sparse part is solved by peeling: a slot that one text alone names can be set last. What no peeling reaches, a
 handful of texts at most, is solved over the dense slots; that fails, and another seed is drawn, with a probability
-below 2^-40 (docs/alignment.md), so that a seed says nothing about the texts either.
+below 2^-40 (docs/alignment.md), so that a seed reveals nothing about the texts either.
 
 References
 ----------

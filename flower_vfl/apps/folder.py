@@ -21,7 +21,7 @@ from flower_vfl.training.outcome import LIMITS
 
 CONFIG, RESULT, WEIGHTS = "config.toml", "result.json", "weights"
 ENDED = ("finished", "early stopping", *LIMITS.values())
-"""How a run ends by itself; one that failed or was interrupted can go on."""
+"""Endings of a run by itself; one that failed or was interrupted can go on."""
 
 
 class RunFolder:
@@ -32,7 +32,7 @@ class RunFolder:
     path : Path
         Must not exist, or be empty, unless an interrupted run goes on in it.
     config : Config
-        What is run.
+        The configuration of the run.
     resume : bool
         True if a run that was begun here goes on; where none was, it begins.
 

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class Journal(Observer):
-    """Writes every value into the run's journal, once it has one, and passes everything on."""
+    """An observer that writes every value into the run's journal, once it has one, and passes everything on."""
 
     def __init__(self, others: tuple[Observer, ...]) -> None:
         self.log: StepLog | None = None

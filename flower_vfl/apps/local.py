@@ -49,7 +49,7 @@ def run(
     Parameters
     ----------
     config : Config
-        What to run; see `flower_vfl.load_config`.
+        The configuration; see `flower_vfl.load_config`.
     out : Path, optional
         Folder of the results; without one nothing is written.
     resume : bool

@@ -34,9 +34,9 @@ class LocalGrid(Grid):
     Parameters
     ----------
     client_app : ClientApp
-        What every node runs.
+        The app of every node.
     nodes : int
-        How many nodes there are.
+        Number of nodes.
     run_config : Mapping[str, str | int | float | bool]
         Flower's flat run config.
     """

@@ -45,7 +45,7 @@ _KEPT = ("kind", "session", "simulation", "wire-dtype", "training", "parties", "
 
 
 class Quota:
-    """Counts the rows that a party answered, day by day (UTC), over all runs of its host.
+    """A counter of the rows that a party answered, day by day (UTC), over all runs of its host.
 
     Parameters
     ----------

@@ -16,14 +16,14 @@ _REFRESH_STEPS = 5
 
 
 class LiveProgress(Observer):
-    """Shows a bar of steps with loss, leak AUC and speed, and one line an epoch.
+    """A bar of steps with loss, leak AUC and speed, and one line an epoch.
 
     Parameters
     ----------
     title : str
-        What is trained.
+        Title of the run.
     console : Console
-        Where it is shown; without a terminal the bar stays away.
+        The console; without a terminal the bar is not shown.
     """
 
     def __init__(self, title: str, console: Console) -> None:

@@ -70,7 +70,7 @@ class ControlApi:
     Parameters
     ----------
     name : str, optional
-        What the SuperLink is called in Flower's configuration; the default one without.
+        Name of the SuperLink in Flower's configuration; the default one without.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def follow(
     api : ControlApi
         Of the SuperLink.
     run_id : int
-        Which run.
+        Number of the run.
     say : Callable[[str], None]
         Takes the reports.
     poll, patience : float

@@ -47,9 +47,9 @@ class ScoreWriter:
     Parameters
     ----------
     writer : CSVWriter or ParquetWriter
-        What writes tables of `schema`.
+        A writer of tables of `schema`.
     classes : tuple of str
-        What each class is called.
+        Names of the classes.
     """
 
     def __init__(self, writer: pa_csv.CSVWriter | pq.ParquetWriter, classes: tuple[str, ...]) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flower_vfl.apps.result import ResultCallback
 
 JOBS = ("train", "predict", "align")
-"""What `job` in Flower's run config can be."""
+"""The values of `job` in Flower's run config."""
 
 
 def make_server_app(

@@ -30,7 +30,7 @@ class Entry:
     values
         The keys that vary, with this trial's values.
     attempts
-        How often it was begun.
+        Number of times that it was begun.
     """
 
     run: str

@@ -30,7 +30,7 @@ def wait_for_workers(parties: int, *, at_once: bool) -> None:
     Parameters
     ----------
     parties : int
-        How many there are.
+        Number of feature parties.
     at_once : bool
         True if their handlers must all run at the same time: a session over a stream takes one for as long as it lasts.
 

@@ -189,7 +189,7 @@ class AttackMethod(ABC):
         Parameters
         ----------
         state
-            What `state` returned, perhaps in another process and of rows on another device.
+            The result of `state`, perhaps from another process and for rows on another device.
         """
 
     @cached_property

@@ -246,7 +246,7 @@ def fit_network(x: Tensor, positive: Tensor, *, hidden: int, steps: int, generat
     hidden
         Units of the hidden layer, H.
     steps
-        How many.
+        Number of steps.
     generator
         Draws the initial weights.
 

@@ -407,7 +407,7 @@ def chosen_layers(bottom: nn.Module, layers: Sequence[str], party: str) -> dict[
 
 
 def _holds(gradient: Tensor | None, row: int, clean: Tensor) -> bool:
-    """Tell whether a received gradient (B, ...) has the clean one (D,) in that row: then no defense changed it."""
+    """Return whether a received gradient (B, ...) has the clean one (D,) in that row: then no defense changed it."""
     if gradient is None or gradient.dtype != clean.dtype or gradient.dim() < 2 or len(gradient) <= row:
         return False  # one that does not fit is refused before it is used
     return torch.equal(gradient[row].flatten(), clean.to(gradient.device))

@@ -71,7 +71,7 @@ def read_with_columns(
     Parameters
     ----------
     view : JointView
-        What the party has of training rows; the labels that an attack knows are not used.
+        The party's view of training rows; the labels that an attack knows are not used.
     y : NDArray
         (n,) true class of each of its training rows.
     parts : NDArray

@@ -26,7 +26,7 @@ from flower_vfl.metrics.summary import LeakSummary
 from flower_vfl.protocol.tensors import brought
 
 NEEDS = ("noise", "predictions", "reference", "slopes")
-"""What it is given; `reference`, a clean gradient, makes it an oracle for every reader of a result."""
+"""Its side information; `reference`, a clean gradient, makes it an oracle for every reader of a result."""
 
 Record = Callable[..., None]
 """Takes a value by the keywords `step`, `epoch`, `party`, `layer`, `attack`, `metric` and `value`."""

@@ -90,11 +90,11 @@ class AuditLabels:
 
     @property
     def positives(self) -> Sequence[int]:
-        """The classes that are looked for, one a scored step, in turn."""
+        """The classes that are detected, one a scored step, in turn."""
         return self._positives or ((1,) if self.classes == 2 else range(self.classes))
 
     def positive(self, turn: int) -> int:
-        """Return the class that is looked for in a scored step, the first of which is turn 0."""
+        """Return the class that is detected in a scored step; the first one is turn 0."""
         return self.positives[turn % len(self.positives)]
 
     def at(self, rows: NDArray[np.integer]) -> NDArray[Any]:
@@ -159,7 +159,7 @@ def check_side_information(attacks: Iterable[Attack], *, positives: int, batch_s
     Parameters
     ----------
     attacks : Iterable[Attack]
-        What is run.
+        The attacks that are run.
     positives : int
         Positives among the training rows.
     batch_size : int
@@ -203,7 +203,7 @@ class Oracle:
     Parameters
     ----------
     attacks : Sequence[Attack]
-        What is run; where none needs a reference, none is made.
+        The attacks that are run; where none needs a reference, none is made.
     labels : AuditLabels
         The true labels.
     every : int
@@ -215,7 +215,7 @@ class Oracle:
         self._labels, self._every = labels, every
 
     def positives_in(self, step: int, rows: Rows) -> NDArray[np.bool_]:
-        """Return which rows of a step's batch are of the class that is looked for in it, (B,)."""
+        """Return a mask (B,) of the rows of a step's batch with the class that is detected in it."""
         found: NDArray[np.bool_] = self._labels.at(rows) == self._labels.positive(step // self._every)
         return found
 
@@ -250,7 +250,7 @@ class AttackEvaluator:
     Parameters
     ----------
     attacks : Sequence[Attack]
-        What is run; each layer gets an instance of its own.
+        The attacks that are run; each layer gets an instance of its own.
     layers : Sequence[str]
         Layers with gradients that are attacked.
     labels : AuditLabels
@@ -269,7 +269,7 @@ class AttackEvaluator:
         Compare with the labels the scores of so many steps at once, which costs a third: between two steps of training
         nothing that this needs is in the processor's caches.
     view : str
-        What the names of the values for `recorder` begin with, as in "monitor_auc" and "monitor_detection_error"; by
+        Prefix of the names of the values for `recorder`, as in "monitor_auc" and "monitor_detection_error"; by
         default nothing for an attacker's, "monitor" for the monitor's.
     """
 

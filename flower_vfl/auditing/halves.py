@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flower_vfl.rng import scattered
 
 FIT, CHOOSE, SCORE = 0, 1, 2
-"""What the rows of each part are for; an epoch changes nothing about where a row is."""
+"""The purposes of the parts of the rows; a row stays in its part over the epochs."""
 
 _SHARES = (0.35, 0.5)
 """Up to where, of all rows, those to fit and those to choose lie: the two make one half."""
@@ -23,7 +23,7 @@ class Split:
     Parameters
     ----------
     seed
-        What it derives from: the label party's secret, so that no party knows on which rows its gradients are read.
+        Its seed, from the label party's secret, so that no party knows the rows on which its gradients are scored.
 
     Examples
     --------

@@ -41,7 +41,7 @@ ROWS, TEST_ROWS, WIDE_ROWS = 1 << 17, 1 << 15, 1 << 13
 """Training rows and test rows that are read at most, and either where a row of columns is wider than 1,024 numbers."""
 
 BYTES = 64 << 20
-"""Of gradients that are held at most; of wider ones, fewer rows are."""
+"""Largest number of bytes of gradients that are held; of wider ones, fewer rows are."""
 
 Labels = NDArray[np.bool_]
 
@@ -68,7 +68,7 @@ def most_rows(width: int, *, columns: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointLabels:
-    """The true labels of the rows of a `JointView`: whether each is of the class that is looked for.
+    """The true labels of the rows of a `JointView`: true for the class that is detected.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class JointLabels:
 
 
 class JointEvaluator:
-    """Compares what joint attacks say with true labels, and with what they say without the gradients.
+    """An evaluator that compares the scores of joint attacks with true labels, and with those without the gradients.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class JointEvaluator:
     defended : bool
         True if any defense is in force.
     positive : int
-        The class that is looked for.
+        The class that is detected.
     classes : int
         Number of classes.
     source : str
@@ -208,16 +208,16 @@ def check_joint_attacks(attacks: Iterable[AttackMethod], labels: NDArray[np.bool
     Parameters
     ----------
     attacks : Iterable[AttackMethod]
-        What is run; those of other kinds are passed over.
+        The attacks that are run; those of other kinds are skipped.
     labels : NDArray of bool
-        (N,) which training rows are of the class that is looked for.
+        (N,) mask of the training rows of the class that is detected.
     positives : Sequence[int]
-        The classes that are looked for.
+        The classes that are detected.
 
     Raises
     ------
     ConfigError
-        For more known rows than there are, and where it is not one class that is looked for.
+        For more known rows than there are, and where there is not exactly one class to detect.
     """
     count = int(np.count_nonzero(labels))
     fewest = min(count, len(labels) - count)

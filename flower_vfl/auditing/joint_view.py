@@ -70,7 +70,7 @@ def read_group(
     attacks : Sequence[JointAttack]
         The attacks that are run.
     view : JointView
-        What the parties have together of these rows.
+        The joined view of the parties of these rows.
     rows : NDArray
         (n,) rows of the training table, sorted.
     labels : AuditLabels

@@ -144,9 +144,9 @@ class LongitudinalEvaluator:
     folder : Path, optional
         Where the memory lies, see `RowMemory`.
     view : str
-        What the names of the values for `recorder` begin with, as in "monitor_remembered_auc"; empty for an attacker's.
+        Prefix of the names of the values for `recorder`, as in "monitor_remembered_auc"; empty for an attacker's.
     keeps : Iterable[Kept]
-        What is kept besides what the attacks read.
+        Statistics that are kept besides those of the attacks.
     take : Callable, optional
         Is given each layer, the epoch (from 1) and the means at its end, which must be kept.
     """

@@ -28,7 +28,7 @@ class Membership:
     Parameters
     ----------
     split : Split
-        What the draws derive from.
+        The seed of the draws.
     labels : NDArray
         (N,) class of each row.
     classes, count : int

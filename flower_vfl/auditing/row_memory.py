@@ -260,7 +260,7 @@ def _mapped(file: IO[bytes] | Path, shape: tuple[int, int], dtype: np.dtype[Any]
 
 
 _places: WeakValueDictionary[tuple[Schedule, int], Places] = WeakValueDictionary()
-"""What the memories of a process hold, so that they share it: 4 bytes a row."""
+"""Places of rows that the memories of a process share: 4 bytes a row."""
 
 _PIECE = 2**20
 

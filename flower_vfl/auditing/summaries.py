@@ -50,15 +50,15 @@ class StepLeaks:
         detection_error: float = math.nan,
         null: float = math.nan,
     ) -> None:
-        """Take in one step in which one class was looked for, see `LeakSummary.add`."""
+        """Take in one step, in which one class was detected, see `LeakSummary.add`."""
         for summary in (self.whole, self._by_class.setdefault(positive, self._make())):
             summary.add(value, negatives, positives, detection_error, null)
 
     def result(self) -> dict[str, Any]:
         """Return the entry for `result.json`.
 
-        Where several classes were looked for, ``by_class`` has what was read of each, ``worst_class`` the one of which
-        the most was (by q95), and ``macro_q95`` is the mean of their q95. The numbers beside them are over all steps.
+        Where several classes were detected, ``by_class`` has the values of each, ``worst_class`` those of the class
+        with the largest q95, and ``macro_q95`` is the mean of their q95. The numbers beside them are over all steps.
         """
         entry = {**self.whole.result(), "label": self.attack.label, **from_elsewhere(type(self.attack))}
         if len(self._by_class) < 2 or self.whole.metric != AUC:

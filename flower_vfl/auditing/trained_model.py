@@ -134,13 +134,13 @@ class TrainedModelEvaluator:
         Parameters
         ----------
         attack : InferenceAttack
-            What is run.
+            The attack that is run.
         layer : str
             The attacked layer.
         views : Iterable[TrainedView]
-            What it sees, a view a draw.
+            Its inputs, a view a draw.
         baselines : Sequence[Mapping[str, float]]
-            What the same draws reach without the trained model, by measure; empty where that is not known.
+            The values of the same draws without the trained model, by measure; empty where they are unknown.
         """
         attack, readings = attack.fresh(), []  # what it keeps is of this party and layer alone
         for draw, view in enumerate(views):
@@ -174,7 +174,7 @@ class TrainedModelEvaluator:
     def _read(self, attack: InferenceAttack, where: str, say: Callable[[], Tensor | None]) -> _Reading:
         """Run an attack and measure its answer.
 
-        What it cannot read, a layer that a user's own top model does not fit on for instance, and mistakes of an attack
+        Unreadable layers, for instance one that a user's own top model does not fit on, and mistakes of an attack
         of one's own, must not cost the run.
         """
         try:
@@ -315,7 +315,7 @@ class TrainedModel:
         Parameters
         ----------
         attacks : Sequence[InferenceAttack]
-            What is run.
+            The attack that is run.
         layers : Mapping[str, nn.Module | None]
             The attacked parts of the bottom model by name; None stands for all of it, with the cut as its output.
         scorer : TrainedScorer

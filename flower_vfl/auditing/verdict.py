@@ -230,8 +230,9 @@ def _of_party(result: Result, party: str, findings: Sequence[Finding], alarm: fl
 def _worst(party: str, kind: str, findings: Sequence[Finding], alarm: float) -> Finding | None:
     """Return the largest finding of a kind; one that raises the alarm before all that do not.
 
-    What a member reads of its gradients alone, a group of parties reads, too. The tests of members are counted already.
-    A gain is over what the group has without gradients: a member's gain may lie in another member's embeddings.
+    A group of parties can read everything that a member reads from its own gradients. The tests of members are counted
+    already. A gain is over what the group has without gradients: a member's gain may lie in another member's
+    embeddings.
     """
     names = set(party.split("+"))
     here = [

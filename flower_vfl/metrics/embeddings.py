@@ -50,7 +50,7 @@ def sample_rows(labels: Array, count: int, *, generator: np.random.Generator) ->
     labels
         (N,) class numbers.
     count
-        How many rows at most (but one of each class).
+        Largest number of rows (but one of each class).
     generator
         Draws them.
 

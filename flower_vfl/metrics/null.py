@@ -35,7 +35,7 @@ def null_quantile(class_counts: Iterable[tuple[int, int]], q: float = 0.95) -> f
     class_counts
         One pair (negatives, positives) for each batch; batches of one class have no AUC and are left out.
     q
-        Which quantile, between 0 and 1.
+        The quantile, between 0 and 1.
 
     Returns
     -------

@@ -244,10 +244,10 @@ def together_shaped(releases: Sequence[ShapedRelease], *, rho: float, kept: floa
     releases : Sequence[ShapedRelease]
         One an epoch, all of one shape.
     rho : float
-        How the numbers :math:`\varepsilon` of two epochs correlate, 0 to 1.
+        Correlation of the numbers :math:`\varepsilon` of two epochs, 0 to 1.
     kept : float or ndarray, (2, T D, T D)
-        How the numbers :math:`\zeta` do: all by one share from 0 to 1, or K of negatives and of positives, each two
-        epochs' numbers with each other; those of one epoch are independent.
+        Correlation of the numbers :math:`\zeta`: one share for all, from 0 to 1, or K of negatives and of positives,
+        each two epochs' numbers with each other; those of one epoch are independent.
 
     Returns
     -------

@@ -48,7 +48,7 @@ class LeakSummary:
     Attributes
     ----------
     attack, params, metric, phase, source, defended, layer, party
-        What was measured; they go into the result as they are.
+        Description of the measurement; they go into the result as they are.
 
     Examples
     --------

@@ -13,7 +13,7 @@ _BINS = 15
 def utilities(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return AUC, loss, accuracy, balanced accuracy and calibration error of each run, (R,) float64 each.
 
-    What `flower_vfl.metrics.utility.utility` is for one run.
+    It is the counterpart of `flower_vfl.metrics.utility.utility` for one run.
 
     Parameters
     ----------

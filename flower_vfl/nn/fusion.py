@@ -58,7 +58,7 @@ def fuse(embeddings: Sequence[Tensor], how: str) -> Tensor:
     embeddings : sequence of Tensor
         One (B, ...) a party.
     how : {"concat", "sum", "mean"}
-        How to join them.
+        The way to join them.
 
     Raises
     ------

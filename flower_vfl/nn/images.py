@@ -27,7 +27,7 @@ class ConvBottom(nn.Module):
     cut : int
         Channels of the last convolution, the feature map at the cut.
     pools : int
-        How many convolutions, from the first one on, have a pooling behind them.
+        Number of convolutions, from the first one on, with a pooling behind them.
     dropout : float
         Of whole channels after each convolution but the last; bind it to the party's generator with `bind_dropout`.
 

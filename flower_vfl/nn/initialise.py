@@ -27,7 +27,7 @@ def new_model(factory: Callable[[], nn.Module], seed: int, what: str) -> nn.Modu
     seed : int
         Of its weights.
     what : str
-        What the model is, for the error.
+        Description of the model, for the error.
 
     Raises
     ------

@@ -213,7 +213,7 @@ class OwnOptimizer:
     Parameters
     ----------
     module : torch.nn.Module
-        What it optimizes.
+        The module that it optimizes.
     optimizer : torch.optim.Optimizer
         Any optimizer whose `step()` needs no closure.
     """

@@ -91,7 +91,7 @@ ISIC = StagedNetwork(
     ),
     "conv4",
 )
-"""Of Li et al. for ISIC 2020: six convolutions with a pooling each, cut behind the fourth, 64 x 5 x 5."""
+"""The network of Li et al. for ISIC 2020: six convolutions with a pooling each, cut behind the fourth, 64 x 5 x 5."""
 RESNET20 = StagedNetwork(
     "resnet20",
     (3, 32, 32),

@@ -14,7 +14,7 @@ from flower_vfl.nn.network import Network
 from flower_vfl.nn.tabular import EMBEDDING_SCALE, FeatureShape, Top
 
 WIDTHS = (3, 4, 5)
-"""How many words a filter spans, a group of filters each."""
+"""Numbers of words that a filter spans, a group of filters each."""
 
 _CUT = 600
 _RESERVED = 2

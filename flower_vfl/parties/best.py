@@ -16,7 +16,7 @@ class BestModel:
     Attributes
     ----------
     step
-        How many steps had been done.
+        Number of steps before it.
     weights
         A copy in main memory, also where the model is on a GPU.
     """

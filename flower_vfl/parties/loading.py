@@ -78,7 +78,7 @@ class Loader:
 
 
 class Windows:
-    """Reads a table in files that may be larger than the memory: the rows of many steps in one pass over the files.
+    """A reader of a table in files larger than the memory: it reads the rows of many steps in one pass over the files.
 
     Rows in random order are nowhere near each other: each would be a page to wait for. So the rows of as many batches
     as a window holds are read together, from the files' front to their end, by a thread of its own while the window

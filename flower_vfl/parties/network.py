@@ -38,7 +38,7 @@ class LabelModel:
     fusion : str
         "concat", "sum" or "mean".
     learned : Mapping[str, nn.Module]
-        What the defenses learn, by defense: it belongs to the network.
+        The defenses' trained modules, by defense: they belong to the network.
     placement : Placement
         Where the models are.
     """
@@ -97,7 +97,7 @@ class LabelModel:
         parts : list of Tensor
             (B, ...) embedding of each feature party.
         own : list of Tensor
-            What the model of the label party's own columns gave, if there is one.
+            The output of the model of the label party's own columns, if there is one.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class LabelModel:
 
 
 def adds_to_logits(own: nn.Module) -> bool:
-    """Return whether a model of the label party's own columns gives logits rather than an embedding."""
+    """Return whether a model of the label party's own columns returns logits rather than an embedding."""
     return bool(getattr(own, "adds_to_logits", False))
 
 

@@ -20,7 +20,7 @@ _MAX_ELEMENTS = 2**40
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "uint8")
 }
-"""What travels, by name."""
+"""Number formats that travel, by name."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -47,7 +47,7 @@ _SETTLED = 100
 def check_defense(defense_class: type[Defense], *, waive: Sequence[str] = (), **params: Any) -> None:
     """Check a defense of your own: run it in your tests, once for each set of parameters that matters.
 
-    What is checked: name, documentation and `read_by` are declared; parameters go into ``result.json`` and make the
+    The checks: name, documentation and `read_by` are declared; parameters go into ``result.json`` and make the
     same defense again; gradients keep shape and number format, for one party and several, joint and per-party, vectors
     and flattened feature maps, on every device of this machine; noise follows from the label party's secret and from
     nothing else, is never drawn twice, and is zero on average where the class declares ``unbiased``; a saved state goes

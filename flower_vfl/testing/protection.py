@@ -16,7 +16,7 @@ from flower_vfl.testing.common import DTYPES, Check, devices, scaled
 from flower_vfl.testing.subject import PARTIES, Subject, batch, labels_of, log_problems, send
 
 ALARM = 1e-6
-"""How probable it is that an unbiased defense with normal noise is called biased."""
+"""Probability that an unbiased defense with normal noise is called biased."""
 
 _DRAWS = 400
 _TRIES = 8

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flower_vfl.strategies.vertical import VerticalStrategy
 
 NO_CONTEXT = TrainingContext()
-"""Of a run that keeps nothing."""
+"""The context of a run that keeps nothing."""
 
 _WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -131,9 +131,9 @@ def build_models(
     Parameters
     ----------
     base : VerticalStrategy
-        What makes them.
+        The strategy with their factories.
     shapes : list of tuple
-        Of one row of each feature party's embedding.
+        That of one row of each feature party's embedding.
     probe : tuple, optional
         Columns of the label party, and rows of them that tell the shape of its own embedding, if it gives one.
     """

@@ -48,7 +48,7 @@ class Stateful(Protocol):
 
 
 class Checkpointing:
-    """Makes all parties keep their state, and brings them back to it.
+    """The coordinator of checkpoints: all parties keep their state, and go back to it.
 
     A step counts as kept once every party has written its own part to its own disk; then only the number of the step is
     recorded. A kill at any moment before leaves the last such step in force, and every party still has its part of it.
@@ -60,7 +60,7 @@ class Checkpointing:
     links : Mapping[str, Link]
         One a feature party.
     parts : Mapping[str, Stateful]
-        What the label party keeps, by name; its model is called "label".
+        The label party's parts with a state, by name; its model is called "label".
     schedule : Schedule
         Gives the step at which an epoch began; the state of that step is held until the next one has ended.
     recorder : Recorder

@@ -98,7 +98,7 @@ class Training:
         self._loss = math.nan
         self._oracle, self._audited = oracle, frozenset(audited)
         self.test_embeddings: dict[str, Tensor] = {}
-        """What each party gave for the test rows at the last evaluation, (M, ...), kept for a monitor that wants it."""
+        """Each party's embeddings of the test rows at the last evaluation, (M, ...), kept for a monitor."""
         self.sample = np.zeros(0, dtype=np.int64) if sample is None else sample
         self.sampled: dict[str, Tensor] = {}
         """The same of the sample, (n, ...)."""
@@ -267,7 +267,7 @@ class Training:
         self._observer.on_step(step, epoch, done.loss, leak)
 
     def _class_counts(self, step: int, done: Step) -> dict[str, float]:
-        """Return what chance depends on: how many rows the batch has, and how many are of the class looked for."""
+        """Return the counts that chance depends on: the rows of the batch, and those of the detected class."""
         if self._oracle is None:
             return {}
         positives = self._oracle.positives_in(step, done.rows)

@@ -26,7 +26,7 @@ class ModelSelection:
     Parameters
     ----------
     training : Training
-        What it trains with.
+        The training loop.
     label : LabelParty
         The label party.
     schedule : Schedule
@@ -87,7 +87,7 @@ class ModelSelection:
         _log.log(level, "the model of step %d, epoch %d, is kept: %s", step, outcome.kept_epoch, why)
 
     def tell(self, parties: Mapping[str, Link]) -> None:
-        """Tell parties of which step the model is that stays, where it is not the last one."""
+        """Send the step of the model that stays to the parties, where it is not the last one."""
         outcome = self._training.outcome
         if outcome.model_step == outcome.steps:
             return

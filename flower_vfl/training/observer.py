@@ -34,4 +34,4 @@ class Observer(NoRecorder):
         """An epoch is done and evaluated."""
 
     def on_scores(self, done: int, total: int) -> None:
-        """So many rows of a prediction are scored."""
+        """Take the number of scored rows of a prediction."""

@@ -44,7 +44,7 @@ class Outcome:
     bytes_up, bytes_down : int
         Bytes of frames handed to the transport.
     logged : dict[str, float]
-        What the defenses' hooks logged, such as "marvell.fallback", summed over the steps.
+        Log entries of the defenses' hooks, such as "marvell.fallback", summed over the steps.
     together : int
         Runs that were trained in one stack, this one included; the time is its share.
     stopped : str
@@ -59,7 +59,7 @@ class Outcome:
     leakage : list[dict[str, Any]]
         Entries of `result.json`.
     reports : dict[str, dict[str, Any]]
-        What each feature party reported at the end.
+        Reports of the feature parties at the end.
     weights : str
         Digest of the label party's weights.
     hosts : dict[str, dict[str, str]]

@@ -82,7 +82,7 @@ def choose_depth(
     config : TransportConfig
         Of the run; without a link, in one process, there is nothing to make up for.
     known : int
-        What a training that is resumed agreed on; 0 measures.
+        The depth of the resumed training run; 0 measures.
     """
     if config.in_flight:
         return config.in_flight
@@ -99,7 +99,7 @@ def choose_depth(
 
 
 def announce_depth(links: Mapping[str, Link], chosen: int, config: TransportConfig) -> None:
-    """Tell every party how many steps are in flight, where the configuration does not."""
+    """Send the number of steps in flight to every party, where the configuration leaves it open."""
     if not config.in_flight:
         for link in links.values():
             link.send(Frame(Kind.IN_FLIGHT, fields={"in_flight": chosen}))

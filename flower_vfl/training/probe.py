@@ -84,7 +84,7 @@ def check_restored(
     model, strategy, cut, own
         As for `answer`, rebuilt.
     noted : tuple of str
-        What `answer` returned after training.
+        The result of `answer` after training.
 
     Raises
     ------

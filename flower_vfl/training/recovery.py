@@ -13,11 +13,11 @@ from flower_vfl.transport.sessions import Sessions
 _log = logging.getLogger(__name__)
 
 TRIES = 3
-"""How often a run goes back to the same checkpoint: what kills a party there again and again will not stop doing so."""
+"""Number of times that a run goes back to the same checkpoint: a failure that recurs there will not stop."""
 
 
 class PartyRecovery:
-    """Takes parties back that were lost.
+    """The recovery of lost parties.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ class Link(ABC):
         """Close the session; harmless when it is closed already."""
 
     def refuse(self, reason: str) -> None:
-        """Tell the party why its session ends before it has begun, and close."""
+        """Send the party the reason why its session ends before it has begun, and close."""
         self.send(Frame(Kind.ERROR, fields={"message": reason[:2000]}))
         self.flush()
         self.close()

@@ -210,7 +210,7 @@ class _Dialler:
             outgoing.put(missed)
 
     def _report(self, error: Exception, answers: Any, outgoing: Outgoing) -> None:
-        """Tell the label party what went wrong, and wait until it has read it and closed."""
+        """Send the error to the label party, and wait until it has read it and closed."""
         outgoing.put(self._traffic.pack(self._wire.pack(error_frame(error))))
         outgoing.put(_END)
         for _ in answers:

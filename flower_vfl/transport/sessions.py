@@ -192,7 +192,7 @@ class Sessions:
         return reasons
 
     def _turn_away(self) -> None:
-        """Tell the nodes that were invited, as they arrive, that nothing comes of it."""
+        """Turn away the invited nodes as they arrive."""
         deadline = time.monotonic() + _TURN_AWAY_SECONDS
         while (busy := self._mailbox.busy) and time.monotonic() < deadline:
             for node in busy:

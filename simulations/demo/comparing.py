@@ -33,7 +33,7 @@ from flower_vfl.terminal import console
 
 SUMMARY, ERRORS, REPORT = "summary.json", "errors.log", "report.html"
 _WORKER_BYTES = 2**30
-"""What a worker needs of main memory; benchmarks/demo.py measures it."""
+"""Main memory that a worker needs; benchmarks/demo.py measures it."""
 
 _MOST_SHOWN = 500
 _ALONE = "alone: "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from flower_vfl.simulations.demo.pool import Ended, Event, Failed, Progressed, Started
 
 _STEPS_SHARE = 0.8
-"""What the steps take of a run; the rest are readers at the end, and the report."""
+"""The steps' share of a run's time; the rest are readers at the end, and the report."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Countdown:
     Parameters
     ----------
     places : int
-        How many tasks run at once.
+        Number of tasks that run at once.
     clock : Callable
         Returns seconds.
     """

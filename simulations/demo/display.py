@@ -15,12 +15,12 @@ from flower_vfl.simulations.demo.countdown import Countdown, progress_line
 
 
 class Display:
-    """Shows how many runs have finished, and how long the others take.
+    """A display of the number of finished runs, and of the remaining time.
 
     Parameters
     ----------
     total : int
-        How many runs there are.
+        Number of runs.
     countdown : Countdown
         Estimates the time that is left.
     console : Console

@@ -11,7 +11,7 @@ from flower_vfl.errors import ConfigError
 
 PRESET = "census"
 EPOCHS = 3
-"""Of the short demo; with --full it is the preset's number."""
+"""Epochs of the short demo; with --full it is the preset's number."""
 
 RUNS = {
     "none": "",
@@ -38,7 +38,7 @@ FULL_ATTACKS = (
     *(f"model_completion(k={k})" for k in _LABELS),
     *(f"embedding_reader(reader=linear,k={k})" for k in _LABELS),
 )
-"""What --full adds to the attacks that every run has: an oracle, longitudinal curves, and labels to rebuild."""
+"""Attacks that --full adds to those of every run: an oracle, longitudinal curves, and labels to rebuild."""
 
 _REBUILD = "attack.rebuilt"
 

@@ -61,9 +61,9 @@ class Failed:
     Attributes
     ----------
     name
-        Which one.
+        Name of the task.
     reason
-        Why, in one sentence.
+        The reason, in one sentence.
     by_input
         True if something that the user gave is wrong.
     trace
@@ -104,7 +104,7 @@ class WorkerPool:
     work : Callable
         Does a task, a function that workers can import.
     places : int
-        How many tasks run at once at most.
+        Largest number of tasks that run at once.
     environment : Mapping, optional
         Variables of the workers' environment, set before they import anything large.
     grace : float
@@ -144,7 +144,7 @@ class WorkerPool:
         Parameters
         ----------
         name : str
-            What the task is called in events.
+            Name of the task in events.
         make : Callable
             Returns what describes the task, when it begins.
         """
@@ -273,7 +273,7 @@ def _outcome(work: Work, argument: Any, report: Report) -> tuple[Any] | dict[str
 
 
 class _Reporter:
-    """Sends the share that is done, a few times a second."""
+    """An observer that sends the finished share, a few times a second."""
 
     def __init__(self, tasks: Connection) -> None:
         self._tasks, self._due = tasks, 0.0

@@ -22,7 +22,7 @@ class RunTask:
     folder
         Where its results are written.
     alone
-        What each party's columns reach alone, which goes into the result; None where that is not measured yet, or
+        The AUC of each party's columns alone, which goes into the result; None where that is not measured yet, or
         not wanted.
     """
 

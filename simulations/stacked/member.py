@@ -54,13 +54,13 @@ class Trained:
     Attributes
     ----------
     label, parties
-        What each party has.
+        The trained share of each party.
     outcome, losses
-        What was measured; the losses (T,) of the last epoch.
+        The outcome; the losses (T,) of the last epoch.
     seen
-        What each attacker's attacks measured, by party.
+        Results of each attacker's attacks, by party.
     monitored
-        What the monitor's attacks measured, in the order of its views.
+        Results of the monitor's attacks, in the order of its views.
     audited
         The states of the monitor's informed audits, in the same order.
     """

@@ -158,7 +158,7 @@ class Readers:
         step, epoch : int
             The step and its epoch.
         batch : Batch
-            What scorers know of it.
+            Its labels and side information.
         gradients : Mapping
             (R, B, D) by party, layer and what is shown.
         references : Mapping

@@ -105,7 +105,7 @@ class _Distances:
     row_sums: Tensor
     squares: Tensor
     within: Tensor
-    """Of pairs of one class."""
+    """The sum over pairs of one class."""
 
 
 def _distances(rows: Tensor, runs: list[Run], *, keep: bool) -> _Distances:
@@ -185,7 +185,7 @@ def _or_one(number: Tensor) -> Tensor:
 
 
 class DistanceCorrelation(Regulariser):
-    """Adds alpha times the distance correlation of embeddings and labels to the loss.
+    """A term of the loss: alpha times the distance correlation of embeddings and labels.
 
     The embeddings are those of all feature parties side by side. It protects what the bottom models give away by
     themselves, against spectral and clustering attacks; cut gradients need a defense of their own.
@@ -193,7 +193,7 @@ class DistanceCorrelation(Regulariser):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     alpha : float
         Weight of the term, at least 0. It belongs to the form: 0.001 to 0.05 is usual for "dcor", 1 to 32 are the
         second paper's for "squared".

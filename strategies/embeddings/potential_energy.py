@@ -174,7 +174,7 @@ def _euclidean(rows: Tensor, runs: list[Run], floor: float, *, gradient: bool) -
 
 
 class PotentialEnergy(Regulariser):
-    """Adds alpha times the potential energy of same-class embeddings to the loss.
+    """A term of the loss: alpha times the potential energy of same-class embeddings.
 
     In the angular form each party's embedding is layer-normalised without weights first, in training and in
     evaluation, so that the top model reads what the term shapes. The energy is that of all feature parties'
@@ -184,7 +184,7 @@ class PotentialEnergy(Regulariser):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     alpha : float
         Weight of the term, at least 0.
     reduction : {"mean", "sum"}

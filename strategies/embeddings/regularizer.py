@@ -23,7 +23,7 @@ class Regulariser(Defense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     alpha : float
         Weight of the term, at least 0.
     normalise : bool

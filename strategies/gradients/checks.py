@@ -30,7 +30,7 @@ def strength(what: str, value: float) -> float:
     what : str
         The defense and its parameter, such as "iso: t".
     value : float
-        What was given.
+        The given value.
 
     Raises
     ------

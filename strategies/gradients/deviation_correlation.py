@@ -54,7 +54,7 @@ def deviations(g: Tensor, y: Tensor, chosen: Tensor | None = None) -> Tensor:
 
 
 class DeviationCorrelation:
-    r"""Keeps the deviations of a sample of rows from their class means, one vector an epoch, and correlates them.
+    r"""An estimator of correlations of a sample's deviations from their class means, one vector an epoch.
 
     The deviations of a class's rows in epoch t, each in units of its batch, are one long vector :math:`\zeta_c^t`; the
     correlation is :math:`k_c^{st} = \langle \zeta_c^s, \zeta_c^t \rangle / (\|\zeta_c^s\| \|\zeta_c^t\|)`. Such a

@@ -95,7 +95,7 @@ class Iso(NoiseDefense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     t : float
         Noise power relative to the squared norm of the batch's longest gradient.
     scope, rho

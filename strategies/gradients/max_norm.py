@@ -125,7 +125,7 @@ class MaxNorm(NoiseDefense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     scope, rho
         See `NoiseDefense`.
     """

@@ -144,7 +144,7 @@ class NoiseDefense(GradientDefense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     scope : {"joint", "per-party"}
         See `GradientDefense`.
     rho : float

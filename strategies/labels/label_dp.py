@@ -118,7 +118,7 @@ def _check_rate(rate: float, classes: int) -> None:
 
 
 class LabelDP(Defense):
-    """Trains on labels that were flipped at random once, before training: label differential privacy.
+    """Label differential privacy: training on labels that were flipped at random once, before training.
 
     Whatever the training sends, in this and every later epoch, is computed from the flipped labels. It thus protects
     single labels against every attack of every party, up to epsilon, and no statistics of many: embeddings and cut
@@ -129,7 +129,7 @@ class LabelDP(Defense):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     flip : float, optional
         Probability that a label is replaced, at least 0 and below (C - 1) / C.
     epsilon : float, optional

@@ -172,5 +172,5 @@ def test_the_label_party_is_warned_that_a_secret_file_repeats_fresh_noise(tmp_pa
         server = make_server_app(data=lambda _: DATA, config=CONFIG)
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
         server(DeployedGrid(make_client_app(data=lambda _: DATA, config=CONFIG), DATA.parties), context)
-        warned.append("two trainings with it have the same" in caplog.text)
+        warned.append("two training runs with it have the same" in caplog.text)
     assert warned == [False, True]

@@ -53,7 +53,7 @@ def test_a_party_that_cannot_reach_the_port_uses_messages_where_the_run_allows_i
         return
     assert done.returncode == 0, done.stdout + hosts.everything()
     assert "takes part through Flower's own messages, which is slow (transport.fallback)" in done.stdout
-    assert "Frames ride in Flower's own messages instead, which is slow" in hosts.log("club")
+    assert "Frames travel in Flower's own messages instead, which is slow" in hosts.log("club")
     assert "Flower's own messages" not in hosts.log("shop")
     local = run(changed(config(parts / "whole", "inproc", 1200), **short)).summary
     check_equal(hosts, "closed-messages", local)

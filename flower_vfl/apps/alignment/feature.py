@@ -88,9 +88,9 @@ class FeatureSide:
     target : Path
         Where the result goes.
     terms : Terms
-        What was agreed in the first message.
+        The terms of the first message.
     ids : int
-        How many IDs this party has.
+        Number of this party's IDs.
     stage : Stage
         The last stage that was answered.
     step : int

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flower_vfl.metrics.arrays import Array
 
 RESTARTS, ROUNDS = 10, 100
-"""How often k-means starts afresh, and how many rounds it has each time: as in the paper."""
+"""Number of starts of k-means, and of rounds of each: as in the paper."""
 
 
 def assign(z: Tensor, *, classes: int, seed: int) -> Tensor:

@@ -75,7 +75,7 @@ def read(z: Tensor, y: Tensor, attacked: Tensor, *, classes: int, kind: Kind, se
 
 
 class EmbeddingReaderAttack(ExamplesAttack):
-    """Reads each row's embedding by a reader that is fitted on k labelled examples of each class.
+    """An attack by a reader of embeddings that is fitted on k labelled examples of each class.
 
     It needs no model of the label party's kind, as model completion does: the linear reader takes the embedding's mean
     in each class, the quadratic one a Gaussian, which is the best there is where classes are Gaussian, and the network

@@ -241,7 +241,7 @@ def _error(logits: Tensor, y: Tensor) -> float:
 
 
 class ModelCompletionAttack(ExamplesAttack):
-    """Trains a top model on the frozen bottom model, from k labelled examples of each class that the attacker knows.
+    """An attack that trains a top model on the frozen bottom model, from k known examples of each class.
 
     Its baseline is the whole network trained on the same examples alone; what it is better by is what the trained
     bottom model gives away: the *bottom model advantage*. A defense protects perfectly where there is none.
@@ -251,7 +251,7 @@ class ModelCompletionAttack(ExamplesAttack):
     k
         Labelled examples of each class, at least 1.
     draws
-        How often it is repeated, with other examples and other initial weights.
+        Number of repetitions, with other examples and other initial weights.
     normalise
         True if it uses the layer-normalised embeddings, as the top model does behind a defense that normalises.
 

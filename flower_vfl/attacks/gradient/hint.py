@@ -96,8 +96,8 @@ class HintAttack(RowAttack):
     Parameters
     ----------
     k
-        How many positives it knows, at least 1. A batch with fewer positives than that cannot be scored, one with just
-        as many leaves no positive to find: such steps are counted with those of one class.
+        Number of positives that it knows, at least 1. A batch with fewer positives than that cannot be scored, one with
+        just as many leaves no positive to find: such steps are counted with those of one class.
     measure
         "inner", "cosine" or "distance".
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 _SAFE = {torch.float32: (1e-15, 1e18), torch.float64: (1e-140, 1e150)}
-"""Of norms in between, no square that matters to the last digit has vanished, lost digits or overflowed."""
+"""Range of norms in which no square that matters to the last digit has vanished, lost digits or overflowed."""
 
 
 def score(g: Tensor) -> Tensor:

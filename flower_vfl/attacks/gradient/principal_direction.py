@@ -95,7 +95,7 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
     with :math:`m_t` the mean squared length of the batch's rows and :math:`w_{t-1}` the maximum of the batch before.
     Among the two directions it is the one with :math:`\langle v_t, v_{t-1} \rangle \ge 0`.
 
-    Which side is the rarer class's follows from the first batches, without a label. The mean over a batch of
+    The side of the rarer class follows from the first batches, without a label. The mean over a batch of
     :math:`(p - y) \, \partial h / \partial z` lies on the side of the more frequent class as long as the model predicts
     less of it than there is, as an untrained one does; and the rarer class has the longer tail. Each batch adds the
     standard scores of both, :math:`-\sqrt B \, \bar a / s` and :math:`\sqrt{B / 6}` times the skewness, until the sum
@@ -106,7 +106,7 @@ def follow(rows: Tensor, line: Line | None = None) -> Placed:
     rows
         (..., B, D) gradients of any scale.
     line
-        What is known from the batches before, of the same leading dimensions and width.
+        The line of the batches before, with the same leading dimensions and width.
 
     Returns
     -------

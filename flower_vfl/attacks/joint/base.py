@@ -117,6 +117,6 @@ class JointAttack(AttackMethod):
     def baselines(self, view: JointView) -> Mapping[str, JointScores]:
         """Return what the party could read without the gradients, with the same labels, by what is read.
 
-        What an attack reads is compared with the best of these; without one, with guessing.
+        An attack is compared with the best of these; without one, with guessing.
         """
         return {}

@@ -36,7 +36,7 @@ def accounted_epochs(width: int) -> int:
 
 
 class Accountant:
-    """Keeps one `Release` an epoch, of the mean over its batches, each in units of its own root mean square row.
+    """An accountant with one `Release` an epoch: the mean over its batches, each in units of its root mean square row.
 
     The correlation of an example's deviations across epochs is measured on a sample of rows (`DeviationCorrelation`).
     Everything is computed from labels and stays at the label party.

@@ -161,8 +161,8 @@ class _Sent:
 class MarvellFull(AccountedNoise[FullAccountant]):
     """Gaussian noise that equalises the two classes' covariances and covers the difference of their means.
 
-    What Marvell is for classes with one variance each, this is for classes as they are: it also hides labels from
-    attacks that read outside the means' line, such as `residual`. For two classes.
+    It generalises Marvell from classes with one variance each to classes with any covariances: it also hides labels
+    from attacks that read outside the means' line, such as `residual`. For two classes.
 
     The strength is one of four; none given means s = 4.
 
@@ -173,7 +173,7 @@ class MarvellFull(AccountedNoise[FullAccountant]):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     s : float
         Power of the noise relative to the squared distance of the class means, at least 0.
     P : float

@@ -86,7 +86,7 @@ def _symmetric(noise: FullNoise) -> NDArray[np.float64]:
 
 
 class FullAccountant:
-    """Keeps `CHAINS` batches of each epoch, drawn at random, and puts one of each epoch after the other.
+    """An accountant that keeps `CHAINS` random batches of each epoch, and joins one of each epoch to a sequence.
 
     A row comes in a batch of each epoch, and which ones is as random as these chains: the mean of their divergences is
     that of what a row gets together with which batches it was in.

@@ -20,10 +20,10 @@ _STEPS, _STEP, _PRECISION = 200, 1.5, 0.01
 """Settings of the search for the least power: most steps, the factor of each step down, and the precision."""
 
 _NEGLIGIBLE = 1e-12
-"""Of the largest squared length of a direction that the rows span: what is below is rounding."""
+"""Share of the largest squared length of a direction that the rows span; smaller lengths are rounding errors."""
 
 _ROUNDING = 16.0
-"""Of the largest variance, in units of the gradients' precision: so much may be rounding of a covariance."""
+"""Share of the largest variance, in units of the gradients' precision, that may be a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ class Marvell(AccountedNoise[Accountant]):
     Parameters
     ----------
     strategy : HookedStrategy
-        What it wraps.
+        The wrapped strategy.
     s : float
         Power of the noise relative to the (mean) squared distance of the class means, at least 0.
     P : float

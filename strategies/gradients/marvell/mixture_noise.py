@@ -28,14 +28,14 @@ WIDEST = 256
 """Largest width of a gradient: the rows must show how deviations correlate in all directions."""
 
 _FLOOR = 1e-3
-"""Of the mean variance of a direction: noise of this variance is normal, where deviations do not go."""
+"""Share of the mean variance of a direction: the variance of normal noise in directions without deviations."""
 
 _WHICH, _HOW_MUCH = 2, 3
 """Streams of the keyed numbers: the ones that defenses draw have 0 and 1."""
 
 
 class ResidualMixture:
-    """Keeps how rows of each of two classes deviated from its mean when they came last, and mixes that.
+    """A store of the last deviations of two classes' rows from their means, and of mixtures of them.
 
     A row of one class is given a mixture of rows of the other: always the same rows in the same proportions, which
     follow from a key and the row's ID. Nothing is stored for it.
@@ -58,9 +58,9 @@ class ResidualMixture:
         Parameters
         ----------
         counts : tuple of int
-            How many negatives and positives will come.
+            Numbers of negatives and positives that will occur.
         deviations, y : Tensor
-            What the first of them are.
+            The deviations of the first of them.
         generator : torch.Generator
             Draws the substitutes for rows that have not occurred yet.
         """

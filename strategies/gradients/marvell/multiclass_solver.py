@@ -72,7 +72,7 @@ class ClassProblem:
     variances : ndarray, (M, C)
         Variance of a class in each direction of a group, at least 0.
     shares : ndarray, (C,)
-        How frequent the classes are; above 0, with the sum 1.
+        Shares of the classes; above 0, with the sum 1.
 
     Raises
     ------
@@ -257,7 +257,7 @@ class _Path:
     problem : ClassProblem
         The classes.
     levels : ndarray, (M, C)
-        Noise of about the power that is looked for; it is what a search returns that finds nothing.
+        Noise of about the required power; it is the result of a search that finds nothing better.
     """
 
     def __init__(self, problem: ClassProblem, levels: Array) -> None:

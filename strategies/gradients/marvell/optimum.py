@@ -203,7 +203,7 @@ def _best_along(x: float, w: float, s: float, rest: float, v: float, n: float, g
     x, w, s : float
         Noise, v - s, and u + x.
     rest : float
-        What q alpha + p beta must be.
+        The required value of q alpha + p beta.
     v, n, g, p, q : float
         The problem.
     """

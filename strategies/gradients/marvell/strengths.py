@@ -57,7 +57,7 @@ def power(name: str, value: float, apart: float, unit: float) -> float:
     Parameters
     ----------
     name, value
-        What `chosen` returned.
+        The result of `chosen`.
     apart : float
         Squared distance of the class means, in units squared.
     unit : float
@@ -76,7 +76,7 @@ def check_power(defense: str, value: float, power: float, sum_kl: float) -> None
     value : float
         The strength that was asked for.
     power : float
-        What it amounts to.
+        The noise power that it amounts to.
     sum_kl : float
         The divergence of the classes that this power leaves.
 

@@ -1,0 +1,123 @@
+"""The library's docstrings and messages are plain technical English, without private metaphors."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+NOT_YET = (
+    "flower_vfl/attacks/gradient/residual.py",
+    "flower_vfl/auditing/informed.py",
+    "flower_vfl/auditing/readers.py",
+    "flower_vfl/auditing/selection.py",
+    "flower_vfl/cli.py",
+    "flower_vfl/cli_data.py",
+    "flower_vfl/cli_deployment.py",
+    "flower_vfl/config",
+    "flower_vfl/data",
+    "flower_vfl/reports",
+    "flower_vfl/testing/joint.py",
+    "flower_vfl/testing/longitudinal.py",
+    "flower_vfl/transport/acceptor.py",
+    "flower_vfl/transport/relay.py",
+    "simulations/sweep",
+)
+"""Files and folders that are not checked yet; remove one when its text is plain."""
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("flower_vfl", "strategies", "simulations")
+FIRST_WORDS = {"What", "Who", "Whether", "How", "Where", "Which", "Whose"}
+BANNED = {
+    "is told": "receives",
+    "are told": "receive",
+    "was told": "received",
+    "hears": "receives",
+    "heard": "received",
+    "remembers": "keeps (row memory)",
+    "forgets": "drops",
+    "forgotten": "dropped",
+    "what came": "what was received",
+    "comes again": "recurs",
+    "come again": "recur",
+    "anew": "again, fresh, from a new seed",
+    "rehearsal": "trial step",
+    "rehearsed": "tried",
+    "looks at": "reads, uses, checks",
+    "look at": "read, use, check",
+    "looked at": "read, used, checked",
+    "looks for": "detects, searches",
+    "looked for": "detected",
+    "alike": "equal, in the same way",
+    "knows nothing": "without information, random",
+    "know nothing": "without information, random",
+    "says nothing": "is empty, trivial, uninformative",
+    "says of itself": "reports, claims",
+    "by heart": "overfitted",
+    "stranger": "unknown party",
+    "cards": "GPUs",
+}
+"""Private metaphors, and the words of the field in their place."""
+
+_BANNED = re.compile(rf"\b({'|'.join(map(re.escape, BANNED))})\b")
+
+
+def texts(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
+    """Yield the line and the text of all docstrings and of messages, which have several words; true for docstrings."""
+    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
+            yield node.lineno, node.value, id(node) in documented
+
+
+def problems(source: str) -> list[tuple[int, str]]:
+    """Return the lines of a module with an indirect question as docstring, or with a banned word."""
+    found = []
+    for line, text, documents in texts(ast.parse(source)):
+        first = text.split()[0].strip(",.:;")
+        if documents and first in FIRST_WORDS:
+            found.append((line, f"a docstring begins with {first!r}: begin with an imperative verb or a noun phrase"))
+        for match in _BANNED.finditer(text):
+            inside = text.count("\n", 0, match.start())
+            found.append((line + inside, f"{match[0]!r}: write {BANNED[match[0]]!r} or the like"))
+    return found
+
+
+def modules() -> list[Path]:
+    """Return the modules whose text is checked, relative to the project."""
+    every = (path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
+    later = [Path(path) for path in NOT_YET]
+    return [path for path in every if not any(path == one or one in path.parents for one in later)]
+
+
+def test_docstrings_and_messages_are_plain_english():
+    found = [
+        f"{path}:{line}: {words}"
+        for path in modules()
+        for line, words in problems((ROOT / path).read_text(encoding="utf8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ('"""What a run leaves."""', 1),
+        ('def f():\n    """Whether it is so."""', 2),
+        ('A = 1\n"""How many there are."""', 2),
+        ('class A:\n    """A party.\n\n    It hears what is sent.\n    """', 4),
+        ('raise ValueError("the party looks at its rows")', 1),
+        ('raise ValueError(f"party {name} comes again")', 1),
+    ],
+)
+def test_a_planted_mistake_is_found_at_its_line(source, line):
+    assert [found for found, _ in problems(source)] == [line]
+
+
+def test_names_and_plain_sentences_are_no_mistakes():
+    assert not problems('"""Return the rows of a step."""\nname = "remembers"\nwords = "a row that recurs"')
+
+
+def test_everything_that_is_left_out_exists():
+    assert [path for path in NOT_YET if not (ROOT / path).exists()] == []
