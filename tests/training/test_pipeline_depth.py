@@ -104,7 +104,7 @@ def test_without_a_link_one_step_is_in_flight():
 
 @pytest.mark.parametrize("said", [-1.0, float("nan"), float("inf"), "long", True])
 def test_a_party_that_says_nonsense_is_refused(said):
-    with pytest.raises(PartyError, match="rehearsal took"):
+    with pytest.raises(PartyError, match="trial step took"):
         choose_depth(Label(), {"a": Slow(0.0, said)}, 4, TransportConfig(kind="stream", in_flight=0))
 
 
