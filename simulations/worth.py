@@ -1,4 +1,4 @@
-"""Whether training together was worth it: scikit-learn on each party's columns and on the joined table, same test rows.
+"""Baselines of a federation: scikit-learn on each party's columns and on the joined table, same test rows.
 
 It joins the parties' columns in one place, which a deployment never does: simulations alone have it.
 """

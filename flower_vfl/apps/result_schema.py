@@ -19,7 +19,7 @@ OPTIONAL = {
 }
 
 OWN_DATA = "files"
-"""What the data set of tables of one's own is called in a result."""
+"""The name of tables of one's own among the data sets of results."""
 
 _NUMBERS = (
     *("q95", "q95_null", "q95_turned", "mean", "max", "detection_error_mean", "detection_error_q05"),

@@ -27,7 +27,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class AttackSubject(Generic[A]):
-    """An attack that is checked, made anew for each question.
+    """An attack that is checked, made afresh for each question.
 
     Attributes
     ----------

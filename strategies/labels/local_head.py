@@ -18,7 +18,7 @@ from flower_vfl.strategies.labels.label_dp import epsilon_of, flip, label_depend
 
 
 class LocalHead(Defense):
-    r"""Gradients of randomised labels alone for feature parties, and predictions by a head that stays at the label party.
+    r"""Gradients of randomised labels alone for feature parties, and predictions by a head that sends none.
 
     Each feature party has a head of its own at the label party. It sees the embedding of this party and nothing else,
     and learns from labels :math:`\tilde y` that are drawn once, by randomised response. Its gradient is all that the
