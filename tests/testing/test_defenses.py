@@ -97,14 +97,7 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without
         (broken.Recounting, "restored from its `state`, it goes on otherwise"),
         (broken.Lowering, "restored from its `state`, it goes on otherwise"),
         (broken.Gossiping, "`end_epoch` calls the strategy that it wraps, which is called by itself"),
-<<<<<<< .merge_file_yHa2X3
-        (
-            broken.Lonely,
-            "cannot wrap another of its kind: lonely: once only; if that is wrong, name the alternative in `twice`",
-        ),
-=======
         (broken.Lonely, "another of its kind: lonely: once only; if that is wrong, name the alternative in `twice`"),
->>>>>>> .merge_file_ggR3X7
         (broken.Bypassing, "declares `two_classes_only` and takes three"),
         (broken.Averaging, "runs: it raised NotRestoredError: the label party cannot be rebuilt from its weights"),
     ],
