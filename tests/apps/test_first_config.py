@@ -41,7 +41,10 @@ def test_what_the_headers_leave_open_is_asked_and_the_file_says_it(tmp_path):
         ({"label": "defualt"}, "no file has the label column 'defualt'; did you mean 'default'"),
         ({"label": "default", "id_column": "income"}, "the file of shop has no ID column 'income'"),
         ({"label": "default", "shop": "town,spent\nUlm,4\n"}, "no column is in all files"),
-        ({"label": "default", "shop": "customer,default\nc1,1\n"}, "--label-party: the party with the 'default' that counts"),
+        (
+            {"label": "default", "shop": "customer,default\nc1,1\n"},
+            "--label-party: the party with the 'default' that counts",
+        ),
         ({"label": "default", "label_party": "shop"}, "in the file of bank, not in that of 'shop'"),
     ],
 )
