@@ -18,7 +18,7 @@ _ROUNDING = 1e-14
 """Share of the largest number below which values are rounding errors; a tenth of it occurs with a thousand rows."""
 
 _INDEFINITE = 1e-9
-"""Smallest eigenvalue, times -1 and for each row of a matrix of correlations, that is no rounding error."""
+"""Distance below 0, a row of a matrix of correlations, beyond which an eigenvalue is no rounding error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
