@@ -1,0 +1,1 @@
+"""The studies behind the pages of `docs/results`; the library imports none of them."""

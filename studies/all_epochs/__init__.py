@@ -1,0 +1,1 @@
+"""What is promised of all epochs, and what the strongest readers reach: the study behind `all_epochs.md`."""

@@ -1,0 +1,175 @@
+"""The papers' claims, each as a verdict with its numbers. Thresholds were fixed before the runs were made."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from studies.common import Summary, Values, Verdict, family, interval, places, shown, verdict
+from studies.gradients import numbers as n
+
+HIDDEN = 0.05
+"""A leak is hidden when its q95 is at most this far above what a score that knows nothing reaches."""
+
+EVERYTHING, MOST, ALMOST_EVERYWHERE = 0.995, 0.9, 0.9
+ACE_MOVES = 0.01
+"""A change of the calibration error up to this is "hardly any"."""
+
+ATTACKED = [(attack, layer) for attack in ("norm", "cosine") for layer in n.LAYERS]
+
+
+def verdicts(summary: Summary) -> list[Verdict]:
+    """Return all claims that the finished runs of a study can speak to."""
+    there = summary["settings"]
+    found = [_nothing_hidden(summary), _first_layer(summary)]
+    if family(summary, "marvell"):
+        found.append(_marvell_is_monotone(summary))
+    if family(summary, "iso"):
+        found.append(_iso_leaves_directions(summary))
+    if family(summary, "iso") and family(summary, "marvell"):
+        found += _marvell_below_iso(summary)
+    if "max_norm" in there:
+        found.append(_max_norm(summary))
+    found.append(_calibration(summary))
+    return found + (_observations(summary["probe"]) if summary["probe"] else [])
+
+
+def _nothing_hidden(summary: Summary) -> Verdict:
+    cosine, norm = n.leak(summary, "none", "cosine"), n.leak(summary, "none", "norm")
+    return verdict(
+        "Without a defense, cosine reads everything (q95 1.00) and norm most (above 0.9), at the cut",
+        cosine.mean() >= EVERYTHING and norm.mean() >= MOST,
+        f"cosine {shown(cosine)}, norm {shown(norm)}",
+    )
+
+
+def _first_layer(summary: Summary) -> Verdict:
+    leaks = {attack: n.leak(summary, "none", attack, "first") for attack in ("cosine", "norm")}
+    return verdict(
+        "Without a defense, the first layer leaks as well (norm and cosine above 0.9)",
+        all(values.mean() >= MOST for values in leaks.values()),
+        ", ".join(f"{attack} {shown(values)}" for attack, values in leaks.items()),
+    )
+
+
+def _marvell_is_monotone(summary: Summary) -> Verdict:
+    """Each step up in s, paired by seed: a rise counts when its 95 % interval lies above zero."""
+    steps = list(pairwise(["none", *family(summary, "marvell")]))
+    rises, ends = [], []
+    for attack, layer in ATTACKED:
+        for weaker, stronger in steps:
+            at = places(summary, [weaker, stronger])
+            mean, half = interval(
+                n.leak(summary, stronger, attack, layer)[at[stronger]]
+                - n.leak(summary, weaker, attack, layer)[at[weaker]]
+            )
+            if mean - (half if np.isfinite(half) else 0.0) > 0.0:
+                rises.append(f"{attack} at {layer} from {weaker} to {stronger}: +{mean:.4f}")
+        ends.append(f"{attack} at {layer} {n.leak(summary, steps[-1][1], attack, layer).mean():.3f}")
+    return verdict(
+        "Marvell lowers norm and cosine at both layers monotonically in s",
+        not rises,
+        f"{len(rises)} of {len(ATTACKED) * len(steps)} steps up in s raise a leak"
+        + (f" ({'; '.join(rises)})" if rises else "")
+        + f"; at {steps[-1][1]}: {', '.join(ends)}",
+    )
+
+
+def _iso_leaves_directions(summary: Summary) -> Verdict:
+    """At the cut: what norm and cosine read at each strength, and at which of them norm is hidden."""
+    holds, read = False, []
+    for setting in family(summary, "iso"):
+        norm, cosine = (n.leak(summary, setting, attack) for attack in ("norm", "cosine"))
+        hidden = bool(norm.mean() <= n.leak(summary, setting, "norm", key="q95_null").mean() + HIDDEN)
+        holds = holds or (hidden and cosine.mean() > MOST)
+        read.append(f"{setting}: norm {shown(norm)}{' (hidden)' * hidden}, cosine {shown(cosine)}")
+    return verdict(
+        f"Iso leaves cosine above 0.9 at strengths at which norm is hidden (within {HIDDEN} of chance)",
+        holds,
+        "; ".join(read),
+    )
+
+
+def _marvell_below_iso(summary: Summary) -> list[Verdict]:
+    found = []
+    for attack, layer in [*ATTACKED, ("hint", "cut")]:
+        share = n.trade_off(summary, attack, layer)
+        decided = not share["low"] < ALMOST_EVERYWHERE <= share["high"]
+        found.append(
+            verdict(
+                f"Marvell leaks less than iso at equal test AUC almost everywhere (90 % of it): {attack}, {layer}",
+                share["share"] >= ALMOST_EVERYWHERE if decided else None,
+                f"{share['share']:.0%} of the curve (95 % interval: {share['low']:.0%} to {share['high']:.0%})",
+            )
+        )
+    return found
+
+
+def _max_norm(summary: Summary) -> Verdict:
+    """Good: norm falls by half of what it had above chance; weaker: others keep more, paired by seed."""
+    at = places(summary, ["max_norm", "none"])
+    norm = n.leak(summary, "max_norm", "norm")
+    before = n.leak(summary, "none", "norm")[at["none"]].mean()
+    null = np.nanmean(n.leak(summary, "max_norm", "norm", key="q95_null"))
+    others = {attack: n.leak(summary, "max_norm", attack) for attack in ("hint", "cosine")}
+    gaps = [interval(values - norm) for values in others.values()]
+    weaker = all(mean - (half if np.isfinite(half) else 0.0) > 0.0 for mean, half in gaps)
+    return verdict(
+        "max_norm is good against norm (at least half of it gone) and weaker against hints and cosine, at the cut",
+        norm.mean() - null <= (before - null) / 2 and weaker,
+        f"norm {shown(norm)} (chance {null:.3f}, without a defense {before:.3f}), "
+        + ", ".join(f"{attack} {shown(values)}" for attack, values in others.items()),
+    )
+
+
+def _calibration(summary: Summary) -> Verdict:
+    moves = {}
+    for setting in summary["settings"]:
+        at = places(summary, [setting, "none"])
+        moves[setting] = (
+            n.utility(summary, setting, "test_ace")[at[setting]] - n.utility(summary, "none", "test_ace")[at["none"]]
+        )
+    most = max(moves, key=lambda setting: abs(moves[setting].mean()))
+    return verdict(
+        f"Calibration (ACE) hardly moves (by at most {ACE_MOVES})",
+        abs(moves[most].mean()) <= ACE_MOVES,
+        f"without a defense {shown(n.utility(summary, 'none', 'test_ace'), 4)}; largest change, at {most}: "
+        f"{shown(moves[most], 4)}",
+    )
+
+
+def _observations(probe: Summary) -> list[Verdict]:
+    """L22 section 3.3, over all steps looked at of all seeds."""
+
+    def of(name: str) -> Values:
+        """Return (seeds, steps)."""
+        return np.asarray(probe[name], dtype=np.float64)
+
+    error = of("error.positive") / of("error.negative")
+    slope = of("slope.positive") / of("slope.negative")
+    pairs = ("positive", "negative", "across")
+    cosines = {pair: of(f"slope_share.{pair}") for pair in pairs}
+    gradients = {pair: of(f"gradient_share.{pair}") for pair in pairs}
+    return [
+        verdict(
+            "Observation 1: p1 is further from y for positives (at 95 % of the steps)",
+            (error > 1).mean() >= 0.95,
+            f"further at {(error > 1).mean():.1%} of the steps; median ratio of the means {np.median(error):.1f}",
+        ),
+        verdict(
+            "Observation 2: norms of dh/dz are alike in both classes (medians within a factor of 2, 95 % of the steps)",
+            ((slope > 0.5) & (slope < 2)).mean() >= 0.95,
+            f"ratio positives to negatives: median {np.median(slope):.2f}, 5 % to 95 % of the steps "
+            f"{np.quantile(slope, 0.05):.2f} to {np.quantile(slope, 0.95):.2f}",
+        ),
+        verdict(
+            "Observation 4: dh/dz point to one side, within and across classes (90 % of pairs), so that g of different "
+            "classes point apart",
+            all(values.mean() >= MOST for values in cosines.values()) and gradients["across"].mean() <= 1 - MOST,
+            "pairs with a positive cosine of dh/dz: "
+            + ", ".join(f"{pair} {values.mean():.1%}" for pair, values in cosines.items())
+            + "; of g: "
+            + ", ".join(f"{pair} {values.mean():.1%}" for pair, values in gradients.items()),
+        ),
+    ]

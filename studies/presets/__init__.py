@@ -1,0 +1,1 @@
+"""What the presets' small twins give on two cores. The script behind `presets.md`."""

@@ -1,0 +1,14 @@
+"""The studies lie beside the library, not in it: tests, and the processes of a pool, import them from the clone."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "results"
+
+
+@pytest.fixture
+def beside_the_studies(monkeypatch):
+    """Import the studies from the clone."""
+    monkeypatch.syspath_prepend(str(ROOT))
