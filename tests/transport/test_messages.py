@@ -138,7 +138,7 @@ def test_the_export_is_a_last_message_and_a_party_that_does_not_take_it_is_named
         opened.finish(10)
         push = opened.grid.push_messages
         opened.grid.push_messages = lambda messages: [] if messages[0].metadata.dst_node_id == 3 else push(messages)
-        opened.tell_exported(10)
+        opened.announce_export(10)
     assert [party.seen[-1][0] for party in parties] == [Kind.FINISH, Kind.FINISH, Kind.EXPORTED]
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 2
@@ -150,7 +150,7 @@ def test_parties_that_keep_no_states_get_no_message_more(sessions):
     party = FakeParty()
     with sessions("messages", [party]) as opened:
         opened.finish(10)
-        opened.tell_exported(10)
+        opened.announce_export(10)
     assert party.seen == [(Kind.FINISH, -1)]
 
 
