@@ -472,7 +472,8 @@ def test_training_refuses_a_party_that_prepared_from_a_stale_alignment(tmp_path)
     config = federation(tmp_path, {"label": (0, 60), "a": (20, 90)})
     old = align(config, out=tmp_path / "old")
     stale = part_of("a", old["a"], tmp_path, "stale")
-    people_now = [f"person-{number:04d},{number % 7}.5,{number % 3}.0" for number in range(21, 91)]  # one person left, another came
+    # One person left, another came.
+    people_now = [f"person-{number:04d},{number % 7}.5,{number % 3}.0" for number in range(21, 91)]
     (tmp_path / "a.csv").write_text("\n".join(["id,a1,a2", *people_now]) + "\n", encoding="utf8")
     new = align(config, out=tmp_path / "new")
     fresh, label = part_of("a", new["a"], tmp_path, "fresh"), part_of("label", new["label"], tmp_path, "label")
