@@ -7,6 +7,7 @@ import tomllib
 
 import grimp
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -167,3 +168,16 @@ def test_every_page_is_on_the_map_that_the_readme_links():
         page for page in wanted if "project" in page.parts or "api" in page.parts or page.name == "index.md"
     }
     assert wanted - {map_of_pages} - listed - shown_elsewhere == set()  # pages of the site alone
+
+
+def test_workflows_and_forms_can_be_read_and_run_the_readmes_commands():
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
+    assert len(files) > 4
+    read = {path.name: yaml.safe_load(path.read_text(encoding="utf8")) for path in files}
+    jobs = read["tests.yml"]["jobs"]
+    commands = [step["run"] for step in jobs["quick"]["steps"] if "run" in step]
+    shown = (ROOT / "README.md").read_text(encoding="utf8").split("<!-- test-command -->")[1].split("```")[1]
+    assert all(command in shown for command in commands)
+    assert any(step.get("run") == ".ci/run" for step in jobs["all"]["steps"])
+    versions = {line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if "Python :: 3." in line}
+    assert set(jobs["quick"]["strategy"]["matrix"]["python"]) == versions
