@@ -319,6 +319,12 @@ def _against(result: Result, headline: Headline) -> list[str]:
     if not used:
         again = f'Train again with a defense. The evidence recommends {recommended}: defenses = ["{recommended}"].'
         return [stop, again, "Compare both runs: flower-vfl report with both folders shows what the defense costs."]
+    if any(defense.get("proven") for defense in result["defenses"]):
+        return [
+            "Decide whether the proof is enough: it bounds what the messages add about one person. The measured leak AUC "
+            "also contains what the party's own columns tell; the gain does not.",
+            "Give away less by a smaller epsilon, and read from the test AUC what that costs.",
+        ]
     worst = headline.worst
     if worst is not None and not worst.verdict["leak"]["leaks"]:
         people = "noise averages out over people whose columns are alike."

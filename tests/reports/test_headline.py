@@ -104,6 +104,13 @@ def test_what_to_do_next_depends_on_the_verdict(leakage, facts, wanted):
     assert wanted in advised(*leakage, **facts)
 
 
+def test_with_a_proof_it_is_to_be_weighed_and_no_other_defense_is_recommended():
+    proven = [{"name": "local_head", "params": {"epsilon": 1.0}, "proven": {"epsilon": 1.0, "auc": 0.731}}]
+    words = advised(*complete(step("norm", 0.9)), defenses=proven)
+    assert "Decide whether the proof is enough" in words
+    assert "evidence recommends" not in words
+
+
 def test_nobody_is_sent_to_a_defense_that_the_labels_do_not_allow():
     classes = {"classes": 10}
     assert "marvell_full" not in advised(step("norm", 0.97, defended=False), defenses=[], dataset=classes)
