@@ -321,7 +321,7 @@ def _against(result: Result, headline: Headline) -> list[str]:
         return [stop, again, "Compare both runs: flower-vfl report with both folders shows what the defense costs."]
     if any(defense.get("proven") for defense in result["defenses"]):
         return [
-            "Decide whether the proof is enough: it bounds what the messages add about one person. The measured leak AUC "
+            "Decide whether the proof is enough: it bounds what the messages add about a person. The measured leak AUC "
             "also contains what the party's own columns tell; the gain does not.",
             "Give away less by a smaller epsilon, and read from the test AUC what that costs.",
         ]
