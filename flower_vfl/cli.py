@@ -50,14 +50,14 @@ AddressOption = Annotated[
 
 
 class Method(StrEnum):
-    """How IDs are compared."""
+    """Methods of comparing IDs."""
 
     psi = "psi"
     hash = "hash"
 
 
 class Engine(StrEnum):
-    """What carries the run."""
+    """Engines that carry a run."""
 
     local = "local"
     flower = "flower"

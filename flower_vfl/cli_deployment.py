@@ -13,7 +13,7 @@ STOPPED = 3
 
 
 def show_version(asked: bool) -> None:
-    """Print what two hosts must have alike, and exit."""
+    """Print the versions that must be equal on two hosts, and exit."""
     if not asked:
         return
     import platform

@@ -55,7 +55,7 @@ SMALLEST_FIT = 2048
 """Rows to which trees and a network are fitted at least, however many audits there are."""
 
 Views: TypeAlias = list[tuple[str, Tensor]]
-"""What readers may look at: the columns (n, F) of all numbers, named "", and those of each member of a group."""
+"""The numbers that readers may use: the columns (n, F) of all, named "", and those of each member of a group."""
 
 _GRADIENTS, _EMBEDDINGS = "gradients", "embeddings"
 
@@ -67,7 +67,7 @@ def informed_rows(wanted: int, numbers: int) -> int:
 
 @dataclass(slots=True)
 class _Directions:
-    """What the first direction of the panel read, epoch by epoch."""
+    """Labels read along the panel's first direction, epoch by epoch."""
 
     summary: LeakSummary
     epochs: list[int] = field(default_factory=list)
@@ -109,7 +109,8 @@ class InformedAudit:
     party : str
         Whose messages these are; of parties that put together what they see, "a+b".
     members : Sequence[str]
-        The parties that put together what they see; none of a party alone. Readers look at all, and at each one alone.
+        The parties that put together what they see; none of a party alone. Readers use the numbers of all, and of each
+        one alone.
     defended : bool
         Whether any defense is in force.
     recorder : Recorder
@@ -228,7 +229,7 @@ class InformedAudit:
             self._read_direction(step, epoch, self._panel)
 
     def _read_direction(self, step: int, epoch: int, panel: RowPanel) -> None:
-        """Read the first direction of what came until now for those rows of the panel that were drawn at random."""
+        """Read labels along the first direction of what was received for the rows of the panel drawn at random."""
         rows = panel.arrived.numpy() & panel.random
         labels = self._labels[panel.rows[rows]] == self._positives[0]
         positives = int(np.count_nonzero(labels))

@@ -39,7 +39,7 @@ LARGEST_FIT = 16_384
 """Rows to which trees and a network are fitted; of more, those of frequent classes are thinned first."""
 
 SCREENED = 96
-"""Columns that trees of more than two classes look at, of more those whose means differ most between classes."""
+"""Columns that trees of more than two classes read; of more columns those whose means differ most between classes."""
 
 _SEED = 0
 
@@ -47,7 +47,7 @@ Made = TypeVar("Made")
 
 
 class _Latest(Generic[Made]):
-    """Remembers what was made of an array, as long as that lives: several readers look at the same rows."""
+    """Keeps what was computed from an array as long as that lives: several readers use the same rows."""
 
     def __init__(self) -> None:
         self._known: tuple[tuple[weakref.ref[Any], ...], Made] | None = None
@@ -161,7 +161,7 @@ def boosted_trees(x: Features, y: NDArray[np.integer], classes: int, *, most: in
     """Fit gradient-boosted trees of scikit-learn to ``most`` rows, as many as its held-out part asks for.
 
     Of two classes up to 200 trees. Of more, each round has one a class: these are fewer and smaller, cut columns at 31
-    places instead of 254, and look at the `SCREENED` columns whose means, or mean distances from the centre, differ
+    places instead of 254, and read the `SCREENED` columns whose means, or mean distances from the centre, differ
     most between classes. On 1,000 columns that takes a tenth of the time, and reads no less.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier
@@ -232,7 +232,7 @@ DISCRIMINANTS: Mapping[str, Fit] = {"linear": linear_discriminant, "quadratic": 
 """Readers in closed form, by the name that results have for them."""
 
 WITHIN_BATCH: Mapping[str, Fit] = {**DISCRIMINANTS, "energy": energy_discriminant, "values": repeated_values}
-"""Readers in closed form that are fitted anew to each batch."""
+"""Readers in closed form that are fitted to each batch afresh."""
 
 LEARNERS: Mapping[str, Callable[..., Reader]] = {"trees": boosted_trees, "network": network}
 """Readers that take seconds to fit."""

@@ -21,7 +21,7 @@ FEWEST = {FIT: 10, CHOOSE: 5, SCORE: 20}
 """Rows of a class, and of all others, that each part must have before a reader is trusted with a number."""
 
 BATCH, EPOCH, EPOCHS = "batch", "epoch", "epochs"
-"""What a reader looks over: each batch by itself, all batches of one epoch, all epochs of a row."""
+"""The rows that a reader scores together: each batch by itself, all batches of one epoch, all epochs of a row."""
 
 _FEWEST_IN_BATCH = 4
 
@@ -111,7 +111,7 @@ class Candidate:
 
     @property
     def labels(self) -> NDArray[np.bool_]:
-        """Which of the rows to score are of the class, (m,)."""
+        """True for the rows to score that are of the class, (m,)."""
         return np.asarray(self.sample.y[self.sample.parts == SCORE] == self.positive)
 
 

@@ -1,4 +1,4 @@
-"""What people type for configuration values: calls, lists, numbers, assignments and parties' names as text."""
+"""Configuration values as people type them: calls, lists, numbers, assignments and parties' names as text."""
 
 from __future__ import annotations
 

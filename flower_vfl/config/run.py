@@ -33,7 +33,7 @@ from flower_vfl.registry import suggestion
 _PRESETS = files("flower_vfl") / "simulations" / "presets"
 
 SWEEP = "-sweep"
-"""How the name of a sweep's preset ends."""
+"""The end of the name of a sweep's preset."""
 
 _DEVICES = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -103,7 +103,7 @@ class Config(Section):
     def _combinations(self) -> Self:
         if self.precision == "tf32" and self.device == "cpu":
             raise ValueError(
-                "precision is 'tf32', which only cards have, and device is 'cpu': set device to 'cuda', or precision "
+                "precision is 'tf32', which only GPUs have, and device is 'cpu': set device to 'cuda', or precision "
                 "to 'float32' or 'bfloat16'"
             )
         if self.training.order == "time":

@@ -28,7 +28,7 @@ AUTO: Any = "auto"
 """Instead of a number: one that fits the data."""
 
 STEPS, BATCHES, BATCH_SIZES, EPOCHS = 4000, 50, (16, 1024), (10, 200)
-"""What fits the data: so many steps at most, so many batches an epoch, and the bounds of batch size and epochs."""
+"""Settings that fit the data: most steps, batches an epoch, and the bounds of batch size and epochs."""
 
 PATIENT_STEPS, LEAST_PATIENCE, LEARNING_RATE = 600, 8, 1e-3
 """Steps without a better validation after which training ends, and epochs at least; and the learning rate."""
@@ -63,13 +63,13 @@ def require_plain(value: Any) -> None:
 
 
 class Section(BaseModel):
-    """What all sections have in common: known keys only, of exactly the right type, finite, and never changed."""
+    """Base of all sections: known keys only, of exactly the right type, finite, and never changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
-    """Which data, and from where."""
+    """The data of a run, and its place."""
 
     name: str = Field(default="census-income", min_length=1, description="data set; `flower-vfl data list` shows them")
     path: str = Field(
@@ -86,7 +86,7 @@ class DataConfig(Section):
 
 
 class PartiesConfig(Section):
-    """Who takes part."""
+    """The parties of a run."""
 
     features: list[str] = Field(
         default_factory=list, description="feature parties, 1 to 32; empty: all but the label party"
@@ -201,7 +201,7 @@ class ModelConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How the network is trained."""
+    """Settings of the training loop."""
 
     epochs: Annotated[int, *_automatic(0)] = Field(
         default=AUTO, ge=0, description='passes over the training rows; "auto": as many as the rows need, at most'
@@ -241,7 +241,7 @@ class TrainingConfig(Section):
 
     @property
     def ends_early(self) -> bool:
-        """Whether training may end before its last epoch."""
+        """True if training may end before its last epoch."""
         automatic = not self.epochs and self.order == "random" and self.validation > 0.0
         return automatic if self.patience < 0 else self.patience > 0
 
@@ -270,7 +270,7 @@ class TrainingConfig(Section):
 
 
 class AttackConfig(Section):
-    """What is attacked while training, and where it is logged."""
+    """Attacks while training, and what is logged of them."""
 
     names: list[str] = Field(
         default_factory=lambda: list(PRACTICAL),
@@ -278,7 +278,7 @@ class AttackConfig(Section):
     )
     layers: list[str] = Field(
         default_factory=list,
-        description="layers of their own models that attackers look at; empty: the cut and what the model watches",
+        description="layers of their own models that attackers read; empty: the cut and what the model watches",
     )
     every: int = Field(
         default=0, ge=0, description="score each so many steps; 0: about 64 steps of a run, each 16th at least"
@@ -363,7 +363,7 @@ class AttackConfig(Section):
 
 
 class TransportConfig(Section):
-    """How messages cross the cut."""
+    """Transport of messages across the cut."""
 
     kind: Literal["inproc", "stream", "messages"] = Field(default="inproc", description="carrier of the records")
     in_flight: int = Field(
@@ -415,7 +415,7 @@ class TransportConfig(Section):
 
 
 class AlignConfig(Section):
-    """How IDs are aligned before training: `flower-vfl align`."""
+    """Alignment of IDs before training: `flower-vfl align`."""
 
     method: Literal["psi", "hash"] = Field(
         default="psi", description='"psi": private; "hash": salted hashes, which the label party can try IDs against'
@@ -427,7 +427,7 @@ class AlignConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """What every party keeps on its own disk, so that a run can go on after an interruption."""
+    """States that every party keeps on its own disk, so that a run can go on after an interruption."""
 
     every: int = Field(default=0, ge=-1, description="steps between two checkpoints; 0: each epoch; -1: off")
     keep: int = Field(default=2, ge=2, description="how many checkpoints each party keeps")

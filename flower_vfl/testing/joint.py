@@ -1,4 +1,4 @@
-"""What `check_attack` checks of joint attacks."""
+"""Checks of `check_attack` for joint attacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TEST_ROWS = 30
 
 @dataclass(frozen=True)
 class JointSubject(AttackSubject[JointAttack]):
-    """What is checked, and what it is shown."""
+    """A joint attack under test, and the views that it is given."""
 
     def view(self, g: Tensor, *, test_rows: int = _TEST_ROWS) -> JointView:
         """Return a view of rows with these mean gradients (B, D), and the labels that the attack declares to know."""
@@ -100,7 +100,7 @@ def _repeatable(subject: JointSubject) -> Iterator[str]:
     before = [tensor.clone() for tensor in seen]
     first = attack.read(view)
     if not all(map(torch.equal, seen, before)):
-        yield "it changes the view that it looks at; others look at it after it"
+        yield "it changes the view that it reads; others read it afterwards"
     for second in (attack.read(view), subject.read(view)):
         if not (torch.equal(first.train, second.train) and torch.equal(first.test, second.test)):
             yield "the same view gives other scores the second time: draw from a generator made with view.seed"

@@ -1,4 +1,4 @@
-"""What `check_attack` checks of attacks on what is remembered."""
+"""Checks of `check_attack` for longitudinal attacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHAPES = ((64, 8), (64, 1), (40, 3, 4))
 
 @dataclass(frozen=True)
 class MemorySubject(AttackSubject[MemoryAttack]):
-    """What is checked, and what it is shown."""
+    """A longitudinal attack under test, and the memories that it is given."""
 
     def memory(self, g: Tensor, times: int = 3) -> Memory:
         """Return what is remembered of rows that came so often, with what the attack declares; some never came."""
@@ -86,7 +86,7 @@ def _repeatable(subject: MemorySubject) -> Iterator[str]:
     before = [sums.copy() for sums in memory.sums]
     first = attack.score(memory, subject.known(memory))
     if not all(map(np.array_equal, memory.sums, before)):
-        yield "it changes the memory that it looks at; others look at it after it"
+        yield "it changes the memory that it reads; others read it afterwards"
     if not torch.equal(first, attack.score(memory, subject.known(memory))):
         yield "the same memory gives other scores the second time"
     if not torch.equal(first, subject.score(memory)):

@@ -65,7 +65,7 @@ class Connection:
         self.places: Places | None = None
         self.until = time.monotonic() + _MARK_SECONDS
         self.ended = 0
-        """How many of its two directions have ended."""
+        """The number of its two directions that have ended."""
 
     def halves(self) -> list[socket.socket]:
         """Return its sockets."""
@@ -282,7 +282,7 @@ class Relay:
                 self._close(worst, "crowded out")
 
     def _judge(self, connection: Connection) -> None:
-        """Read what a stranger sends, and connect it to the endpoint when it has shown a mark."""
+        """Read what an unknown client sends, and connect it to the endpoint when it has shown a mark."""
         try:
             mark = self._mark_of(connection)
             if mark is not None:
@@ -293,7 +293,7 @@ class Relay:
             self._close(connection, "without a mark")
 
     def _mark_of(self, connection: Connection) -> str | None:
-        """Return the mark that a stranger shows, None while more of its first message is to come."""
+        """Return the mark that an unknown client shows, None while more of its first message is to come."""
         data = connection.client.recv(_HELLO_BYTES)
         connection.head += data
         if not data or len(connection.head) > _HELLO_BYTES:

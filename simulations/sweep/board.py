@@ -1,4 +1,4 @@
-"""How a sweep goes: a live table at a terminal, plain lines elsewhere."""
+"""Progress of a sweep: a live table at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_TOLD = 500
 
 
 class Point(NamedTuple):
-    """What a run is compared by: the model that it kept, and what attackers read.
+    """The numbers by which runs are compared: the model that it kept, and what attackers read.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class _Ended:
 
 @dataclass
 class Board:
-    """What is known of the trials of a sweep, and where it is shown.
+    """The state of a sweep's trials, and the display that shows it.
 
     Attributes
     ----------
@@ -187,7 +187,7 @@ class Board:
         return "" if left is None or self.done == self.total else f" · about {duration(left)} left"
 
     def refresh(self) -> None:
-        """Show the table anew, twice a second at most."""
+        """Show the table again, twice a second at most."""
         if self._live is not None and self.clock() >= self._due:
             self._due = self.clock() + _REFRESH_SECONDS
             self._live.update(self.table(), refresh=True)
@@ -208,7 +208,7 @@ class Board:
 
     @property
     def points(self) -> dict[str, Point]:
-        """What has ended in this start."""
+        """The trials that have ended since this start."""
         return {run: entry.point for run, entry in self.ended.items()}
 
 

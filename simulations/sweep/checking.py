@@ -29,7 +29,7 @@ Told = Callable[[int, int], None]
 
 
 class _EnoughError(Exception):
-    """Ends a rehearsal."""
+    """Ends a trial step."""
 
 
 class _OneStep(Observer):
@@ -122,7 +122,7 @@ def plain(config: Config) -> Config:
 
 @contextmanager
 def quiet_log(least: int = logging.CRITICAL) -> Iterator[None]:
-    """Keep what is less than that out of the log: of a rehearsal everything, for the trials will say it."""
+    """Keep what is less than that out of the log: of a trial step everything, because the trials log it too."""
     logger = logging.getLogger("flower_vfl")
     level = logger.level
     logger.setLevel(least)

@@ -1,4 +1,4 @@
-"""Whether trials are trained together: measured on a part of the data, for this machine or this card."""
+"""The choice to train trials together: measured on a part of the data, for this machine or this card."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ GAIN = 1.25
 
 STEPS = 6
 _STEP_BYTES, _ROW_BYTES = 400, 100
-"""What a run takes that no short measurement shows, about: recorded in a step, and for a row while it is evaluated."""
+"""Memory of a run that no short measurement shows, about: recorded in a step, and for a row while it is evaluated."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a stack of so many runs takes.
+    """Time and memory of a stack of so many runs.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Choice:
-    """How the trials of a group are trained.
+    """The way in which the trials of a group are trained.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Choice:
 
     @property
     def on_card(self) -> bool:
-        """Whether that memory is a card's."""
+        """True if that memory is a GPU's."""
         return self.group.trials[0].config.device != "cpu"
 
 

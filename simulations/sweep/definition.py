@@ -32,7 +32,7 @@ class Running(Section):
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of those draws")
     retries: int = Field(default=1, ge=0, le=100, description="how often a trial that failed is tried again")
     cpus: int = Field(default=0, ge=0, le=1024, description="processors of a trial; 0: as many as its threads")
-    gpus: float = Field(default=0.0, ge=0.0, le=64.0, description="cards of a trial, 0.25: four trials on one card")
+    gpus: float = Field(default=0.0, ge=0.0, le=64.0, description="GPUs of a trial, 0.25: four trials on one GPU")
     stacking: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="train trials together that differ in seeds and defenses: where it is faster, or not",
@@ -45,7 +45,7 @@ class Running(Section):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may use: no trial begins or goes on after that.
+    """Limits of a search: no trial begins or goes on after that.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Definition:
-    """What a sweep's file says; every key is the dotted path of the configuration.
+    """Content of a sweep's file; every key is the dotted path of the configuration.
 
     Attributes
     ----------

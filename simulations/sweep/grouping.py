@@ -1,4 +1,4 @@
-"""Which trials of a sweep can be trained together, and why the others cannot."""
+"""Groups of trials that can be trained together, and the reasons why others cannot."""
 
 from __future__ import annotations
 

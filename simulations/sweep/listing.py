@@ -1,4 +1,4 @@
-"""What the command line prints of presets, and of a sweep that has ended."""
+"""Lines that the command line prints of presets, and of a sweep that has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `flower-vfl sweep --plan` prints."""
+"""Output of `flower-vfl sweep --plan`."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _largest(trial: int, choices: Sequence[Choice], *, card: bool) -> int:
 
 
 def _cards(found: Mapping[str, Any], choices: Sequence[Choice], gpus: float) -> str:
-    """Say how long it takes on several cards, where one was measured."""
+    """Say how long it takes on several GPUs, where one was measured."""
     if not found["card"]:
         return (
             "On GPUs: not measured, for there is none here or no trial has device = 'cuda'. Plan on a machine with "
@@ -141,7 +141,7 @@ def _cards(found: Mapping[str, Any], choices: Sequence[Choice], gpus: float) -> 
     times = (f"{n}: {duration(makespan(found['seconds'], n * each))}" for n in CARDS)
     need = size(_largest(found["card"], choices, card=True) + CONTEXT)
     what = "trials or stacks" if any(choice.stacks for choice in choices) else "trials"
-    return f"{each} {what} of {need} on each card; on so many cards like this one: {', '.join(times)}."
+    return f"{each} {what} of {need} on each GPU; on so many GPUs like this one: {', '.join(times)}."
 
 
 def _measured(shapes: Sequence[Shape]) -> str:

@@ -36,7 +36,7 @@ STEPS, WARM_UP = 40, 8
 """Steps of a probe, and how many of them, the first, do not count."""
 
 CONTEXT = 600 * 2**20
-"""What a process takes on a card beside its tensors, about."""
+"""Memory of a process on a GPU beside its tensors, about."""
 
 MOST_TEST_ROWS = 65_536
 """Test rows of a probe; on more the evaluation is measured on so many, evenly spread, and taken times their number."""
@@ -44,7 +44,7 @@ MOST_TEST_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured of one shape: data, model, names of defenses, attacks, sizes of batches.
+    """Measurement of one shape: data, model, names of defenses, attacks, sizes of batches.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class Shape:
 
     @property
     def seconds(self) -> list[float]:
-        """How long each trial takes by itself."""
+        """The seconds of each trial by itself."""
         return [self.probe.seconds(trial.config) for trial in self.trials]
 
 

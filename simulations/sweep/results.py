@@ -1,4 +1,4 @@
-"""What a sweep leaves: one table with a row a trial, and the results of all runs in one file."""
+"""Results of a sweep: one table with a row a trial, and the results of all runs in one file."""
 
 from __future__ import annotations
 

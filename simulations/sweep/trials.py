@@ -82,7 +82,7 @@ def trials_of(definition: Definition, overrides: Mapping[str, Any] | None = None
 
 
 def base_names(bases: Sequence[str]) -> dict[str, str]:
-    """Return what each base is called in tables: of files, so much of their paths' ends that no two are called alike.
+    """Return what each base is called in tables: of files, so much of their paths' ends that no two names are equal.
 
     Examples
     --------

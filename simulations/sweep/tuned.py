@@ -48,7 +48,7 @@ _RATES = (3e-4, 5e-3)
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search has found.
+    """Result of a search.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ from flower_vfl.strategies import Observer
 STORAGE = ".tune"
 _RUN, _FAILED = "run", "failed"
 _ONE_MORE = "Failure # "
-"""How each begins in Tune's file of a trial's errors."""
+"""The beginning of each entry in Tune's file of a trial's errors."""
 
 _REPORT_SECONDS = 1.0
 _LOCKED_SECONDS = 20.0
@@ -47,14 +47,14 @@ Plan = tuple[dict[str, Any], str, str]
 def run_trials(
     folder: SweepFolder, board: Board, *, cpus: float, gpus: float, retries: int, budget: Budget | None = None
 ) -> None:
-    """Run the trials that wait on the cluster that this process has joined; their folders tell what came of them.
+    """Run the trials that wait on the cluster that this process has joined; their folders hold the results.
 
     Parameters
     ----------
     folder : SweepFolder
         Which trials, and where.
     board : Board
-        Says how many run at once, and is told how it goes.
+        Says how many run at once, and receives the progress.
     cpus, gpus : float
         What each trial may use.
     retries : int

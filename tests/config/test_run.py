@@ -247,7 +247,7 @@ def test_all_bad_values_are_named_at_once():
         ({"parties.features": "a,label"}, "a feature party cannot be called 'label'"),
         ({"parties.features": "a,ids"}, "'ids' is no party name: .* and neither 'ids' nor 'labels'"),
         ({"defenses": [{"t": 1.0}]}, "each defense needs a name"),
-        ({"precision": "tf32"}, "which only cards have, and device is 'cpu': set device to 'cuda'"),
+        ({"precision": "tf32"}, "which only GPUs have, and device is 'cpu': set device to 'cuda'"),
     ],
 )
 def test_an_impossible_combination_is_refused_with_the_cure(overrides, message):

@@ -193,7 +193,7 @@ class ResidualAttack(RowAttack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """How many directions are taken out."""
+        """The number of directions that are taken out."""
         return {"r": self.r}
 
     def rate(self, rows: Tensor, known: Tensor | None) -> Tensor:
