@@ -43,7 +43,7 @@ def test_a_party_that_cannot_reach_the_port_uses_messages_where_the_run_allows_i
     short = {"training": {"epochs": 1}, "checkpoint": {"every": -1}}
     through = {"host": "127.0.0.1", "advertise": "localhost", "fallback": fallback, "connect_timeout": 50.0}
     hosts.restart("club", more=CLOSED)
-    done = hosts.run(changed(config(batch_size=1200, **through), **short), f"closed-{fallback}", timeout=400)
+    done = hosts.run(changed(config(batch_size=857, **through), **short), f"closed-{fallback}", timeout=400)
     hosts.restart("club")
     for log in (done.stdout, hosts.log("club")):
         assert re.search(UNREACHED, log), log
@@ -55,7 +55,7 @@ def test_a_party_that_cannot_reach_the_port_uses_messages_where_the_run_allows_i
     assert "takes part through Flower's own messages, which is slow (transport.fallback)" in done.stdout
     assert "Frames travel in Flower's own messages instead, which is slow" in hosts.log("club")
     assert "Flower's own messages" not in hosts.log("shop")
-    local = run(changed(config(parts / "whole", "inproc", 1200), **short)).summary
+    local = run(changed(config(parts / "whole", "inproc", 857), **short)).summary
     check_equal(hosts, "closed-messages", local)
 
 
