@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from flower_vfl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
+    from flower_vfl.parties.hooks import StepView
+    from flower_vfl.strategies.base import Defense, Guarantee, HookedStrategy
     from flower_vfl.strategies.defenses import DEFENSE_METHODS, DEFENSES
     from flower_vfl.strategies.embeddings.distance_correlation import DistanceCorrelation
     from flower_vfl.strategies.embeddings.potential_energy import PotentialEnergy
+    from flower_vfl.strategies.gradients.base import GradientDefense
     from flower_vfl.strategies.gradients.iso import Iso
     from flower_vfl.strategies.gradients.marvell.full import MarvellFull
     from flower_vfl.strategies.gradients.marvell.isotropic import Marvell
@@ -28,6 +30,7 @@ __all__ = [
     "Defense",
     "DistanceCorrelation",
     "GradientDefense",
+    "Guarantee",
     "HookedStrategy",
     "Iso",
     "LabelDP",
@@ -38,13 +41,15 @@ __all__ = [
     "Observer",
     "Outcome",
     "PotentialEnergy",
+    "StepView",
     "VerticalStrategy",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("Defense", "GradientDefense", "HookedStrategy"), "flower_vfl.strategies.base"),
+    **dict.fromkeys(("Defense", "Guarantee", "HookedStrategy"), "flower_vfl.strategies.base"),
     **dict.fromkeys(("DEFENSES", "DEFENSE_METHODS"), "flower_vfl.strategies.defenses"),
     "DistanceCorrelation": "flower_vfl.strategies.embeddings.distance_correlation",
+    "GradientDefense": "flower_vfl.strategies.gradients.base",
     "Iso": "flower_vfl.strategies.gradients.iso",
     "LabelDP": "flower_vfl.strategies.labels.label_dp",
     "LocalHead": "flower_vfl.strategies.labels.local_head",
@@ -54,6 +59,7 @@ _HOMES = {
     "Observer": "flower_vfl.training.observer",
     "Outcome": "flower_vfl.training.outcome",
     "PotentialEnergy": "flower_vfl.strategies.embeddings.potential_energy",
+    "StepView": "flower_vfl.parties.hooks",
     "VerticalStrategy": "flower_vfl.strategies.vertical",
 }
 

@@ -1,4 +1,4 @@
-"""What screen readers and keyboards need and the theme leaves out.
+"""Additions to the theme for screen readers and keyboards.
 
 Captions of the navigation are headings without a level, and what scrolls sideways cannot be reached with the keyboard.
 """

@@ -25,7 +25,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "steps-parquet": results.steps_parquet,
     "sweeps": presets.sweeps,
 }
-"""What a block can name, and what writes it."""
+"""The names that a block can have, and the function that writes each."""
 
 _BLOCK = re.compile(r"^```\{generated\} (?P<what>[a-z-]+)\n```$", re.MULTILINE)
 

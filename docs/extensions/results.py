@@ -1,4 +1,4 @@
-"""What a run leaves: the keys of `result.json` and the columns of `steps.parquet`.
+"""The results of a run: the keys of `result.json` and the columns of `steps.parquet`.
 
 Types, and which keys must be there, come from the code that reads them. What a key means is written here, and a test
 runs a training and looks for keys that nothing is said of.
@@ -147,7 +147,7 @@ KEYS: Mapping[str, str] = {
     "alone.*": "With `--alone`: the test metric that each party reaches with its own columns.",
     "alone_better.*": "Where a party alone does better than all together: who, by what, and both numbers.",
 }
-"""What each key means. `[]` is each entry of a list, `*` any name from there on."""
+"""The meaning of each key. `[]` is each entry of a list, `*` any name from there on."""
 
 COLUMNS: Mapping[str, str] = {
     "step": "The step, from 0; of an epoch's values its last step, of the trained model's the number of steps.",
@@ -177,7 +177,7 @@ METRICS: Mapping[str, str] = {
     "next_*": "In time order: utility on the following day.",
     "*.*": "What a defense logs, such as `marvell.noise_power`.",
 }
-"""What each metric means; `*` is any text."""
+"""The meaning of each metric; `*` is any text."""
 
 
 def keys_of(value: Any, path: str = "") -> Iterator[str]:

@@ -80,40 +80,38 @@ def make_server_app(
         top=top, bottom=bottom, data=data, optimizer=optimizer, observers=observers, on_result=on_result
     )
 
-    def train(grid: Grid, context: Context, settings: Config, folder: Path | None) -> None:
-        goes_on = resume or context.run_config.get("resume") is True
-        server.train(grid, context, settings, folder, goes_on=goes_on)
-
-    def align(grid: Grid, settings: Config, folder: Path | None) -> None:
-        from flower_vfl.apps.alignment.start import align_as_label
-
-        align_as_label(grid, settings, folder)
-
-    def predict(grid: Grid, run_config: Mapping[str, Value]) -> None:
-        from flower_vfl.apps.prediction_server import score
-
-        score(grid, run_config, top=top, bottom=bottom, data=data, observers=observers)
-
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         _settle_in(grid)
         try:
-            job = _job(context.run_config)
-            if job == "predict":
-                predict(grid, context.run_config)
-                return
-            settings = config or from_run_config(context.run_config)
-            folder = out or (Path(str(context.run_config["out"])) if context.run_config.get("out") else None)
-            if job == "align":
-                align(grid, settings, folder)
-            else:
-                train(grid, context, settings, folder)
+            _do_job(grid, context, server, config, out, resume=resume)
         except Exception as error:
             if on_error is not None:
                 on_error(words_of(error))
             raise
 
     return app
+
+
+def _do_job(
+    grid: Grid, context: Context, server: TrainingServer, config: Config | None, out: Path | None, *, resume: bool
+) -> None:
+    """Do what `job` in Flower's run config asks for; the modules of a job are imported where it is done."""
+    run_config = context.run_config
+    job = _job(run_config)
+    if job == "predict":
+        from flower_vfl.apps.prediction_server import score
+
+        score(grid, run_config, top=server.top, bottom=server.bottom, data=server.data, observers=server.observers)
+        return
+    settings = config or from_run_config(run_config)
+    folder = out or (Path(str(run_config["out"])) if run_config.get("out") else None)
+    if job == "align":
+        from flower_vfl.apps.alignment.start import align_as_label
+
+        align_as_label(grid, settings, folder)
+    else:
+        server.train(grid, context, settings, folder, resume=resume or run_config.get("resume") is True)
 
 
 def _settle_in(grid: Grid) -> None:

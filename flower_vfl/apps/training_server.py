@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from flower_vfl.apps.result import ResultCallback
     from flower_vfl.data import Labels, VerticalData
+    from flower_vfl.strategies.base import HookedStrategy
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class TrainingServer:
     observers: tuple[Observer, ...]
     on_result: ResultCallback | None
 
-    def train(self, grid: Grid, context: Context, settings: Config, out: Path | None, *, goes_on: bool) -> None:
+    def train(self, grid: Grid, context: Context, settings: Config, out: Path | None, *, resume: bool) -> None:
         """Train, and leave the results in a folder.
 
         Parameters
@@ -72,26 +73,20 @@ class TrainingServer:
             The configuration, with "auto" where the rows decide.
         out : Path, optional
             Folder of the results; without it nothing is written.
-        goes_on : bool
-            True if a run that was interrupted in that folder goes on.
+        resume : bool
+            True if a run that was interrupted in that folder is resumed.
         """
-        if settings.sinks and out is None:
-            raise ConfigError("sinks need a folder: set `out`")
         simulation = is_simulation(grid)
-        if settings.baselines == "on" and not simulation:
-            raise ConfigError(
-                'baselines = "on" trains scikit-learn on the joined columns of all parties, which no host of a '
-                'deployment has; leave it "auto", which is off there'
-            )
+        _check_settings(settings, out, simulation=simulation)
         sign = None if simulation else signer_of_this_host(context.run_config)
         dataset = self.data(settings if simulation else with_data_of_this_host(settings))
         labels, parties = dataset.labels(), party_names(settings, dataset)
         settings = _planned(settings, dataset, labels)
-        storage = None if out is None else _place(out, goes_on=goes_on, simulation=simulation)
+        storage = None if out is None else _place(out, resume=resume, simulation=simulation)
         secret = _secret(settings, storage, simulation=simulation)
         with (
             serve_metrics(settings.metrics_port) as metrics,
-            nullcontext() if out is None else RunFolder(out, settings, resume=goes_on) as folder,
+            nullcontext() if out is None else RunFolder(out, settings, resume=resume) as folder,
             ExitStack() as undo,
         ):
             journal, offer = Journal((EpochLog(), *metrics, *self.observers)), dict[str, str]()
@@ -102,38 +97,67 @@ class TrainingServer:
                 secret.keep(storage.secret)
                 offer = {TRAINING: storage.training, **({"out": str(folder.path)} if simulation else {})}
             with _offered(grid, parties, settings, offer, sign) as sessions:
-                with nothing_collected():
-                    from flower_vfl.apps.label_party import build_strategy
-                    from flower_vfl.apps.training import train_and_write
-                    from flower_vfl.training.context import TrainingContext
-
-                check_device(settings)
-                strategy = build_strategy(
-                    settings,
-                    dataset,
-                    labels,
-                    top=self.top,
-                    bottom=self.bottom,
-                    optimizer=self.optimizer,
-                    secret=secret,
-                    observer=journal,
-                    outcome=Outcome(),
-                )
+                strategy = self._build(settings, dataset, labels, secret, journal)
                 if simulation and not isinstance(grid, LocalGrid):
                     wait_for_workers(len(parties), at_once=settings.transport.kind == "stream")
-                surroundings = TrainingContext(sessions=sessions, offer=offer)
                 undo.pop_all()  # from now on what was measured is kept
-                factories: dict[str, Callable[..., nn.Module]] = {"top": self.top, "bottom": self.bottom}
-                train_and_write(
-                    grid, strategy, surroundings, dataset, folder, storage, journal, self.on_result, factories
-                )
+                self._train(grid, strategy, sessions, offer, dataset, folder, storage, journal)
+
+    def _build(
+        self, settings: Config, dataset: VerticalData, labels: Labels, secret: Secret, journal: Journal
+    ) -> HookedStrategy:
+        """Build the strategy; only now torch is imported."""
+        with nothing_collected():
+            from flower_vfl.apps.label_party import build_strategy
+
+        check_device(settings)
+        return build_strategy(
+            settings,
+            dataset,
+            labels,
+            top=self.top,
+            bottom=self.bottom,
+            optimizer=self.optimizer,
+            secret=secret,
+            observer=journal,
+            outcome=Outcome(),
+        )
+
+    def _train(
+        self,
+        grid: Grid,
+        strategy: HookedStrategy,
+        sessions: Sessions | None,
+        offer: Mapping[str, str],
+        dataset: VerticalData,
+        folder: RunFolder | None,
+        storage: PartyStorage | None,
+        journal: Journal,
+    ) -> None:
+        from flower_vfl.apps.training import train_and_write
+        from flower_vfl.training.context import TrainingContext
+
+        context = TrainingContext(sessions=sessions, offer=offer)
+        factories: dict[str, Callable[..., nn.Module]] = {"top": self.top, "bottom": self.bottom}
+        train_and_write(grid, strategy, context, dataset, folder, storage, journal, self.on_result, factories)
 
 
-def _place(out: Path, *, goes_on: bool, simulation: bool) -> PartyStorage:
+def _check_settings(settings: Config, out: Path | None, *, simulation: bool) -> None:
+    """Refuse settings that do not go with the folder, or with a deployment."""
+    if settings.sinks and out is None:
+        raise ConfigError("sinks need a folder: set `out`")
+    if settings.baselines == "on" and not simulation:
+        raise ConfigError(
+            'baselines = "on" trains scikit-learn on the joined columns of all parties, which no host of a deployment '
+            'has; leave it "auto", which is off there'
+        )
+
+
+def _place(out: Path, *, resume: bool, simulation: bool) -> PartyStorage:
     """Return where the label party keeps its states; a deployed run that has ended cannot be resumed."""
-    if goes_on and not simulation and has_ended(out):
+    if resume and not simulation and has_ended(out):
         raise ended_error(f"the run in {out}")
-    return PartyStorage.of_label_party(out, resume=goes_on)
+    return PartyStorage.of_label_party(out, resume=resume)
 
 
 @contextmanager

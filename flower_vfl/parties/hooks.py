@@ -110,7 +110,7 @@ class StepView:
     def gradients_of(self, labels: Tensor) -> Tensor:
         """Return the cut gradients (B, D) that other labels would give in this step, before any defense.
 
-        They are clipped by the same factor as those of the true labels.
+        They are clipped by the same rule as those of the batch's own labels: each by its own norm.
 
         Parameters
         ----------

@@ -20,7 +20,8 @@ from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.registry import METHOD_NAME
 from flower_vfl.strategies import DEFENSE_METHODS
-from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
+from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.testing import protection
 from flower_vfl.testing.common import borrowed_name, name_problems, parameter_problems, run_checks
 from flower_vfl.testing.protection import PROTECTION

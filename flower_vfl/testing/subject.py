@@ -18,7 +18,8 @@ from flower_vfl.config.schema import AttackConfig, TrainingConfig
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.rng import Secret
-from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
+from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.strategies.vertical import VerticalStrategy
 from flower_vfl.testing.common import gradients
 from flower_vfl.training.assembly import build_defenses

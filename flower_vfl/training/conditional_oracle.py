@@ -10,7 +10,8 @@ from torch import Tensor
 from flower_vfl.auditing.conditional import ConditionalOracle
 from flower_vfl.auditing.noise import hypotheses
 from flower_vfl.parties.label import Inside, Step
-from flower_vfl.strategies.base import Defense, GradientDefense, HookedStrategy
+from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.strategies.vertical import VerticalStrategy
 
 

@@ -35,7 +35,7 @@ from flower_vfl.simulations.stacked.member import Part as Share
 from flower_vfl.simulations.stacked.reading import CLEAN, SENT, Batch, Readers, View, batch_of
 from flower_vfl.simulations.stacked.records import Curves, Reading, Recorded, Records, RunRecorder, measured
 from flower_vfl.strategies import Outcome
-from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.tracking import Series
 from flower_vfl.training.assembly import build_monitor
 from flower_vfl.training.factories import optimizers_of

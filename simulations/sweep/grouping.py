@@ -11,7 +11,7 @@ from flower_vfl.config import Config
 from flower_vfl.errors import FlowerVflError
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import DEFENSE_METHODS
-from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.strategies.gradients.base import GradientDefense
 
 ALONE = "no other trial differs from it in seeds and defenses only"
 

@@ -9,7 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import auc_bound
 from flower_vfl.parties.hooks import Log, StepView
-from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.gradients.base import Scope
 from flower_vfl.strategies.gradients.noise import NoiseDefense
 
 

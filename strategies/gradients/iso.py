@@ -14,7 +14,8 @@ from flower_vfl.auditing.noise import GaussianNoise
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE
-from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.gradients.base import Scope
 from flower_vfl.strategies.gradients.checks import strength
 from flower_vfl.strategies.gradients.noise import Noise, NoiseDefense, draw_stacked
 from flower_vfl.strategies.gradients.units import unit_of, working

@@ -20,7 +20,8 @@ from flower_vfl.auditing.noise import NoiseModel
 from flower_vfl.errors import ConfigError, DataError
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
-from flower_vfl.strategies.base import GradientDefense, HookedStrategy, Scope
+from flower_vfl.strategies.base import HookedStrategy
+from flower_vfl.strategies.gradients.base import GradientDefense, Scope
 from flower_vfl.strategies.gradients.checks import is_number
 from flower_vfl.strategies.gradients.units import WORKING
 

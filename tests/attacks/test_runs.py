@@ -23,7 +23,7 @@ from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, PartyError
 from flower_vfl.protocol.frame import Kind
 from flower_vfl.strategies import Iso, VerticalStrategy
-from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.tracking import read_steps
 from flower_vfl.training.outcome import Outcome
 from flower_vfl.transport.wire import KEPT

@@ -5,7 +5,7 @@ import torch
 
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, LabelDP, Marvell, MarvellFull, MaxNorm, VerticalStrategy
-from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.strategies.gradients.base import GradientDefense
 
 RUNS, ROWS, WIDTHS = 3, 50, {"a": 5, "b": 3}
 MAKERS = {

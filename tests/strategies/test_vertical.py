@@ -17,7 +17,7 @@ from flower_vfl.errors import ConfigError, DataError, UnprotectedBatchError
 from flower_vfl.parties.hooks import checked_log
 from flower_vfl.simulations.tables import print_results
 from flower_vfl.strategies import DEFENSES, Defense, Iso, Observer, VerticalStrategy
-from flower_vfl.strategies.base import GradientDefense
+from flower_vfl.strategies.gradients.base import GradientDefense
 from flower_vfl.training.factories import schedule_of
 from tests.toys import toy_config, toy_data
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
-from flower_vfl.parties.hooks import StepView
-from flower_vfl.strategies import GradientDefense, HookedStrategy
+from flower_vfl.strategies import GradientDefense, HookedStrategy, StepView
 
 
 class LabelMixture(GradientDefense):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flower_vfl.protocol.transcript import Transcript
 
 KEPT = 0.95
-"""What is kept of the class means from one batch with known rows to the next."""
+"""Share of the class means that stays from one batch with known rows to the next."""
 
 
 class OnlineAttack(Attack):
@@ -44,7 +44,7 @@ class OnlineAttack(Attack):
 
     @property
     def params(self) -> dict[str, Any]:
-        """How many rows of each class are known."""
+        """The number of known rows of each class."""
         return {"k": self.k}
 
     @property

@@ -72,7 +72,7 @@ class DateFormat:
 
     @property
     def dated(self) -> bool:
-        """Whether it has a date, not a time of day alone."""
+        """True if it has a date, not a time of day alone."""
         return not self.text or "%Y" in self.text or "%y" in self.text
 
     def parse(self, values: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

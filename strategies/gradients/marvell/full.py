@@ -24,8 +24,9 @@ from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.metrics import auc_bound, together_shaped
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.gradients.accounted import AccountedNoise
+from flower_vfl.strategies.gradients.base import Scope
 from flower_vfl.strategies.gradients.checks import is_number, strength
 from flower_vfl.strategies.gradients.deviation_correlation import deviations
 from flower_vfl.strategies.gradients.marvell import strengths

@@ -22,8 +22,9 @@ from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.metrics import accuracy_bound, auc_bound, one_against_rest_bound
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.tensors import brought
-from flower_vfl.strategies.base import HookedStrategy, Scope
+from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.gradients.accounted import AccountedNoise
+from flower_vfl.strategies.gradients.base import Scope
 from flower_vfl.strategies.gradients.checks import strength
 from flower_vfl.strategies.gradients.marvell import multiclass, strengths
 from flower_vfl.strategies.gradients.marvell.accountant import Accountant, accounted_epochs, take_in_stacked
