@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -42,9 +43,12 @@ def install(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _umask_stays():
-    """A deployed run makes the umask of its process private; the tests that follow in this process keep theirs."""
-    before = os.umask(0o022)
-    os.umask(before)
+def _process_stays_as_it_was():
+    """A deployed run makes the umask of its process private, and a command sets up the log: later tests keep theirs."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    log = logging.getLogger("flower_vfl")
+    handlers, level, propagate = log.handlers, log.level, log.propagate
     yield
-    os.umask(before)
+    os.umask(umask)
+    log.handlers, log.level, log.propagate = handlers, level, propagate
