@@ -86,7 +86,7 @@ def test_a_deployment_refuses_to_join_the_columns(tmp_path):
     server = TrainingServer(top=None, bottom=None, data=None, optimizer=None, observers=(), on_result=None)
     config = build_config({"baselines": "on"})
     with pytest.raises(ConfigError, match='baselines = "on" trains scikit-learn on the joined columns'):
-        server.train(object(), None, config, tmp_path / "out", goes_on=False)
+        server.train(object(), None, config, tmp_path / "out", resume=False)
 
 
 def test_a_run_of_ones_own_tables_ends_with_the_comparison_on_the_console_and_in_the_report(tmp_path, capsys):
