@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -20,6 +19,7 @@ import typer
 
 from flower_vfl.cli_data import SetOption, data_app
 from flower_vfl.cli_deployment import keys, show_version, wait
+from flower_vfl.files import default_folder
 
 app = typer.Typer(
     name="flower-vfl",
@@ -418,11 +418,6 @@ def write_app(
 
     write_deployment(out, load_config(source, parse_assignments(set_ or [])), results)
     _say(f"start it with: flwr run {out} NAME --stream")
-
-
-def default_folder(source: str) -> Path:
-    """Return runs/<preset>-<time>."""
-    return Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _finish(summaries: Sequence[dict[str, Any]], folder: Path) -> None:

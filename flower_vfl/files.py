@@ -9,6 +9,7 @@ import math
 import os
 import socket
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -205,6 +206,11 @@ class FolderLock:
     def release(self) -> None:
         """Let others work in the folder."""
         self._file.close()
+
+
+def default_folder(source: str) -> Path:
+    """Return runs/<name>-<time>, the folder of a run that names none; `source` is a name or a file."""
+    return Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def write_text_atomic(path: Path | str, text: str) -> None:

@@ -1,23 +1,12 @@
 """The label party's ServerApp of the presets, for `flwr run`; importing it loads no torch."""
 
-import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flower_vfl.apps import make_server_app
+from flower_vfl.reports import log_report
 from flower_vfl.simulations.variables import ERROR_FILE_VARIABLE, STARTER_VARIABLE
 from flower_vfl.strategies import Observer
-
-if TYPE_CHECKING:
-    from flower_vfl.apps import RunResult
-
-
-def _report(result: "RunResult") -> None:
-    from flower_vfl.reports import render
-
-    if result.folder is not None and (result.folder / "result.json").is_file():
-        logging.getLogger("flower_vfl").info("report: %s", render([result.folder]))
 
 
 def _tell(error: str) -> None:
@@ -44,4 +33,4 @@ def _lives(process: int) -> bool:
     return True
 
 
-app = make_server_app(observers=(_WithItsStarter(),), on_result=_report, on_error=_tell)
+app = make_server_app(observers=(_WithItsStarter(),), on_result=log_report, on_error=_tell)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,8 @@ def test_the_defense_of_the_readme_protects():
 
 @pytest.mark.flower
 @pytest.mark.timeout(200)
-def test_the_example_app_runs_with_flwr_run(tmp_path):
+def test_the_example_app_runs_with_flwr_run_and_says_what_leaked_and_where_results_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # that of the SuperLink
     environment = {
         **os.environ,
         "FLWR_HOME": str(tmp_path / "home"),
@@ -56,8 +59,24 @@ def test_the_example_app_runs_with_flwr_run(tmp_path):
     }
     workers = "num-supernodes=1 client-resources-num-cpus=1 init-args-num-cpus=1"
     with super_link(tmp_path / "home", environment):
-        command = ["flwr", "run", str(ROOT / "examples" / "own_app"), "--stream", "--federation-config", workers]
-        command += ["--run-config", f"out='{tmp_path}/out'"]
+        command = ["flwr", "run", str(ROOT / "examples" / "own-app"), "--stream", "--federation-config", workers]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
-    assert "epoch 10" in done.stdout + done.stderr, done.stdout[-3000:] + done.stderr[-2000:]
-    assert (tmp_path / "out" / "result.json").is_file()
+    log = done.stdout + done.stderr
+    assert "Verdict: " in log, log[-4000:]
+    (report,) = (tmp_path / "runs").glob("run-*/report.html")
+    assert f"report: {report}" in log
+    assert (report.parent / "result.json").is_file()
+
+
+@pytest.mark.flower
+def test_the_example_app_is_a_bundle_in_the_format_that_flower_hub_asks_for(tmp_path):
+    command = ["flwr", "build", "--app", str(ROOT / "examples" / "own-app")]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "FLWR_HOME": str(tmp_path)}, check=True, timeout=60)
+    (bundle,) = tmp_path.glob("*.fab")
+    with zipfile.ZipFile(bundle) as content:
+        app = tomllib.loads(content.read("pyproject.toml").decode())["tool"]["flwr"]["app"]
+        assert {"LICENSE", "own_app/server_app.py", "own_app/client_app.py", "own_app/task.py"} <= set(
+            content.namelist()
+        )
+    assert app["fab-format-version"] == 1
+    assert bundle.stat().st_size < 10 * 2**20

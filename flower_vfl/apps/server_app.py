@@ -19,7 +19,7 @@ from flower_vfl.apps.training_server import TrainingServer
 from flower_vfl.config import Config, from_run_config
 from flower_vfl.config.parsing import Value
 from flower_vfl.errors import ConfigError
-from flower_vfl.files import keep_private
+from flower_vfl.files import default_folder, keep_private
 from flower_vfl.protocol.printable import words_of
 from flower_vfl.training.factories import OptimizerFactory
 from flower_vfl.training.grids import is_simulation
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 JOBS = ("train", "predict", "align")
 """The values of `job` in Flower's run config."""
+AUTO = "auto"
+"""The value of `out` for a new folder of its own."""
 
 
 def make_server_app(
@@ -60,7 +62,8 @@ def make_server_app(
     config : Config, optional
         Instead of Flower's run config.
     out : Path, optional
-        Folder of the results; in Flower's run config: `out`.
+        Folder of the results; in Flower's run config: `out`, where "auto" stands for a new one in `runs` of the working
+        directory.
     resume : bool
         True if a run that was interrupted in that folder goes on; in Flower's run config: `resume`.
     observers : tuple of Observer
@@ -105,13 +108,23 @@ def _do_job(
         score(grid, run_config, top=server.top, bottom=server.bottom, data=server.data, observers=server.observers)
         return
     settings = config or from_run_config(run_config)
-    folder = out or (Path(str(run_config["out"])) if run_config.get("out") else None)
+    folder = out or _folder(run_config)
     if job == "align":
         from flower_vfl.apps.alignment.start import align_as_label
 
         align_as_label(grid, settings, folder)
     else:
         server.train(grid, context, settings, folder, resume=resume or run_config.get("resume") is True)
+
+
+def _folder(run_config: Mapping[str, Value]) -> Path | None:
+    """Return the folder that `out` names, one of its own in `runs` for "auto", and None without it."""
+    given = str(run_config.get("out") or "")
+    if given != AUTO:
+        return Path(given) if given else None
+    if run_config.get("resume") is True:
+        raise ConfigError('resume needs the folder of the run that is to go on: name it by out, which is "auto"')
+    return default_folder(str(run_config.get("preset") or "run")).absolute()
 
 
 def _settle_in(grid: Grid) -> None:

@@ -6,9 +6,13 @@ import sys
 import weakref
 
 import pytest
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
 
-from flower_vfl.apps import run
+from flower_vfl.apps import make_server_app, run
 from flower_vfl.apps.factories import default_bottom
+from flower_vfl.apps.local_grid import LocalGrid
+from flower_vfl.errors import ConfigError
 from flower_vfl.tracking import read_steps
 from tests.toys import toy_config, toy_data
 
@@ -80,3 +84,10 @@ def test_so_few_steps_that_nothing_is_learned_are_a_warning_and_the_log_says_wha
     caplog.clear()
     run(toy_config(training={"epochs": 10, "batch_size": 20}), data=lambda _: toy_data())
     assert "are few" not in caplog.text
+
+
+def test_a_run_to_resume_is_named_and_not_given_a_new_folder():
+    run_config = {"preset": "census", "out": "auto", "resume": True}
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config)
+    with pytest.raises(ConfigError, match="name it by out"):
+        make_server_app()(LocalGrid(ClientApp(), 1, run_config), context)

@@ -58,7 +58,7 @@ def test_the_second_version_passes(mine):
 def test_the_app_for_flower_users_is_that_of_the_example():
     text = (TUTORIALS / "flower-users.md").read_text(encoding="utf8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    own = ROOT / "examples" / "own_app" / "own_app"
+    own = ROOT / "examples" / "own-app" / "own_app"
     for name in ("server_app", "client_app"):
         shown = next(block for block in blocks if block.startswith(f"# {name}.py"))
         assert ast.unparse(ast.parse(shown)) in ast.unparse(ast.parse((own / f"{name}.py").read_text(encoding="utf8")))

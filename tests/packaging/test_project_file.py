@@ -66,6 +66,16 @@ def test_flwr_run_can_override_every_configuration_leaf():
     assert keys == others | {re.sub(r"[._]", "-", path) for path in leaf_paths()}
 
 
+def test_the_pinned_flower_is_that_of_the_app_for_its_hub_and_of_the_containers():
+    pinned = pins()["flwr"]
+    app = tomllib.loads((ROOT / "examples" / "own-app" / "pyproject.toml").read_text(encoding="utf8"))
+    assert app["tool"]["flwr"]["app"]["flwr-version-target"] == pinned
+    files = [*(ROOT / "docs" / "deployment" / "containers").rglob("*"), ROOT / "docs" / "deployment" / "containers.md"]
+    texts = [file.read_text(encoding="utf8") for file in files if file.is_file()]
+    tags = {tag for text in texts for tag in re.findall(r"flwr/super\w+:(\d[\d.]*\d)-py", text)}
+    assert tags == {pinned}
+
+
 def test_flwr_run_without_overrides_runs_the_preset_over_sessions():
     config = from_run_config(PROJECT["tool"]["flwr"]["app"]["config"])
     assert config.data.name == "census-income"
