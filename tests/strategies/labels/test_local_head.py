@@ -124,9 +124,22 @@ def test_what_is_drawn_reaches_the_messages(monkeypatch, mechanism):
     assert sent_for(truth, data, given, monkeypatch)[0] != sent_for(other, data, given, monkeypatch)[0]
 
 
-def test_a_run_with_local_heads_predicts(tmp_path, caplog):
-    data = toy_data(rows=200, test_rows=60)
-    run(config(), out=tmp_path / "run", data=lambda _: data)
+def test_the_second_stage_comes_in_the_middle_of_a_run_and_once(monkeypatch):
+    questions, genuine = [], mechanisms.with_prior
+
+    def with_prior(labels, prior, **named):
+        questions.append((len(labels), float(prior.std(dim=0)[0])))
+        return genuine(labels, prior, **named)
+
+    monkeypatch.setattr(mechanisms, "with_prior", with_prior)
+    run(config(mechanism="prior", epochs=5), data=lambda _: toy_data(parties=1))
+    ((asked, spread),) = questions
+    assert 240 < asked < 360
+    assert spread > 0.01  # the priors of rows are what the head predicts
+
+
+def test_a_run_with_local_heads_warns_of_nothing_that_is_not_kept(caplog):
+    run(config(), data=lambda _: toy_data(rows=200, test_rows=60))
     assert "not kept" not in caplog.text
 
 

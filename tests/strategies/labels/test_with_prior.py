@@ -53,7 +53,9 @@ def best_by_linear_programme(prior, epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
-@pytest.mark.parametrize("prior", [(0.7, 0.3), (0.5, 0.3, 0.2), (0.6, 0.25, 0.1, 0.05), (0.25,) * 4, (0.05, 0.9, 0.05)])
+@pytest.mark.parametrize(
+    "prior", [(0.7, 0.3), (0.2, 0.5, 0.3), (0.6, 0.25, 0.1, 0.05), (0.25,) * 4, (0.1, 0.05, 0.6, 0.25)]
+)
 def test_no_private_answer_is_right_more_often(prior, epsilon):
     right = float(np.array(prior) @ np.diag(channel(prior, epsilon)))
     assert right == pytest.approx(best_by_linear_programme(np.array(prior), epsilon), abs=1e-8)
