@@ -1,4 +1,4 @@
-"""What the heads of `local_head` learn from: labels, or targets, that are randomised under an epsilon."""
+"""Randomised labels and targets, from which the heads of `local_head` learn."""
 
 from __future__ import annotations
 
@@ -151,8 +151,7 @@ class Posterior(Mechanism):
 class Laplace(Mechanism):
     """Targets with noise that is drawn once: on average over the noise, gradients are those of true labels.
 
-    The loss has no lower bound, since a target can be below 0 or above 1: a head that learns rows by heart goes on
-    without an end.
+    The loss has no lower bound, since a target can be below 0 or above 1: a head that overfits makes it ever smaller.
 
     References
     ----------
@@ -230,8 +229,8 @@ class Prior(Mechanism):
             )
         if training.epochs < 2:
             raise ConfigError(
-                "local_head: mechanism 'prior' draws half of the labels in the second half of the epochs, so that each "
-                f"row must come again; given {training.epochs}, set training.epochs to 2 or more"
+                "local_head: mechanism 'prior' draws half of the labels after half of the epochs; given "
+                f"{training.epochs}, set training.epochs to 2 or more"
             )
         self._left = training.epochs // 2
 

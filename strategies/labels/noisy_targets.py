@@ -21,7 +21,7 @@ def noisy_targets(labels: Tensor, *, classes: int, epsilon: float, generator: to
 
     So the targets are label-private with epsilon. Cross-entropy is linear in its target, and the noise has mean 0: the
     gradient of the loss with these targets is, on average over the noise, that of the true labels. Drawn once, they
-    are private over all epochs; drawn anew, they would cost epsilon each time.
+    are private over all epochs; drawn again, they would cost epsilon each time.
 
     The law is discrete since a real number in floating point tells by its last digits which number noise was added to.
     Its tails end where double precision does, beyond 36 b, which has a probability below 1e-15.

@@ -51,7 +51,7 @@ def response_probabilities(labels: Tensor, prior: Tensor, *, epsilon: float) -> 
 
     Examples
     --------
-    >>> response_probabilities(torch.tensor([0, 1]), torch.tensor([0.7, 0.3]), epsilon=0.5)  # k = 1: it says nothing
+    >>> response_probabilities(torch.tensor([0, 1]), torch.tensor([0.7, 0.3]), epsilon=0.5)  # k = 1: it is constant
     tensor([[1., 0.],
             [1., 0.]], dtype=torch.float64)
     """

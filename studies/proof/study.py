@@ -54,7 +54,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What each setting changes in the preset."""
 
-COLUMNS = {"test AUC": "test_auc", "informed": "informed", "own columns": "columns", "gain": "gain", "norm": "norm"}
+COLUMNS = {
+    "test AUC": "test_auc",
+    "informed": "informed",
+    "without gradients": "columns",
+    "gain": "gain",
+    "norm": "norm",
+}
 """The measured columns of the table, and the number that each shows; another study's column is one more."""
 
 

@@ -179,7 +179,7 @@ def test_what_ends_a_training_by_true_labels_is_refused(sections, words):
     ("given", "parties", "words"),
     [
         (config(mechanism="prior"), 2, "for one feature party, given 2"),
-        (config(mechanism="prior", epochs=1), 1, r"given 1, set training\.epochs to 2 or more"),
+        (config(mechanism="prior", epochs=1), 1, r"given 1, set training\.epochs to 2"),
         (config(mechanism="alibi", class_weights="balanced"), 1, r"does not go with training\.class_weights"),
         (config(mechanism="laplase"), 1, "did you mean 'laplace'"),
     ],
