@@ -123,29 +123,47 @@ class RandomisedResponse(Mechanism):
         return label_loss(logits, self._drawn[rows].to(logits.device), self._weights)
 
 
-class Posterior(Mechanism):
+class Likelihood(Mechanism):
+    """Targets that are the probabilities of labels, given what was drawn and the head's own prediction.
+
+    A head that learns so predicts true labels rather than randomised ones, by maximum likelihood (`posterior`). It
+    begins with the frequencies of classes that the draw says: from even ones, rare classes would take it long.
+    """
+
+    def __init__(self, epsilon: float, classes: int) -> None:
+        super().__init__(epsilon, classes)
+        self._evidence = self._start = torch.empty(0)
+
+    def take(self, evidence: Tensor, frequencies: Tensor) -> None:
+        """Take in the evidence of each row, and the frequencies (C,) of classes that follow from the draw."""
+        least = 1.0 / max(1, len(evidence))
+        logs = frequencies.clamp(min=least).log().float()
+        self._evidence, self._start = evidence, logs[1] - logs[0] if self.classes == 2 else logs
+
+    def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Return the cross-entropy with the probabilities of true labels."""
+        started = logits + self._start.to(logits)
+        return target_loss(started, posterior(started, self._evidence[rows].to(logits.device)))
+
+
+class Posterior(Likelihood):
     """Flipped labels, and as targets the probabilities that the head's own prediction and these give.
 
-    A head that learns so predicts true labels rather than flipped ones, by maximum likelihood (`posterior`).
+    References
+    ----------
+    Patrini et al., *Making deep neural networks robust to label noise: a loss correction approach*, CVPR 2017.
     """
 
     name: ClassVar[str] = "posterior"
 
-    def __init__(self, epsilon: float, classes: int) -> None:
-        super().__init__(epsilon, classes)
-        self.rate = rate_of(epsilon, classes, name="local_head")
-        self._evidence = torch.empty(0)
-
     def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
         """Flip labels."""
-        drawn = flip(labels, classes=self.classes, rate=self.rate, generator=generator)
-        self._evidence = evidence_of_answers(drawn, classes=self.classes, epsilon=self.epsilon)
-        flipped = float((drawn != labels).double().mean())
-        return {"epsilon": self.epsilon, "flip": self.rate, "flipped": flipped}
-
-    def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Return the cross-entropy with the probabilities of true labels."""
-        return target_loss(logits, posterior(logits, self._evidence[rows].to(logits.device)))
+        rate = rate_of(self.epsilon, self.classes, name="local_head")
+        drawn = flip(labels, classes=self.classes, rate=rate, generator=generator).long()
+        answered = torch.bincount(drawn, minlength=self.classes) / max(1, len(drawn))
+        evidence = evidence_of_answers(drawn, classes=self.classes, epsilon=self.epsilon)
+        self.take(evidence, without_flips(answered[None], rate=rate)[0])
+        return {"epsilon": self.epsilon, "flip": rate, "flipped": float((drawn != labels).double().mean())}
 
 
 class Laplace(Mechanism):
@@ -174,7 +192,7 @@ class Laplace(Mechanism):
         return target_loss(logits, self._targets[rows].to(logits.device))
 
 
-class Alibi(Laplace):
+class Alibi(Likelihood):
     """Noisy targets as in `Laplace`, and the probabilities of labels that the head's own prediction and these give.
 
     References
@@ -184,10 +202,15 @@ class Alibi(Laplace):
 
     name: ClassVar[str] = "alibi"
 
-    def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Return the cross-entropy with the probabilities of true labels."""
-        evidence = evidence_of_targets(self._targets[rows], epsilon=self.epsilon)
-        return target_loss(logits, posterior(logits, evidence.to(logits.device)))
+    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+        """Add noise to the targets."""
+        targets = noisy_targets(labels, classes=self.classes, epsilon=self.epsilon, generator=generator)
+        mean = targets.mean(dim=0)
+        self.take(
+            evidence_of_targets(targets, epsilon=self.epsilon),
+            torch.stack([1.0 - mean, mean]) if self.classes == 2 else mean,
+        )
+        return {"epsilon": self.epsilon}
 
 
 class Prior(Mechanism):

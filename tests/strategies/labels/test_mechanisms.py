@@ -45,6 +45,23 @@ def test_a_head_that_knows_nothing_learns_the_direction_of_the_labels(name, clas
         assert raised[labels == 0].mean() < -0.3 / ROWS
 
 
+@pytest.mark.parametrize("name", ["posterior", "alibi"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_head_of_likelihoods_begins_with_the_frequencies_of_labels(name, classes):
+    labels, rows = (torch.arange(50_000) % 20 == 0).long(), 50_000
+    mechanism = MECHANISMS[name](1.0, classes)
+    mechanism.draw(labels, generator())
+    logits = torch.zeros(rows if classes == 2 else (rows, classes), requires_grad=True)
+    mechanism.loss(logits, torch.arange(rows)).backward()
+    # A head that predicts the frequencies has no reason to predict other ones: gradients add up to nothing.
+    frequencies = torch.bincount(labels, minlength=classes) / rows
+    for known in ((labels == 1), (labels == 0)):
+        grad = rows * (logits.grad if classes == 2 else logits.grad[:, 1])[known].mean()
+        assert (grad < 0) == bool(labels[known][0])
+    total = logits.grad.sum() if classes == 2 else logits.grad.sum(dim=0).abs().max()
+    assert abs(float(total)) < 0.2 * float(frequencies[1])
+
+
 def priors_asked_with(monkeypatch):
     """Return a list to which each question with a prior adds this prior, a row for each label that is asked for."""
     asked, genuine = [], mechanisms.with_prior
