@@ -56,15 +56,27 @@ def flip(labels: Tensor, *, classes: int, rate: float, generator: torch.Generato
     [1, 0, 1, 1, 1, 1]
     """
     _check_rate(rate, classes)
+    whole = check_labels(labels, classes)
+    drawn = torch.rand(whole.shape, generator=generator, device=whole.device, dtype=torch.float64)
+    steps = torch.randint(1, classes, whole.shape, generator=generator, device=whole.device)
+    return torch.where(drawn < rate, (whole + steps) % classes, whole).to(labels.dtype)
+
+
+def check_labels(labels: Tensor, classes: int) -> Tensor:
+    """Return labels (N,) as whole numbers.
+
+    Raises
+    ------
+    ConfigError
+        For labels that are none of the classes.
+    """
     if labels.is_floating_point() or labels.is_complex():
         raise ConfigError(f"label_dp: labels must be whole numbers, given {labels.dtype}")
     whole = labels.long()
     low, high = (int(whole.min()), int(whole.max())) if whole.numel() else (0, 0)
     if low < 0 or high >= classes:
         raise ConfigError(f"label_dp: labels of {classes} classes are 0 to {classes - 1}, given {low} to {high}")
-    drawn = torch.rand(whole.shape, generator=generator, device=whole.device, dtype=torch.float64)
-    steps = torch.randint(1, classes, whole.shape, generator=generator, device=whole.device)
-    return torch.where(drawn < rate, (whole + steps) % classes, whole).to(labels.dtype)
+    return whole
 
 
 def epsilon_of(rate: float, classes: int) -> float:

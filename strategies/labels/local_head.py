@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.networks import network_of
@@ -13,17 +14,19 @@ from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.hooks import Log
 from flower_vfl.parties.network import as_logits
 from flower_vfl.protocol.schedule import Rows
+from flower_vfl.registry import suggestion
 from flower_vfl.strategies.base import Cut, Defense, Guarantee, HookedStrategy
-from flower_vfl.strategies.labels.label_dp import epsilon_of, flip, label_dependent_ends, rate_of
+from flower_vfl.strategies.labels.label_dp import label_dependent_ends, rate_of
+from flower_vfl.strategies.labels.mechanisms import MECHANISMS, RandomisedResponse
 
 
 class LocalHead(Defense):
     r"""Gradients of randomised labels alone for feature parties, and predictions by a head that sends none.
 
     Each feature party has a head of its own at the label party. It sees the embedding of this party and nothing else,
-    and learns from labels :math:`\tilde y` that are drawn once, by randomised response. Its gradient is all that the
-    party ever gets. The network that joins all embeddings and the label party's own columns learns from the true
-    labels, on embeddings through which no gradient flows back. It makes the predictions.
+    and learns from labels :math:`\tilde y` that are randomised, each of them once. Its gradient is all that the party
+    ever gets. The network that joins all embeddings and the label party's own columns learns from the true labels, on
+    embeddings through which no gradient flows back. It makes the predictions.
 
     So everything that leaves in training is a function of :math:`\tilde y`, the embeddings and public numbers: it is
     label-private with this epsilon, for any number of epochs and whatever an attacker computes. A gradient also carries
@@ -39,10 +42,14 @@ class LocalHead(Defense):
         The wrapped strategy; no other defense, and none wraps it.
     epsilon : float
         The privacy of each label, above 0.
+    mechanism : str
+        How labels are randomised: "randomised_response" flips them; "laplace" adds noise to targets; "alibi" and
+        "posterior" learn from the probabilities of true labels that noisy targets, or flipped labels, give; "prior"
+        draws half of the labels by what the head predicts for them, with one feature party.
 
     References
     ----------
-    Warner, *Randomized response*, 1965; Wang et al., *PSLF: Defending Against Label Leakage in Split Learning*, CIKM
+    Wang et al., *PSLF: Defending Against Label Leakage in Split Learning*, CIKM
     2023, for a private model beside the one that learns from flipped labels; docs/methods/local-head.md.
     """
 
@@ -50,19 +57,25 @@ class LocalHead(Defense):
     alone: ClassVar[bool] = True
     twice: ClassVar[str] = "give one epsilon"
 
-    def __init__(self, strategy: HookedStrategy, epsilon: float = 1.0) -> None:
+    def __init__(
+        self, strategy: HookedStrategy, epsilon: float = 1.0, mechanism: str = RandomisedResponse.name
+    ) -> None:
         super().__init__(strategy)
-        self.flip = rate_of(epsilon, self.base.labels.classes, name=self.name)
+        classes = self.base.labels.classes
+        rate_of(epsilon, classes, name=self.name)
+        if mechanism not in MECHANISMS:
+            raise ConfigError(
+                f"local_head: mechanism {mechanism!r} is not known; {suggestion(str(mechanism), MECHANISMS)}"
+            )
         self.epsilon = float(epsilon)
-        self._randomised: Tensor | None = None
-        self._weights: Tensor | None = None
+        self._mechanism = MECHANISMS[mechanism](self.epsilon, classes)
         self._rows: Rows | None = None
         self._local: dict[str, Tensor] = {}
 
     @property
     def params(self) -> dict[str, Any]:
-        """The privacy."""
-        return {"epsilon": self.epsilon}
+        """The privacy, and how labels are randomised."""
+        return {"epsilon": self.epsilon, "mechanism": self._mechanism.name}
 
     def begin(self) -> None:
         """Refuse what would end or change a training by the true labels.
@@ -78,6 +91,7 @@ class LocalHead(Defense):
                 "local_head promises that nothing which leaves depends on true labels; the end of a training would: "
                 f"set {' and '.join(wanted)}, and training.epochs to a number"
             )
+        self._mechanism.begin(self.base.config, len(self.base.parties))
 
     def guarantee(self) -> Guarantee | None:
         """Return the privacy of the randomised labels."""
@@ -90,19 +104,13 @@ class LocalHead(Defense):
             self.modules[party] = network_of(config.model).top(tuple(shape), classes, config.model)
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
-        """Draw the randomised labels; the true ones go on to the network that predicts.
+        """Randomise labels for the heads; the true ones go on to the network that predicts.
 
-        The draw derives from the label party's secret and the rate alone: a resumed training has the same labels.
+        The draw derives from the label party's secret and the mechanism alone: a resumed training has the same.
         """
-        classes = self.base.labels.classes
-        generator = self.base.secret.generator("defense", self.name, repr(self.flip), device=str(labels.device))
-        self._randomised = flip(labels, classes=classes, rate=self.flip, generator=generator).long()
-        if self.base.config.training.class_weights == "balanced":
-            counts = torch.bincount(self._randomised, minlength=classes).clamp(min=1)
-            self._weights = len(labels) / (classes * counts.float())
+        purpose = ("defense", self.name, *self._mechanism.purpose())
+        own = self._mechanism.draw(labels, self.base.secret.generator(*purpose, device=str(labels.device)))
         prepared, log = self.strategy.prepare_labels(labels)
-        share = float((self._randomised != labels).double().mean())
-        own = {"epsilon": epsilon_of(self.flip, classes), "flip": self.flip, "flipped": share}
         return prepared, {**log, **{f"{self.name}.{key}": value for key, value in own.items()}}
 
     def begin_batch(self, rows: Rows) -> None:
@@ -122,23 +130,31 @@ class LocalHead(Defense):
         No weight is in both, so that each learns from its own labels.
         """
         inner, log = self.strategy.loss(logits, labels, z)
-        if not self._local or self._rows is None or self._randomised is None:
+        if not self._local or self._rows is None:
             return inner, log
-        drawn = self._randomised[torch.from_numpy(self._rows)].to(logits.device)
-        placement = Placement.of(self.base.config)
+        rows, placement = torch.from_numpy(self._rows), Placement.of(self.base.config)
         terms = [
-            self._local_loss(as_logits(placement.forward(self.modules[party], part)), drawn)
+            self._mechanism.loss(as_logits(placement.forward(self.modules[party], part)), rows)
             for party, part in self._local.items()
         ]
         added = torch.stack(terms).sum()
         return inner + added, {**log, f"{self.name}.term": added.item()}
 
-    def _local_loss(self, logits: Tensor, drawn: Tensor) -> Tensor:
-        weights = None if self._weights is None else self._weights.to(logits)
-        if self.base.labels.classes > 2:
-            return nn.functional.cross_entropy(logits, drawn, weight=weights)
-        weight = None if weights is None else weights[drawn]
-        return nn.functional.binary_cross_entropy_with_logits(logits, drawn.to(logits.dtype), weight=weight)
+    def end_batch(self) -> Log:
+        """Drop the embeddings of the batch."""
+        self._local = {}
+        return {}
 
-    def __repr__(self) -> str:
-        return f"LocalHead(epsilon={self.epsilon:.6g})"
+    def end_epoch(self) -> Log:
+        """Let the mechanism end an epoch."""
+        self._mechanism.end_epoch()
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return {**super().state(), "mechanism": self._mechanism.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        super().restore(state)
+        self._mechanism.restore(state["mechanism"])

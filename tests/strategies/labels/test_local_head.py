@@ -13,7 +13,8 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.reports import render
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, LabelDP, LocalHead, VerticalStrategy
-from flower_vfl.strategies.labels import local_head
+from flower_vfl.strategies.labels import mechanisms
+from flower_vfl.strategies.labels.label_dp import flip, rate_of
 from flower_vfl.testing import check_defense
 from flower_vfl.training.assembly import build_defenses
 from flower_vfl.transport.inproc import InprocLink
@@ -22,9 +23,10 @@ from tests.toys import toy_config, toy_data
 ROWS = 64
 
 
-def config(epsilon=1.0, **training):
+def config(epsilon=1.0, mechanism="randomised_response", **training):
     training = {"epochs": 2, "patience": 0, **training}
-    return toy_config(training=training, defenses=[{"name": "local_head", "epsilon": epsilon}], attack={"names": []})
+    chosen = {"name": "local_head", "epsilon": epsilon, "mechanism": mechanism}
+    return toy_config(training=training, defenses=[chosen], attack={"names": []})
 
 
 def defense(epsilon=1.0, classes=2):
@@ -43,7 +45,7 @@ def defense(epsilon=1.0, classes=2):
     return made
 
 
-@pytest.mark.parametrize("params", [{}, {"epsilon": 0.5}, {"epsilon": 4.0}], ids=str)
+@pytest.mark.parametrize("params", [{"epsilon": 4.0}, {"mechanism": "alibi"}, {"mechanism": "posterior"}], ids=str)
 def test_it_does_what_every_defense_must(params):
     check_defense(LocalHead, **params)
 
@@ -64,26 +66,81 @@ class Sent:
         monkeypatch.setattr(InprocLink, "send", send)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("weights", ["none", "balanced"])
-def test_with_the_same_randomised_labels_other_true_labels_change_no_message(monkeypatch, classes, weights):
-    data = toy_data(rows=200, test_rows=60, classes=classes, label_features=True)
-    truth = data.labels()
-    drawn = torch.from_numpy(np.random.default_rng(1).integers(0, classes, 200))
-    monkeypatch.setattr(local_head, "flip", lambda labels, **_: drawn.clone())
-    found = []
-    for shift in (0, 1):
-        labels = Labels((truth.train + shift) % classes, (truth.test + shift) % classes, classes)
-        other = MemoryData("toy", {name: data.party(name) for name in data.parties}, "label", labels)
-        with monkeypatch.context() as patch:
-            sent = Sent(patch)
-            summary = run(config(class_weights=weights), data=lambda _, other=other: other).summary
-        found.append((sent.digest.hexdigest(), sent.count, summary))
-    (one, many, first), (other, others, second) = found
+def sent_for(labels, data, given, monkeypatch):
+    """Return the digest and number of the frames of a run with these labels, and its summary."""
+    other = MemoryData("toy", {name: data.party(name) for name in data.parties}, "label", labels)
+    with monkeypatch.context() as patch:
+        sent = Sent(patch)
+        summary = run(given, data=lambda _: other).summary
+    return sent.digest.hexdigest(), sent.count, summary
+
+
+def draw_from_nothing(monkeypatch):
+    """Let all draws of mechanisms be for labels of class 0, as if different labels had given the same draw."""
+
+    def blind(genuine):
+        return lambda labels, *given, **named: genuine(torch.zeros_like(labels), *given, **named)
+
+    for name in ("flip", "noisy_targets", "with_prior"):
+        monkeypatch.setattr(mechanisms, name, blind(getattr(mechanisms, name)))
+
+
+CHOICES = [
+    ("randomised_response", 2, "none"),
+    ("randomised_response", 2, "balanced"),
+    ("randomised_response", 3, "balanced"),
+    ("laplace", 2, "none"),
+    ("laplace", 3, "none"),
+    ("alibi", 2, "none"),
+    ("alibi", 3, "none"),
+    ("posterior", 2, "none"),
+    ("posterior", 3, "none"),
+    ("prior", 2, "none"),
+    ("prior", 3, "none"),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "classes", "weights"), CHOICES)
+def test_with_the_same_draw_other_true_labels_change_no_message(monkeypatch, mechanism, classes, weights):
+    parties = 1 if mechanism == "prior" else 2
+    data = toy_data(rows=200, test_rows=60, classes=classes, parties=parties, label_features=True)
+    truth, given = data.labels(), config(mechanism=mechanism, class_weights=weights)
+    draw_from_nothing(monkeypatch)
+    labels = [Labels((truth.train + shift) % classes, (truth.test + shift) % classes, classes) for shift in range(2)]
+    (one, many, first), (other, others, second) = (sent_for(one, data, given, monkeypatch) for one in labels)
     assert (one, many) == (other, others)
     assert many > 10
-    assert {party: first["weights"][party] for party in "ab"} == {party: second["weights"][party] for party in "ab"}
+    names = "ab"[:parties]
+    assert {party: first["weights"][party] for party in names} == {party: second["weights"][party] for party in names}
     assert first["weights"]["label"] != second["weights"]["label"]  # the network that predicts did learn from them
+
+
+@pytest.mark.parametrize("mechanism", sorted(mechanisms.MECHANISMS))
+def test_what_is_drawn_reaches_the_messages(monkeypatch, mechanism):
+    data = toy_data(rows=200, test_rows=60, parties=1)
+    truth = data.labels()
+    other = Labels(1 - truth.train, truth.test, 2)
+    given = config(mechanism=mechanism)
+    assert sent_for(truth, data, given, monkeypatch)[0] != sent_for(other, data, given, monkeypatch)[0]
+
+
+def test_the_second_stage_comes_in_the_middle_of_a_run_and_once(monkeypatch):
+    questions, genuine = [], mechanisms.with_prior
+
+    def with_prior(labels, prior, **named):
+        questions.append((len(labels), float(prior.std(dim=0)[0])))
+        return genuine(labels, prior, **named)
+
+    monkeypatch.setattr(mechanisms, "with_prior", with_prior)
+    run(config(mechanism="prior", epochs=5), data=lambda _: toy_data(parties=1))
+    ((asked, spread),) = questions
+    assert 240 < asked < 360
+    assert spread > 0.01  # the priors of rows are what the head predicts
+
+
+def test_a_run_with_local_heads_warns_of_nothing_that_is_not_kept(caplog):
+    run(config(), data=lambda _: toy_data(rows=200, test_rows=60))
+    assert "not kept" not in caplog.text
 
 
 def test_a_partys_gradient_is_that_of_its_own_head_for_the_randomised_labels():
@@ -95,17 +152,14 @@ def test_a_partys_gradient_is_that_of_its_own_head_for_the_randomised_labels():
     joined = torch.cat(parts, dim=1)
     logits = made.base.top(joined)[:, 0]
     made.loss(logits, torch.arange(ROWS) % 2, joined)[0].backward()
-    drawn = made._randomised.float()
+    purpose = ("defense", "local_head", repr(rate_of(1.0, 2)))
+    generator = made.base.secret.generator(*purpose)
+    drawn = flip(torch.arange(ROWS) % 2, classes=2, rate=rate_of(1.0, 2), generator=generator).float()
     for party, leaf in leaves.items():
         own = z[party].clone().requires_grad_()
         logit = made.modules[party](own).flatten()
         (torch.nn.functional.softplus(logit) - drawn * logit).mean().backward()
         torch.testing.assert_close(leaf.grad, own.grad, rtol=1e-5, atol=1e-9)
-
-
-def test_labels_are_flipped_as_often_as_the_privacy_says():
-    assert defense(epsilon=1.0).flip == pytest.approx(1.0 / (1.0 + np.e))
-    assert defense(epsilon=1.0, classes=3).flip == pytest.approx(2.0 / (2.0 + np.e))
 
 
 @pytest.mark.parametrize(
@@ -119,6 +173,20 @@ def test_what_ends_a_training_by_true_labels_is_refused(sections, words):
     given = toy_config(**sections, defenses=[{"name": "local_head"}])
     with pytest.raises(ConfigError, match=words):
         run(given, data=lambda _: toy_data())
+
+
+@pytest.mark.parametrize(
+    ("given", "parties", "words"),
+    [
+        (config(mechanism="prior"), 2, "for one feature party, given 2"),
+        (config(mechanism="prior", epochs=1), 1, r"given 1, set training\.epochs to 2"),
+        (config(mechanism="alibi", class_weights="balanced"), 1, r"does not go with training\.class_weights"),
+        (config(mechanism="laplase"), 1, "did you mean 'laplace'"),
+    ],
+)
+def test_a_mechanism_that_would_not_do_what_it_says_is_refused(given, parties, words):
+    with pytest.raises(ConfigError, match=words):
+        run(given, data=lambda _: toy_data(rows=60, test_rows=20, parties=parties))
 
 
 @pytest.mark.parametrize("make", [lambda base: Iso(LocalHead(base)), lambda base: LocalHead(LabelDP(base))])

@@ -1,0 +1,333 @@
+"""Randomised labels and targets, from which the heads of `local_head` learn."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flower_vfl.config import Config
+from flower_vfl.errors import ConfigError
+from flower_vfl.parties.hooks import Log
+from flower_vfl.strategies.labels.label_dp import flip, rate_of
+from flower_vfl.strategies.labels.noisy_targets import (
+    evidence_of_answers,
+    evidence_of_targets,
+    noisy_targets,
+    posterior,
+)
+from flower_vfl.strategies.labels.with_prior import with_prior, without_flips
+
+
+class Mechanism(ABC):
+    """Randomisation of labels: what is drawn, and what a head learns from it.
+
+    A subclass sees labels in `draw` and in `end_epoch` only, and asks for each of them once, under epsilon. All else
+    that it computes is a function of what it drew, of embeddings and of public numbers: it costs nothing more.
+
+    Parameters
+    ----------
+    epsilon : float
+        The privacy of each label, above 0.
+    classes : int
+        Number of classes C.
+
+    Attributes
+    ----------
+    name
+        Its name in configurations.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, epsilon: float, classes: int) -> None:
+        self.epsilon, self.classes = epsilon, classes
+
+    def purpose(self) -> tuple[str, ...]:
+        """Return what the draw is derived from, beside the label party's secret."""
+        return (self.name, repr(self.epsilon))
+
+    def begin(self, config: Config, parties: int) -> None:
+        """Take in a configuration and the number of feature parties, before labels are drawn.
+
+        Raises
+        ------
+        ConfigError
+            Where the mechanism does not do what it says in this configuration; the message says why, and what to do.
+        """
+        if config.training.class_weights != "none":
+            raise ConfigError(
+                f"local_head: mechanism {self.name!r} does not go with training.class_weights = "
+                f"{config.training.class_weights!r}: weights are counted from randomised labels, and it has none to "
+                'count; set it to "none", or take mechanism="randomised_response"'
+            )
+
+    @abstractmethod
+    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+        """Draw what the heads learn from, once for labels (N,), and return what is to be logged."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Return the loss of a head with logits (B,) or (B, C) for these rows (B,)."""
+
+    def end_epoch(self) -> None:  # noqa: B027 - most mechanisms have no stages
+        """Take in that all rows have come once more."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs beside the draw, as plain values and tensors."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most mechanisms keep nothing
+        """Go on from what `state` returned; `draw` was called before."""
+
+
+class RandomisedResponse(Mechanism):
+    """Labels that are kept with probability e^epsilon / (e^epsilon + C - 1), else become another class.
+
+    References
+    ----------
+    Warner, *Randomized response*, 1965.
+    """
+
+    name: ClassVar[str] = "randomised_response"
+
+    def __init__(self, epsilon: float, classes: int) -> None:
+        super().__init__(epsilon, classes)
+        self.rate = rate_of(epsilon, classes, name="local_head")
+        self.balanced = False
+        self._drawn = torch.empty(0, dtype=torch.int64)
+        self._weights: Tensor | None = None
+
+    def purpose(self) -> tuple[str, ...]:
+        """Return the rate, from which all draws of randomised response derive."""
+        return (repr(self.rate),)
+
+    def begin(self, config: Config, parties: int) -> None:
+        """Take in whether classes are weighted."""
+        self.balanced = config.training.class_weights == "balanced"
+
+    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+        """Flip labels, and count classes among the flipped ones."""
+        self._drawn = flip(labels, classes=self.classes, rate=self.rate, generator=generator).long()
+        if self.balanced:
+            counts = torch.bincount(self._drawn, minlength=self.classes).clamp(min=1)
+            self._weights = len(labels) / (self.classes * counts.float())
+        flipped = float((self._drawn != labels).double().mean())
+        return {"epsilon": self.epsilon, "flip": self.rate, "flipped": flipped}
+
+    def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Return the cross-entropy with the flipped labels."""
+        return label_loss(logits, self._drawn[rows].to(logits.device), self._weights)
+
+
+class Likelihood(Mechanism):
+    """Targets that are the probabilities of labels, given what was drawn and the head's own prediction.
+
+    A head that learns so predicts true labels rather than randomised ones, by maximum likelihood (`posterior`). It
+    begins with the frequencies of classes that the draw says: from even ones, rare classes would take it long.
+    """
+
+    def __init__(self, epsilon: float, classes: int) -> None:
+        super().__init__(epsilon, classes)
+        self._evidence = self._start = torch.empty(0)
+
+    def take(self, evidence: Tensor, frequencies: Tensor) -> None:
+        """Take in the evidence of each row, and the frequencies (C,) of classes that follow from the draw."""
+        least = 1.0 / max(1, len(evidence))
+        logs = frequencies.clamp(min=least).log().float()
+        self._evidence, self._start = evidence, logs[1] - logs[0] if self.classes == 2 else logs
+
+    def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Return the cross-entropy with the probabilities of true labels."""
+        started = logits + self._start.to(logits)
+        return target_loss(started, posterior(started, self._evidence[rows].to(logits.device)))
+
+
+class Posterior(Likelihood):
+    """Flipped labels, and as targets the probabilities that the head's own prediction and these give.
+
+    References
+    ----------
+    Patrini et al., *Making deep neural networks robust to label noise: a loss correction approach*, CVPR 2017.
+    """
+
+    name: ClassVar[str] = "posterior"
+
+    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+        """Flip labels."""
+        rate = rate_of(self.epsilon, self.classes, name="local_head")
+        drawn = flip(labels, classes=self.classes, rate=rate, generator=generator).long()
+        answered = torch.bincount(drawn, minlength=self.classes) / max(1, len(drawn))
+        evidence = evidence_of_answers(drawn, classes=self.classes, epsilon=self.epsilon)
+        self.take(evidence, without_flips(answered[None], rate=rate)[0])
+        return {"epsilon": self.epsilon, "flip": rate, "flipped": float((drawn != labels).double().mean())}
+
+
+class Laplace(Mechanism):
+    """Targets with noise that is drawn once: on average over the noise, gradients are those of true labels.
+
+    The loss has no lower bound, since a target can be below 0 or above 1: a head that overfits makes it ever smaller.
+
+    References
+    ----------
+    Yang et al., *Differentially private label protection in split learning*, 2022.
+    """
+
+    name: ClassVar[str] = "laplace"
+
+    def __init__(self, epsilon: float, classes: int) -> None:
+        super().__init__(epsilon, classes)
+        self._targets = torch.empty(0)
+
+    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+        """Add noise to the targets."""
+        self._targets = noisy_targets(labels, classes=self.classes, epsilon=self.epsilon, generator=generator)
+        return {"epsilon": self.epsilon}
+
+    def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Return the cross-entropy with the noisy targets."""
+        return target_loss(logits, self._targets[rows].to(logits.device))
+
+
+class Alibi(Likelihood):
+    """Noisy targets as in `Laplace`, and the probabilities of labels that the head's own prediction and these give.
+
+    References
+    ----------
+    Malek et al., *Antipodes of label differential privacy: PATE and ALIBI*, NeurIPS 2021.
+    """
+
+    name: ClassVar[str] = "alibi"
+
+    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+        """Add noise to the targets."""
+        targets = noisy_targets(labels, classes=self.classes, epsilon=self.epsilon, generator=generator)
+        mean = targets.mean(dim=0)
+        self.take(
+            evidence_of_targets(targets, epsilon=self.epsilon),
+            torch.stack([1.0 - mean, mean]) if self.classes == 2 else mean,
+        )
+        return {"epsilon": self.epsilon}
+
+
+class Prior(Mechanism):
+    """Labels drawn in two stages: the second asks only for what the first has left open (LP-2ST).
+
+    In the first half of the epochs a half of the rows has flipped labels; the head learns from these alone. What it
+    predicts in the last of these epochs for the other rows is their prior, of which the flips are undone. At the end of
+    that epoch all their labels are drawn at once (`with_prior`), so that no repeated step can draw one again: the
+    state that a run goes back to has them, or it is from before. Which row is in which half does not depend on labels.
+
+    The draw of a label depends on the prediction of its row. So there is one feature party: with several, it would tell
+    each of them what the others' columns say.
+
+    References
+    ----------
+    Ghazi et al., *Deep learning with label differential privacy*, NeurIPS 2021, Algorithm 4, with two stages; without
+    its mixup, temperature, and new training of the second stage.
+    """
+
+    name: ClassVar[str] = "prior"
+
+    def __init__(self, epsilon: float, classes: int) -> None:
+        super().__init__(epsilon, classes)
+        self.rate = rate_of(epsilon, classes, name="local_head")
+        self._generator: torch.Generator | None = None
+        self._labels = self._drawn = torch.empty(0, dtype=torch.int64)
+        self._prior = torch.empty(0, classes)
+        self._left = 0
+
+    def begin(self, config: Config, parties: int) -> None:
+        """Take in the length of the first stage; refuse what has no second one, and several feature parties."""
+        super().begin(config, parties)
+        training = config.training
+        if parties > 1:
+            raise ConfigError(
+                f"local_head: mechanism 'prior' is for one feature party, given {parties}: a label drawn by what one "
+                "party's head predicts would tell the others what its columns say; take "
+                'mechanism="randomised_response"'
+            )
+        if training.epochs < 2:
+            raise ConfigError(
+                "local_head: mechanism 'prior' draws half of the labels after half of the epochs; given "
+                f"{training.epochs}, set training.epochs to 2 or more"
+            )
+        self._left = training.epochs // 2
+
+    def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
+        """Choose the rows of the first stage, and flip their labels."""
+        first = torch.rand(len(labels), generator=generator, device=labels.device) < 0.5
+        flipped = flip(labels, classes=self.classes, rate=self.rate, generator=generator).long()
+        self._labels, self._generator = labels, generator
+        self._drawn = torch.where(first, flipped, _OPEN)
+        self._prior = torch.full((len(labels), self.classes), 1.0 / self.classes, device=labels.device)
+        return {"epsilon": self.epsilon, "flip": self.rate, "first_stage": float(first.double().mean())}
+
+    def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Return the cross-entropy with the labels drawn so far; note what is predicted for the other rows."""
+        drawn = self._drawn[rows]
+        if self._left == 1:
+            self._prior[rows] = self._predicted(logits).to(self._prior)
+        known = (drawn != _OPEN).to(logits.device)
+        if not bool(known.any()):
+            return logits.sum() * 0.0
+        return label_loss(logits[known], drawn.to(logits.device)[known])
+
+    def _predicted(self, logits: Tensor) -> Tensor:
+        """Return the probabilities (B, C) of true labels that a head of flipped ones predicts."""
+        values = logits.detach().double()
+        two = torch.stack([-values / 2.0, values / 2.0], dim=1) if values.dim() == 1 else values
+        return without_flips(torch.softmax(two, dim=1), rate=self.rate)
+
+    def end_epoch(self) -> None:
+        """Draw the labels of the second stage after the last epoch of the first."""
+        self._left -= 1
+        if self._left or self._generator is None:
+            return
+        is_open = self._drawn == _OPEN
+        answers = with_prior(
+            self._labels[is_open], self._prior[is_open], epsilon=self.epsilon, generator=self._generator
+        )
+        self._drawn = self._drawn.masked_scatter(is_open, answers.long())
+
+    def state(self) -> dict[str, Any]:
+        """Return the labels drawn so far, the predictions for the others, and the epochs left of the first stage."""
+        return {"drawn": self._drawn.clone(), "prior": self._prior.clone(), "left": self._left}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._drawn, self._prior, self._left = state["drawn"].clone(), state["prior"].clone(), state["left"]
+
+
+_OPEN = -1
+"""A label that was not drawn yet."""
+
+MECHANISMS: dict[str, type[Mechanism]] = {
+    cls.name: cls for cls in (RandomisedResponse, Laplace, Alibi, Posterior, Prior)
+}
+"""Mechanisms by the name that a configuration uses."""
+
+
+def label_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean cross-entropy of logits (B,) or (B, C) with labels (B,), and weights (C,) of classes."""
+    weights = None if weights is None else weights.to(logits)
+    if logits.dim() > 1:
+        return nn.functional.cross_entropy(logits, labels, weight=weights)
+    weight = None if weights is None else weights[labels]
+    return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), weight=weight)
+
+
+def target_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    r"""Return the mean over rows of :math:`-\sum_c t_c \log p_c`, for any numbers as targets.
+
+    Parameters
+    ----------
+    logits, targets : Tensor
+        (B,) for two classes, where the target is that of class 1 and the other's is 1 - t; or (B, C).
+    """
+    if logits.dim() > 1:
+        return -(targets * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
+    return nn.functional.binary_cross_entropy_with_logits(logits, targets)

@@ -1,0 +1,1 @@
+"""Label privacy with a proof: the study behind `proof.md`."""

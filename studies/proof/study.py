@@ -1,0 +1,184 @@
+"""Label privacy with a proof: what each mechanism costs, and what is read in spite of it. The study behind `proof.md`.
+
+Usage::
+
+    python -m studies proof run                          # all runs; a finished one is not made again
+    python -m studies proof run --seeds 0 1 2 --settings none laplace-1
+    python -m studies proof page                         # numbers and tables from the runs
+
+Runs lie in `--runs` (default runs/proof) as `<study>/<setting>/seed-<n>`; `page` writes `proof.json` and the marked
+blocks of `proof.md`, in `docs/results`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from studies.common import (
+    Job,
+    Study,
+    Summary,
+    Values,
+    Verdict,
+    by_setting,
+    claim_table,
+    do,
+    interval,
+    places,
+    shown,
+    table,
+    undefended,
+    verdict,
+    write_page,
+)
+
+STUDIES = {"census": "census"}
+"""Studies by name, and the preset of each."""
+
+EPOCHS = 6
+EPSILONS = (0.5, 1.0, 2.0)
+MECHANISMS = ("randomised_response", "posterior", "laplace", "alibi", "prior")
+BASELINE = "randomised_response"
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "none": {},
+    **{
+        f"{mechanism}-{epsilon:g}": {"defenses": [{"name": "local_head", "epsilon": epsilon, "mechanism": mechanism}]}
+        for mechanism in MECHANISMS
+        for epsilon in EPSILONS
+    },
+}
+"""What each setting changes in the preset."""
+
+COLUMNS = {
+    "test AUC": "test_auc",
+    "informed": "informed",
+    "without gradients": "columns",
+    "gain": "gain",
+    "norm": "norm",
+}
+"""The measured columns of the table, and the number that each shows; another study's column is one more."""
+
+
+def run_one(job: Job) -> float:
+    """Do one run and return its seconds; a quick one has two epochs. The label party measures, nobody else."""
+    from flower_vfl import load_config
+
+    changed = {
+        "seed": job.seed,
+        "training.epochs": 2 if job.options["quick"] else EPOCHS,
+        "training.patience": 0,
+        "attack.names": ["norm"],
+        "attack.audit": False,
+        **SETTINGS[job.setting],
+    }
+    return do(job, load_config(STUDIES[job.study], changed))
+
+
+def numbers(result: Summary) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a run: its utility, what readers have in all its epochs, and what is proven."""
+    party = result["verdict"]["parties"][0]
+    yield "test_auc", result["utility"]["last"]["test_auc"]
+    yield "informed", party["leak"]["informed"]["reached"]
+    yield "norm", party["leak"]["practical"]["reached"]
+    yield "columns", party["gain"]["baseline"]
+    yield "gain", party["gain"]["value"]
+    for defense in result["defenses"]:
+        if defense.get("proven"):
+            yield "epsilon", defense["proven"]["epsilon"]
+            yield "proven_auc", defense["proven"]["auc"]
+
+
+def paired(summary: Summary, one: str, other: str, number: str) -> tuple[float, float]:
+    """Return how much more a setting has of a number than another, seed by seed."""
+    at = places(summary, [one, other])
+    ours, theirs = (_values(summary, setting, number)[at[setting]] for setting in (one, other))
+    return interval(ours - theirs)
+
+
+def _values(summary: Summary, setting: str, number: str) -> Values:
+    return np.asarray(summary["settings"][setting][number], dtype=np.float64)
+
+
+def trade_off(summary: Summary) -> str:
+    """Write what each setting proves, costs and lets be read."""
+    rows = []
+    for setting, entry in summary["settings"].items():
+        proven = [f"{entry[name][0]:.{digits}g}" if name in entry else "" for name, digits in _PROVEN]
+        cost = "" if setting == "none" else _signed(*paired(summary, setting, "none", "test_auc"), 4)
+        measured = [shown(entry[name], 4 if name == "test_auc" else 3) for name in COLUMNS.values()]
+        rows.append([f"`{setting}`", *proven, str(len(entry["seeds"])), measured[0], cost, *measured[1:]])
+    first, *others = COLUMNS
+    return table(["setting", "epsilon", "proven AUC", "seeds", first, "against `none`", *others], rows)
+
+
+_PROVEN = (("epsilon", 2), ("proven_auc", 3))
+
+
+def against_baseline(summary: Summary) -> str:
+    """Write, seed by seed, how other mechanisms compare with randomised response at the same epsilon."""
+    rows = [
+        [f"`{one}`", *(_signed(*paired(summary, one, other, name), 4) for name in ("test_auc", "informed", "gain"))]
+        for one, other in _pairs(summary)
+    ]
+    return table(["setting", "test AUC, more", "informed, more", "gain, more"], rows)
+
+
+def _pairs(summary: Summary) -> list[tuple[str, str]]:
+    there = summary["settings"]
+    found = [(f"{mechanism}-{e:g}", f"{BASELINE}-{e:g}") for mechanism in MECHANISMS[1:] for e in EPSILONS]
+    return [pair for pair in found if set(pair) <= set(there)]
+
+
+def verdicts(summary: Summary) -> list[Verdict]:
+    """Judge the claims of the page."""
+    found = []
+    if f"{BASELINE}-1" in summary["settings"]:
+        mean, half = paired(summary, f"{BASELINE}-1", "none", "test_auc")
+        found.append(_judged("local heads at epsilon 1 cost at most .003 of test AUC", mean, half, -0.003))
+    for one, other in _pairs(summary):
+        mean, half = paired(summary, one, other, "test_auc")
+        found.append(_judged(f"`{one}` predicts better than `{other}`", mean, half, 0.0))
+    return found
+
+
+def _judged(claim: str, mean: float, half: float, least: float) -> Verdict:
+    """Judge if a difference is at least so much; undecided where its interval has the limit in it."""
+    holds = True if mean - half >= least else False if mean + half < least else None
+    return verdict(claim, holds, _signed(mean, half, 4))
+
+
+def _signed(mean: float, half: float, digits: int) -> str:
+    return f"{mean:+.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
+
+
+def make_page(runs: Path, out: Path) -> None:
+    """Compute everything that the page shows from the runs' files."""
+    studies = undefended(STUDIES, lambda study: by_setting(runs / study, SETTINGS, numbers))
+    blocks: dict[str, str] = {}
+    for study, summary in studies.items():
+        summary["claims"] = verdicts(summary)
+        blocks |= {
+            f"{study} trade-off": trade_off(summary),
+            f"{study} mechanisms": against_baseline(summary),
+            f"{study} claims": claim_table(summary["claims"]),
+        }
+    write_page(out / "proof.md", studies, blocks)
+
+
+QUICK: Sequence[str] = ("none", "randomised_response-1", "prior-1")
+
+STUDY = Study(
+    __doc__,
+    "proof",
+    studies=STUDIES,
+    settings=SETTINGS,
+    seeds=range(5),
+    quick=QUICK,
+    run_one=run_one,
+    make_page=make_page,
+)

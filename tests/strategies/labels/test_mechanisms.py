@@ -1,0 +1,157 @@
+"""Mechanisms of local heads: what is drawn when, and what a resumed run goes on with."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flower_vfl.strategies.labels import mechanisms
+from flower_vfl.strategies.labels.mechanisms import MECHANISMS, Prior, label_loss, target_loss
+from tests.toys import toy_config
+
+ROWS = 4000
+
+
+def generator(seed=1):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_target_loss_is_the_cross_entropy_of_any_target_and_of_labels(classes):
+    shape = (8,) if classes == 2 else (8, classes)
+    logits, targets = torch.randn((2, *shape), generator=generator(), dtype=torch.float64)
+    p = torch.stack([1 - logits.sigmoid(), logits.sigmoid()], 1) if classes == 2 else logits.softmax(1)
+    t = torch.stack([1 - targets, targets], 1) if classes == 2 else targets
+    torch.testing.assert_close(target_loss(logits, targets), -(t * p.log()).sum(1).mean())
+    labels = torch.arange(8) % classes
+    clean = labels.double() if classes == 2 else torch.nn.functional.one_hot(labels, classes).double()
+    torch.testing.assert_close(label_loss(logits, labels), target_loss(logits, clean))
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_head_that_knows_nothing_learns_the_direction_of_the_labels(name, classes):
+    mechanism = MECHANISMS[name](4.0, classes)
+    mechanism.begin(toy_config(), parties=1)
+    labels = torch.arange(ROWS) % classes
+    mechanism.draw(labels, generator())
+    mechanism.end_epoch()
+    logits = torch.zeros(ROWS if classes == 2 else (ROWS, classes), requires_grad=True)
+    mechanism.loss(logits, torch.arange(ROWS)).backward()
+    raised = -logits.grad if classes == 2 else -logits.grad.gather(1, labels[:, None])[:, 0]
+    assert raised[labels == 1].mean() > 0.3 / ROWS
+    if classes == 2:
+        assert raised[labels == 0].mean() < -0.3 / ROWS
+
+
+@pytest.mark.parametrize("name", ["posterior", "alibi"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_head_of_likelihoods_begins_with_the_frequencies_of_labels(name, classes):
+    labels, rows = (torch.arange(50_000) % 20 == 0).long(), 50_000
+    mechanism = MECHANISMS[name](1.0, classes)
+    mechanism.draw(labels, generator())
+    logits = torch.zeros(rows if classes == 2 else (rows, classes), requires_grad=True)
+    mechanism.loss(logits, torch.arange(rows)).backward()
+    # A head that predicts the frequencies has no reason to predict other ones: gradients add up to nothing.
+    frequencies = torch.bincount(labels, minlength=classes) / rows
+    for known in ((labels == 1), (labels == 0)):
+        grad = rows * (logits.grad if classes == 2 else logits.grad[:, 1])[known].mean()
+        assert (grad < 0) == bool(labels[known][0])
+    total = logits.grad.sum() if classes == 2 else logits.grad.sum(dim=0).abs().max()
+    assert abs(float(total)) < 0.2 * float(frequencies[1])
+
+
+def priors_asked_with(monkeypatch):
+    """Return a list to which each question with a prior adds this prior, a row for each label that is asked for."""
+    asked, genuine = [], mechanisms.with_prior
+
+    def with_prior(labels, prior, **named):
+        asked.append(prior.clone())
+        return genuine(labels, prior, **named)
+
+    monkeypatch.setattr(mechanisms, "with_prior", with_prior)
+    return asked
+
+
+def two_stages(epochs=4, classes=2, epsilon=1.0):
+    made = Prior(epsilon, classes)
+    made.begin(toy_config(training={"epochs": epochs}), parties=1)
+    return made
+
+
+def answers(mechanism, classes=2):
+    """Return the rows from which a head learns, and the labels that it learns, from the gradients of single rows."""
+    logits = torch.zeros(ROWS if classes == 2 else (ROWS, classes), requires_grad=True)
+    mechanism.loss(logits, torch.arange(ROWS)).backward()
+    grad = logits.grad if classes > 2 else torch.stack([-logits.grad, logits.grad], dim=1)
+    return (grad != 0).any(dim=1).numpy(), (-grad).argmax(dim=1).numpy()
+
+
+def test_the_second_stage_asks_once_for_what_the_first_left_open_and_by_its_predictions(monkeypatch):
+    asked, made = priors_asked_with(monkeypatch), two_stages(epochs=4)
+    labels = (torch.arange(ROWS) % 5 == 0).long()
+    made.draw(labels, generator())
+    first, drawn = answers(made)
+    assert 0.45 < first.mean() < 0.55
+    flips = (drawn != labels.numpy())[first].mean()
+    assert flips == pytest.approx(1.0 / (1.0 + math.e), abs=0.04)
+    rows, keep = torch.arange(ROWS), math.e / (1.0 + math.e)
+    wrong = torch.full((ROWS,), 5.0)
+    made.loss(wrong, rows)  # in the first epoch nothing is noted
+    made.end_epoch()
+    # For even rows a head of flipped labels is certain of class 0, for odd ones it has seen both as often.
+    made.loss(torch.where(rows % 2 == 0, math.log((1 - keep) / keep), 0.0), rows)
+    assert asked == []
+    made.end_epoch()
+    (prior,) = asked
+    assert len(prior) == (~first).sum()
+    even = (rows % 2 == 0)[torch.from_numpy(~first)]
+    torch.testing.assert_close(prior[even], torch.tensor([[1.0, 0.0]]).expand(int(even.sum()), 2), atol=1e-6, rtol=0)
+    torch.testing.assert_close(prior[~even], torch.full((int((~even).sum()), 2), 0.5))
+    everything, second = answers(made)
+    assert everything.all()
+    np.testing.assert_array_equal(second[first], drawn[first])
+    left = ~first & (np.arange(ROWS) % 2 == 1)
+    assert (second[~first & ~left] == 0).all()  # nothing was asked where the prior is certain
+    assert (second != labels.numpy())[left].mean() == pytest.approx(1.0 - keep, abs=0.05)
+    made.end_epoch()
+    assert len(asked) == 1
+
+
+def test_rows_are_split_whatever_the_labels_are():
+    splits = []
+    for labels in (torch.zeros(ROWS, dtype=torch.int64), torch.ones(ROWS, dtype=torch.int64)):
+        made = two_stages()
+        made.draw(labels, generator())
+        splits.append(answers(made)[0])
+    np.testing.assert_array_equal(*splits)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_restored_mechanism_goes_on_with_the_draws_and_predictions_of_the_first(classes):
+    labels = torch.arange(ROWS) % classes
+    logits = torch.randn(ROWS if classes == 2 else (ROWS, classes), generator=generator(4))
+    made = two_stages(epochs=2, classes=classes)
+    made.draw(labels, generator())
+    made.loss(logits, torch.arange(ROWS))
+    noted = made.state()
+    made.end_epoch()
+    expected, after = answers(made, classes), made.state()
+    for state, ends in ((noted, 1), (after, 0)):
+        again = two_stages(epochs=2, classes=classes)
+        again.draw(labels, generator())
+        again.restore(state)
+        for _ in range(ends):
+            again.end_epoch()
+        for one, other in zip(answers(again, classes), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_batch_without_drawn_labels_gives_no_gradient():
+    made = two_stages()
+    made.draw(torch.zeros(ROWS, dtype=torch.int64), generator())
+    open_rows = torch.from_numpy(np.flatnonzero(~answers(made)[0]))[:8]
+    logits = torch.ones(8, requires_grad=True)
+    made.loss(logits, open_rows).backward()
+    assert logits.grad.tolist() == [0.0] * 8
