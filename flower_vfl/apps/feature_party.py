@@ -55,6 +55,7 @@ def build_feature_party(
         "dropout": dropout,
         "placement": Placement.of(config),
         "store": store,
+        "gradients": config.training.gradients,
         "pretraining": _pretraining(name, config, table, model, schedule, secret),
     }
     optimizers = optimizers_of(config, model, schedule, optimizer)

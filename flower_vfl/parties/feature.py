@@ -84,6 +84,9 @@ class FeatureParty:
         Its store of states, used at the label party's request.
     pretraining : Pretraining, optional
         Pre-training of the bottom model, before the first step.
+    gradients : bool
+        True if gradients come. Without any, there are no steps: the label party may ask for each row's embedding
+        instead, as the model gives it in an evaluation.
 
     Attributes
     ----------
@@ -106,6 +109,7 @@ class FeatureParty:
         placement: Placement = IN_MEMORY,
         store: Store | None = None,
         pretraining: Pretraining | None = None,
+        gradients: bool = True,
     ) -> None:
         self.name = name
         self.finished, self.discarded = False, False
@@ -117,7 +121,7 @@ class FeatureParty:
         self._placement, self._loader = placement, Loader(table.train, schedule, placement)
         self._pending: deque[_Pending] = deque()
         self._next_step = 0
-        self._store, self._pretraining = store, pretraining
+        self._store, self._pretraining, self._gradients = store, pretraining, gradients
         self._best: BestModel | None = None
         self.on_finish: Callable[[FeatureParty], None] = lambda _party: None
         self.on_exported: Callable[[FeatureParty], None] = lambda _party: None
@@ -194,6 +198,8 @@ class FeatureParty:
         return Frame(Kind.PRETRAINED, fields={"done": done, "steps": steps})
 
     def _step(self, frame: Frame) -> Frame | None:
+        if not self._gradients:
+            raise ProtocolError("a step was asked for, and here training.gradients is false")
         gradient_of = frame.integer("gradient_of")
         if gradient_of >= 0:
             self._learn(gradient_of, frame)
@@ -248,7 +254,11 @@ class FeatureParty:
 
     def _evaluate(self, frame: Frame) -> Frame:
         part = frame.text("part")
-        if not is_part(part) or not 0 <= frame.step < self._schedule.batches(part):
+        if (
+            not is_part(part)
+            or (part == "train" and self._gradients)
+            or not 0 <= frame.step < self._schedule.batches(part)
+        ):
             raise ProtocolError(f"there is no evaluation batch {frame.step} of {part!r}")
         rows = self._schedule.eval_batch(part, frame.step)
         source = self._table.test if part == "test" else self._table.train

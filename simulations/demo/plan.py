@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from flower_vfl.config import Config, build_config, canonical_key, load_config
 from flower_vfl.config.parsing import parse_defenses
@@ -29,6 +30,9 @@ FULL_RUNS = RUNS | {
     "iso-t1": "iso(t=1.0)",
 }
 """The runs of --full: also other strengths."""
+
+BASELINE = "no-gradients"
+"""The run in which nothing that depends on labels leaves: a defense that predicts worse should not be used."""
 
 FIRST = ("none", "marvell-full-s4")
 
@@ -63,7 +67,16 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
     usual = {"attack.names": ", ".join(_all_attacks())} if full else {"training.epochs": str(EPOCHS)}
     runs = FULL_RUNS if full else RUNS
     plain = load_config(PRESET, {**usual, **given}).model_dump()
-    return {name: build_config({**plain, "defenses": parse_defenses(text)}) for name, text in runs.items()}
+    defended = {name: build_config({**plain, "defenses": parse_defenses(text)}) for name, text in runs.items()}
+    return {**defended, BASELINE: _baseline(plain)}
+
+
+def _baseline(plain: Mapping[str, Any]) -> Config:
+    """Return the configuration without gradients; bottom models are pre-trained for as long as heads are trained."""
+    training, attack = plain["training"], plain["attack"]
+    silent = {"gradients": False, "pretrain": training["pretrain"] or EPOCHS, "patience": 0}
+    unlimited = {"max_leak": 1.0, "max_bound": 1.0}
+    return build_config({**plain, "training": {**training, **silent}, "attack": {**attack, **unlimited}})
 
 
 def _all_attacks() -> list[str]:
