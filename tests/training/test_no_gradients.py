@@ -17,6 +17,7 @@ from flower_vfl.errors import ConfigError, FlowerVflError, ProtocolError
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Schedule
+from flower_vfl.reports import render
 from flower_vfl.strategies import Observer
 from flower_vfl.training.pretraining import pretrain
 from flower_vfl.transport.inproc import InprocLink
@@ -121,7 +122,16 @@ def test_the_result_says_that_nothing_left(tmp_path):
     assert summary["verdict"]["status"] == NO_LEAK
     assert [party["not_run"] for party in summary["verdict"]["parties"]] == [[], []]
     assert result.test_auc > 0.6
-    assert "baseline" not in run(toy_config(), data=lambda _: toy_data()).summary
+    page = render([tmp_path / "run"]).read_text()
+    assert "Nothing that depends on labels left the label party." in page
+    assert page.count("nothing sent") == 2
+    assert "No defense was used" not in page
+
+    sent = run(toy_config(), data=lambda _: toy_data(), out=tmp_path / "sent")
+    assert "baseline" not in sent.summary
+    compared = render([tmp_path / "run", tmp_path / "sent"], tmp_path / "both.html").read_text()
+    assert "Recommended: no gradients (run run). Nothing that depends on labels left the label party." in compared
+    assert "without any gradient" in compared
 
 
 def test_images_are_pre_trained_and_texts_are_refused():
