@@ -19,7 +19,7 @@ BLOCK = 4
 """Height and width of a hidden block, in pixels."""
 
 LEVELS = 64
-"""Levels of a categorical column that are told apart; of more, several share a number."""
+"""Levels of a categorical column in the decoder; of more, several share a number."""
 
 _WIDTH, _CHANNELS = 256, 32
 
