@@ -67,13 +67,13 @@ def utility_table(summary: Summary) -> str:
     rows = [
         [
             WORDS[setting],
+            ", ".join(map(str, entry["seeds"])),
             ", ".join(f"{value:.4f}" for value in entry["test_auc"]),
             shown(entry["test_auc"], 4),
         ]
         for setting, entry in summary["settings"].items()
     ]
-    seeds = next(iter(summary["settings"].values()))["seeds"]
-    return table(["what is sent", f"test AUC, seeds {', '.join(map(str, seeds))}", "mean"], rows)
+    return table(["what is sent", "seeds", "test AUC of each", "mean"], rows)
 
 
 def make_page(runs: Path, out: Path) -> None:
