@@ -203,7 +203,9 @@ class HookedStrategy(Strategy):
         for depth, defense in enumerate(defenses):
             _log.info("  %s└─ %r", "   " * depth, defense)
         _log.info("  %s└─ %r", "   " * len(defenses), self.base)
-        if not defenses:
+        if not self.base.config.training.gradients:
+            _log.info("no gradient is sent: nothing that depends on labels leaves the label party")
+        elif not defenses:
             _log.warning("no defense is in force: cut gradients go out as they are, and they leak labels")
 
     def configure_train(

@@ -30,6 +30,7 @@ KEYS: Mapping[str, str] = {
     "defenses[].params.*": "Its parameters.",
     "defenses[].read_by": "Attacks that are known to read labels in spite of it.",
     "defenses[].class": "Where a defense that is not built in comes from, as `module:Class`.",
+    "baseline": "`no_gradients` where nothing that depends on labels left the label party; missing in other runs.",
     "log.*": "Means over all steps of what the defenses log, such as `marvell.noise_power`.",
     "attacks": "The attacks that ran.",
     "attacks[].attack": "Name of the attack.",

@@ -43,7 +43,7 @@ class Consent:
     party : str
         The node's party.
     epochs : int or None
-        Most epochs of a training; None where the owner allows no training.
+        Most epochs of a training, those of pre-training included; None where the owner allows no training.
     until : date or None
         The last day, in UTC, on which a training may begin.
     attackers : bool
@@ -97,12 +97,7 @@ class Consent:
                 f"party {self.party!r} allows no training; its owner can: {EPOCHS}=N {_HOW} allows trainings of at "
                 "most N epochs"
             )
-        if config.training.epochs > self.epochs:
-            raise self._denied(
-                f"trainings of at most {self.epochs} epochs ({EPOCHS}), this one has {config.training.epochs}",
-                f"{EPOCHS}={config.training.epochs}",
-                f"training.epochs to {self.epochs} or less",
-            )
+        self._check_epochs(self.epochs, config)
         if config.parties.attackers and not self.attackers:
             names = ", ".join(config.parties.attackers)
             raise self._denied(
@@ -110,6 +105,20 @@ class Consent:
                 f"{ATTACKERS}=true",
                 "parties.attackers to []",
             )
+
+    def _check_epochs(self, most: int, config: Config) -> None:
+        """Count the passes over this party's rows; without gradients there is one, however long heads are trained."""
+        training = config.training
+        passes = training.pretrain + (training.epochs if training.gradients else 1)
+        if passes <= most:
+            return
+        before = f" and {training.pretrain} of pre-training" if training.pretrain else ""
+        keys = "training.epochs and training.pretrain together" if training.pretrain else "training.epochs"
+        raise self._denied(
+            f"trainings of at most {most} epochs ({EPOCHS}), this one has {passes - training.pretrain}{before}",
+            f"{EPOCHS}={passes}",
+            f"{keys} to {most} or less",
+        )
 
     def check_rows(self, digest: str) -> None:
         """Refuse other rows than those that the owner named.

@@ -6,14 +6,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from flower_vfl.apps.factories import BottomFactory, TopFactory, default_bottom, default_top, party_names
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.config import Config
+from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.nn.dropout import bind_dropout
-from flower_vfl.nn.initialise import new_model
+from flower_vfl.nn.initialise import new_model, seeded_initialisation
 from flower_vfl.nn.placement import Placement
-from flower_vfl.parties.feature import FeatureParty, Store
+from flower_vfl.nn.pretraining import reconstruction_of
+from flower_vfl.parties.feature import FeatureParty, Store, embed
+from flower_vfl.parties.pretraining import Pretraining
+from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.rng import Secret
 from flower_vfl.training.factories import OptimizerFactory, optimizers_of, schedule_of
 
@@ -49,6 +55,8 @@ def build_feature_party(
         "dropout": dropout,
         "placement": Placement.of(config),
         "store": store,
+        "gradients": config.training.gradients,
+        "pretraining": _pretraining(name, config, table, model, schedule, secret),
     }
     optimizers = optimizers_of(config, model, schedule, optimizer)
     attackers = config.parties.attackers or party_names(config, dataset)
@@ -78,4 +86,33 @@ def build_feature_party(
         positives=config.attack.positives,
         memory=memory,
         **shared,
+    )
+
+
+def _pretraining(
+    name: str, config: Config, table: PartyTable, bottom: nn.Module, schedule: Schedule, secret: Secret
+) -> Pretraining | None:
+    """Build what trains the bottom model before the first step, from the party's own secret; None where nothing does.
+
+    Raises
+    ------
+    ConfigError
+        When there is no objective for the party's data.
+    """
+    epochs, placement = config.training.pretrain, Placement.of(config)
+    if not epochs:
+        return None
+    shape = embed(bottom, table.train, schedule.train_batch(0)[:2], placement).shape[1:]
+    with seeded_initialisation(secret.seed("pretrain", "decoder")):
+        objective = reconstruction_of(table.spec, shape, f"party {name!r}")
+    placement.place(objective)
+    return Pretraining(
+        bottom,
+        objective,
+        table.train,
+        schedule,
+        epochs,
+        generator=secret.generator("pretrain"),
+        placement=placement,
+        patience=config.transport.step_timeout,
     )

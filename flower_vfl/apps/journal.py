@@ -46,6 +46,10 @@ class Journal(Observer):
         for other in self._others:
             other.on_links(links)
 
+    def on_pretraining(self, done: int, steps: int) -> None:  # noqa: D102
+        for other in self._others:
+            other.on_pretraining(done, steps)
+
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:  # noqa: D102
         for other in self._others:
             other.on_start(steps, epochs, parties)

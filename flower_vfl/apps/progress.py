@@ -51,9 +51,13 @@ class LiveProgress(Observer):
     ) -> None:
         self._progress.stop()
 
+    def on_pretraining(self, done: int, steps: int) -> None:
+        """Show how far the slowest party is."""
+        self._progress.update(self._task, total=steps, completed=done, values="pre-training without labels")
+
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
         """Learn how many steps there are."""
-        self._progress.update(self._task, total=steps, values="")
+        self._progress.update(self._task, total=steps, completed=0, values="")
         self._progress.start_task(self._task)
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:

@@ -17,7 +17,7 @@ from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.attacks.base import HINTS, REFERENCE, Attack, AttackMethod
 from flower_vfl.attacks.longitudinal.base import MemoryAttack
 from flower_vfl.auditing.conditional import NEEDS as CONDITIONAL_NEEDS
-from flower_vfl.auditing.entries import CONDITIONAL, NAMED_PHASES, phase_of
+from flower_vfl.auditing.entries import CONDITIONAL, NAMED_PHASES, NO_GRADIENTS, phase_of
 from flower_vfl.auditing.verdict import verdict_of
 from flower_vfl.config import Config
 from flower_vfl.data.store.dataset import Labels
@@ -163,6 +163,7 @@ def summarise(
         "dataset": data,
         "parties": {"features": list(strategy.base.parties), "label_features": strategy.base.table is not None},
         "defenses": defenses,
+        **({} if config.training.gradients else {"baseline": NO_GRADIENTS}),
         "log": {name: _number(total / max(1, outcome.steps)) for name, total in outcome.logged.items()},
         "attacks": _attacks(strategy.base.attacks, outcome.leakage),
         "model": {

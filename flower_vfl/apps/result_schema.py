@@ -16,6 +16,7 @@ OPTIONAL = {
         ("weights", "environment", "alone", "alone_better", "parties", "model", "budget", "verdict", "worth"), dict
     ),
     **dict.fromkeys(("attacks", "rebuild"), list),
+    "baseline": str,
 }
 
 OWN_DATA = "files"

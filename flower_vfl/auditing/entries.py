@@ -29,6 +29,14 @@ CONDITIONAL = "conditional_oracle"
 ORACLES = frozenset({"cosine", "inner_product", CONDITIONAL})
 """Oracles by name, for results that do not list what each attack needs."""
 
+NO_GRADIENTS = "no_gradients"
+"""The value of ``baseline`` in ``result.json`` of a run that sent nothing which depends on labels."""
+
+
+def sends_nothing(result: Result) -> bool:
+    """Return whether nothing that depends on labels left the label party in a run: there is nothing to attack."""
+    return result.get("baseline") == NO_GRADIENTS
+
 
 def label_of(entry: Entry) -> str:
     """Return the name of an entry's attack in the step log: with the parameters that differ from their defaults."""

@@ -22,6 +22,7 @@ from flower_vfl.auditing.entries import (
     read,
     received,
     scored_steps,
+    sends_nothing,
     turned,
     unrepeated,
 )
@@ -314,7 +315,12 @@ def _gain(finding: Finding | None, alarm: float) -> dict[str, Any] | None:
 
 
 def not_run(result: Result, party: str) -> list[str]:
-    """Return what must have been measured of a party before no leak may be called found, and was not, with reasons."""
+    """Return what must have been measured of a party before no leak may be called found, and was not, with reasons.
+
+    Where nothing that depends on labels was sent, nothing must have been measured.
+    """
+    if sends_nothing(result):
+        return []
     entries = [entry for entry in practical_entries(result) if str(entry.get("party")) == party]
     reasons = [reason for name in needed(result) if (reason := _reason(name, entries))]
     readers = [entry for entry in read(result) if str(entry.get("party")) == party]

@@ -108,6 +108,8 @@ class Config(Section):
             )
         if self.training.order == "time":
             _check_time_order(self.training)
+        if not self.training.gradients:
+            _check_no_gradients(self)
         if self.training.validation == 0.0 and self.training.patience > 0:
             raise ValueError("training.patience needs a validation part: set training.validation above 0")
         if not self.attack.monitor and self.attack.max_leak < 1.0:
@@ -134,11 +136,15 @@ class Config(Section):
         """Return the configuration with numbers that fit so many training rows for each "auto".
 
         A bound on what training gives away holds for a number of epochs that was set beforehand: nothing ends it early.
+        Nor does anything without gradients, where the end would tell of labels; there nothing is sent to attack.
         """
-        training = self.training
-        if self.attack.max_bound < 1.0 and training.patience < 0:
+        training, attack = self.training, self.attack
+        if (attack.max_bound < 1.0 or not training.gradients) and training.patience < 0:
             training = training.model_copy(update={"patience": 0})
-        return self.model_copy(update={"training": training.fitted(rows), "model": self.model.fitted(rows)})
+        if not training.gradients:
+            attack = attack.without_attacks().model_copy(update={"snapshots": []})
+        fitted = {"training": training.fitted(rows), "model": self.model.fitted(rows), "attack": attack}
+        return self.model_copy(update=fitted)
 
     @property
     def shared_seed(self) -> int:
@@ -153,9 +159,25 @@ FITTED = (
 """Keys that are "auto" by default and get a value by the number of training rows."""
 
 
+def _check_no_gradients(config: Config) -> None:
+    """Refuse what means nothing, or would tell of labels, where no gradient is sent."""
+    training, attack = config.training, config.attack
+    refused = {
+        "defenses": (bool(config.defenses), "to []: there is nothing to defend"),
+        "training.patience": (training.patience > 0, "to 0: the moment of the end would tell of labels"),
+        "training.order": (training.order == "time", 'to "random": a day is scored before its rows are kept'),
+        "attack.max_leak": (attack.max_leak < 1.0, "to 1: there is no leak to limit"),
+        "attack.max_bound": (attack.max_bound < 1.0, "to 1: there is no leak to limit"),
+    }
+    wrong = [f"set {key} {why}" for key, (given, why) in refused.items() if given]
+    if wrong:
+        raise ValueError(f"training.gradients is false, so no gradient leaves the label party; {'; '.join(wrong)}")
+
+
 def _check_time_order(training: TrainingConfig) -> None:
     """Refuse what means nothing where each row is trained on once, in time order."""
     refused = {
+        "training.pretrain": (training.pretrain, 0, "a bottom model must not see the rows of later days"),
         "training.epochs": (training.epochs or 1, 1, "each row is trained on once"),
         "training.validation": (training.validation, 0.0, "each day is scored before it is trained on"),
         "training.patience": (max(training.patience, 0), 0, "no day can be compared with another"),

@@ -231,6 +231,17 @@ class TrainingConfig(Section):
     clip_norm: float = Field(
         default=0.0, ge=0.0, description="largest norm of the batch's cut gradient and of the top's; 0: off"
     )
+    pretrain: int = Field(
+        default=0,
+        ge=0,
+        description="passes in which each feature party trains its bottom model on its own columns, without labels, "
+        "before the first step; nothing is sent; 0: off",
+    )
+    gradients: bool = Field(
+        default=True,
+        description="gradients go to feature parties; false: their embeddings cross once, and nothing that depends on "
+        "labels leaves the label party",
+    )
     validation: float = Field(default=0.1, ge=0.0, lt=1.0, description="part of the training rows kept for validation")
     patience: Annotated[int, *_automatic(-1)] = Field(
         default=AUTO,

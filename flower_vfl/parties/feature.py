@@ -24,6 +24,7 @@ from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.loading import Loader, gather
+from flower_vfl.parties.pretraining import Pretraining
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows, Schedule, is_part
@@ -81,6 +82,11 @@ class FeatureParty:
         The device of the bottom model.
     store : Store, optional
         Its store of states, used at the label party's request.
+    pretraining : Pretraining, optional
+        Pre-training of the bottom model, before the first step.
+    gradients : bool
+        True if gradients come. Without any, there are no steps: the label party may ask for each row's embedding
+        instead, as the model gives it in an evaluation.
 
     Attributes
     ----------
@@ -102,6 +108,8 @@ class FeatureParty:
         dropout: torch.Generator | None = None,
         placement: Placement = IN_MEMORY,
         store: Store | None = None,
+        pretraining: Pretraining | None = None,
+        gradients: bool = True,
     ) -> None:
         self.name = name
         self.finished, self.discarded = False, False
@@ -113,7 +121,7 @@ class FeatureParty:
         self._placement, self._loader = placement, Loader(table.train, schedule, placement)
         self._pending: deque[_Pending] = deque()
         self._next_step = 0
-        self._store = store
+        self._store, self._pretraining, self._gradients = store, pretraining, gradients
         self._best: BestModel | None = None
         self.on_finish: Callable[[FeatureParty], None] = lambda _party: None
         self.on_exported: Callable[[FeatureParty], None] = lambda _party: None
@@ -173,9 +181,25 @@ class FeatureParty:
             self.seconds_compute += time.perf_counter() - started
 
     def _other(self, frame: Frame) -> Frame | None:
+        if frame.kind is Kind.PRETRAIN:
+            return self._pretrain()
         raise ProtocolError(f"party {self.name!r} does not take {frame.kind} frames")
 
+    def _pretrain(self) -> Frame:
+        """Train by the party's own columns for a while, and say how far that is."""
+        if self._pretraining is None:
+            raise ProtocolError(f"party {self.name!r} has no pre-training to do: there is none, or it is over")
+        if self._next_step:
+            raise ProtocolError("pre-training was asked for after the first step")
+        self._pretraining.work()
+        done, steps = self._pretraining.done, self._pretraining.steps
+        if done == steps:
+            self._pretraining = None  # with its decoder and what its optimizer holds
+        return Frame(Kind.PRETRAINED, fields={"done": done, "steps": steps})
+
     def _step(self, frame: Frame) -> Frame | None:
+        if not self._gradients:
+            raise ProtocolError("a step was asked for, and here training.gradients is false")
         gradient_of = frame.integer("gradient_of")
         if gradient_of >= 0:
             self._learn(gradient_of, frame)
@@ -230,7 +254,11 @@ class FeatureParty:
 
     def _evaluate(self, frame: Frame) -> Frame:
         part = frame.text("part")
-        if not is_part(part) or not 0 <= frame.step < self._schedule.batches(part):
+        if (
+            not is_part(part)
+            or (part == "train" and self._gradients)
+            or not 0 <= frame.step < self._schedule.batches(part)
+        ):
             raise ProtocolError(f"there is no evaluation batch {frame.step} of {part!r}")
         rows = self._schedule.eval_batch(part, frame.step)
         source = self._table.test if part == "test" else self._table.train
@@ -342,6 +370,7 @@ class FeatureParty:
             "finished": self.finished,
             "discarded": self.discarded,
             "best": None if self._best is None else self._best.state(),
+            **({} if self._pretraining is None else {"pretraining": self._pretraining.state()}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -352,6 +381,10 @@ class FeatureParty:
         self.discarded = state["discarded"]
         self._best = BestModel.from_state(state["best"])
         self.seconds_compute = state["seconds_compute"]
+        if self._pretraining is not None and "pretraining" in state:
+            self._pretraining.restore(state["pretraining"])
+        else:
+            self._pretraining = None
         self._pending.clear()
         for entry in state["pending"]:
             step = entry["step"]

@@ -1,11 +1,12 @@
 """One message across the cut, and its form as a Flower `RecordDict`.
 
-Down (label party to feature party) go `STEP` (the gradient of one step and the request for another, fused to one round
-trip), `EVALUATE`, `SAVE` and `RESTORE` (keep your state of this step, go back to it), `BEST` (copy your weights, this
-epoch was the best so far; not answered), `KEEP` (the model of this step is the one that stays; -1: none does), `AUDIT`
-(simulations only), `FINISH` and `EXPORTED` (a finished training's results are written: nobody goes back any more; not
-answered); of a finished training `PREDICT`. Up go `HELLO`, `EMBEDDING`, `SAVED`, `RESTORED`,
-`KEPT`, `AUDITED`, `REPORT` and `ERROR`.
+Down (label party to feature party) go `PRETRAIN` (train by your own columns for a while), `STEP` (the gradient of one
+step and the request for another, fused to one round trip), `EVALUATE`, `SAVE` and `RESTORE` (keep your state of this
+step, go back to it), `BEST` (copy your weights, this epoch was the best so far; not answered), `KEEP` (the model of
+this step is the one that stays; -1: none does), `AUDIT` (simulations only), `FINISH` and `EXPORTED` (a finished
+training's results are written: nobody goes back any more; not answered); of a finished training `PREDICT`. Up go
+`HELLO`, `PRETRAINED` (a sign of life: how many steps are done), `EMBEDDING`, `SAVED`, `RESTORED`, `KEPT`, `AUDITED`,
+`REPORT` and `ERROR`.
 Where the pipeline depth is to be chosen, `REHEARSE` asks for the time of a step (or, without tensors, of a round trip),
 `REHEARSED` answers and `IN_FLIGHT` carries the choice. `ALIGN` goes both ways, before any training.
 """
@@ -39,6 +40,8 @@ class Kind(StrEnum):
     """The kind of a frame."""
 
     HELLO = "hello"
+    PRETRAIN = "pretrain"
+    PRETRAINED = "pretrained"
     STEP = "step"
     EVALUATE = "evaluate"
     PREDICT = "predict"

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from flower_vfl.errors import ConfigError
 from flower_vfl.rng import derive_seed, schedule_root
 
-Part = Literal["validation", "next", "test"]
-"""Rows that are evaluated; "next" are those of the next period, before anything is trained on them."""
+Part = Literal["train", "validation", "next", "test"]
+"""Rows whose embeddings the label party may ask for; "train" are all of the training table, in its order."""
 
 PARTS: tuple[Part, ...] = ("validation", "next", "test")
+"""Rows that are evaluated; "next" are those of the next period, before anything is trained on them."""
 
 Rows = NDArray[np.int64]
 
@@ -162,7 +163,8 @@ class Schedule:
         """Return how many evaluation batches `part` has."""
         if part == "next":
             return self._next_starts[-1]
-        return ceil((self.validation_rows if part == "validation" else self.test_rows) / self.eval_batch_size)
+        rows = {"train": self.rows, "validation": self.validation_rows, "test": self.test_rows}[part]
+        return ceil(rows / self.eval_batch_size)
 
     def batches_after(self, part: Part, epoch: int) -> range:
         """Return the evaluation batches of `part` that are due after an epoch (from 1)."""
@@ -174,8 +176,8 @@ class Schedule:
     def eval_batch(self, part: Part, index: int) -> Rows:
         """Return the positions (B,) of an evaluation batch, in the test's table for "test", else in the training's."""
         low, high = index * self.eval_batch_size, (index + 1) * self.eval_batch_size
-        if part == "test":
-            return np.arange(low, min(high, self.test_rows), dtype=np.int64)
+        if part in ("train", "test"):
+            return np.arange(low, min(high, self.rows if part == "train" else self.test_rows), dtype=np.int64)
         if part == "next":
             epoch = bisect_right(self._next_starts, index)
             first, last = sum(self.periods[:epoch]), sum(self.periods[: epoch + 1])
@@ -191,8 +193,8 @@ class Schedule:
 
 
 def is_part(name: str) -> TypeGuard[Part]:
-    """Return whether there are rows of this name that are evaluated."""
-    return name in PARTS
+    """Return whether there are rows of this name whose embeddings may be asked for."""
+    return name in (*PARTS, "train")
 
 
 def _running(counts: Sequence[int]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from flower_vfl.auditing.verdict import LEAKS, NO_LEAK, NOT_TESTED
 from flower_vfl.reports.headline import TONES, signed
 from flower_vfl.reports.ranking import validation
-from flower_vfl.reports.words import METRICS, listed, number
+from flower_vfl.reports.words import METRICS, listed, number, undefended
 
 Row = Mapping[str, Any]
 """One run of a comparison: ``run``, ``headline``, ``defenses``, ``last`` and ``cost``."""
@@ -88,8 +88,9 @@ def _among(free: Sequence[Row], leaking: Sequence[Row], measure: str) -> Choice:
     row = max(known, key=lambda pair: pair[0])[1] if known else free[0]
     why = f" Of {len(free)} runs without a found leak it predicts best on the validation part." if len(free) > 1 else ""
     others = f" {_count(leaking, 'leak')}." if leaking else ""
+    found = "No leak was found." if row["headline"].sent else row["headline"].sentence
     return Choice(
-        f"Recommended: {_name(row)}. No leak was found.",
+        f"Recommended: {_name(row)}. {found}",
         f"{_utility(row, measure)}{why}{others}",
         TONES[NO_LEAK],
         row,
@@ -113,7 +114,7 @@ def _least(leaking: Sequence[Row], measure: str) -> Choice:
 
 def _name(row: Row) -> str:
     """Return a run's defenses, and its folder where that says more."""
-    name, defenses = row["run"].name, row["defenses"] if row["run"].result["defenses"] else "no defense"
+    name, defenses = row["run"].name, "no defense" if undefended(row["run"].result) else row["defenses"]
     return f"{defenses} (run {name})"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from flower_vfl.apps.result_schema import kept_utility
+from flower_vfl.auditing.entries import sends_nothing
 from flower_vfl.reports import words
 from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.choice import choice_of
@@ -63,7 +64,7 @@ def of_several(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
         "certified": any(row["bound"] is not None for row in rows),
         "datasets": sorted({str(run.result["dataset"].get("name")) for run in runs}),
         "differences": differences(runs),
-        "figure": Markup(trade_off_figure(points, null)) if points else None,
+        "figure": Markup(trade_off_figure(points, null, no_gradients=_baseline(ended, "test_auc"))) if points else None,
         "leak_figures": [figure for place in places if (figure := _leak_figure(settings[:OVERLAID], *place))],
         "left_out": [setting.title for setting in settings[OVERLAID:]],
         "repeated": max((len(setting.runs) for setting in settings), default=0),
@@ -96,7 +97,8 @@ def _row(index: int, run: Run, places: Sequence[tuple[str, str]], folder: Path) 
 
 def _price(rows: Sequence[dict[str, Any]], measure: str) -> int:
     """Write into each row what its defense costs, and return how many runs without a defense it is compared with."""
-    plain = [value for row in rows if not row["run"].result["defenses"] if (value := _value(row, measure)) is not None]
+    values = [_value(row, measure) for row in rows if words.undefended(row["run"].result)]
+    plain = [value for value in values if value is not None]
     for row in rows:
         value = _value(row, measure)
         row["cost"] = None if value is None or not plain else value - max(plain)
@@ -155,9 +157,18 @@ def _trade_offs(settings: Sequence[Setting], places: Sequence[tuple[str, str]]) 
                 if (points := [p for setting in members if (p := setting.point(attack, layer, utility))])
             }
             if lines:
-                figure = setting_figure(f"{attack}, {layer} layer", label, lines, null)
+                runs = [run for setting in settings for run in setting.runs]
+                baseline = _baseline(runs, utility)
+                figure = setting_figure(f"{attack}, {layer} layer", label, lines, null, no_gradients=baseline)
                 figures.append(Markup(figure))
     return figures
+
+
+def _baseline(runs: Sequence[Run], utility: str) -> float | None:
+    """Return what runs that sent no gradient reach on average; None where there are none."""
+    found = [kept_utility(run.result).get(utility) for run in runs if sends_nothing(run.result)]
+    values = [float(value) for value in found if isinstance(value, float | int)]
+    return sum(values) / len(values) if values else None
 
 
 def _largest_null(entries: Sequence[Entry]) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flower_vfl.auditing.entries import NAMED_PHASES, REMEMBERED, Result, label_of, phase_of, read
+from flower_vfl.auditing.entries import NAMED_PHASES, REMEMBERED, Result, label_of, phase_of, read, sends_nothing
 from flower_vfl.auditing.verdict import (
     FEWEST_STEPS,
     LEAKS,
@@ -171,12 +171,15 @@ class Headline:
         The attacks and readers that gave a number, by their labels.
     missing
         What should have run and did not, with reasons; of a part of the parties with their names.
+    sent
+        False if nothing that depends on labels left the label party.
     """
 
     status: str
     lines: Sequence[Lines]
     ran: Sequence[str]
     missing: Sequence[str]
+    sent: bool = True
 
     @property
     def tone(self) -> str:
@@ -192,6 +195,8 @@ class Headline:
     def sentence(self) -> str:
         """The verdict in one sentence."""
         worst = self.worst
+        if not self.sent:
+            return "Nothing that depends on labels left the label party."
         if worst is None or (self.status == NOT_TESTED and worst.value is None):
             return "Whether the gradients give the labels away was not tested."
         if self.status == NOT_TESTED:
@@ -207,6 +212,8 @@ class Headline:
     def line(self) -> str:
         """The verdict in one line for a console, with the numbers of the party that stands worst."""
         worst = self.worst
+        if not self.sent:
+            return f"Verdict: {self.status}. {self.sentence}"
         if worst is None:
             return f"Verdict: {self.status}."
         parts = [
@@ -246,7 +253,8 @@ def headline_of(result: Result) -> Headline:
     readers = [entry for entry in read(result) if entry.get("mean") is not None]
     ran += ["informed reader" for entry in readers if is_informed(entry)]
     ran += [_name(entry) for entry in readers if not is_informed(entry)]
-    return Headline(str(verdict["status"]), lines, list(dict.fromkeys(ran)), _missing(lines))
+    found = str(verdict["status"]), lines, list(dict.fromkeys(ran)), _missing(lines)
+    return Headline(*found, sent=not sends_nothing(result))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +292,13 @@ def _missing(lines: Sequence[Lines]) -> list[str]:
 
 def advice(result: Result, headline: Headline) -> list[str]:
     """Return what to do next, in sentences: what the verdict asks for, the most important first."""
-    steps = []
+    steps: list[str] = []
+    if sends_nothing(result):
+        return [
+            "Compare this run with one that sends gradients (training.gradients = true) behind a defense: a defense "
+            "with a lower test AUC than this run should not be used.",
+            "Say who gets predictions and metrics of this model: they depend on labels, and no report covers them.",
+        ]
     if result.get("status", "finished") in ("failed", "interrupted"):
         steps.append("Let the run end before you rely on its numbers: they are of a part of the training.")
     if headline.status == LEAKS:

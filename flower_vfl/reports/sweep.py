@@ -13,6 +13,7 @@ from markupsafe import Markup
 from flower_vfl.apps.folder import RESULT
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.apps.sweeps import Entry, read_record
+from flower_vfl.auditing.entries import sends_nothing
 from flower_vfl.errors import InputError
 from flower_vfl.metrics import mean_interval
 from flower_vfl.reports import words
@@ -269,11 +270,13 @@ def _verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the best setting without a defense and the best that keeps attackers near guessing, by validation."""
     measured = [row for row in rows if row["utility"] and row["worst"]]
     known = [row for row in measured if row["validation"]]
-    open_ = [row for row in known if not row["setting"].runs[0].result["defenses"]]
+    open_ = [row for row in known if words.undefended(row["setting"].runs[0].result)]
+    silent = [row for row in rows if sends_nothing(row["setting"].runs[0].result) and row["utility"]]
     kept = [row for row in known if row["level"] <= _SLIGHT]
     return {
         "undefended": max(open_, key=lambda row: row["validation"].mean, default={}),
         "kept": max(kept, key=lambda row: row["validation"].mean, default=None),
+        "baseline": max(silent, key=lambda row: _mean(row["validation"]) or 0.0, default=None),
         "measured": bool(measured),
         "not_ranked": "" if known else NOT_RANKED,
     }
@@ -287,6 +290,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
     rests = {setting.rest for setting in settings}
     strengths = strengths_of([setting.runs[0].result["defenses"] for setting in settings])
     found_in = [run for setting in settings for run in setting.runs]
+    silent = [setting for setting in settings if sends_nothing(setting.runs[0].result)]
     figures = []
     for attack, layer in places:
         nulls = [e.get("q95_null") for s in settings for r in s.runs if (e := worst(r.result, layer, attack=attack))]
@@ -313,6 +317,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
                     null,
                     edge=edge,
                     joined=len(rests) <= LINES,
+                    no_gradients=_mean(silent[0].utility(utility)) if silent else None,
                 )
                 figures.append(Markup(figure))
     return figures

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flower_vfl.apps.alone import BETTER
-from flower_vfl.auditing.entries import CONDITIONAL, READER_PHASES, phase_of
+from flower_vfl.auditing.entries import CONDITIONAL, READER_PHASES, phase_of, sends_nothing
 from flower_vfl.config.parsing import call
 from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, on_embeddings, reached, received, told
 
@@ -207,8 +207,15 @@ def proven(result: Mapping[str, Any]) -> str:
 
 
 def defenses(result: Mapping[str, Any]) -> str:
-    """Return the defenses of a run's result, outermost first, or ``none``."""
+    """Return the defenses of a run's result, outermost first, or ``none``; ``no gradients`` where none was sent."""
+    if sends_nothing(result):
+        return "no gradients"
     return ", ".join(map(with_params, result["defenses"])) or "none"
+
+
+def undefended(result: Mapping[str, Any]) -> bool:
+    """Return whether gradients left the label party as they were."""
+    return not result["defenses"] and not sends_nothing(result)
 
 
 GRADES = (
@@ -327,6 +334,8 @@ def _reasons(silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def not_tested(run: Run) -> list[str]:
     """Return what the run says nothing about, in sentences; an attack that ran and has no value has tested nothing."""
+    if sends_nothing(run.result):
+        return ["Predictions and metrics that are given away later: they depend on labels."]
     named = [entry for entry in run.result["leakage"] if phase_of(entry) not in READER_PHASES]
     leakage = [entry for entry in named if entry.get("q95") is not None]
     attacks = sorted({label_of(entry) for entry in leakage} - {CONDITIONAL})

@@ -215,6 +215,7 @@ def build_checkpointing(
         schedule=schedule,
         recorder=base.observer,
         timeout=base.config.transport.step_timeout,
+        frozen=not base.config.training.gradients,
     )
 
 

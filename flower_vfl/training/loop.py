@@ -26,6 +26,7 @@ from flower_vfl.parties.label import LabelParty, Step, remedy
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import PARTS, Part, Rows, Schedule
 from flower_vfl.training.conditional_oracle import ConditionalAudit
+from flower_vfl.training.kept import KeptEmbeddings
 from flower_vfl.training.observer import Observer
 from flower_vfl.training.outcome import LIMITS, MEASURED, Epoch, Outcome, measured
 from flower_vfl.training.replay_guard import ReplayGuard
@@ -103,6 +104,7 @@ class Training:
         self.sampled: dict[str, Tensor] = {}
         """The same of the sample, (n, ...)."""
         self._guard, self._conditional = guard, conditional
+        self._kept: KeptEmbeddings | None = None
         self._losses: list[float] = []
         self._before, self._started = Outcome(), time.perf_counter()
 
@@ -120,6 +122,8 @@ class Training:
         self._observer.on_start(self._schedule.steps, self._schedule.epochs, tuple(self._links))
         self._started = time.perf_counter()
         try:
+            if not self._config.training.gradients and self._kept is None:
+                self._kept = self._keep_all()
             if self._stopped():
                 self.evaluate_again()  # what is read from the last evaluation is no part of a checkpoint
             for epoch, steps in self._segments():
@@ -212,7 +216,7 @@ class Training:
         if steps.start == self._schedule.steps_of(epoch).start:
             self._losses = []
         for step in steps:
-            embeddings = self._receive_all(step, self._schedule.batch_rows(step))
+            embeddings = self._embeddings("train", step, self._schedule.train_batch(step))
             started = time.perf_counter()
             if self._guard is not None:
                 self._guard.note(step, embeddings)
@@ -220,7 +224,7 @@ class Training:
             request = step + ahead if step + ahead in steps else -1
             self.outcome.seconds_compute += time.perf_counter() - started
             references = self._oracle.references(step, done.rows, done.clean) if self._oracle is not None else {}
-            for party, link in self._links.items():
+            for party, link in self._reachable.items():
                 link.send(self._answer(party, step, request, done, references))
             started = time.perf_counter()
             self._label.learn()  # this and what follows, while the parties have their turn
@@ -276,9 +280,26 @@ class Training:
     def _log(self, step: int, epoch: int, metric: str, value: float) -> None:
         self._observer.add(step=step, epoch=epoch, party="label", layer="", attack="", metric=metric, value=value)
 
+    @property
+    def _reachable(self) -> Mapping[str, Link]:
+        """The links to parties that take part in steps and evaluations: none once all embeddings are kept."""
+        return self._links if self._kept is None else {}
+
     def _send_all(self, frame: Frame) -> None:
-        for link in self._links.values():
+        for link in self._reachable.values():
             link.send(frame)
+
+    def _embeddings(self, part: Part, step: int, rows: Rows) -> dict[str, Tensor]:
+        """Return the embeddings (B, ...) of all parties for a step or an evaluation batch."""
+        return self._receive_all(step, rows.size) if self._kept is None else self._kept.of(part, rows)
+
+    def _keep_all(self) -> KeptEmbeddings:
+        """Ask for the embeddings of all rows of both tables, once: as many requests as there are batches."""
+        kept = KeptEmbeddings(self._links, self._schedule)
+        for part in ("train", "test"):
+            for _, rows, embeddings in self._evaluated(part, range(self._schedule.batches(part))):
+                kept.put(part, rows, embeddings)
+        return kept
 
     def _receive_all(self, step: int, rows: int) -> dict[str, Tensor]:
         """Return the checked embeddings (B, ...) of all parties."""
@@ -357,6 +378,22 @@ class Training:
     def _predict(self, part: Part, batches: range) -> Tensor:
         kept = part == "test" and self._monitor is not None and self._monitor.reads_trained_models
         logits, received, sampled = [], list[dict[str, Tensor]](), list[dict[str, Tensor]]()
+        for index, rows, embeddings in self._evaluated(part, batches):
+            received += [embeddings] if kept else []
+            if part == "test" and self.sample.size:
+                chosen = torch.from_numpy(np.flatnonzero(np.isin(rows, self.sample)))
+                sampled.append({party: z[chosen.to(z.device)] for party, z in embeddings.items()})
+            started = time.perf_counter()
+            logits.append(self._label.predict(part, index, embeddings).cpu())
+            self.outcome.seconds_compute += time.perf_counter() - started
+        if kept:
+            self.test_embeddings = self._joined(received)
+        if sampled:
+            self.sampled = self._joined(sampled)
+        return torch.cat(logits)
+
+    def _evaluated(self, part: Part, batches: range) -> Iterator[tuple[int, Rows, dict[str, Tensor]]]:
+        """Yield evaluation batches: their numbers, rows (B,) and embeddings (B, ...)."""
         under_way = max(EVALUATIONS_UNDER_WAY, self.outcome.in_flight)
         for index in range(batches.start - under_way, batches.stop):
             ahead = index + under_way
@@ -364,19 +401,7 @@ class Training:
                 self._send_all(Frame(Kind.EVALUATE, ahead, {"part": part}))
             if index in batches:
                 rows = self._schedule.eval_batch(part, index)
-                embeddings = self._receive_all(index, rows.size)
-                received += [embeddings] if kept else []
-                if part == "test" and self.sample.size:
-                    chosen = torch.from_numpy(np.flatnonzero(np.isin(rows, self.sample)))
-                    sampled.append({party: z[chosen.to(z.device)] for party, z in embeddings.items()})
-                started = time.perf_counter()
-                logits.append(self._label.predict(part, index, embeddings).cpu())
-                self.outcome.seconds_compute += time.perf_counter() - started
-        if kept:
-            self.test_embeddings = self._joined(received)
-        if sampled:
-            self.sampled = self._joined(sampled)
-        return torch.cat(logits)
+                yield index, rows, self._embeddings(part, index, rows)
 
     def _joined(self, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return {party: torch.cat([batch[party] for batch in batches]) for party in self._links}

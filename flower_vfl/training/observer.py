@@ -18,6 +18,9 @@ class Observer(NoRecorder):
     def on_links(self, links: Mapping[str, Link]) -> None:
         """Sessions are open: these are their ends at the label party, also after one was lost and came back."""
 
+    def on_pretraining(self, done: int, steps: int) -> None:
+        """So many steps of pre-training are done at all parties."""
+
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
         """Sessions are open; training of at most so many steps begins."""
 

@@ -36,6 +36,7 @@ from flower_vfl.training.loop import Training
 from flower_vfl.training.model_selection import ModelSelection
 from flower_vfl.training.party_report import read_report
 from flower_vfl.training.pipeline_depth import announce_depth, choose_depth
+from flower_vfl.training.pretraining import pretrain
 from flower_vfl.training.probe import Cut, cut_of
 from flower_vfl.training.recovery import PartyRecovery
 from flower_vfl.transport.sessions import Sessions
@@ -175,9 +176,12 @@ class _Stages:
         self._recovery.begin(self._begin)
 
     def _begin(self) -> None:
-        """Go back to the last checkpoint, or send the audit labels; agree on the steps in flight."""
+        """Go back to the last checkpoint, or pre-train and send the audit labels; agree on the steps in flight."""
         base, links, outcome = self._strategy.base, self._sessions.links, self._strategy.base.outcome
         resumed = self._checkpointing is not None and self._context.resume and self._checkpointing.resume()
+        if not resumed:
+            timeout = base.config.transport.step_timeout
+            pretrain(links, self._schedule, base.config.training.pretrain, base.observer, timeout=timeout)
         if not resumed and self._audited:
             test = any(isinstance(attack, InferenceAttack | JointAttack) for attack in base.attacks)
             audited = {party: links[party] for party in self._audited}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from flower_vfl.auditing.entries import NO_GRADIENTS
 from flower_vfl.config import Config, build_config, canonical_key, load_config
 from flower_vfl.config.parsing import parse_defenses
 from flower_vfl.config.schema import AttackConfig
@@ -13,6 +15,9 @@ PRESET = "census"
 EPOCHS = 3
 """Epochs of the short demo; with --full it is the preset's number."""
 
+BASELINE = "no-gradients"
+"""The run in which nothing that depends on labels leaves: a defense that predicts worse should not be used."""
+
 RUNS = {
     "none": "",
     "marvell-full-s4": "marvell_full(s=4.0)",
@@ -20,6 +25,7 @@ RUNS = {
     "max-norm": "max_norm",
     "iso-t25": "iso(t=25.0)",
     "potential-energy": "potential_energy(alpha=1.0)",
+    BASELINE: NO_GRADIENTS,
 }
 """Names and defenses in the order in which they start: no defense and the recommended one are the first comparison."""
 
@@ -63,7 +69,18 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
     usual = {"attack.names": ", ".join(_all_attacks())} if full else {"training.epochs": str(EPOCHS)}
     runs = FULL_RUNS if full else RUNS
     plain = load_config(PRESET, {**usual, **given}).model_dump()
-    return {name: build_config({**plain, "defenses": parse_defenses(text)}) for name, text in runs.items()}
+    return {
+        name: _baseline(plain) if name == BASELINE else build_config({**plain, "defenses": parse_defenses(text)})
+        for name, text in runs.items()
+    }
+
+
+def _baseline(plain: Mapping[str, Any]) -> Config:
+    """Return the configuration without gradients; bottom models are pre-trained for as long as heads are trained."""
+    training, attack = plain["training"], plain["attack"]
+    silent = {"gradients": False, "pretrain": training["pretrain"] or EPOCHS, "patience": 0}
+    unlimited = {"max_leak": 1.0, "max_bound": 1.0}
+    return build_config({**plain, "training": {**training, **silent}, "attack": {**attack, **unlimited}})
 
 
 def _all_attacks() -> list[str]:

@@ -68,6 +68,8 @@ def _obstacles(config: Config) -> Iterator[str]:
         'training.epochs = "auto"': training.patience < 0 and training.ends_early,
         "training.clip_norm": training.clip_norm > 0.0,
         "training.order = 'time'": training.order == "time",
+        "training.pretrain": training.pretrain > 0,
+        "training.gradients = false": not training.gradients,
         "attack.max_leak": attack.max_leak < 1.0,
         "attack.max_bound": attack.max_bound < 1.0,
         "attack.audit = false": not attack.audit,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_vfl.apps.run_state import config_digest
+from flower_vfl.auditing.entries import NO_GRADIENTS
 from flower_vfl.config import Config, build_config, canonical_key, load_config
 from flower_vfl.config.parsing import call, parse_defenses, written
 from flower_vfl.errors import ConfigError
@@ -71,7 +72,7 @@ def trials_of(definition: Definition, overrides: Mapping[str, Any] | None = None
     found, problems = [], []
     for base, point in product(bases, points):
         try:
-            found.append((base, point, build_config(bases[base], {**fixed, **point})))
+            found.append((base, point, build_config(bases[base], {**fixed, **_settings(point)})))
         except ConfigError as error:
             start = {BASE: base} if len(bases) > 1 else {}
             problems.append(f"{_words({**start, **point})}: {error}")
@@ -120,6 +121,18 @@ def _points(definition: Definition) -> Iterator[Values]:
         for values in product(*grid.values()):
             for sample in range(definition.running.samples):
                 yield {**chosen, **dict(zip(grid, values, strict=True)), **_draws(definition, sample)}
+
+
+def _settings(point: Values) -> Values:
+    """Return the keys of a trial; in the place of a defense, `no_gradients(pretrain=3)` is training without any."""
+    chain = point.get(DEFENSES, [])
+    if NO_GRADIENTS not in [entry.get("name") for entry in chain]:
+        return point
+    params = {name: value for name, value in chain[0].items() if name != "name"}
+    if len(chain) > 1 or params.keys() - {"pretrain"}:
+        raise ConfigError(f'{NO_GRADIENTS} stands by itself, with pretrain or without it: "{NO_GRADIENTS}(pretrain=3)"')
+    pretrain = {f"training.{name}": value for name, value in params.items()}
+    return {**point, DEFENSES: [], "training.gradients": False, "training.patience": 0, **pretrain}
 
 
 def _grid_values(key: str, values: list[Any]) -> list[Any]:

@@ -147,3 +147,24 @@ def test_a_private_key_that_cannot_sign_ends_the_run_at_the_label_party(what, mo
     monkeypatch.setenv(LABEL_KEY_VARIABLE, str(path))
     with pytest.raises(ConfigError, match=r"FLOWER_VFL_LABEL_KEY_FILE names .*`ssh-keygen -t ed25519"):
         signer_of_this_host({})
+
+
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ({"epochs": 2, "pretrain": 1}, ""),
+        (
+            {"epochs": 3, "pretrain": 1},
+            "this one has 3 and 1 of pre-training.*training.epochs and training.pretrain to",
+        ),
+        ({"epochs": 90, "gradients": False, "pretrain": 2}, ""),
+        ({"epochs": 90, "gradients": False, "pretrain": 3}, "this one has 1 and 3 of pre-training"),
+    ],
+)
+def test_an_owners_epochs_count_all_passes_over_the_partys_rows(training, words):
+    consent = Consent("a", epochs=3)
+    if not words:
+        consent.check(toy_config(training=training))
+        return
+    with pytest.raises(PermissionDeniedError, match=words):
+        consent.check(toy_config(training=training))

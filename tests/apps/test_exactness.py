@@ -43,6 +43,17 @@ class Wire(torch.autograd.Function):
         return rounded(gradient, ctx.wire_dtype), None
 
 
+def frozen_embeddings(bottom, table, size):
+    """All rows' embeddings, in batches of an evaluation: a product's last bits may depend on its rows."""
+    with torch.no_grad():
+        return torch.cat(
+            [
+                bottom.eval()(*table.train.gather(np.arange(low, min(low + size, len(table.train)))))
+                for low in range(0, len(table.train), size)
+            ]
+        )
+
+
 def train_joined(config, data, parties, own=""):
     """One network, one loss, one backward pass; nothing of the split is used but the order of the batches."""
     config = config.fitted(len(data.target.train))
@@ -80,9 +91,15 @@ def train_joined(config, data, parties, own=""):
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
             return part(*inputs).float()
 
+    still = {} if config.training.gradients else {party: bottoms[party] for party in parties}
+    size = config.training.eval_batch_size
+    kept = {party: frozen_embeddings(bottom, tables[party], size) for party, bottom in still.items()}
     for step in range(schedule.steps):
         rows = schedule.train_batch(step)
-        z = [passed(bottoms[party], *tables[party].train.gather(rows)) for party in deep]
+        z = [
+            kept[party][rows] if party in kept else passed(bottoms[party], *tables[party].train.gather(rows))
+            for party in deep
+        ]
         if config.transport.wire_dtype != "exact":
             z = [Wire.apply(embedding, config.transport.wire_dtype) for embedding in z]
         if config.model.fusion == "concat":
@@ -185,6 +202,12 @@ def test_a_label_party_with_columns_of_its_own_changes_nothing_about_that():
     data = mixed_data()
     config = toy_config()
     assert run(config, data=lambda _: data).summary["weights"] == train_joined(config, data, ["a"], own="b")
+
+
+def test_without_gradients_heads_learn_from_frozen_embeddings():
+    for data, parties, own in ((mixed_data(), ["a"], "b"), (toy_data(parties=2), ["a", "b"], "")):
+        config = toy_config(training={"gradients": False})
+        assert run(config, data=lambda _, d=data: d).summary["weights"] == train_joined(config, data, parties, own=own)
 
 
 def test_a_wide_part_is_trained_as_in_the_joined_network():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -73,6 +74,17 @@ def fill(party, in_flight):
 def test_frames_out_of_place_are_refused_and_name_what_was_expected(frame, reason):
     with pytest.raises(ProtocolError, match=reason):
         make_party().handle(frame)
+
+
+def test_without_gradients_embeddings_of_training_rows_are_given_and_no_step_is_taken():
+    party = make_party(gradients=False)
+    embedding = party.handle(Frame(Kind.EVALUATE, 1, {"part": "train"})).tensors["embedding"]
+    table = toy_data(rows=100, test_rows=20, parties=1).party("a")
+    party.bottom.eval()
+    with torch.no_grad():
+        assert torch.equal(embedding, party.bottom(*table.train.gather(np.arange(50, 100))))
+    with pytest.raises(ProtocolError, match=r"training\.gradients is false"):
+        party.handle(ask(0))
 
 
 @pytest.mark.parametrize(

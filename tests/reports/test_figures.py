@@ -241,3 +241,14 @@ def test_a_figure_is_laid_out_once(monkeypatch):
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *given: (calls.append(given), execute(*given))[1])
     draw("one", lambda axes: axes.plot([1, 2], label="a"), thin=True)
     assert len(calls) == 1
+
+
+def test_what_runs_without_gradients_reach_is_a_line_beside_the_defenses():
+    points = [(1, 0.9, 1.0, False), (2, 0.88, 0.6, True)]
+    drawn = (
+        setting_figure("norm", "test AUC", FAMILIES, 0.55, no_gradients=0.91),
+        trade_off_figure(points, 0.55, no_gradients=0.91),
+    )
+    assert all("without any gradient" in texts(svg) for svg in drawn)
+    plain = (setting_figure("norm", "test AUC", FAMILIES, 0.55), trade_off_figure(points, 0.55))
+    assert not any("without any gradient" in texts(svg) for svg in plain)

@@ -217,3 +217,11 @@ def test_links_lead_from_where_the_page_lies(run_folder, tmp_path):
     (tmp_path / "away").mkdir()
     path = render(folders, tmp_path / "away" / "page.html")
     assert 'href="../one%20%26%20two/report.html"' in path.read_text()
+
+
+def test_where_nothing_was_sent_nothing_has_to_run_and_the_verdict_is_green():
+    headline = of(defenses=[], baseline="no_gradients", parties=("a", "b"))
+    assert (headline.status, headline.tone, headline.missing) == ("no leak found", "good", [])
+    assert headline.sentence == "Nothing that depends on labels left the label party."
+    assert headline.sentence in headline.line
+    assert "a defense with a lower test AUC than this run should not be used" in advised(baseline="no_gradients")

@@ -36,11 +36,17 @@ class Point:
     utilities: tuple[float, float]
 
 
-def trade_off_figure(points: Sequence[tuple[int, float, float, bool]], null: float | None) -> str:
-    """Draw each run's leak against its utility: (number in the table, test AUC, leak AUC, defended)."""
+def trade_off_figure(
+    points: Sequence[tuple[int, float, float, bool]], null: float | None, *, no_gradients: float | None = None
+) -> str:
+    """Draw each run's leak against its utility: (number in the table, test AUC, leak AUC, defended).
+
+    A line is drawn at the utility of runs that sent no gradient, where there are some.
+    """
 
     def paint(axes: Axes) -> None:
         chance_band(axes, null)
+        _baseline(axes, no_gradients)
         for defended, label, colour in ((False, "no defense", LINES[0]), (True, "with a defense", LINES[1])):
             chosen = [point for point in points if point[3] == defended]
             if chosen:
@@ -63,6 +69,7 @@ def setting_figure(
     *,
     edge: Sequence[tuple[float, float]] = (),
     joined: bool = True,
+    no_gradients: float | None = None,
 ) -> str:
     """Draw one panel of L22's Figure 4: a point a setting, a line a family of settings ordered by strength.
 
@@ -80,6 +87,8 @@ def setting_figure(
         (utility, leak) of the settings that no other beats, drawn as a dotted line.
     joined
         Whether the points of a family are joined; not where more than their strength tells them apart.
+    no_gradients
+        Utility of runs that sent no gradient, drawn as a line: what is on its wrong side should not be used.
 
     Returns
     -------
@@ -89,6 +98,7 @@ def setting_figure(
 
     def paint(axes: Axes) -> None:
         chance_band(axes, null)
+        _baseline(axes, no_gradients)
         if edge:
             axes.plot(*zip(*edge, strict=True), color=INK, linewidth=1, linestyle=(0, (1, 2)), label="not beaten")
         draw_families(axes, families, joined=joined)
@@ -98,6 +108,11 @@ def setting_figure(
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
 
     return draw(title, paint, thin=True)
+
+
+def _baseline(axes: Axes, utility: float | None) -> None:
+    if utility is not None:
+        axes.axvline(utility, color=INK, linewidth=1, linestyle=(0, (5, 3)), label="without any gradient")
 
 
 def draw_families(axes: Axes, families: Mapping[str, Sequence[Point]], *, joined: bool = True) -> None:

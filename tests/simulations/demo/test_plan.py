@@ -4,7 +4,7 @@ import pytest
 
 from flower_vfl.config.schema import AttackConfig
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.demo.plan import FIRST, demo_configs
+from flower_vfl.simulations.demo.plan import BASELINE, EPOCHS, FIRST, demo_configs
 
 
 def test_no_defense_and_the_recommended_one_come_first_and_differ_in_nothing_else():
@@ -52,3 +52,12 @@ def test_a_setting_that_would_have_no_effect_is_refused(given, words):
 
 def test_a_setting_of_rebuilt_models_is_taken_where_models_are_rebuilt():
     assert demo_configs({"attack.rebuilt": "0.5"}, full=True)["none"].attack.rebuilt == 0.5
+
+
+def test_the_baseline_sends_no_gradient_and_is_in_every_demo():
+    for given, full in (({}, False), ({"attack.max_leak": "0.7", "training.pretrain": "1"}, True)):
+        configs = demo_configs(given, full=full)
+        silent = {name for name, config in configs.items() if not config.training.gradients}
+        assert silent == {BASELINE}
+        assert configs[BASELINE].training.pretrain == int(given.get("training.pretrain", EPOCHS))
+        assert configs[BASELINE].training.epochs == configs["none"].training.epochs

@@ -43,6 +43,16 @@ def test_a_defense_with_a_list_of_strengths_is_a_defense_for_each(trials):
     assert [trial.run for trial in found] == ["none", "marvell-s1", "marvell-s4", "iso-t2-label-dp"]
 
 
+def test_no_gradients_stands_in_the_place_of_a_defense_by_itself(trials):
+    found = trials('[grid]\ndefenses = ["none", { name = "no_gradients", pretrain = [0, 3] }]')
+    told = [(t.values["defenses"], t.config.training.gradients, t.config.training.pretrain) for t in found]
+    assert told == [("none", True, 0), ("no_gradients(pretrain=0)", False, 0), ("no_gradients(pretrain=3)", False, 3)]
+    assert [trial.config.defenses for trial in found] == [[], [], []]
+    for wrong in ('"no_gradients, max_norm"', '"no_gradients(epochs=3)"'):
+        with pytest.raises(ConfigError, match="no_gradients stands by itself"):
+            trials(f'[grid]\ndefenses = ["none", {wrong}]')
+
+
 def test_several_bases_and_cases_meet_the_grid(trials):
     found = trials(
         'base = ["census", "toy-gap"]\n[grid]\nseed = [0, 1]\n[[cases]]\nmodel.cut = 4\n[[cases]]\nmodel.cut = 8'

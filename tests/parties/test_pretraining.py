@@ -1,0 +1,120 @@
+"""Pre-training at a feature party: in slices or at once, with restarts between, the weights are the same."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from flower_vfl.errors import ProtocolError, TrainingError
+from flower_vfl.nn import Optimizers, bind_dropout, seeded_initialisation, weights_digest
+from flower_vfl.nn.placement import IN_MEMORY
+from flower_vfl.nn.pretraining import reconstruction_of
+from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.parties.pretraining import Pretraining
+from flower_vfl.protocol.frame import Frame, Kind
+from flower_vfl.protocol.schedule import Schedule
+from tests.toys import mixed_data
+
+SCHEDULE = Schedule(1, 100, 20, 16, 50, 2, 0.1)
+STEPS = 3 * 6
+"""Three epochs of 90 rows, 16 a step."""
+
+
+class Bottom(nn.Module):
+    """Everything that has a state of its own: sparse embeddings, running statistics, dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(16, 2, sparse=True)
+        self.layers = nn.Sequential(nn.Linear(7, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4))
+
+    def forward(self, numbers, ids):
+        return self.layers(torch.cat([numbers, self.embedding(ids).flatten(1)], dim=1))
+
+
+def make_party(*, patience=1e9, seed=7, pretrain=True, scale=1.0):
+    with seeded_initialisation(3):
+        model = Bottom()
+    dropout = torch.Generator().manual_seed(5)
+    bind_dropout(model, dropout)
+    table = mixed_data(rows=100, test_rows=20).party("a")
+    with torch.no_grad():
+        model.layers[0].weight.mul_(scale)
+    with seeded_initialisation(4):
+        objective = reconstruction_of(table.spec, (4,), "party 'a'")
+    generator = torch.Generator().manual_seed(seed)
+    more = {"generator": generator, "placement": IN_MEMORY, "patience": patience}
+    pretraining = Pretraining(model, objective, table.train, SCHEDULE, 3, **more) if pretrain else None
+    optimizers = Optimizers(model, "adam", learning_rate=0.01)
+    return FeatureParty("a", model, optimizers, table, SCHEDULE, dropout=dropout, pretraining=pretraining)
+
+
+def pretrain(party, restart=lambda party: party):
+    """Ask until all is done; return the party and what it answered."""
+    answers = []
+    while not answers or answers[-1] < STEPS:
+        party = restart(party)
+        answer = party.handle(Frame(Kind.PRETRAIN))
+        assert answer.kind is Kind.PRETRAINED
+        assert not answer.tensors
+        assert set(answer.fields) == {"done", "steps"}
+        assert answer.integer("steps") == STEPS
+        answers.append(answer.integer("done"))
+    return party, answers
+
+
+def restarted(party):
+    fresh = make_party(patience=0.0, seed=99)
+    fresh.restore(copy.deepcopy(party.state()))
+    return fresh
+
+
+def test_slices_and_restarts_between_them_give_the_weights_of_one_go():
+    before = weights_digest(make_party().bottom)
+    whole, answers = pretrain(make_party())
+    assert answers == [STEPS]
+    sliced, answers = pretrain(make_party(patience=0.0))
+    assert answers == list(range(1, STEPS + 1))
+    again, _ = pretrain(make_party(patience=0.0), restarted)
+    assert weights_digest(whole.bottom) == weights_digest(sliced.bottom) == weights_digest(again.bottom) != before
+    assert torch.equal(whole.handle(ask(0)).tensors["embedding"], again.handle(ask(0)).tensors["embedding"])
+    assert weights_digest(pretrain(make_party(seed=8))[0].bottom) != weights_digest(whole.bottom)
+
+
+def ask(step):
+    return Frame(Kind.STEP, step, {"gradient_of": -1})
+
+
+def test_pretraining_reconstructs_better_than_before():
+    with_more, _ = pretrain(make_party())
+    losses = []
+    for bottom in (make_party().bottom, with_more.bottom):
+        table = mixed_data(rows=100, test_rows=20).party("a")
+        inputs = table.train.gather(SCHEDULE.train_batch(0))
+        bottom.eval()
+        z = bottom(*inputs).detach()
+        target = inputs[0] - inputs[0].mean(dim=0)
+        z = z - z.mean(dim=0)
+        losses.append(((target - z @ torch.linalg.lstsq(z, target).solution) ** 2).mean().item())
+    assert losses[1] < losses[0]
+
+
+def test_it_comes_before_the_first_step_and_once():
+    party, _ = pretrain(make_party())
+    with pytest.raises(ProtocolError, match="no pre-training to do"):
+        party.handle(Frame(Kind.PRETRAIN))
+    assert "pretraining" not in party.state()
+    with pytest.raises(ProtocolError, match="no pre-training to do"):
+        make_party(pretrain=False).handle(Frame(Kind.PRETRAIN))
+    late = make_party()
+    late.handle(ask(0))
+    with pytest.raises(ProtocolError, match="after the first step"):
+        late.handle(Frame(Kind.PRETRAIN))
+
+
+def test_a_loss_that_is_not_finite_is_told():
+    with pytest.raises(TrainingError, match=r"pre-training diverged.*set training\.pretrain to 0"):
+        make_party(scale=float("nan")).handle(Frame(Kind.PRETRAIN))
