@@ -305,6 +305,53 @@ def test_an_attack_that_writes_into_what_it_is_shown_ends_the_run_by_its_name(ki
         run(config, data=lambda _: data)
 
 
+SHARING = """
+import torch
+from flower_vfl.attacks import NOTHING, Attack
+
+FOUND = []
+
+class Sharing(Attack):
+    "Keeps what it has seen where all instances find it."
+    name = "sharing"
+    seen = []
+    total = 0.0
+    def score(self, transcript, layer, side=NOTHING):
+        g = transcript.last.gradients[layer].flatten(1)
+        {keep}
+        return g @ self.mean
+    def fresh(self):
+        return {fresh}
+"""
+
+
+@pytest.mark.parametrize(
+    ("keep", "fresh", "words"),
+    [
+        ("self.seen.append(g.mean(dim=0)); self.mean = torch.stack(self.seen).mean(dim=0)", "type(self)()", "share"),
+        ("type(self).total += g.mean(); self.mean = g.mean(dim=0) + self.total", "type(self)()", "share"),
+        ("FOUND.append(g.mean(dim=0)); self.mean = sum(FOUND)", "super().fresh()", "share"),
+        ("self.mean = torch.rand(g.shape[1])", "super().fresh()", "share state or randomness"),
+        ("self.mean = g.mean(dim=0) + getattr(self, 'mean', 0)", "self", "share"),
+    ],
+    ids=["class list", "class number", "module", "random", "itself"],
+)
+def test_an_attack_whose_instances_share_state_ends_the_run_by_its_name(keep, fresh, words, install):
+    install("own-parts", {"own_parts": SHARING.format(keep=keep, fresh=fresh)})
+    config = build_config({**SMALL, "attack": {"names": ["own_parts:Sharing"], "layers": ["cut"]}})
+    data = toy_data(rows=200, parties=1)
+    with pytest.raises(ConfigError, match=f"the attack 'sharing': .*{words}"):
+        run(config, data=lambda _: data)
+
+
+def test_an_attack_that_keeps_state_in_itself_runs(install):
+    keep = "self.mean = g.mean(dim=0) + getattr(self, 'mean', 0)"
+    install("own-parts", {"own_parts": SHARING.format(keep=keep, fresh="super().fresh()")})
+    config = build_config({**SMALL, "attack": {"names": ["own_parts:Sharing"], "layers": ["cut"]}})
+    found = run(config, data=lambda _: toy_data(rows=200, parties=1)).summary["leakage"]
+    assert "sharing" in {entry["attack"] for entry in found}
+
+
 MEMORY_WRITER = """
 from flower_vfl.attacks.longitudinal import norm
 from flower_vfl.attacks.longitudinal.base import NOBODY

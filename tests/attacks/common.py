@@ -41,7 +41,7 @@ class Remembering(Attack):
 
     def __init__(self, *needs, hints=1):
         self.needs = frozenset(needs)
-        self._hints, self.told = hints, []
+        self._hints, self.told, self._seen = hints, [], set()
 
     def fresh(self):
         return self  # a test looks at what it was told
@@ -51,5 +51,8 @@ class Remembering(Attack):
         return self._hints
 
     def score(self, transcript, layer, side=None):
-        self.told.append((layer, side))
+        asked = id(transcript), transcript.last.step, layer
+        if asked not in self._seen:  # the run asks twice, to find out whether instances share state
+            self._seen.add(asked)
+            self.told.append((layer, side))
         return transcript.last.gradients[layer][:, 0]

@@ -1,0 +1,67 @@
+"""A check of attacks of other packages, in the first steps: instances that share state measure each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_vfl.attacks.base import Attack, SideInformation
+from flower_vfl.errors import ConfigError
+from flower_vfl.protocol.transcript import Transcript
+from flower_vfl.registry import from_elsewhere
+
+STEPS = 4
+"""Steps that two instances score: one step does not show a mean that both add the same batch to."""
+
+_CURE = "keep what an instance keeps in `self`, set in `__init__`, and draw numbers from a seeded generator of its own"
+
+
+class Twins:
+    """Second instances of attacks that are not built-in, which score the first steps after the ones that are measured.
+
+    Of two instances that see the same steps, both give the same scores. They do not where the second one finds what the
+    first one left in the class or in the module, or is the first one because `fresh` returns that.
+
+    Parameters
+    ----------
+    attacks : Sequence[Attack]
+        The attacks that are measured, before they have scored a step.
+    """
+
+    def __init__(self, attacks: Sequence[Attack]) -> None:
+        places = [place for place, attack in enumerate(attacks) if from_elsewhere(type(attack))]
+        self._twins = {place: attacks[place].fresh() for place in places}
+        self._left = dict.fromkeys(self._twins, STEPS)
+
+    def compare(
+        self, place: int, transcript: Transcript, layer: str, side: SideInformation | None, scores: Any
+    ) -> None:
+        """Let the twin of the attack at a place score a step as well, as long as there is one.
+
+        Raises
+        ------
+        ConfigError
+            When it gives other scores (B,) than the attack that is measured.
+        """
+        if place not in self._twins or side is None or not isinstance(scores, Tensor):
+            return
+        twin = self._twins[place]
+        others = twin.score(transcript, layer, side)
+        rounding = 1e-5 * float(scores.abs().max()) if scores.is_floating_point() and scores.numel() else 0.0
+        same = scores.shape != others.shape or torch.allclose(scores, others, atol=rounding, equal_nan=True)
+        if not same:
+            raise ConfigError(
+                f"the attack {twin.label!r}: two instances that scored the same steps gave different scores. They "
+                f"share state or randomness: {_CURE}. flower_vfl.testing.check_attack checks it"
+            )
+        self._left[place] -= 1
+        if not self._left[place]:
+            self.stop([place])
+
+    def stop(self, places: Sequence[int] = ()) -> None:
+        """Let go of twins, by default of all: of an attack that goes on from a checkpoint a new instance is no twin."""
+        for place in places or list(self._twins):
+            del self._twins[place]
