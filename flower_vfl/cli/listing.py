@@ -52,6 +52,20 @@ def report(
     typer.echo(f"report: {render(folders)}")
 
 
+def watch(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run, under way or ended.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this host's loopback; 0: a free one.")] = 0,
+) -> None:
+    """Serve a page on this host that follows a run.
+
+    It shows loss, leak AUC beside guessing, steps a second, parties and the log. Open the address that it prints:
+    nobody can guess it. Ctrl-C ends the page, not the run.
+    """
+    from flower_vfl.reports.watching import serve
+
+    serve(run_dir, port, lambda url: typer.echo(f"watching {run_dir}: {url} (Ctrl-C ends the page, the run goes on)"))
+
+
 def doctor(
     party: Annotated[str, typer.Option(help="The party that this host is.")] = "",
     data: Annotated[Path | None, typer.Option(help="Its prepared data.")] = None,

@@ -14,7 +14,7 @@ import typer
 
 from flower_vfl.cli.data import data_app, init
 from flower_vfl.cli.deployment import keys, show_version, wait, write_app
-from flower_vfl.cli.listing import doctor, explain_key, methods, presets, report
+from flower_vfl.cli.listing import doctor, explain_key, methods, presets, report, watch
 from flower_vfl.cli.parameters import Command
 from flower_vfl.cli.running import align, demo, predict, run, sweep, tune
 
@@ -33,6 +33,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "tune": tune,
     "predict": predict,
     "report": report,
+    "watch": watch,
     "presets": presets,
     "methods": methods,
     "config": explain_key,
