@@ -136,7 +136,7 @@ def _explain(title: str, text: str, facts: Mapping[str, str]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(Text(f"  {name}", "bold"), Text(value))
+        table.add_row(Text(f"  {name}", "bold"), Text(value.replace("`", "")))
     out.print(table)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack, JointAttack, MemoryAttack
 from flower_vfl.attacks.base import KINDS
@@ -18,8 +18,8 @@ def facts_of_attack(attack: type[AttackMethod]) -> dict[str, str]:
     """Return what an attack sees, what it knows besides, its parameters, and for how many classes it is."""
     return {
         "Sees": _sees(attack),
-        "Knows besides": "; ".join(f"{need}: {_NEEDS[need]}" for need in sorted(attack.needs)) or "nothing more",
-        "Parameters": ", ".join(parameters(attack)) or "none",
+        "Knows besides": "; ".join(f"`{need}`: {_NEEDS[need]}" for need in sorted(attack.needs)) or "nothing more",
+        "Parameters": _quoted(parameters(attack)) or "none",
         "Classes": "two" if issubclass(attack, InferenceAttack) and attack.reads == "scores" else "any number",
     }
 
@@ -27,8 +27,8 @@ def facts_of_attack(attack: type[AttackMethod]) -> dict[str, str]:
 def facts_of_defense(defense: type[Defense]) -> dict[str, str]:
     """Return which attacks are known to read a defense, its parameters, and for how many classes it is."""
     return {
-        "Known to be read by": ", ".join(defense.read_by) or "nothing that is named",
-        "Parameters": ", ".join(parameters(defense)) or "none",
+        "Known to be read by": _quoted(defense.read_by) or "nothing that is named",
+        "Parameters": _quoted(parameters(defense)) or "none",
         "Classes": "two" if defense.two_classes_only else "any number",
     }
 
@@ -83,6 +83,10 @@ def details(name: str) -> tuple[str, str, Mapping[str, str]]:
             return f"defense ({defense.source})", _text(defense), facts
     known = [*(attack.name for attack in attacks), *(defense.name for defense in defenses)]
     raise ConfigError(f"there is no attack or defense named {name!r}; {suggestion(name, known)}")
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _text(listed: Listed[AttackMethod] | Listed[Defense]) -> str:

@@ -523,9 +523,9 @@ def test_classes_that_never_or_hardly_occur_are_told_or_do_no_harm(train, test, 
             (tmp_path / f"{party}-{key}.csv").write_text(f"id,{column}\n" + "\n".join(rows) + "\n")
         options.append(f'{key} = {{ left = "{tmp_path}/left-{key}.csv", right = "{tmp_path}/right-{key}.csv" }}\n')
     (tmp_path / "own.toml").write_text(
-        f'baselines = "off"\n[data]\nname = "files"\n[data.options]\n{"".join(options)}'
+        f'[data]\nname = "files"\n[data.options]\n{"".join(options)}'
         "[training]\nepochs = 2\nbatch_size = 4\n[model]\ncut = 4\n"
-        f'[attack]\nnames = ["clustering", "model_completion(k={k})"]\n'
+        f'[attack]\nnames = ["clustering", "model_completion(k={k}, draws=1)"]\n'
         '[[defenses]]\nname = "potential_energy"\n[[defenses]]\nname = "distance_correlation"\n'
     )
     done = flower_vfl("run", tmp_path / "own.toml", "--out", tmp_path / "out")
