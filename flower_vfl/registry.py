@@ -62,24 +62,47 @@ def _changed(place: str) -> int:
 SHOWN = 12
 """So many names fit a message."""
 
+_NEAR = 3
+"""So many names are near enough to be meant."""
+
 
 def suggestion(name: str, choices: Iterable[str]) -> str:
-    """Return which of `choices` was probably meant, and what is allowed; of many, those that come nearest.
+    """Return which of `choices` was probably meant, and what is allowed; of many, only those that come near.
 
     Examples
     --------
     >>> suggestion("marvel", ["iso", "marvell"])
     "did you mean 'marvell'? Allowed: iso, marvell"
+    >>> suggestion("epoch", ["epochs", *(f"x{i}" for i in range(40))])
+    "did you mean 'epochs'?"
     """
     known = sorted(choices)
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    many = bool(close) and len(known) > SHOWN
-    near = sorted(get_close_matches(name, known, n=SHOWN, cutoff=0.4)) if many else known
-    return f"{hint}Allowed: {named(near, of=len(known)) if known else 'nothing'}"
+    near = nearest(name, known)
+    if near and len(known) > SHOWN:
+        *first, last = map(repr, near)
+        return f"did you mean {' or '.join([*([', '.join(first)] if first else []), last])}?"
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}Allowed: {named(known) if known else 'nothing'}"
 
 
-def named(names: Sequence[str], *, of: int = 0) -> str:
+def nearest(name: str, choices: Iterable[str]) -> list[str]:
+    """Return up to three of `choices` that end much like a name behind their last dot, else that are spelled like it.
+
+    Examples
+    --------
+    >>> nearest("epoch", ["training.epochs", "training.order", "seed"])
+    ['training.epochs']
+    """
+    known = sorted(choices)
+    ends: dict[str, list[str]] = {}
+    for choice in known:
+        ends.setdefault(choice.rpartition(".")[2], []).append(choice)
+    alike = get_close_matches(name.rpartition(".")[2], ends, n=_NEAR, cutoff=0.75)
+    found = [choice for end in alike for choice in ends[end]]
+    return get_close_matches(name, found or known, n=_NEAR, cutoff=0.0 if found else 0.55)
+
+
+def named(names: Sequence[str]) -> str:
     """Return names as words, of many the first ones and how many there are more.
 
     Examples
@@ -88,7 +111,7 @@ def named(names: Sequence[str], *, of: int = 0) -> str:
     ('a, b', 'x11, 18 others')
     """
     shown = names[:SHOWN]
-    others = max(of, len(names)) - len(shown)
+    others = len(names) - len(shown)
     return ", ".join([*shown, *([f"{others} others"] if others else [])])
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import cache
 
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.text import Text
 
 
 @cache
@@ -16,13 +18,26 @@ def console() -> Console:
 
 
 def show_log(*, verbose: bool) -> None:
-    """Show this package's log: warnings beside a live display, every stage where there is none or when asked to."""
+    """Show this package's warnings, and with `verbose` every stage; with the time of day where there is no terminal."""
     handler: logging.Handler = RichHandler(console=console(), show_path=False, show_time=False, markup=False)
     if not console().is_terminal:
-        verbose = True
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    handler.setLevel(logging.INFO if verbose else logging.WARNING)
     logger = logging.getLogger("flower_vfl")
     logger.handlers = [handler]
-    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.setLevel(logging.INFO)  # also where it is not shown: a run's log file has every stage
     logger.propagate = False
+
+
+def print_names(title: str, rows: Iterable[tuple[str, ...]], out: Console | None = None) -> None:
+    """Print a name and what is said of it in a line each, which a terminal cuts at its edge."""
+    out, rows = out or Console(), list(rows)
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    out.print(Text(title, "bold"))
+    for row in rows:
+        start = "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+        line = Text(f"{start}{row[-1]}")
+        if out.is_terminal:
+            line.truncate(out.width, overflow="ellipsis")
+        out.print(line, soft_wrap=True)

@@ -415,7 +415,7 @@ def _collect(folder: Path, journals: list[Path]) -> pa.Table:
         return merged
     tables = [merged]
     for journal in journals:
-        tables.extend(pa.ipc.open_stream(payload).read_all() for payload, _ in _frames(journal.read_bytes()))
+        tables.extend(pa.ipc.open_stream(payload).read_all() for payload, _ in frames(journal.read_bytes()))
     table = pa.concat_tables(tables)
     unique = table.group_by(KEYS, use_threads=False).aggregate([("value", "last")])
     order = [(key, "ascending") for key in KEYS]
@@ -451,7 +451,7 @@ def _frame(rows: list[Row], names: list[Series]) -> bytes:
     return HEADER.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
-def _frames(data: bytes) -> Iterator[tuple[bytes, int]]:
+def frames(data: bytes) -> Iterator[tuple[bytes, int]]:
     """Yield each whole frame's payload and where it ends, up to the first that is torn."""
     end = 0
     while end + HEADER.size <= len(data):
@@ -477,7 +477,7 @@ def _append(path: Path, frame: bytes) -> None:
 
 def _cut_torn_tail(path: Path) -> None:
     data = path.read_bytes()
-    whole = max((end for _, end in _frames(data)), default=0)
+    whole = max((end for _, end in frames(data)), default=0)
     if whole < len(data):
         log.warning(
             "%s: the last %d bytes were left half-written by a kill; they are cut off.", path, len(data) - whole

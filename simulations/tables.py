@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,15 +16,12 @@ from rich.text import Text
 
 from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.result_schema import kept_utility
-from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack
 from flower_vfl.auditing.verdict import NOT_TESTED
 from flower_vfl.config import build_config
 from flower_vfl.data.encoding.columns import class_counts, columns_of
-from flower_vfl.data.sources.catalog import available, prepare
+from flower_vfl.data.sources.catalog import prepare
 from flower_vfl.data.sources.own_files import Files
 from flower_vfl.data.store.dataset import Dataset
-from flower_vfl.registry import Listed
-from flower_vfl.strategies import DEFENSE_METHODS, Defense
 from flower_vfl.terminal import console
 
 _CLASSES = 10
@@ -149,58 +145,6 @@ def _remembered_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{found.entry['party']}, {found.entry['layer']})"
         )
     return lines
-
-
-def print_data_sets() -> None:
-    """Print the data sets and whether they are usable here."""
-    table = Table(title="Data sets")
-    for column in ("name", "rows", "usable here", "what it is", "licence"):
-        table.add_column(column, no_wrap=column == "name", overflow="fold")
-    for entry in available():
-        rows = f"{entry.rows:,}" if entry.rows else "any"
-        table.add_row(
-            entry.name, rows, "yes" if entry.usable else escape(entry.advice), entry.description, entry.licence
-        )
-    Console().print(table)
-
-
-def print_methods() -> None:
-    """Print the attacks and defenses that a configuration can name, and which of them cannot be used."""
-    attacks = Table(title="Attacks")
-    for column in ("name", "from", "side information", "parameters", "classes", "what it does"):
-        attacks.add_column(column, no_wrap=column in ("name", "classes"), overflow="fold")
-    for attack in ATTACK_METHODS.listed():
-        told = ", ".join(sorted(attack.method.needs)) or "nothing" if attack.method else ""
-        binary = attack.method and issubclass(attack.method, InferenceAttack) and attack.method.reads == "scores"
-        classes = ("2" if binary else "any") if attack.method else ""
-        attacks.add_row(*map(Text, (attack.name, attack.source, told, _parameters(attack), classes, _words(attack))))
-    defenses = Table(title="Defenses")
-    for column in ("name", "from", "parameters", "classes", "what it does"):
-        defenses.add_column(column, no_wrap=column in ("name", "classes"), overflow="fold")
-    for defense in DEFENSE_METHODS.listed():
-        classes = ("2" if defense.method.two_classes_only else "any") if defense.method else ""
-        defenses.add_row(*map(Text, (defense.name, defense.source, _parameters(defense), classes, _words(defense))))
-    for table in (attacks, defenses):
-        Console().print(table)
-
-
-def _parameters(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
-    """Return what a configuration can set, with defaults; the strategy that a defense wraps is none of that."""
-    if listed.method is None:
-        return ""
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    known = [entry for entry in inspect.signature(listed.method).parameters.values() if entry.kind not in kinds]
-    if issubclass(listed.method, Defense):
-        known = known[1:]
-    return ", ".join(str(entry.replace(annotation=inspect.Parameter.empty)) for entry in known)
-
-
-def _words(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
-    """Return the first line of the class's docstring, or why it cannot be used."""
-    if listed.problem:
-        return f"cannot be used: {listed.problem}"
-    lines = (listed.method.__doc__ or "").strip().splitlines() if listed.method else []
-    return lines[0] if lines else ""
 
 
 def prepare_data(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shlex
@@ -12,13 +13,17 @@ import sys
 import time
 
 import pytest
+import typer
+from rich.console import Console
 
 from flower_vfl.attacks import ATTACKS
-from flower_vfl.cli import main
+from flower_vfl.cli import app, main
+from flower_vfl.config import leaf_paths, load_config, preset_names, sweep_names
 from flower_vfl.data.sources.catalog import RECIPES
 from flower_vfl.simulations import running, tables
 from flower_vfl.simulations.sweep import sweeping
 from flower_vfl.strategies import DEFENSES
+from flower_vfl.terminal import print_names
 from tests.commands import flower_vfl, flower_vfl_process
 
 SMALL = '[data]\nname = "breast-cancer"\n[training]\nepochs = 2\nbatch_size = 64\n'
@@ -40,14 +45,38 @@ def finished(preset, tmp_path_factory):
     return out, done
 
 
-def test_every_command_has_help():
-    groups = ("run", "wait", "align", "demo", "report", "doctor", "methods", "keys", "app", "data", "predict")
-    for command in ("", *groups, "data list", "data prepare", "data show", "data part"):
-        done = flower_vfl(*command.split(), "--help")
+def test_every_command_has_help_that_fits_a_terminal(monkeypatch):
+    monkeypatch.setattr("tests.commands.COLUMNS", "80")
+
+    def commands(command, path):
+        yield path
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from commands(inner, (*path, name))
+
+    for path in commands(typer.main.get_command(app), ()):
+        done = flower_vfl(*path, "--help")
         assert done.returncode == 0
         assert "Usage" in done.stdout
-        if command == "predict":
-            assert "Folder of a finished run." in done.stdout  # arguments are explained, not options alone
+        assert "\\[" not in done.stdout
+        if path in ((), ("data",)):
+            assert "..." not in done.stdout.split("Commands:")[1]
+    shown = " ".join(flower_vfl("predict", "--help").stdout.split())
+    assert "Folder of a finished run. [required]" in shown  # arguments are explained, not options alone
+    assert "[default: local]" in shown
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["flower-vfl"])
+    monkeypatch.setenv("_FLOWER_VFL_COMPLETE", "complete_bash")
+    for words, place, expected in (
+        ("flower-vfl pre", "1", "predict presets"),
+        ("flower-vfl run --en", "2", "--engine"),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", place)
+        with pytest.raises(SystemExit) as ended:
+            main([])
+        assert (ended.value.code, capsys.readouterr().out.split()) == (0, expected.split())
 
 
 def test_a_run_leaves_what_the_contract_names(finished):
@@ -180,7 +209,7 @@ def test_a_prediction_that_cannot_be_made_ends_with_2_one_message_and_no_file(
         (["run", "{preset}", "--alone", "--engine", "flower"], "--alone trains in this process"),
         (["run", "{preset}", "--out", "{preset}/x"], "cannot be written: Not a directory"),
         (["run", "{preset}", "--out", "x" * 300], "cannot be written: File name too long"),
-        (["report", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "there is no folder nowhere; name the folder of a run"),
         (["data", "prepare", "nothing", "--out", "x"], "no data set named"),
         (["data", "prepare", "digits", "--as-published", "--out", "x"], "no preprocessing that its authors published"),
         (["data", "prepare", "files", "--from", "nowhere", "--out", "x"], ""),
@@ -212,7 +241,7 @@ def test_a_file_that_is_another_users_is_bad_input_that_names_it(monkeypatch):
     def denied():
         raise PermissionError(errno.EACCES, "Permission denied", "/theirs/manifest.json")
 
-    monkeypatch.setattr("flower_vfl.simulations.tables.print_data_sets", denied)
+    monkeypatch.setattr("flower_vfl.simulations.listing.print_data_sets", denied)
     done = flower_vfl("data", "list")
     assert done.returncode == 2
     assert "/theirs/manifest.json may not be used by this user: Permission denied" in done.stderr.replace("\n", " ")
@@ -373,25 +402,60 @@ def test_data_list_names_the_data_sets():
         assert name in done.stdout
 
 
-def test_data_list_cuts_nothing_off_that_is_to_be_typed_on_a_narrow_terminal(monkeypatch):
+def test_a_data_set_that_is_absent_says_what_to_type(monkeypatch):
     monkeypatch.setattr("tests.commands.COLUMNS", "80")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     shown = flower_vfl("data", "list").stdout
-    assert "…" not in shown
-    for name in RECIPES:
-        assert f"│ {name} " in shown
-    advice = "".join(line.split("│")[3].strip() for line in shown.splitlines() if line.count("│") == 6)
-    assert "pipinstall'flower-vfl[flights]'" in advice.replace(" ", "")
+    assert [line.split()[0] for line in shown.splitlines()[1:-1]] == list(RECIPES)
+    shown = " ".join(flower_vfl("data", "list", "flights").stdout.split())
+    assert "pip install 'flower-vfl[flights]'" in shown
+    assert "Licence" in shown
 
 
-def test_methods_lists_attacks_and_defenses_with_what_they_need_and_take():
+def test_methods_lists_a_line_each_and_explains_one():
     done = flower_vfl("methods")
     assert done.returncode == 0, done.stderr
-    for name in (*ATTACKS, *DEFENSES):
-        assert f" {name} " in done.stdout
-    for words in ("hints", "reference", "k=5", "t=1.0", "scope='joint'", "built-in", "any"):
-        assert words in done.stdout
-    assert "strategy" not in done.stdout.replace("strategy's", "")
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    assert {*ATTACKS, *DEFENSES} <= {words[0] for words in lines if len(words) == 2}
+    explained = {name: flower_vfl("methods", name).stdout for name in ("hint", "cosine", "iso", "marvell_full")}
+    assert "k=5" in explained["hint"]
+    assert "hints: " in explained["hint"]
+    assert "reference: " in explained["cosine"]
+    assert "Parameters           t=1.0, scope='joint', rho=0.0" in explained["iso"]
+    assert "Classes              two" in explained["marvell_full"]
+    assert all("built-in" in text for text in explained.values())
+    assert "did you mean 'marvell'" in flower_vfl("methods", "marvel").stderr
+
+
+def test_a_key_of_the_configuration_is_explained_and_a_section_listed():
+    shown = " ".join(flower_vfl("config", "training.patience").stdout.split())
+    for words in ('Type whole number or "auto"', 'Default "auto"', "Allowed above -1", "Stop after so many epochs"):
+        assert words in shown
+    assert flower_vfl("config", "training-patience").stdout == flower_vfl("config", "training.patience").stdout
+    section = flower_vfl("config", "checkpoint").stdout.splitlines()
+    assert [line.split()[0] for line in section[1:]] == ["checkpoint.every", "checkpoint.keep"]
+    assert {line.split()[0] for line in flower_vfl("config").stdout.splitlines()} >= set(leaf_paths())
+    refused = flower_vfl("config", "patience")
+    words = "flower-vfl: there is no configuration key 'patience'; did you mean 'training.patience'?"
+    assert (refused.returncode, refused.stderr.strip()) == (2, words)
+
+
+def test_a_preset_is_printed_as_a_file_that_can_be_run(tmp_path):
+    (tmp_path / "mine.toml").write_text(flower_vfl("presets", "toy-gap").stdout)
+    assert load_config(str(tmp_path / "mine.toml")) == load_config("toy-gap")
+    listed = [line.split()[0] for line in flower_vfl("presets").stdout.splitlines() if line]
+    assert {*preset_names(), *sweep_names()} <= set(listed)
+
+
+def test_lists_fit_a_terminal_and_their_names_are_whole():
+    out = io.StringIO()
+    rows = [("a_name_of_some_length", "yes", "word " * 30), ("short", "no", "[few] words")]
+    print_names("Title", rows, Console(file=out, force_terminal=True, color_system=None, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("a_name_of_some_length  yes  word word")
+    assert lines[1].endswith("…")
+    assert lines[2].split(maxsplit=2) == ["short", "no", "[few] words"]
 
 
 def test_methods_lists_those_of_other_packages_and_what_is_wrong_with_them(install, capsys, monkeypatch):
@@ -403,9 +467,11 @@ def test_methods_lists_those_of_other_packages_and_what_is_wrong_with_them(insta
         main(["methods"])
     assert ended.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "my-attacks 1.0" in shown
-    assert "[Mine] alone." in shown
-    assert "cannot be used: the defense 'broken' of my-attacks 1.0" in shown
+    assert "mine [Mine] alone." in shown
+    assert "broken Cannot be used: the defense 'broken' of my-attacks 1.0" in shown
+    with pytest.raises(SystemExit):
+        main(["methods", "mine"])
+    assert "mine: attack (my-attacks 1.0)" in capsys.readouterr().out
 
 
 def test_a_partys_part_is_written_for_its_host(tmp_path):
@@ -459,7 +525,7 @@ def test_classes_that_never_or_hardly_occur_are_told_or_do_no_harm(train, test, 
     (tmp_path / "own.toml").write_text(
         f'[data]\nname = "files"\n[data.options]\n{"".join(options)}'
         "[training]\nepochs = 2\nbatch_size = 4\n[model]\ncut = 4\n"
-        f'[attack]\nnames = ["clustering", "model_completion(k={k})"]\n'
+        f'[attack]\nnames = ["clustering", "model_completion(k={k}, draws=1)"]\n'
         '[[defenses]]\nname = "potential_energy"\n[[defenses]]\nname = "distance_correlation"\n'
     )
     done = flower_vfl("run", tmp_path / "own.toml", "--out", tmp_path / "out")

@@ -92,6 +92,18 @@ def test_the_contract_of_ray_forgets_no_module():
     assert sources == modules() - {"simulations"}
 
 
+MISTAKES = """
+from flower_vfl.cli import main
+
+for words in ("runn", "run censsus", "run census --set epochs=1", "run census --set training.epochs=x",
+              "demo --set training.epoch=1", "run census --resume", "align nothing.toml --out x", "config epochs"):
+    try:
+        main(words.split())
+    except SystemExit as ended:
+        assert ended.code == 2, words
+"""
+"""Are answered within a second: nothing that takes longer to import may be loaded before."""
+
 HEAVY = ("torch", "flwr", "ray", "matplotlib", "sklearn", "pyarrow", "scipy")
 
 
@@ -103,8 +115,9 @@ HEAVY = ("torch", "flwr", "ray", "matplotlib", "sklearn", "pyarrow", "scipy")
         "from flower_vfl.cli import app; app(['--help'], standalone_mode=False)",
         "from flower_vfl.cli import app; app(['run', '--help'], standalone_mode=False)",
         "import flower_vfl.apps, flower_vfl.strategies",
+        MISTAKES,
     ],
-    ids=["import", "config", "help", "run --help", "packages"],
+    ids=["import", "config", "help", "run --help", "packages", "mistakes"],
 )
 def test_nothing_heavy_is_loaded(code, tmp_path):
     check = f"import sys; print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))"

@@ -51,6 +51,8 @@ class Journal(Observer):
             other.on_pretraining(done, steps)
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:  # noqa: D102
+        if self.log is not None:
+            _log.info("results go to %s", self.log.path.parent)
         for other in self._others:
             other.on_start(steps, epochs, parties)
 

@@ -1,14 +1,16 @@
-"""A live display for a person at a terminal: how far, how fast, loss and leak."""
+"""Progress for a person: at a terminal how far, how fast, loss and leak; everywhere a line for each epoch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from flower_vfl.strategies import Observer
 
@@ -24,10 +26,14 @@ class LiveProgress(Observer):
         Title of the run.
     console : Console
         The console; without a terminal the bar is not shown.
+    clock : Callable
+        Returns seconds.
     """
 
-    def __init__(self, title: str, console: Console) -> None:
-        self._title = title
+    def __init__(self, title: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._title, self._clock, self._console = title, clock, console
+        self._steps = self._epochs = 0
+        self._first: tuple[int, float] | None = None
         self._smooth = [math.nan, math.nan]
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -57,11 +63,13 @@ class LiveProgress(Observer):
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
         """Learn how many steps there are."""
+        self._steps, self._epochs = steps, epochs
         self._progress.update(self._task, total=steps, completed=0, values="")
         self._progress.start_task(self._task)
 
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         """Move the bar."""
+        self._first = self._first or (step, self._clock())
         for index, value in enumerate((loss, leak)):
             if not math.isnan(value):
                 before = self._smooth[index]
@@ -81,11 +89,41 @@ class LiveProgress(Observer):
         )
 
     def on_epoch(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Print what an epoch reached."""
+        """Print what an epoch has reached."""
         names = {"train_loss": "loss", "validation_auc": "validation AUC", "next_auc": "AUC of the next day"}
         names |= {"validation_accuracy": "validation accuracy"} if "validation_auc" not in metrics else {}
         names |= {"test_auc": "test AUC"}
         names |= {"test_accuracy": "test accuracy"} if "test_auc" not in metrics else {}
         shown = ", ".join(f"{label} {metrics[name]:.4f}" for name, label in names.items() if name in metrics)
-        if not self._progress.disable:
-            self._progress.console.print(f"  {self._title} · epoch {epoch}: {shown}", highlight=False)
+        line = progress_line(epoch, self._epochs, f"{self._title}: {shown}", self._left(step), most=True)
+        self._console.print(Text(line), soft_wrap=True)
+
+    def _left(self, step: int) -> float | None:
+        """Return about how long the steps after this one take; None while that is not known."""
+        first, began = self._first or (step, 0.0)
+        return (self._clock() - began) * (self._steps - 1 - step) / (step - first) if step > first else None
+
+
+def time_words(seconds: float) -> str:
+    """Return a time to wait in words.
+
+    Examples
+    --------
+    >>> time_words(39.6), time_words(125.0)
+    ('40 s', '2 min 5 s')
+    """
+    minutes, rest = divmod(max(1, round(seconds)), 60)
+    return f"{minutes} min {rest} s" if minutes >= 2 else f"{60 * minutes + rest} s"
+
+
+def progress_line(done: int, total: int, what: str, left: float | None, *, most: bool = False) -> str:
+    """Return how far it is, what is or was done, and how long the rest takes, at most where it may end before.
+
+    Examples
+    --------
+    >>> progress_line(3, 9, "marvell_full", 40.2), progress_line(9, 9, "iso", 0.0)
+    ('3/9 marvell_full ... 40 s left', '9/9 iso')
+    """
+    if left is None or done >= total:
+        return f"{done}/{total} {what}"
+    return f"{done}/{total} {what} ... {'at most ' if most else ''}{time_words(left)} left"

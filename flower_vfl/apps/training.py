@@ -42,8 +42,6 @@ def train_and_write(
 ) -> None:
     """Train and write the result, whatever ends the training; bad input leaves nothing behind."""
     base = strategy.base
-    if folder is not None:
-        _log.info("results go to %s", folder.path)
     own = base.table.name if base.table is not None else ""
     if storage is not None:
         ledger, memory = storage.store(base.config, dataset, own, labels=True), storage.memory(base.config)

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from flower_vfl.apps.factories import BottomFactory, DataFactory, TopFactory, check_device, party_names
 from flower_vfl.apps.folder import RunFolder, has_ended
 from flower_vfl.apps.journal import EpochLog, Journal
+from flower_vfl.apps.live import followed
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.metrics import serve_metrics
 from flower_vfl.apps.node import with_data_of_this_host
@@ -87,9 +88,10 @@ class TrainingServer:
         with (
             serve_metrics(settings.metrics_port) as metrics,
             nullcontext() if out is None else RunFolder(out, settings, resume=resume) as folder,
+            followed(None if folder is None else folder.path) as live,
             ExitStack() as undo,
         ):
-            journal, offer = Journal((EpochLog(), *metrics, *self.observers)), dict[str, str]()
+            journal, offer = Journal((EpochLog(), live, *metrics, *self.observers)), dict[str, str]()
             if folder is not None and storage is not None:
                 undo.callback(folder.discard)
                 undo.callback(journal.close)

@@ -28,7 +28,7 @@ from flower_vfl.config.schema import (
     require_plain,
 )
 from flower_vfl.errors import ConfigError
-from flower_vfl.registry import suggestion
+from flower_vfl.registry import SHOWN, nearest, suggestion
 
 _PRESETS = files("flower_vfl") / "simulations" / "presets"
 
@@ -217,7 +217,15 @@ def _path_of(key: str) -> tuple[str, str]:
     for path, kind in leaves.items():
         if get_origin(kind) is dict and wanted.startswith(_flat(path) + "-"):
             return path, key[len(path) + 1 :]
-    raise ConfigError(f"there is no configuration key {key!r}; {suggestion(key, leaves)}")
+    raise ConfigError(f"there is no configuration key {key!r}; {_meant(key, leaves)}")
+
+
+def _meant(key: str, known: Mapping[str, Any]) -> str:
+    """Return which keys a wrong one is near to, or where all are listed."""
+    listed = len(known) > SHOWN and not nearest(key, known)
+    return (
+        f"none of the {len(known)} keys is near: `flower-vfl config` lists them" if listed else suggestion(key, known)
+    )
 
 
 def canonical_key(key: str) -> str:
@@ -277,7 +285,7 @@ def explain(error: ValidationError, model: type[BaseModel] = Config) -> str:
     for problem in error.errors():
         path = ".".join(str(part) for part in problem["loc"]) or "configuration"
         if problem["type"] == "extra_forbidden":
-            lines.append(f"{path}: there is no such key; {suggestion(path, leaf_paths(model))}")
+            lines.append(f"{path}: there is no such key; {_meant(path, leaf_paths(model))}")
         else:
             given = "" if problem["type"] == "value_error" and not problem["loc"] else f", given {problem['input']!r}"
             lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')}{given}")

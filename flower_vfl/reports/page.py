@@ -79,10 +79,10 @@ def render(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Pat
     runs = [load_run(folder) for folder in folders]
     if len(runs) == 1:
         target = folders[0] / PAGE
-        html = _page("run.html.j2", **_of_one(runs[0]))
+        html = fill("run.html.j2", **_of_one(runs[0]))
     else:
         target = Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / PAGE
-        html = _page("comparison.html.j2", **of_several(runs, (target if out is None else Path(out)).parent))
+        html = fill("comparison.html.j2", **of_several(runs, (target if out is None else Path(out)).parent))
     target = target if out is None else Path(out)
     write_text_atomic(target, html)
     return target
@@ -115,11 +115,12 @@ def render_sweep(folder: Path | str) -> Path:
         Where there is no sweep, no result yet, or a file cannot be read.
     """
     target = Path(folder) / PAGE
-    write_text_atomic(target, _page("sweep.html.j2", **of_sweep(Path(folder))))
+    write_text_atomic(target, fill("sweep.html.j2", **of_sweep(Path(folder))))
     return target
 
 
-def _page(template: str, **values: Any) -> str:
+def fill(template: str, **values: Any) -> str:
+    """Return what a template of reports becomes with these values; all text in them is escaped."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

@@ -15,6 +15,7 @@ from typing import Any
 from flower_vfl.apps.alone import ALONE
 from flower_vfl.apps.factories import open_data
 from flower_vfl.apps.folder import check_folder, check_free, has_ended, read_result
+from flower_vfl.apps.progress import time_words
 from flower_vfl.auditing.row_memory import free_memory
 from flower_vfl.config import Config
 from flower_vfl.errors import InputError, OutputExistsError, TrainingError
@@ -22,9 +23,9 @@ from flower_vfl.files import LEFTOVERS, FolderLock, append_private, write_json_a
 from flower_vfl.machine import cores
 from flower_vfl.protocol.printable import shortened
 from flower_vfl.reports import render
-from flower_vfl.simulations.demo.countdown import Countdown, time_words
+from flower_vfl.simulations.demo.countdown import Countdown
 from flower_vfl.simulations.demo.display import Display
-from flower_vfl.simulations.demo.plan import FIRST, demo_configs
+from flower_vfl.simulations.demo.plan import FIRST
 from flower_vfl.simulations.demo.pool import Ended, Failed, WorkerPool
 from flower_vfl.simulations.demo.table import print_demo
 from flower_vfl.simulations.demo.worker import AloneTask, RunTask, work
@@ -41,7 +42,7 @@ _ALONE = "alone: "
 
 
 def run_demo(
-    out: Path, overrides: Mapping[str, str], *, full: bool = False, resume: bool = False
+    out: Path, configs: Mapping[str, Config], *, full: bool = False, resume: bool = False
 ) -> list[dict[str, Any]]:
     """Train without a defense and with each, while one party attacks; compare and report.
 
@@ -49,8 +50,8 @@ def run_demo(
     ----------
     out : Path
         Folder of the results.
-    overrides : Mapping
-        Of the command line's `--set`.
+    configs : Mapping
+        The configuration of each run, as `demo_configs` returns them.
     full : bool
         True if the runs are as long as the preset's, with longitudinal curves, labels to rebuild and parties alone.
     resume : bool
@@ -69,7 +70,6 @@ def run_demo(
         When runs failed; the others have left their results.
     """
     out = out.expanduser().absolute()
-    configs = demo_configs(overrides, full=full)
     with _folder(out, configs, resume=resume):
         demo = _Demo(out, configs, full=full)
         try:
@@ -203,7 +203,7 @@ class _Demo:
             self._alone[event.name.removeprefix(_ALONE)] = event.value
         elif event.name not in self._finished:
             self._finished.add(event.name)
-            display.line(len(self._finished), pool.waiting, f"{event.name} has finished")
+            display.line(len(self._finished), pool.waiting, event.name)
             if event.name in FIRST and self._finished.issuperset(FIRST):
                 with display.paused():
                     self._compare_first()

@@ -1,4 +1,4 @@
-"""The time that is left of several tasks, and the line that shows it."""
+"""The time that is left of several tasks."""
 
 from __future__ import annotations
 
@@ -76,26 +76,3 @@ class Countdown:
     def running(self) -> dict[str, float]:
         """The tasks that are under way, each with the share of its steps that is done."""
         return {name: state.share for name, state in self._running.items()}
-
-
-def time_words(seconds: float) -> str:
-    """Return a time to wait in words.
-
-    Examples
-    --------
-    >>> time_words(39.6), time_words(125.0)
-    ('40 s', '2 min 5 s')
-    """
-    minutes, rest = divmod(max(1, round(seconds)), 60)
-    return f"{minutes} min {rest} s" if minutes >= 2 else f"{60 * minutes + rest} s"
-
-
-def progress_line(done: int, total: int, left: float | None) -> str:
-    """Return how far it is.
-
-    Examples
-    --------
-    >>> progress_line(3, 9, 40.2), progress_line(0, 9, None)
-    ('3 of 9, 40 s left', '0 of 9')
-    """
-    return f"{done} of {total}" + ("" if left is None or done == total else f", {time_words(left)} left")

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flower_vfl.simulations.demo.countdown import Countdown, progress_line
+from flower_vfl.apps.progress import progress_line
+from flower_vfl.simulations.demo.countdown import Countdown
 
 
 class Display:
@@ -58,12 +59,12 @@ class Display:
         if not self._console.is_terminal:
             return
         under_way = ", ".join(f"{name} {100 * share:.0f} %" for name, share in self._countdown.running.items())
-        self._live.update(Text(f"{self._progress(done, waiting)} · {under_way}", overflow="ellipsis"), refresh=True)
+        self._live.update(Text(self._progress(done, waiting, under_way), overflow="ellipsis"), refresh=True)
 
     def line(self, done: int, waiting: int, news: str) -> None:
         """Print a line that stays."""
-        self._console.print(Text(f"{self._progress(done, waiting)}: {news}"), soft_wrap=True)
+        self._console.print(Text(self._progress(done, waiting, news)), soft_wrap=True)
         self.refresh(done, waiting)
 
-    def _progress(self, done: int, waiting: int) -> str:
-        return progress_line(done, self._total, self._countdown.seconds_left(waiting))
+    def _progress(self, done: int, waiting: int, what: str) -> str:
+        return progress_line(done, self._total, what, self._countdown.seconds_left(waiting))

@@ -47,6 +47,14 @@ FULL_ATTACKS = (
 """Attacks that --full adds to those of every run: an oracle, longitudinal curves, and labels to rebuild."""
 
 _REBUILD = "attack.rebuilt"
+_NETWORK = frozenset(
+    f"transport.{name}"
+    for name in (
+        *("host", "advertise", "port", "fallback"),
+        *("connect_timeout", "reconnect_timeout", "rejoin_timeout"),
+    )
+)
+"""Keys of a network, which parties in one process do not use."""
 
 
 def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[str, Config]:
@@ -97,5 +105,15 @@ def _check(given: Mapping[str, str], *, full: bool) -> None:
     unused = sorted(key for key in given if key.startswith("align."))
     if unused:
         raise ConfigError(f"the demo aligns no IDs: --set {unused[0]} has no effect on it")
+    if given.get("transport.kind", "inproc") == "inproc" and (idle := sorted(_NETWORK & given.keys())):
+        raise ConfigError(
+            f"the parties of the demo share a process: --set {idle[0]} has no effect on it; with --set "
+            "transport.kind=stream they talk over the network of this machine"
+        )
+    if "metrics_port" in given:
+        raise ConfigError(
+            "the runs of the demo are side by side, and one port cannot serve them all: leave out "
+            "--set metrics_port, or use `flower-vfl run census`"
+        )
     if _REBUILD in given and not full and "attack.names" not in given:
         raise ConfigError(f"without --full the demo rebuilds no model: --set {_REBUILD} has no effect on it")

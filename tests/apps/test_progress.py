@@ -23,12 +23,21 @@ def drawn(terminal):
 def test_a_terminal_shows_steps_loss_leak_and_each_epoch():
     shown = drawn(terminal=True)
     assert "27/27" in shown or "26/27" in shown
-    for words in ("loss 0.", "leak AUC ", "epoch 3: ", "validation AUC 0.", "test AUC 0."):
+    for words in ("loss 0.", "leak AUC ", "3/3 census: loss 0.", "validation AUC 0.", "test AUC 0."):
         assert words in shown
 
 
-def test_without_a_terminal_nothing_is_drawn():
-    assert drawn(terminal=False) == ""
+def test_without_a_terminal_each_epoch_is_a_line_with_the_time_that_is_left():
+    now, screen = iter((100.0, 110.0, 130.0)), io.StringIO()
+    with LiveProgress("census", Console(file=screen, width=140), lambda: next(now)) as progress:
+        progress.on_start(90, 3, ("a",))
+        progress.on_step(0, 1, 0.5, math.nan)
+        progress.on_epoch(30, 1, {"train_loss": 0.5, "test_auc": 0.75})
+        progress.on_epoch(89, 3, {"train_loss": 0.25})
+    assert screen.getvalue().splitlines() == [
+        "1/3 census: loss 0.5000, test AUC 0.7500 ... at most 20 s left",  # 30 of 89 steps took 10 s
+        "3/3 census: loss 0.2500",
+    ]
 
 
 def test_steps_without_a_measured_leak_show_the_loss_alone():

@@ -9,6 +9,7 @@ from flower_vfl.reports.figures.training import (
     epoch_figure,
     leak_comparison_figure,
     leak_figure,
+    loss_figure,
     remembered_figure,
 )
 
@@ -20,6 +21,7 @@ __all__ = [
     "epoch_figure",
     "leak_comparison_figure",
     "leak_figure",
+    "loss_figure",
     "map_figure",
     "period_figure",
     "protection_figure",

@@ -170,6 +170,36 @@ def epoch_figure(title: str, ylabel: str, curves: Mapping[str, Curve]) -> str:
     return draw(title, paint)
 
 
+def loss_figure(title: str, steps: NDArray[Any], values: NDArray[Any]) -> str:
+    """Draw the loss along training: the mean of stretches of steps, over their whole range.
+
+    Parameters
+    ----------
+    title
+        Whose loss.
+    steps, values
+        Steps and losses, (T,) each.
+
+    Returns
+    -------
+    str
+        An ``<svg>`` element.
+    """
+
+    def paint(axes: Axes) -> None:
+        stroke = next(strokes())
+        parts = _parts(np.isfinite(values).nonzero()[0], BINS)
+        at, mean, low, high = (
+            np.array([find(of[part]) for part in parts], dtype=np.float64)
+            for of, find in ((steps, np.mean), (values, np.mean), (values, np.min), (values, np.max))
+        )
+        axes.fill_between(at, low, high, color=stroke["color"], alpha=0.16, linewidth=0)
+        axes.plot(at, mean, **stroke | _dot(at))
+        axes.set(xlabel="training step", ylabel="loss")
+
+    return draw(title, paint)
+
+
 def _dot(at: NDArray[Any]) -> dict[str, Any]:
     """Return a curve's markers: none but for a value alone, which needs one to be seen."""
     return {} if at.size == 1 else {"marker": None}
@@ -180,12 +210,12 @@ def _stretches(steps: NDArray[Any], values: NDArray[Any], bins: int) -> tuple[ND
 
     A stretch has 20 steps or more where that leaves 25 of them; a short run is shown step by step.
     """
-    known = np.isfinite(values)
-    steps, values = steps[known], values[known]
-    parts = (
-        np.array_split(np.arange(values.size), min(bins, max(values.size // 20, min(values.size, 25))))
-        if values.size
-        else []
-    )
+    parts = _parts(np.isfinite(values).nonzero()[0], bins)
     rows = [(steps[part].mean(), values[part].min(), nearest_rank(values[part]), values[part].max()) for part in parts]
     return tuple(np.array(rows, dtype=np.float64).reshape(-1, 4).T)
+
+
+def _parts(positions: NDArray[np.int64], bins: int) -> list[NDArray[np.int64]]:
+    """Cut positions (T,) into so many parts at most, of 20 and more where that leaves 25 parts; none of nothing."""
+    count = positions.size
+    return np.array_split(positions, min(bins, max(count // 20, min(count, 25)))) if count else []

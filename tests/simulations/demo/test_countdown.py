@@ -2,7 +2,8 @@
 
 import pytest
 
-from flower_vfl.simulations.demo.countdown import Countdown, progress_line
+from flower_vfl.apps.progress import progress_line
+from flower_vfl.simulations.demo.countdown import Countdown
 from flower_vfl.simulations.demo.pool import Ended, Failed, Progressed, Started
 
 
@@ -31,7 +32,7 @@ def test_of_tasks_that_all_take_ten_seconds_the_time_left_is_that_of_the_rounds(
         left.take(Started(name))
     clock.now = 16.0
     assert left.seconds_left(5) == 4.0 + 30.0
-    assert progress_line(2, 9, left.seconds_left(5)) == "2 of 9, 34 s left"
+    assert progress_line(2, 9, "b", left.seconds_left(5)) == "2/9 b ... 34 s left"
     for name in ("c", "d"):
         left.take(Ended(name, None))
     assert left.seconds_left(0) == 0.0

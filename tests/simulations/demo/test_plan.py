@@ -42,12 +42,19 @@ def test_settings_are_those_of_every_run():
         ({"defenses": "max_norm"}, "--set defenses has no effect"),
         ({"align-method": "hash"}, "--set align.method has no effect"),
         ({"attack.rebuilt": "0.5"}, "without --full"),
+        ({"transport.port": "9000"}, "--set transport.port has no effect"),
+        ({"metrics_port": "9000"}, "one port cannot serve"),
         ({"nonsense": "1"}, "nonsense"),
     ],
 )
 def test_a_setting_that_would_have_no_effect_is_refused(given, words):
     with pytest.raises(ConfigError, match=words):
         demo_configs(given)
+
+
+def test_settings_of_a_network_are_taken_where_parties_talk_over_one():
+    given = {"transport.kind": "stream", "transport.step_timeout": "5", "transport.rejoin_timeout": "5"}
+    assert demo_configs(given)["none"].transport.rejoin_timeout == 5.0
 
 
 def test_a_setting_of_rebuilt_models_is_taken_where_models_are_rebuilt():

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from flower_vfl.cli.parameters import SetOption
+
 STOPPED = 3
 """Exit code of `wait` for a run that was stopped on purpose: a service must not start it again."""
 
@@ -34,7 +36,10 @@ def keys(
     parties: Annotated[str, typer.Option(help="Feature parties, e.g. a,b.")],
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificates are valid.")] = 90,
 ) -> None:
-    """Write certificates and keys for a trial deployment, one folder a host."""
+    """Write certificates and keys for a trial deployment.
+
+    Each host gets a folder.
+    """
     from flower_vfl.config.parsing import read_list
     from flower_vfl.simulations.keys import LABEL_FOLDER, write_keys
 
@@ -64,7 +69,9 @@ def wait(
         ),
     ] = "",
 ) -> None:
-    """Wait until a run at a SuperLink has ended: exit code 1 and the reason if it failed, 3 if it was stopped.
+    """Wait until a run at a SuperLink has ended.
+
+    The exit code is 1, with the reason, if it failed, and 3 if it was stopped.
 
     \b
     flwr run app NAME --format json | flower-vfl wait - NAME --on-failure /usr/local/bin/alert
@@ -95,3 +102,21 @@ def wait(
         typer.echo(f"flower-vfl: {error}", err=True)
         raise typer.Exit(STOPPED) from None
     typer.echo(f"run {run} has finished")
+
+
+def write_app(
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset's name or a TOML file.")],
+    out: Annotated[Path, typer.Option(help="Folder of the Flower App; must not exist.")],
+    set_: SetOption = None,
+    results: Annotated[Path | None, typer.Option(help="Folder of the results on the label party's host.")] = None,
+) -> None:
+    """Write a Flower App for a deployment.
+
+    It is what `flwr run` sends to every party.
+    """
+    from flower_vfl.config import load_config
+    from flower_vfl.config.parsing import parse_assignments
+    from flower_vfl.simulations.flower_engine import write_deployment
+
+    write_deployment(out, load_config(source, parse_assignments(set_ or [])), results)
+    typer.echo(f"start it with: flwr run {out} NAME --stream")

@@ -1,0 +1,96 @@
+"""Commands on data: which data sets there are, preparing them, and a first configuration for tables of one's own."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flower_vfl.cli.parameters import Command, SetOption
+
+data_app = typer.Typer(
+    help="Data sets: which there are, and preparing your own.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@data_app.command("list", cls=Command)
+def data_list(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Say all of this data set.")] = "",
+) -> None:
+    """List the data sets and whether they are usable here."""
+    from flower_vfl.simulations.listing import print_data_set, print_data_sets
+
+    print_data_set(name) if name else print_data_sets()
+
+
+@data_app.command("prepare", cls=Command)
+def data_prepare(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set; `flower-vfl data list` shows them.")],
+    out: Annotated[Path, typer.Option(help="Folder of the prepared data; must not exist.")],
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="PATH", help="The raw files: a folder, or the file if it is one.")
+    ] = None,
+    as_published: Annotated[
+        bool, typer.Option("--as-published", help="Repeat the preprocessing of the papers' authors (criteo, avazu).")
+    ] = False,
+    set_: SetOption = None,
+) -> None:
+    """Read raw files and write what runs read.
+
+    That is one folder a party, memory-mapped columns, and a manifest.
+    Criteo and Avazu are read in pieces of bounded memory. After a kill the same command goes on where it was.
+    """
+    from flower_vfl.config.parsing import parse_assignments
+    from flower_vfl.simulations.tables import prepare_data
+
+    prepare_data(name, source, out, parse_assignments(set_ or []), published=as_published)
+
+
+@data_app.command("show", cls=Command)
+def data_show(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared data set.")]) -> None:
+    """Show the columns of a prepared data set.
+
+    Whose each is, taken for what and why, and how to change it.
+    """
+    from flower_vfl.data.store.dataset import open_dataset
+    from flower_vfl.simulations.tables import print_columns
+
+    print_columns(open_dataset(folder))
+
+
+@data_app.command("part", cls=Command)
+def data_part(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared data set.")],
+    party: Annotated[str, typer.Option(help="Whose part; the label party's has the labels in it.")],
+    out: Annotated[Path, typer.Option(help="Folder of the part; must not exist.")],
+) -> None:
+    """Write one party's part of a prepared data set.
+
+    It is all that this party's host may hold.
+    """
+    from flower_vfl.data.store.parts import write_part
+
+    part = write_part(folder, party, out)
+    typer.echo(
+        f"{out}: {part.alignment.rows:,} + {part.alignment.test_rows:,} rows, digest {part.alignment.digest[:16]}"
+    )
+
+
+def init(
+    files: Annotated[list[str] | None, typer.Argument(metavar="PARTY=FILE ...", help="Each party's table.")] = None,
+    id_: Annotated[str, typer.Option("--id", help="Column of the ID, the same in all files.")] = "",
+    label: Annotated[str, typer.Option(help="Column of the label.")] = "",
+    label_party: Annotated[str, typer.Option(help="Whose label counts, where several files have it.")] = "",
+    out: Annotated[Path, typer.Option(help="The configuration to write.")] = Path("run.toml"),
+) -> None:
+    """Write a commented configuration for tables of your own.
+
+    It asks for what is not given.
+    """
+    from flower_vfl.apps.first_config import ask_person, files_of, write_first_config
+
+    given = files_of(files or [])
+    holder = write_first_config(given, out, id_column=id_, label=label, label_party=label_party, ask=ask_person)
+    typer.echo(f"{holder} is the label party. Next: flower-vfl run {shlex.quote(str(out))}")

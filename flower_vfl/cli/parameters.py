@@ -1,0 +1,73 @@
+"""Options that several commands share, and how help shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from click import Context, HelpFormatter
+from typer.core import TyperCommand
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one configuration value; repeatable.")
+]
+ResourcesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME:] cpus=N, gpus=N, node=ADDRESS",
+        help="With --engine flower, what Ray gives to the process of each feature party, or of one; repeatable.",
+    ),
+]
+AddressOption = Annotated[
+    str, typer.Option(metavar="RAY", help="With --engine flower, a Ray cluster to join: HOST:PORT, or auto.")
+]
+
+
+class Engine(StrEnum):
+    """Engines that carry a run."""
+
+    local = "local"
+    flower = "flower"
+
+
+EngineOption = Annotated[Engine, typer.Option(help="In this process, or in Flower's simulation runtime.")]
+
+
+class Command(TyperCommand):
+    """A command with help that is plain text."""
+
+    def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write the help; typer escapes brackets for rich markup, which plain text does not have."""
+        super().format_help(ctx, formatter)
+        formatter.buffer = [part.replace("\\[", "[") for part in formatter.buffer]
+
+
+def check_engine(engine: Engine, resources: Sequence[str] | None, address: str) -> None:
+    """Refuse options of Flower's engine for a run in this process.
+
+    Raises
+    ------
+    ConfigError
+        Where there are some.
+    """
+    from flower_vfl.errors import ConfigError
+
+    if engine is Engine.local and (resources or address):
+        raise ConfigError("--resources and --address are for --engine flower; without it all is one process")
+
+
+def check_resume(out: Path | None, *, resume: bool) -> None:
+    """Refuse to go on in no folder.
+
+    Raises
+    ------
+    ConfigError
+        Where `resume` names no folder.
+    """
+    from flower_vfl.errors import ConfigError
+
+    if resume and out is None:
+        raise ConfigError("--resume goes on in a folder: name it with --out")

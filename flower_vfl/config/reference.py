@@ -1,0 +1,148 @@
+"""The keys of a configuration in words, from the schema: type, default, what is allowed, what each does."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from flower_vfl.config.run import Config, build_config, canonical_key
+from flower_vfl.config.schema import AUTO
+from flower_vfl.errors import ConfigError
+
+_KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
+_BOUNDS = {Ge: ("ge", "at least {}"), Gt: ("gt", "above {}"), Le: ("le", "at most {}"), Lt: ("lt", "below {}")}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a configuration.
+
+    Attributes
+    ----------
+    name
+        With its dots, such as "training.patience".
+    kind
+        Type of its values, in words.
+    default
+        Its default, as JSON.
+    allowed
+        Bounds of its values, in words; empty where the type says all.
+    what
+        What it does, without a full stop.
+    """
+
+    name: str
+    kind: str
+    default: str
+    allowed: str
+    what: str
+
+    @property
+    def section(self) -> str:
+        """The section that it belongs to; empty at the top level."""
+        return self.name.rpartition(".")[0]
+
+
+def all_keys() -> list[Key]:
+    """Return all keys: the top level first, then a section after the other, each in the order of the schema."""
+    return [_key(name, field) for name, field in sorted(_fields(), key=lambda one: "." in one[0])]
+
+
+def sections() -> dict[str, str]:
+    """Return the sections of a configuration, each with what it is about."""
+    kinds = {name: field.annotation for name, field in Config.model_fields.items()}
+    return {
+        name: (kind.__doc__ or "").strip().splitlines()[0]
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+    }
+
+
+def find_keys(name: str) -> list[Key]:
+    """Return the key of this name, with dots or hyphens, or the keys of a section.
+
+    Raises
+    ------
+    ConfigError
+        When there is neither; the message gives the nearest keys.
+
+    Examples
+    --------
+    >>> [key.default for key in find_keys("checkpoint")], find_keys("training-patience")[0].allowed
+    (['0', '2'], 'above -1')
+    """
+    known = all_keys()
+    if name in sections():
+        return [key for key in known if key.section == name]
+    path = canonical_key(name)
+    return [key for key in known if key.name == path or path.startswith(f"{key.name}.")]
+
+
+def _fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _fields(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+def _key(name: str, field: FieldInfo) -> Key:
+    default = field.get_default(call_default_factory=True)
+    kind = _kind_of(field.annotation)
+    if default == AUTO and kind in ("number", "whole number"):
+        kind += f" or {json.dumps(AUTO)}"
+    return Key(name, kind, json.dumps(default), ", ".join(_bounds_of(name, field)), field.description or "")
+
+
+def _kind_of(annotation: Any) -> str:
+    """Return a type in words."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind_of(inside[0])
+    if origin is Literal:
+        return f"one of {', '.join(json.dumps(value) for value in inside)}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(_kind_of(one) for one in inside)
+    if origin is list:
+        return f"list of {_kind_of(inside[0])}"
+    if origin is dict:
+        return "table"
+    return _KINDS[annotation]
+
+
+def _bounds_of(key: str, field: FieldInfo) -> Iterator[str]:
+    """Yield what a value must fulfil, in words."""
+    for rule in field.metadata:
+        if isinstance(rule, MinLen):
+            yield "not empty"
+        for kind, (attribute, words) in _BOUNDS.items():
+            if isinstance(rule, kind):
+                bound = getattr(rule, attribute)
+                # What stands for "auto" inside is no value that can be given.
+                strict = field.default == AUTO and kind is Ge and _refused(key, bound)
+                yield ("above {}" if strict else words).format(_number(bound))
+
+
+def _refused(key: str, value: Any) -> bool:
+    try:
+        build_config({}, {key: value})
+    except ConfigError:
+        return True
+    return False
+
+
+def _number(value: float) -> str:
+    """Return a bound as people write it."""
+    if value < 1e9:
+        return f"{value:,}"
+    power = math.log2(value)
+    return f"2^{power:.0f}" if power.is_integer() else f"{value:g}"

@@ -1,0 +1,176 @@
+"""The page of a run under way, served to the browsers of this host and user.
+
+It shows losses and leaks, which say something of the labels. So it listens on loopback only, its address has a random
+token, and what names another host or comes from another site is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from flower_vfl.errors import SetupError
+from flower_vfl.reports.page import PAGE, TEMPLATES
+from flower_vfl.reports.watching.follower import Follower
+from flower_vfl.reports.watching.view import View
+
+LOOPBACK = "127.0.0.1"
+_NAMES = (LOOPBACK, "localhost")
+_SECONDS = 5.0
+"""Seconds that a client may take for its question."""
+
+_CLIENTS = 16
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",  # the token is in the address
+    "X-Content-Type-Options": "nosniff",
+}
+_REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Serves one run's page at `url` until it is closed.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    port : int
+        0 for a free one.
+
+    Raises
+    ------
+    InputError
+        Where the folder is none of a run.
+    SetupError
+        When the port is in use, or not this user's.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self.view = View(Follower(folder))
+        self.token = secrets.token_urlsafe(24)
+        self._places = threading.BoundedSemaphore(_CLIENTS)
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except OSError as error:
+            raise SetupError(
+                f"the page cannot be served at {LOOPBACK}:{port}: {error.strerror}; name a free port with --port, or "
+                "leave it out"
+            ) from None
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own; of very many clients at once, some are not answered."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, then make room for another client."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: WatchServer
+    timeout = _SECONDS
+    server_version, sys_version = "flower-vfl", ""
+
+    def do_GET(self) -> None:
+        if not self._trusted():
+            self._refuse(HTTPStatus.FORBIDDEN)
+            return
+        token, slash, name = self.path.removeprefix("/").partition("/")
+        pages: dict[str, tuple[str, Callable[[], str]]] = {
+            "": ("text/html", self.server.view.page),
+            "part": ("text/html", self.server.view.part),
+            "watch.js": ("text/javascript", (TEMPLATES / "watch.js").read_text),
+            PAGE: ("text/html", self._report),
+        }
+        known = hmac.compare_digest(token.encode(), self.server.token.encode()) and bool(slash)
+        if not known or name not in pages:
+            self._refuse(HTTPStatus.NOT_FOUND)
+            return
+        kind, make = pages[name]
+        try:
+            text = make()
+        except OSError:  # there is no report yet
+            self._refuse(HTTPStatus.NOT_FOUND)
+            return
+        policy = {"Content-Security-Policy": _REPORT_POLICY} if name == PAGE else {}
+        self._send(HTTPStatus.OK, kind, text, policy)
+
+    def _report(self) -> str:
+        return (self.server.view.follower.folder / PAGE).read_text(encoding="utf8", errors="replace")
+
+    def _trusted(self) -> bool:
+        """Return whether a page of this server, or a person, asks: no site under a name of its own that leads here."""
+        hosts = [f"{name}:{self.server.server_port}" for name in _NAMES]
+        origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site", "none")
+        known = origin is None or origin in [f"http://{host}" for host in hosts]
+        return self.headers.get("Host") in hosts and known and site in ("none", "same-origin")
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what http.server refuses, in as few words."""
+        status = HTTPStatus(code)
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED if status is HTTPStatus.NOT_IMPLEMENTED else status)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self.close_connection = True
+        self._send(status, "text/plain", f"{status.value} {status.phrase}\n", {"Allow": "GET"})
+
+    def _send(self, status: HTTPStatus, kind: str, text: str, more: dict[str, str]) -> None:
+        body = text.encode("utf8", errors="replace")
+        self.send_response(status)
+        for name, value in {**_HEADERS, **more}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Log nothing: paths have the token."""
+
+
+def serve(folder: Path, port: int, say: Callable[[str], None]) -> None:
+    """Serve the page of a run until Ctrl-C.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    port : int
+        0 for a free one.
+    say : Callable
+        Takes the address.
+
+    Raises
+    ------
+    InputError
+        As `WatchServer`.
+    """
+    with WatchServer(folder, port) as server:
+        say(server.url)
+        server.serve_forever()

@@ -1,0 +1,139 @@
+"""What the page of a run under way shows, from what its folder tells."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from flower_vfl.apps.live import read_live
+from flower_vfl.metrics import null_quantile
+from flower_vfl.protocol.printable import printable
+from flower_vfl.reports.figures import leak_comparison_figure, loss_figure
+from flower_vfl.reports.page import PAGE, fill
+from flower_vfl.reports.watching.follower import Curve, Follower, Series
+
+QUIET_SECONDS = 30.0
+"""Without a step for so long, a run waits for a party, or its process is gone."""
+
+REDRAW_SECONDS = 3.0
+"""Least seconds between two drawings of the figures: each costs a part of a second of a processor."""
+
+_LOSS: Series = ("label", "", "", "train_loss")
+_INFORMED = "informed"
+_BATCHES = 200
+"""Latest batches whose classes give the chance level."""
+
+_MOST_FIGURES = 12
+
+
+class View:
+    """The page of one run; what it shows is made anew when somebody asks, at most each few seconds.
+
+    Parameters
+    ----------
+    follower : Follower
+        Reads the run's folder.
+    clock : Callable
+        Returns seconds.
+    """
+
+    def __init__(self, follower: Follower, clock: Callable[[], float] = time.monotonic) -> None:
+        self.follower = follower
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._due = -math.inf
+        self._figures: list[Markup] = []
+
+    def page(self) -> str:
+        """Return the whole page, HTML."""
+        return fill("watch.html.j2", title=f"Watching {self._name}", **self._values())
+
+    def part(self) -> str:
+        """Return what of the page changes, HTML."""
+        return fill("watching.html.j2", **self._values())
+
+    @property
+    def _name(self) -> str:
+        return self.follower.folder.resolve().name
+
+    def _values(self) -> dict[str, Any]:
+        with self._lock:
+            follower = self.follower
+            now = self._clock()
+            if now >= self._due:
+                if follower.read() or not self._figures:
+                    self._figures = self._draw()
+                self._due = self._clock() + REDRAW_SECONDS
+            ending = follower.ending
+            state = read_live(follower.folder) or {}
+            steps, done, speed = (state.get(name) for name in ("steps", "step", "speed"))
+            left = (steps - done) / speed if ending is None and steps and done and speed else None
+            loss = follower.curves.get(_LOSS, Curve()).values
+            return {
+                "name": self._name,
+                "ending": ending,
+                "report": (follower.folder / PAGE).is_file(),
+                "state": state,
+                "left": left,
+                "quiet": quiet if ending is None and (quiet := follower.quiet) > QUIET_SECONDS else None,
+                "loss": float(loss[-1]) if loss.size else None,
+                "leak": self._leak(),
+                "chance": self._chance(),
+                "figures": self._figures,
+                "parties": {printable(party, 80): facts for party, facts in state.get("parties", {}).items()},
+                "log": follower.log(),
+                "problem": follower.problem,
+            }
+
+    def _leaks(self) -> dict[tuple[str, str], dict[str, Curve]]:
+        """Return the leak AUCs of single steps by party and layer, a curve an attack; the attackers' where both are."""
+        curves = self.follower.curves
+        found: dict[tuple[str, str], dict[str, Curve]] = {}
+        for (party, layer, attack, metric), curve in sorted(curves.items()):
+            doubled = metric == "monitor_auc" and (party, layer, attack, "auc") in curves
+            if metric in ("auc", "monitor_auc") and attack not in ("", _INFORMED) and not doubled:
+                found.setdefault((party, layer), {})[attack] = curve
+        return found
+
+    def _leak(self) -> tuple[float, str] | None:
+        """Return the largest leak AUC of the latest scored step of each attack, and whose it is."""
+        latest = [
+            (float(curve.values[-1]), f"{attack}, party {party}, {layer} layer")
+            for (party, layer), curves in self._leaks().items()
+            for attack, curve in curves.items()
+            if math.isfinite(curve.values[-1])
+        ]
+        return max(latest, default=None)
+
+    def _chance(self) -> float | None:
+        """Return the 95 % quantile of guessing on the latest batches; None where a batch is not of two classes."""
+        rows, positives = (
+            self.follower.curves.get(("label", "", "", name), Curve()).values[-_BATCHES:]
+            for name in ("batch_rows", "batch_positives")
+        )
+        counts = [
+            (int(of - ones), int(ones)) for of, ones in zip(rows, positives, strict=False) if 0 <= ones <= of < 2**31
+        ]
+        found = null_quantile(counts)
+        return found if math.isfinite(found) else None
+
+    def _draw(self) -> list[Markup]:
+        figures = []
+        loss = self.follower.curves.get(_LOSS)
+        if loss is not None and np.isfinite(loss.values).any():
+            figures.append(Markup(loss_figure("Training loss", loss.steps, loss.values)))
+        chance = self._chance()
+        for (party, layer), curves in list(self._leaks().items())[:_MOST_FIGURES]:
+            shown = {printable(attack, 60): (curve.steps, curve.values) for attack, curve in curves.items()}
+            figures.append(Markup(leak_comparison_figure(_title(party, layer), shown, chance)))
+        return figures
+
+
+def _title(party: str, layer: str) -> str:
+    return f"Leak AUC: party {printable(party, 60)}, {printable(layer, 20)} layer"

@@ -1,0 +1,103 @@
+"""Attacks and defenses in words: what each sees, knows, hides and can be given, from its class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+
+from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack, JointAttack, MemoryAttack
+from flower_vfl.attacks.base import KINDS
+from flower_vfl.errors import ConfigError
+from flower_vfl.registry import Listed, suggestion
+from flower_vfl.strategies import DEFENSE_METHODS, Defense
+
+_NEEDS = {**KINDS, "leaked": "the labels of some training rows"}
+
+
+def facts_of_attack(attack: type[AttackMethod]) -> dict[str, str]:
+    """Return what an attack sees, what it knows besides, its parameters, and for how many classes it is."""
+    return {
+        "Sees": _sees(attack),
+        "Knows besides": "; ".join(f"`{need}`: {_NEEDS[need]}" for need in sorted(attack.needs)) or "nothing more",
+        "Parameters": _quoted(parameters(attack)) or "none",
+        "Classes": "two" if issubclass(attack, InferenceAttack) and attack.reads == "scores" else "any number",
+    }
+
+
+def facts_of_defense(defense: type[Defense]) -> dict[str, str]:
+    """Return which attacks are known to read a defense, its parameters, and for how many classes it is."""
+    return {
+        "Known to be read by": _quoted(defense.read_by) or "nothing that is named",
+        "Parameters": _quoted(parameters(defense)) or "none",
+        "Classes": "two" if defense.two_classes_only else "any number",
+    }
+
+
+def parameters(method: type[AttackMethod] | type[Defense]) -> list[str]:
+    """Return what a configuration can set, with defaults; the strategy that a defense wraps is none of that."""
+    known = [
+        entry
+        for entry in inspect.signature(method).parameters.values()
+        if entry.kind not in (entry.VAR_POSITIONAL, entry.VAR_KEYWORD)
+    ]
+    own = known[1:] if issubclass(method, Defense) else known
+    return [str(entry.replace(annotation=entry.empty)) for entry in own]
+
+
+def text_of(method: type) -> str:
+    """Return a docstring up to its first section."""
+    text = inspect.getdoc(method) or ""
+    return text.split("\nParameters\n")[0].split("\nReferences\n")[0].split("\nExamples\n")[0].strip()
+
+
+def sentence(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
+    """Return the first line of a method's docstring, or why the method cannot be used."""
+    if listed.problem:
+        return f"Cannot be used: {listed.problem}"
+    lines = (listed.method.__doc__ or "").strip().splitlines() if listed.method else []
+    words = lines[0].removeprefix("An attack that ") if lines else ""
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def details(name: str) -> tuple[str, str, Mapping[str, str]]:
+    """Return what is known of an attack or a defense by this name.
+
+    Returns
+    -------
+    tuple
+        What it is, such as "attack (built-in)"; its text; its facts.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such method; the message gives the nearest ones.
+    """
+    attacks, defenses = ATTACK_METHODS.listed(), DEFENSE_METHODS.listed()
+    for attack in attacks:
+        if attack.name == name:
+            facts = facts_of_attack(attack.method) if attack.method else {}
+            return f"attack ({attack.source})", _text(attack), facts
+    for defense in defenses:
+        if defense.name == name:
+            facts = facts_of_defense(defense.method) if defense.method else {}
+            return f"defense ({defense.source})", _text(defense), facts
+    known = [*(attack.name for attack in attacks), *(defense.name for defense in defenses)]
+    raise ConfigError(f"there is no attack or defense named {name!r}; {suggestion(name, known)}")
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _text(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
+    return sentence(listed) if listed.problem or listed.method is None else text_of(listed.method)
+
+
+def _sees(attack: type[AttackMethod]) -> str:
+    if issubclass(attack, InferenceAttack):
+        return "the trained bottom model and its embeddings"
+    if issubclass(attack, MemoryAttack):
+        return "all gradients that came for each row"
+    if issubclass(attack, JointAttack):
+        return "gradients, own columns and embeddings"
+    return f"the {attack.sees} of one step"

@@ -1,0 +1,68 @@
+"""The files by which others follow a training: its state while it lasts, and its log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import pytest
+
+from flower_vfl.apps import run
+from flower_vfl.apps.live import LIVE, LOG, LiveState, read_live
+from flower_vfl.strategies import Observer
+from tests.toys import toy_config, toy_data
+
+
+def test_a_training_leaves_its_log_and_its_state_only_while_it_lasts(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "flower_vfl")
+    seen = []
+
+    class Looking(Observer):
+        def on_start(self, steps, epochs, parties):
+            seen.append(read_live(out))
+
+    out = tmp_path / "run"
+    run(toy_config(training={"epochs": 1}), data=lambda _: toy_data(), out=out, observers=(Looking(),))
+    (state,) = seen
+    assert (state["steps"], state["epochs"]) == (9, 1)
+    assert set(state["parties"]) == {"a", "b"}
+    assert state["parties"]["a"]["reconnects"] == 0
+    assert not (out / LIVE).exists()
+    assert "training: epochs: 1, steps: 9, with a, b" in (out / LOG).read_text()
+    assert {(out / LOG).stat().st_mode & 0o777} == {0o600}
+    assert not [
+        handler for handler in logging.getLogger("flower_vfl").handlers if type(handler) is logging.StreamHandler
+    ]
+
+
+def test_the_speed_is_that_of_the_last_seconds_and_a_full_disk_ends_nothing(tmp_path, monkeypatch):
+    now = [100.0]
+    live = LiveState(lambda: now[0])
+    live.open(tmp_path)
+    live.on_start(1000, 2, ("a",))
+    for step in range(80):
+        now[0] += 0.5 if step < 20 else 0.1  # 2 steps a second, then 10
+        live.on_step(step, 1, 0.5, math.nan)
+    state = read_live(tmp_path)
+    assert state["speed"] == pytest.approx(10.0)
+    assert 50 < state["step"] <= 80
+    assert (tmp_path / LIVE).stat().st_mode & 0o777 == 0o600
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    now[0] += 10.0
+    live.on_step(80, 1, 0.5, math.nan)
+    live.close()
+    assert read_live(tmp_path) is None
+
+
+def test_a_state_that_another_process_wrote_wrongly_is_read_as_far_as_it_is_one(tmp_path):
+    for text in ("", "[]", "{", '"x"', "[" * 100_000):
+        (tmp_path / LIVE).write_text(text)
+        assert not read_live(tmp_path)
+    wrong = {"step": True, "steps": "9", "epoch": 3, "speed": float("nan"), "parties": {"a": [1], "b": {"queued": 2}}}
+    (tmp_path / LIVE).write_text(json.dumps(wrong))
+    assert read_live(tmp_path) == {"epoch": 3, "parties": {"a": {}, "b": {"queued": 2}}}
