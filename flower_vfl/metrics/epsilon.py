@@ -110,9 +110,7 @@ def _with_delta(v: int, r: int, delta: float, canaries: int, beta: float) -> flo
     return low
 
 
-def odds_bound(
-    right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: float = 0.05
-) -> NDArray[np.float64]:
+def odds_bound(right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: float = 0.05) -> NDArray[np.float64]:
     r"""Return the epsilon that guesses of labels with known odds exceed with confidence 1 - beta.
 
     No label need be tossed where labels are independent given what else is known of the rows,

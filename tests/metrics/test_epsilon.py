@@ -23,7 +23,8 @@ AUDITS, MOST = 1000, 67
 
 
 @pytest.mark.parametrize(
-    ("canaries", "guesses", "right", "delta", "bound"), [(1000, 100, 75, 1e-4, 0.673), (100_000, 1510, 1439, 1e-5, 2.676)]
+    ("canaries", "guesses", "right", "delta", "bound"),
+    [(1000, 100, 75, 1e-4, 0.673), (100_000, 1510, 1439, 1e-5, 2.676)],
 )
 def test_the_bound_with_a_delta_is_the_published_one(canaries, guesses, right, delta, bound):
     found = coin_bound(right, guesses, delta=delta, canaries=canaries)
