@@ -33,6 +33,7 @@ SHARES = (1.0, 0.25, 0.0625)
 _FARTHEST = 8.0
 _SUREST = 1e-4
 _WEIGHED = 3
+_ERRORS = 2.0
 _FEWEST_OF_CLASS = 10
 
 Floats = NDArray[np.float64]
@@ -191,11 +192,13 @@ def _against(known: Candidate, reader: Candidate, columns: Floats | None = None)
         seen = np.concatenate([seen, more], axis=1)
     truth = np.concatenate([reader.labels_of(part) for part in parts])
     weighed = np.arange(len(truth)) < len(reader.scores_of(CHOOSE))
-    prior = _fitted(odds, truth, weighed)
-    return _guesses(seen, odds, truth, prior, weighed)
+    prior, error = _fitted(odds, truth, weighed)
+    return _guesses(seen, odds, truth, prior, weighed, error=error)
 
 
-def _guesses(seen: Floats, odds: Floats, truth: Truth, prior: Floats, weighed: Truth) -> _Guesses:
+def _guesses(
+    seen: Floats, odds: Floats, truth: Truth, prior: Floats, weighed: Truth, *, error: Floats | float = 0.0
+) -> _Guesses:
     """Return guesses of the rows that are not weighed: the label that became likelier than it was.
 
     Parameters
@@ -206,25 +209,38 @@ def _guesses(seen: Floats, odds: Floats, truth: Truth, prior: Floats, weighed: T
         (n,) true labels, and which rows serve to weigh the scores by logistic regression.
     prior : NDArray
         (n,) the probability of the label before any message was seen.
+    error : NDArray or float
+        The standard error of its logit; each guess is given the odds that are two of them better for it.
     """
-    posterior = _fitted(np.concatenate([odds, seen], axis=1), truth, weighed)
-    moved = _logit(posterior) - _logit(prior)
+    from scipy.special import expit, logit
+
+    posterior, _ = _fitted(np.concatenate([odds, seen], axis=1), truth, weighed)
+    moved = logit(posterior) - logit(prior)
     chance = [np.where(truth, p, 1.0 - p)[weighed] for p in (posterior, prior)]
     rest = np.flatnonzero(~weighed)
     order = rest[np.argsort(-np.abs(moved[rest]), kind="stable")]
     guess = moved[order] > 0.0
-    priors = np.where(guess, prior[order], 1.0 - prior[order])
+    likely = np.where(guess, prior[order], 1.0 - prior[order])
+    priors = expit(logit(likely) + _ERRORS * np.broadcast_to(error, prior.shape)[order])
     return _Guesses(guess == truth[order], priors, float(np.log(chance[0]).mean() - np.log(chance[1]).mean()))
 
 
-def _fitted(columns: Floats, truth: Truth, weighed: Truth) -> Floats:
-    """Return the probability of the label (n,) by a logistic regression on columns (n, k) of the weighed rows."""
+def _fitted(columns: Floats, truth: Truth, weighed: Truth) -> tuple[Floats, Floats]:
+    """Return the probability of the label (n,) by a logistic regression on columns (n, k) of the weighed rows.
+
+    Beside it stands the standard error of its logit, (n,), by the Fisher information.
+    """
     from sklearn.linear_model import LogisticRegression
 
     centre, scale = columns[weighed].mean(axis=0), columns[weighed].std(axis=0)
     z = np.clip((columns - centre) / np.where(scale > 0.0, scale, 1.0), -_FARTHEST, _FARTHEST)
     model = LogisticRegression().fit(z[weighed], truth[weighed])
-    return np.asarray(np.clip(model.predict_proba(z)[:, 1], _SUREST, 1.0 - _SUREST))
+    share = np.clip(model.predict_proba(z)[:, 1], _SUREST, 1.0 - _SUREST)
+    design = np.column_stack([np.ones(len(z)), z])
+    spread = (share * (1.0 - share))[weighed]
+    information = (design[weighed] * spread[:, None]).T @ design[weighed] + np.diag([0.0, *np.ones(z.shape[1])])
+    error = np.sqrt(np.einsum("nk,nk->n", design, np.linalg.solve(information, design.T).T))
+    return np.asarray(share), np.asarray(error)
 
 
 def _bounds(guesses: _Guesses, eta: float, beta: float) -> list[float]:
@@ -239,10 +255,6 @@ def _same_class(found: Sequence[Candidate], reader: Candidate) -> Candidate | No
 def _rarer(truth: Truth) -> int:
     count = int(np.count_nonzero(truth))
     return min(count, len(truth) - count)
-
-
-def _logit(p: Floats) -> Floats:
-    return np.asarray(np.log(p) - np.log1p(-p))
 
 
 def _entry(one: Evidence, reader: Candidate, tried: list[dict[str, Any]]) -> dict[str, Any]:
