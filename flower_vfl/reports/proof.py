@@ -170,7 +170,7 @@ def epsilon_of(result: Result) -> Epsilon | None:
     proof, found = proof_of(result), measurement_of(result)
     if proof is None and found is None:
         return None
-    last = result["utility"].get("last") or {}
+    last = (result.get("utility") or {}).get("last") or {}
     entries = (result.get("epsilon") or {}).get("parties") or [{}]
     audit = next((one for one in entries if found is not None and one.get("party") == found.party), entries[0])
     prior = (result.get("dataset") or {}).get("positives")
