@@ -12,7 +12,7 @@ from flower_vfl.auditing.proof import Measurement, Proof, measurement_of, proof_
 from flower_vfl.reports.words import grade, number, percent
 
 CANARIES = 1000
-"""Canaries that a report recommends: they refute half of the noise at an epsilon of 0.5 with a power of 0.95."""
+"""Canaries that a report recommends: they refute a claim of 0.5 or more with half of its noise, by a power of 0.95."""
 
 MECHANISMS = {"local_head": "randomised response", "label_dp": "randomised response"}
 """What a defense proves its epsilon by."""
