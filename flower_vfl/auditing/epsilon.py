@@ -42,7 +42,7 @@ Truth = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What informed readers say of rows that they were not fitted to.
+    """The scores of informed readers of rows that they were not fitted to.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What is proven of a run, beside what was measured of it: an upper bound on epsilon, and a lower one."""
+"""Proof and measurement of a run: an upper bound on epsilon, and a lower one."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 LARGEST = 30.0
-"""The largest epsilon that is looked for."""
+"""The largest bound that is returned."""
 
 _HALVINGS = 26
 _SHORT = 9
