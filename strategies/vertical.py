@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_vfl.attacks import Attack, InferenceAttack, JointAttack, MemoryAttack, make_attacks
+from flower_vfl.auditing.canaries import NO_CANARIES, Canaries
 from flower_vfl.auditing.evaluator import AuditLabels, check_side_information
 from flower_vfl.auditing.joint import check_joint_attacks
 from flower_vfl.auditing.longitudinal import check_memory_attacks
@@ -118,6 +119,7 @@ class VerticalStrategy(HookedStrategy):
         self._ids = ids
         self._class_weights: Tensor | None = None
         self._prepared: NDArray[Any] | None = None
+        self.canaries = NO_CANARIES
 
     def _check_attacks(self) -> None:
         """Refuse attacks that this data cannot be attacked with."""
@@ -193,6 +195,21 @@ class VerticalStrategy(HookedStrategy):
     def settle_secret(self, secret: Secret) -> None:
         """Take a root of randomness where none was given or used before."""
         self._secret = self._secret or secret
+
+    def plant_canaries(self, rows: Rows) -> None:
+        """Replace labels of some of the rows (n,) that are trained on by coins, as many as the configuration says.
+
+        From here on the coins are the labels, for training and for every measurement.
+
+        Raises
+        ------
+        ConfigError
+            Where there are too few rows for so many.
+        """
+        count, classes = self.config.attack.canaries, self.labels.classes
+        if count:
+            self.canaries = Canaries.draw(rows, count, classes, self.secret)
+            self.labels = Labels(self.canaries.into(self.labels.train), self.labels.test, classes)
 
     @property
     def follows_ids(self) -> bool:

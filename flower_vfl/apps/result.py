@@ -176,6 +176,7 @@ def summarise(
         "best_by": outcome.best_by,
         **({} if periods is None else {"periods": describe_periods(outcome.epochs, periods)}),
         "leakage": outcome.leakage,
+        **({"epsilon": outcome.epsilon} if outcome.epsilon else {}),
         "rebuild": rebuild(outcome.leakage, outcome.of_model, classes=data["classes"], share=config.attack.rebuilt),
         "cost": {
             "steps": outcome.steps,

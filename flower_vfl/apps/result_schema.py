@@ -13,7 +13,19 @@ from flower_vfl.errors import InputError
 SECTIONS = {"dataset": dict, "defenses": list, "utility": dict, "leakage": list, "cost": dict}
 OPTIONAL = {
     **dict.fromkeys(
-        ("weights", "environment", "alone", "alone_better", "parties", "model", "budget", "verdict", "worth"), dict
+        (
+            "weights",
+            "environment",
+            "alone",
+            "alone_better",
+            "parties",
+            "model",
+            "budget",
+            "verdict",
+            "worth",
+            "epsilon",
+        ),
+        dict,
     ),
     **dict.fromkeys(("attacks", "rebuild"), list),
     "baseline": str,
@@ -59,6 +71,7 @@ def checked_result(path: Path) -> dict[str, Any]:
             raise InputError(f"{path}: every entry of 'attacks' must have a list 'needs' and a number 'hints'.")
     _check_leaks(path, result["leakage"])
     _check_budget(path, result.get("budget", {}))
+    _check_epsilon(path, result)
     return result
 
 
@@ -97,6 +110,23 @@ def _check_budget(path: Path, budget: Mapping[str, Any]) -> None:
                 f"{path}: the budget has a limit, and what was reached after each epoch, of the leak and of the bound; "
                 f"it has {key!r}: {entry!r}."
             )
+
+
+def _check_epsilon(path: Path, result: Mapping[str, Any]) -> None:
+    for defense in result["defenses"]:
+        proven = defense.get("proven")
+        known = isinstance(proven, dict) and _numbers([proven.get("epsilon"), proven.get("auc")], float | int)
+        if proven is not None and not known:
+            raise InputError(f"{path}: 'proven' of a defense has numbers 'epsilon' and 'auc'; it is {proven!r}.")
+    found = result.get("epsilon", {})
+    if not found:
+        return
+    numbers = [found.get("confidence"), *([] if found.get("lower") is None else [found["lower"]])]
+    parties = found.get("parties")
+    if not (_numbers(numbers, float | int) and isinstance(parties, list) and all(isinstance(p, dict) for p in parties)):
+        raise InputError(
+            f"{path}: 'epsilon' has a confidence, a lower bound or null, and an entry for each party; it has {found!r}."
+        )
 
 
 def _check_leaks(path: Path, leakage: Sequence[Mapping[str, Any]]) -> None:

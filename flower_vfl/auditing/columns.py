@@ -103,6 +103,49 @@ def read_with_columns(
     return {**entry, "rows_of": "train", **measured(chosen, found, baseline)}
 
 
+def read_background(
+    tables: Sequence[PartyTable],
+    rows: NDArray[np.int64],
+    embeddings: torch.Tensor,
+    y: NDArray[np.int64],
+    parts: NDArray[np.int8],
+    *,
+    classes: int,
+    positives: Sequence[int],
+) -> list[Candidate]:
+    """Return readers of columns and embeddings, without any gradient: they give the odds of labels.
+
+    Parameters
+    ----------
+    tables : Sequence[PartyTable]
+        All columns that are at hand.
+    rows : NDArray
+        (n,) rows of the training table.
+    embeddings : Tensor
+        (n, E) all parties' last embeddings that are known of these rows.
+    y, parts : NDArray
+        (n,) classes, and what each row is for.
+    classes : int
+        Number of classes.
+    positives : Sequence[int]
+        Classes that are read.
+    """
+    if tables:
+        view = joint_view(tables, rows, torch.zeros(len(rows), 0), embeddings)
+        coded, ordered = _matrices(view.train, words=view.words)
+    else:
+        coded = ordered = as_rows(embeddings).float().cpu().numpy()
+    bare = Sample(np.zeros((len(y), 0), dtype=np.float32), y, parts)
+    linear: Mapping[str, Fit] = {"linear": DISCRIMINANTS["linear"]}
+    trees: Mapping[str, Fit] = {"trees": partial(LEARNERS["trees"], most=MOST_FIT)}
+    return [
+        candidate
+        for matrix, fits in ((coded, linear), (ordered, trees))
+        if matrix.shape[1]
+        for candidate in candidates(bare.with_columns(matrix), fits, EPOCHS, classes=classes, positives=positives)
+    ]
+
+
 def _read(bare: Sample, matrices: list[Matrix], *, classes: int, positives: Sequence[int]) -> list[Candidate]:
     """Fit discriminants and a network to columns that are 0 or 1 for each category, trees to category numbers."""
     coded, ordered = (bare.with_columns(matrix) for matrix in matrices)

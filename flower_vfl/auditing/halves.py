@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_vfl.rng import scattered
 
-FIT, CHOOSE, SCORE = 0, 1, 2
+FIT, CHOOSE, SCORE, CANARY = 0, 1, 2, 3
 """The purposes of the parts of the rows; a row stays in its part over the epochs."""
 
 _SHARES = (0.35, 0.5)
@@ -24,6 +24,8 @@ class Split:
     ----------
     seed
         Its seed, from the label party's secret, so that no party knows the rows on which its gradients are scored.
+    canaries
+        (m,) rows whose labels are coins, sorted: they are in no other part.
 
     Examples
     --------
@@ -33,10 +35,13 @@ class Split:
     """
 
     seed: int
+    canaries: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64), compare=False)
 
     def parts(self, rows: NDArray[np.integer]) -> NDArray[np.int8]:
-        """Return the part of each row (n,) of the table: `FIT`, `CHOOSE` or `SCORE`."""
-        return np.digitize(self.places(rows), _SHARES).astype(np.int8)
+        """Return the part of each row (n,) of the table: `FIT`, `CHOOSE`, `SCORE` or `CANARY`."""
+        found = np.digitize(self.places(rows), _SHARES).astype(np.int8)
+        found[np.isin(rows, self.canaries)] = CANARY
+        return found
 
     def places(self, rows: NDArray[np.integer], purpose: int = 0) -> NDArray[np.float64]:
         """Return a number from 0 to 1 for each row (n,); for another purpose another one."""

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.attacks.joint import JointView
+from flower_vfl.attacks.joint.regression import evidence
 from flower_vfl.attacks.longitudinal.base import centred_in_batch_units
 from flower_vfl.attacks.longitudinal.direction import score as direction_score
 from flower_vfl.attacks.rows import as_rows
 from flower_vfl.auditing.collected import Collected
 from flower_vfl.auditing.columns import joint_view, read_with_columns
 from flower_vfl.auditing.entries import AUDIT
+from flower_vfl.auditing.epsilon import Evidence
 from flower_vfl.auditing.features import GradientFeatures, with_embeddings
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.members import ALONE, Members
@@ -161,6 +163,7 @@ class InformedAudit:
         self._pending: list[tuple[int, int, Rows, Tensor, Tensor]] = []
         self._entries: list[dict[str, Any]] | None = None
         self._with_columns: list[dict[str, Any]] = []
+        self._evidence = Evidence(party, np.zeros(0, dtype=np.int64), np.zeros((0, 0)), (), ())
 
     def observe(self, step: int, epoch: int, rows: Rows, z: Tensor, g: Tensor, widths: Sequence[int] = ()) -> None:
         """Take in one step: embeddings (B, ...) that came and gradients (B, ...) that leave.
@@ -262,7 +265,7 @@ class InformedAudit:
     def _panel_sample(self) -> tuple[Sample, Views, Views] | None:
         """Return the panel's rows, their gradients over all epochs and their last embeddings, as inputs of readers."""
         panel = self._panel
-        if panel is None or not len(panel.rows) or int(panel.times.amax()) < 2:
+        if panel is None or not len(panel.rows):
             return None
         rows = panel.arrived
         times = torch.log(panel.times.clamp(min=1).float())[rows]
@@ -332,23 +335,52 @@ class InformedAudit:
             self._panel.settle()
         if not self._kept.steps:
             self._kept, self._now = self._now, Collected()  # ended within the first epoch
-        whole, sample, panel = self._fits, self._sample(self._kept), self._panel_sample()
+        whole, sample = self._fits, self._sample(self._kept)
         gradients, z = self._features.views(self._kept.columns), self._members.views(self._kept.embeddings)
         alone = [*self._read(sample, gradients, EPOCH, whole), *self._read(sample, gradients, BATCH, WITHIN_BATCH)]
         both = [(name, with_embeddings(x, own)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
         joint, baselines = self._read(sample, both, EPOCH, whole), {EPOCH: self._read(sample, z, EPOCH, whole)}
-        if panel is not None:
-            rows, gradients, z = panel
-            alone += self._read(rows, gradients, EPOCHS, whole)
-            both = [(name, torch.cat([x, own], dim=1)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
-            joint += self._read(rows, both, EPOCHS, whole)
-            baselines[EPOCHS] = self._read(rows, z, EPOCHS, whole)
+        repeated = self._panel is not None and bool((self._panel.times > 1).any())
+        followed = self._read_panel(whole if repeated else DISCRIMINANTS)
+        if repeated:  # of rows that came once the readers of an epoch say as much
+            alone, joint = alone + followed[0], joint + followed[1]
+            baselines[EPOCHS] = followed[2]
         missing = "" if sample.readable(self._positives) else sample.lacking(self._positives[0])
         self._entries = [
             self._entry([_GRADIENTS], alone, None, missing),
             self._entry([_GRADIENTS, _EMBEDDINGS], joint, baselines, missing),
         ]
         self._now, self._kept, self._panel = Collected(), Collected(), None
+
+    def _read_panel(self, fits: Mapping[str, Fit]) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
+        """Let readers read the panel: its gradients, these with embeddings, embeddings alone; keep what they say."""
+        panel = self._panel_sample()
+        if panel is None or self._panel is None:
+            return [], [], []
+        rows, gradients, z = panel
+        alone = self._read(rows, gradients, EPOCHS, fits)
+        both = [(name, torch.cat([x, own], dim=1)) for (name, x), (_, own) in zip(gradients, z, strict=True)]
+        joint, baselines = self._read(rows, both, EPOCHS, fits), self._read(rows, z, EPOCHS, fits)
+        at = self._panel.arrived
+        columns = [evidence(mean) for _, mean in self._members.views(self._panel.mean[at])]
+        self._evidence = Evidence(
+            self._party, self._panel.rows[at.numpy()], torch.cat(columns, dim=1).numpy(), [*alone, *joint], baselines
+        )
+        return alone, joint, baselines
+
+    def take_evidence(self) -> Evidence:
+        """Return what readers say of rows that they were not fitted to, after `finish`, and let go of it."""
+        found, self._evidence = self._evidence, replace(self._evidence, readers=(), without=())
+        return found
+
+    @property
+    def followed(self) -> tuple[NDArray[np.int64], Tensor]:
+        """The rows (n,) that were followed over the epochs, before `finish`, and their last embeddings (n, E)."""
+        panel = self._panel
+        if panel is None:
+            return np.zeros(0, dtype=np.int64), torch.zeros(0, 0)
+        panel.settle()
+        return panel.rows[panel.arrived.numpy()], panel.embeddings[panel.arrived]
 
     def _entry(
         self,

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -23,6 +24,8 @@ from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.embedding.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.joint import JointAttack
 from flower_vfl.attacks.longitudinal.base import MemoryAttack
+from flower_vfl.auditing.columns import read_background
+from flower_vfl.auditing.epsilon import audit_epsilon
 from flower_vfl.auditing.evaluator import TOGETHER, AttackEvaluator, AuditLabels, Reference
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.informed import DIRECTION, InformedAudit
@@ -30,6 +33,7 @@ from flower_vfl.auditing.joint_view import group_unavailable, read_group
 from flower_vfl.auditing.longitudinal import LongitudinalEvaluator
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.auditing.selection import Candidate
 from flower_vfl.auditing.trained_model import TrainedModelEvaluator
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.errors import FlowerVflError
@@ -110,7 +114,7 @@ class LeakageMonitor:
     informed : int
         Rows of each party that are kept for readers that are fitted to the labels; 0: none.
     split : Split
-        The rows that these readers are fitted to and scored on.
+        The rows that these readers are fitted to and scored on, and those whose labels are coins.
     """
 
     def __init__(
@@ -135,6 +139,8 @@ class LeakageMonitor:
         self._trained_entries: list[dict[str, Any]] = []
         self._joint = [attack for attack in attacks if isinstance(attack, JointAttack)]
         self._joint_entries: list[dict[str, Any]] = []
+        self.epsilon: dict[str, Any] = {}
+        """The lower bounds on epsilon, ``epsilon`` of `result.json`; empty before the end and without readers."""
         longitudinal = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self._every, self._defended, self._recorder = every, defended, recorder
         self._informed, self._split = informed, split
@@ -348,17 +354,64 @@ class LeakageMonitor:
             *self._trained_entries,
         ]
 
-    def finish_audit(self, columns: Columns | None = None) -> None:
+    def finish_audit(self, columns: Columns | None = None, own: PartyTable | None = None) -> None:
         """Let the readers that are fitted to the labels read what was kept for them; once, when training has ended.
 
         With the parties' columns, which a simulation has, readers of gradients with columns run, too, and the joint
-        attacks on what colluding parties have together.
+        attacks on what colluding parties have together. What readers guess bounds epsilon from below; ``own`` are the
+        label party's columns, from which the odds of labels are estimated, too.
         """
+        followed = [view.informed.followed for view in self._sent if view.informed and len(view.parties) == 1]
         for view in self._sent:
             if columns is not None:
                 self._read_columns(view, columns)
             if view.informed is not None:
                 view.informed.finish()
+        if self._informed:
+            self.epsilon = self._audit_epsilon(self._tables(columns, own), followed)
+
+    def _tables(self, columns: Columns | None, own: PartyTable | None) -> list[PartyTable]:
+        """Return all columns that are at hand."""
+        tables = [] if own is None else [own]
+        try:
+            parties = [] if columns is None else [view.parties[0] for view in self._sent if len(view.parties) == 1]
+            features = [columns(party) for party in parties] if columns is not None else []
+        except (FlowerVflError, OSError) as error:
+            _log.warning("the odds of labels are estimated without the parties' columns: %s", reason_of(error))
+            return tables
+        return [*features, *tables]
+
+    def _audit_epsilon(
+        self, tables: Sequence[PartyTable], followed: Sequence[tuple[NDArray[np.int64], Tensor]]
+    ) -> dict[str, Any]:
+        """Return the lower bounds on epsilon from what readers say, see `audit_epsilon`."""
+        found = [view.informed.take_evidence() for view in self._sent if view.informed is not None]
+        background: list[list[Candidate]] = [[] for _ in found]
+        if not self._split.canaries.size:
+            known: dict[bytes, list[Candidate]] = {}
+            for place, one in enumerate(found):
+                if one.readers and one.rows.tobytes() not in known:
+                    known[one.rows.tobytes()] = self._background(one.rows, tables, followed)
+                background[place] = known.get(one.rows.tobytes(), [])
+        return audit_epsilon(found, background, classes=self._labels.classes, canaries=self._split.canaries.size)
+
+    def _background(
+        self,
+        rows: NDArray[np.int64],
+        tables: Sequence[PartyTable],
+        followed: Sequence[tuple[NDArray[np.int64], Tensor]],
+    ) -> list[Candidate]:
+        """Return readers of these rows without gradients, by all columns and embeddings that are known of each."""
+        known = [z[at.searchsorted(rows)] for at, z in followed if at.size and bool(np.isin(rows, at).all())]
+        return read_background(
+            tables,
+            rows,
+            torch.cat([torch.zeros(len(rows), 0), *known], dim=1),
+            self._labels.at(rows).astype(np.int64),
+            self._split.parts(rows),
+            classes=self._labels.classes,
+            positives=list(self._labels.positives),
+        )
 
     def _read_columns(self, view: _View, columns: Columns) -> None:
         """Let readers and, of several parties, joint attacks read gradients together with columns."""

@@ -27,7 +27,8 @@ SHORTEST = 1e-6
 class Membership:
     """A choice of rows of a table, drawn from their numbers, so that a resumed run makes the same one.
 
-    Half is drawn from all rows, half evenly from the classes: readers need enough rows of a rare one.
+    Half is drawn from all rows, half evenly from the classes: readers need enough rows of a rare one. Canaries are all
+    followed.
 
     Parameters
     ----------
@@ -36,7 +37,7 @@ class Membership:
     labels : NDArray
         (N,) class of each row.
     classes, count : int
-        Number of classes, and of rows that are wanted, about.
+        Number of classes, and of rows that are wanted, about; canaries are not counted.
     """
 
     def __init__(self, split: Split, labels: NDArray[Any], classes: int, count: int) -> None:
@@ -59,7 +60,7 @@ class Membership:
     def of(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Return which rows (n,) are followed."""
         by_class = self._split.places(rows, _BY_CLASS) < self._of_class[self._labels[rows].astype(np.int64)]
-        return np.asarray(self.drawn(rows) | by_class)
+        return np.asarray(self.drawn(rows) | by_class | np.isin(rows, self._split.canaries))
 
     def all(self) -> NDArray[np.int64]:
         """Return all rows (n,) that are followed, sorted."""

@@ -87,8 +87,8 @@ class Candidate:
         The class that it reads.
     chosen_by
         Its AUC on the rows on which one of the readers is chosen.
-    scores
-        (m,) its scores of the rows to score, in their order.
+    held
+        (m,) its scores of all rows that it was not fitted to, in their order.
     sample
         The rows.
     member
@@ -99,7 +99,7 @@ class Candidate:
     span: str
     positive: int
     chosen_by: float
-    scores: NDArray[np.float64] = field(repr=False)
+    held: NDArray[np.float64] = field(repr=False)
     sample: Sample = field(repr=False)
     member: str = ""
 
@@ -109,10 +109,24 @@ class Candidate:
         found = {"reader": self.reader, "span": self.span, "positive_class": self.positive}
         return {**found, "member": self.member} if self.member else found
 
+    def scores_of(self, part: int) -> NDArray[np.float64]:
+        """Return its scores of the rows of a part, other than those that it was fitted to."""
+        parts = self.sample.parts
+        return np.asarray(self.held[parts[parts != FIT] == part])
+
+    def labels_of(self, part: int) -> NDArray[np.bool_]:
+        """Return which rows of a part are of the class."""
+        return np.asarray(self.sample.y[self.sample.parts == part] == self.positive)
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """Its scores of the rows to score, (k,)."""
+        return self.scores_of(SCORE)
+
     @property
     def labels(self) -> NDArray[np.bool_]:
-        """True for the rows to score that are of the class, (m,)."""
-        return np.asarray(self.sample.y[self.sample.parts == SCORE] == self.positive)
+        """True for the rows to score that are of the class, (k,)."""
+        return self.labels_of(SCORE)
 
 
 def candidates(
@@ -139,7 +153,7 @@ def candidates(
                 along = _ranks_within(along, sample.batches[others])
             choose = parts == CHOOSE
             auc = leak_auc(along[choose], true[choose] == positive)
-            yield Candidate(name, span, positive, auc, along[parts == SCORE], sample)
+            yield Candidate(name, span, positive, auc, along, sample)
 
 
 def best(found: Sequence[Candidate]) -> Candidate | None:

@@ -26,8 +26,9 @@ from flower_vfl.auditing.entries import (
     turned,
     unrepeated,
 )
+from flower_vfl.auditing.proof import measurement_of, proof_of
 
-LEAKS, NO_LEAK, NOT_TESTED = "leaks", "no leak found", "not tested"
+LEAKS, NO_LEAK, NOT_TESTED, PROVEN = "leaks", "no leak found", "not tested", "proven"
 """The values of a verdict's ``status``."""
 
 LEVEL = 0.05
@@ -83,6 +84,9 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     cut, each informed reader and each gain, of all parties. Oracles never count. Where nothing leaks, but an attack
     that is known to break the defense or the informed readers did not run, the status is ``not tested``.
 
+    Where a defense proves an epsilon the status is ``proven``: what tests find is then what the columns tell, and what
+    the proof allows. Only a lower bound on epsilon above the proven one, measured by canaries, makes it ``leaks``.
+
     Parameters
     ----------
     result
@@ -95,14 +99,18 @@ def verdict_of(result: Result, *, level: float = LEVEL) -> dict[str, Any]:
     -------
     dict
         ``status``, ``level``, ``tests`` (how many there were), and ``parties``: for each ``party``, ``status``,
-        ``leak``, ``gain`` and ``not_run``, see docs/decisions/0024-verdict.md.
+        ``leak``, ``gain`` and ``not_run``, see docs/decisions/0024-verdict.md; ``refuted`` where something is proven.
     """
-    findings = list(_findings(result))
+    findings, proof = list(_findings(result)), proof_of(result)
     alarm = level / max(1, len(findings))
+    refuted = proof is not None and proof.refuted_by(measurement_of(result))
     parties = [_of_party(result, party, findings, alarm) for party in parties_of(result)]
+    if proof is not None:
+        parties = [{**party, "status": LEAKS if refuted else PROVEN} for party in parties]
     statuses = {party["status"] for party in parties} or {NOT_TESTED}
-    status = next(status for status in (LEAKS, NOT_TESTED, NO_LEAK) if status in statuses)
-    return {"status": status, "level": level, "tests": len(findings), "parties": parties}
+    status = next(status for status in (LEAKS, NOT_TESTED, PROVEN, NO_LEAK) if status in statuses)
+    more = {} if proof is None else {"refuted": refuted}
+    return {"status": status, "level": level, "tests": len(findings), "parties": parties, **more}
 
 
 def parties_of(result: Result) -> list[str]:

@@ -300,6 +300,12 @@ class AttackConfig(Section):
         le=2**24,
         description="rows of each party that the monitor keeps for readers fitted to labels, in bounded memory; 0: off",
     )
+    canaries: int = Field(
+        default=0,
+        ge=0,
+        le=65536,
+        description="rows whose labels are replaced by coins, to measure epsilon by; costs utility; 0: none",
+    )
     positives: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list,
         description="classes that gradient attacks look for, in turn; empty: class 1 of two classes, each of more",
@@ -347,9 +353,18 @@ class AttackConfig(Section):
             raise ValueError("steps are at least 0, and [] keeps no snapshot")
         return steps
 
+    @model_validator(mode="after")
+    def _read_canaries(self) -> Self:
+        if self.canaries and not (self.monitor and self.informed):
+            raise ValueError(
+                f"attack.canaries is {self.canaries}, and nobody would read them: set attack.monitor = true and "
+                "attack.informed above 0, or attack.canaries = 0"
+            )
+        return self
+
     def without_attacks(self) -> Self:
         """Return the section of a run that nothing attacks and that has no limit."""
-        return self.model_copy(update={"names": [], "informed": 0, "max_leak": 1.0, "max_bound": 1.0})
+        return self.model_copy(update={"names": [], "informed": 0, "canaries": 0, "max_leak": 1.0, "max_bound": 1.0})
 
     def cadence(self, steps: int) -> int:
         """Return at which of so many steps attacks are scored: each so many.

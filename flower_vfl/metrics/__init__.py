@@ -11,6 +11,7 @@ from flower_vfl.metrics.certificate import (
     one_against_rest_bound,
 )
 from flower_vfl.metrics.embeddings import Embeddings, compact, pair_angles, sample_rows
+from flower_vfl.metrics.epsilon import audit_power, coin_bound, guesses_needed, odds_bound, poisson_binomial_tail
 from flower_vfl.metrics.interval import auc_interval, mean_interval, mean_share_interval, share_interval
 from flower_vfl.metrics.leakage import detection_error, leak_auc, separation
 from flower_vfl.metrics.multiclass import balanced_accuracy, macro_auc, recalls
@@ -37,11 +38,14 @@ __all__ = [
     "auc_difference",
     "auc_interval",
     "auc_p_value",
+    "audit_power",
     "balanced_accuracy",
+    "coin_bound",
     "compact",
     "detection_error",
     "detection_error_bound",
     "exceedances",
+    "guesses_needed",
     "leak_auc",
     "macro_auc",
     "mean_interval",
@@ -49,8 +53,10 @@ __all__ = [
     "nearest_rank",
     "null_quantile",
     "observations",
+    "odds_bound",
     "one_against_rest_bound",
     "pair_angles",
+    "poisson_binomial_tail",
     "recalls",
     "sample_rows",
     "separation",

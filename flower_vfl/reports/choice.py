@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flower_vfl.auditing.verdict import LEAKS, NO_LEAK, NOT_TESTED
+from flower_vfl.auditing.verdict import LEAKS, NO_LEAK, NOT_TESTED, PROVEN
 from flower_vfl.reports.headline import TONES, signed
+from flower_vfl.reports.proof import upper
 from flower_vfl.reports.ranking import validation
 from flower_vfl.reports.words import METRICS, listed, number, undefended
 
@@ -39,7 +40,8 @@ def choice_of(rows: Sequence[Row], measure: str) -> Choice:
     """Return what to recommend among the runs that ended, and why.
 
     A run is chosen by validation, never by the test set. Where no run is free of a found leak there is none to
-    recommend: the one that leaks least stands in the sentence with what it costs.
+    recommend: the one that leaks least stands in the sentence with what it costs. A proof is no finding: where some
+    runs have one, and no other run is free of a found leak, the one with the smallest epsilon is named.
 
     Parameters
     ----------
@@ -49,10 +51,12 @@ def choice_of(rows: Sequence[Row], measure: str) -> Choice:
         The utility of the test set that is shown beside: ``test_auc`` or ``test_accuracy``.
     """
     ended = [row for row in rows if row["run"].ended]
-    by_status = {s: [row for row in ended if row["headline"].status == s] for s in (NO_LEAK, NOT_TESTED, LEAKS)}
-    free, untested, leaking = by_status.values()
+    statuses = (NO_LEAK, PROVEN, NOT_TESTED, LEAKS)
+    free, proven, untested, leaking = ([row for row in ended if row["headline"].status == s] for s in statuses)
     if free:
         return _among(free, leaking, measure)
+    if proven:
+        return _with_proof(proven, leaking, measure)
     if untested:
         names = listed([_name(row) for row in untested])
         return Choice(
@@ -93,6 +97,21 @@ def _among(free: Sequence[Row], leaking: Sequence[Row], measure: str) -> Choice:
         f"Recommended: {_name(row)}. {found}",
         f"{_utility(row, measure)}{why}{others}",
         TONES[NO_LEAK],
+        row,
+    )
+
+
+def _with_proof(proven: Sequence[Row], leaking: Sequence[Row], measure: str) -> Choice:
+    """Name the run with the smallest proven epsilon; how much is too much is not ours to say."""
+    row = min(proven, key=lambda row: float(row["headline"].epsilon.proof.epsilon))
+    epsilon = upper(row["headline"].epsilon.proof.epsilon)
+    why = f" Of {len(proven)} runs with a proof its epsilon is the smallest." if len(proven) > 1 else ""
+    others = f" {_count(leaking, 'leak')} without a proof." if leaking else ""
+    return Choice(
+        f"Proven: {_name(row)}, epsilon {epsilon} for each person's label.",
+        f"{_utility(row, measure)}{why}{others} Decide whether this epsilon is enough: the proof bounds what the "
+        "messages add about a person, not what a party's own columns tell.",
+        TONES[PROVEN],
         row,
     )
 

@@ -13,22 +13,27 @@ from flower_vfl.auditing.verdict import (
     LEVEL,
     NO_LEAK,
     NOT_TESTED,
+    PROVEN,
     is_informed,
     practical_entries,
     verdict_of,
 )
+from flower_vfl.reports.proof import CANARIES, Epsilon, epsilon_of
 from flower_vfl.reports.words import defenses, interval, listed, number, reading, worst_leak
 
 if TYPE_CHECKING:
     from flower_vfl.reports.run import Run
 
-TONES = {LEAKS: "bad", NOT_TESTED: "warn", NO_LEAK: "good"}
+TONES = {LEAKS: "bad", NOT_TESTED: "warn", NO_LEAK: "good", PROVEN: "proof"}
 """The colour of a status."""
 
 RECOMMENDED = "marvell_full(s=4)"
 """The defense that docs/results/shapes.md recommends for two classes."""
 
-_RANK = {NO_LEAK: 0, NOT_TESTED: 1, LEAKS: 2}
+PLAIN = "plain"
+"""The colour of a number that is no verdict."""
+
+_RANK = {NO_LEAK: 0, PROVEN: 1, NOT_TESTED: 2, LEAKS: 3}
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,17 @@ class Lines:
 
     @property
     def leak_tone(self) -> str:
-        """The colour of the first line."""
+        """The colour of the first line; with a proof it is a number beside it, and neither alarm nor all-clear."""
+        if self.status == PROVEN:
+            return PLAIN
         return self._tone(leaks=self.verdict["leak"]["leaks"], known=self.value is not None and not self._gaps("leak"))
 
     @property
     def gain_tone(self) -> str:
         """The colour of the second line."""
         gain = self.verdict["gain"]
+        if self.status == PROVEN:
+            return PLAIN
         return self._tone(leaks=gain is not None and gain["leaks"], known=gain is not None)
 
     @staticmethod
@@ -171,6 +180,8 @@ class Headline:
         The attacks and readers that gave a number, by their labels.
     missing
         What should have run and did not, with reasons; of a part of the parties with their names.
+    epsilon
+        What is proven of it and measured; None for neither.
     sent
         False if nothing that depends on labels left the label party.
     """
@@ -179,12 +190,13 @@ class Headline:
     lines: Sequence[Lines]
     ran: Sequence[str]
     missing: Sequence[str]
+    epsilon: Epsilon | None = None
     sent: bool = True
 
     @property
     def tone(self) -> str:
         """The colour of the headline."""
-        return TONES[self.status]
+        return self.epsilon.tone if self.epsilon is not None and self.epsilon.proof is not None else TONES[self.status]
 
     @property
     def worst(self) -> Lines | None:
@@ -193,10 +205,12 @@ class Headline:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
+        """The verdict in one sentence: what is proven where something is, else what was found."""
         worst = self.worst
         if not self.sent:
             return "Nothing that depends on labels left the label party."
+        if self.epsilon is not None and self.epsilon.sentence:
+            return self.epsilon.sentence
         if worst is None or (self.status == NOT_TESTED and worst.value is None):
             return "Whether the gradients give the labels away was not tested."
         if self.status == NOT_TESTED:
@@ -209,11 +223,34 @@ class Headline:
         return f"{who} more of the labels with the gradients than from {worst.verdict['gain']['over']} alone."
 
     @property
+    def beside(self) -> str:
+        """What was found beside a proof, in words; empty without one."""
+        worst = self.worst
+        if self.epsilon is None or self.epsilon.proof is None or worst is None:
+            return ""
+        if not worst.gain:
+            added = "What the gradients add to what a party knows anyway was not measured."
+        else:
+            gain = worst.verdict["gain"]
+            added = (
+                f"The {gain['over']} of {worst.title[0].lower()}{worst.title[1:]} read labels anyway, with an AUC of "
+                f"{number(gain['baseline'])}; with the gradients it is {number(gain['reached'])} ({worst.gain})."
+            )
+        alone = (
+            ""
+            if worst.value is None
+            else f" The gradients alone read {number(worst.value)}; what the columns tell is in it."
+        )
+        return f"{added}{alone if worst.gain else ''}"
+
+    @property
     def line(self) -> str:
         """The verdict in one line for a console, with the numbers of the party that stands worst."""
         worst = self.worst
         if not self.sent:
             return f"Verdict: {self.status}. {self.sentence}"
+        if self.epsilon is not None and self.epsilon.sentence:
+            return f"{self.epsilon.sentence} {self.beside}".rstrip()
         if worst is None:
             return f"Verdict: {self.status}."
         parts = [
@@ -222,7 +259,10 @@ class Headline:
             f"gain over {worst.verdict['gain']['over']} {worst.gain}" if worst.gain else "",
         ]
         numbers = "; ".join(filter(None, parts)) or "no leak was measured"
-        return f"Verdict: {self.status}. {worst.title}: {numbers}."
+        found = self.epsilon.unbounded if self.epsilon is not None else ""
+        return f"Verdict: {self.status}. {worst.title}: {numbers}. {found.partition('. ')[0]}".rstrip() + (
+            "." if found else ""
+        )
 
 
 def signed(value: Any, digits: int = 3) -> str:
@@ -254,7 +294,7 @@ def headline_of(result: Result) -> Headline:
     ran += ["informed reader" for entry in readers if is_informed(entry)]
     ran += [_name(entry) for entry in readers if not is_informed(entry)]
     found = str(verdict["status"]), lines, list(dict.fromkeys(ran)), _missing(lines)
-    return Headline(*found, sent=not sends_nothing(result))
+    return Headline(*found, epsilon_of(result), sent=not sends_nothing(result))
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +341,9 @@ def advice(result: Result, headline: Headline) -> list[str]:
         ]
     if result.get("status", "finished") in ("failed", "interrupted"):
         steps.append("Let the run end before you rely on its numbers: they are of a part of the training.")
-    if headline.status == LEAKS:
+    if headline.epsilon is not None and headline.epsilon.proof is not None:
+        steps += _to_weigh(headline.epsilon)
+    elif headline.status == LEAKS:
         steps += _against(result, headline)
     if headline.missing:
         steps += _to_test(headline)
@@ -333,12 +375,6 @@ def _against(result: Result, headline: Headline) -> list[str]:
     if not used:
         again = f'Train again with a defense. The evidence recommends {recommended}: defenses = ["{recommended}"].'
         return [stop, again, "Compare both runs: flower-vfl report with both folders shows what the defense costs."]
-    if any(defense.get("proven") for defense in result["defenses"]):
-        return [
-            "Decide whether the proof is enough: it bounds what the messages add about a person. The measured leak AUC "
-            "also contains what the party's own columns tell; the gain does not.",
-            "Give away less by a smaller epsilon, and read from the test AUC what that costs.",
-        ]
     worst = headline.worst
     if worst is not None and not worst.verdict["leak"]["leaks"]:
         people = "noise averages out over people whose columns are alike."
@@ -354,6 +390,26 @@ def _against(result: Result, headline: Headline) -> list[str]:
     if name not in used:
         return [stop, f'Train again with what the evidence recommends: defenses = ["{recommended}"]; then compare.']
     return [stop, f"Make {defenses(result)} stronger, which costs test AUC: sweep its strength and compare."]
+
+
+def _to_weigh(epsilon: Epsilon) -> list[str]:
+    """Return what to do with a proof."""
+    if epsilon.refuted:
+        return [
+            "Do not rely on the proof, and hand out no gradients of this training: something that leaves depends on "
+            "labels in a way that the proof does not cover. Keep the run's folder, and report it.",
+        ]
+    steps = [
+        "Decide whether this epsilon is enough: it bounds what the messages add about a person, not what the party's "
+        "own columns tell. A smaller one gives away less; read from the test AUC what that costs.",
+        "Count the trainings: each further one on the same labels with a new secret adds its epsilon.",
+    ]
+    if epsilon.found is None or not epsilon.found.proven:
+        steps.append(
+            f"Let a trial run measure the proof: attack.canaries = {CANARIES} replaces so many labels by coins. It "
+            "finds mistakes of a mechanism; the run that counts needs none."
+        )
+    return steps
 
 
 def _to_test(headline: Headline) -> list[str]:

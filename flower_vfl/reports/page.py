@@ -27,6 +27,7 @@ from flower_vfl.reports.headline import advice, headline_of, signed
 from flower_vfl.reports.leaks import label_of, reached, told, way_of
 from flower_vfl.reports.longitudinal import of_remembered
 from flower_vfl.reports.periods import period_figures
+from flower_vfl.reports.proof import upper
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.sweep import of_sweep
 from flower_vfl.reports.trained import of_run
@@ -142,6 +143,7 @@ def fill(template: str, **values: Any) -> str:
         "reached": reached,
         "way": way_of,
         "signed": signed,
+        "upper_epsilon": upper,
     }
     environment.globals |= {"version": VERSION, "date": ""}
     return environment.get_template(template).render(**values)
@@ -170,7 +172,6 @@ def _of_one(run: Run) -> dict[str, Any]:
         **of_remembered(run),
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run.result),
-        "proven": words.proven(run.result),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
         "last": kept_utility(result),
         "nothing_chosen": nothing_chosen,

@@ -191,21 +191,6 @@ def place(entry: Mapping[str, Any]) -> str:
     return f"party {entry.get('party', NONE)}, {entry.get('layer', NONE)} layer"
 
 
-def proven(result: Mapping[str, Any]) -> str:
-    """Return what is proven of a run, whatever an attacker computes, in a sentence; empty where nothing is."""
-    found = [(defense["proven"], defense["name"]) for defense in result["defenses"] if defense.get("proven")]
-    if not found:
-        return ""
-    guarantee, name = min(found, key=lambda one: float(one[0]["epsilon"]))
-    return (
-        f"Proven: epsilon {guarantee['epsilon']:.3g} for each person's label, over all epochs and for all parties "
-        f"together, by {name}. Whatever somebody computes from the messages of this training, two labels of one "
-        f"person, all else equal, are told apart with an AUC of at most {number(guarantee['auc'])}. It covers this one "
-        "training on these labels. What is measured below contains what a party's own columns tell, which they tell at "
-        "any epsilon."
-    )
-
-
 def defenses(result: Mapping[str, Any]) -> str:
     """Return the defenses of a run's result, outermost first, or ``none``; ``no gradients`` where none was sent."""
     if sends_nothing(result):

@@ -176,7 +176,7 @@ def build_monitor(
         every=attack.cadence(schedule.steps),
         memory=context.memory,
         informed=attack.informed,
-        split=Split(base.secret.seed("informed")),
+        split=Split(base.secret.seed("informed"), base.canaries.rows),
     )
 
 

@@ -58,6 +58,8 @@ class Outcome:
         The measure of the validation part that chose this model; empty where none did.
     leakage : list[dict[str, Any]]
         Entries of `result.json`.
+    epsilon : dict[str, Any]
+        The measured lower bounds on epsilon, as in `result.json`; empty where none was measured.
     reports : dict[str, dict[str, Any]]
         Reports of the feature parties at the end.
     weights : str
@@ -81,6 +83,7 @@ class Outcome:
     kept_epoch: int = 0
     chosen_by: str = ""
     leakage: list[dict[str, Any]] = field(default_factory=list)
+    epsilon: dict[str, Any] = field(default_factory=dict)
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights: str = ""
     hosts: dict[str, dict[str, str]] = field(default_factory=dict)

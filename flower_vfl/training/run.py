@@ -88,6 +88,7 @@ class TrainingRun:
             strategy.check_bound(schedule.epochs)
         for one in strategy.hook_targets:
             one.begin()
+        base.plant_canaries(np.setdiff1d(np.arange(schedule.rows), schedule.held_out))
         prepared, log = prepare_labels(strategy)
         strategy.summary()
         audited = _audited(base) if simulation else []
@@ -202,7 +203,8 @@ class _Stages:
             )
             self._read_trained()
             if self._monitor is not None:
-                self._monitor.finish_audit(self._context.columns if base.config.attack.audit else None)
+                self._monitor.finish_audit(self._context.columns if base.config.attack.audit else None, base.table)
+                outcome.epsilon = self._monitor.epsilon
         finally:
             outcome.leakage = [] if self._monitor is None else self._monitor.entries()
             outcome.leakage += [] if self._conditional is None else self._conditional.oracle.entries()

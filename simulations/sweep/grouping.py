@@ -73,6 +73,7 @@ def _obstacles(config: Config) -> Iterator[str]:
         "attack.max_leak": attack.max_leak < 1.0,
         "attack.max_bound": attack.max_bound < 1.0,
         "attack.audit = false": not attack.audit,
+        "attack.canaries": attack.canaries > 0,
         "checkpoint.every": config.checkpoint.every != 0,
         "transport.kind": config.transport.kind != "inproc",
         "transport.in_flight": config.transport.in_flight != 1,

@@ -22,6 +22,7 @@ MORE = {
     "weights": {"a": ""},
     "attacks": [{"needs": [], "hints": 0}],
     "rebuild": [{}],
+    "epsilon": {"lower": 0.5, "confidence": 0.95, "parties": [{"party": "a"}]},
     "budget": {"leak": {"limit": 0.9, "reached": [0.5, None, 1]}, "bound": {"limit": 1, "reached": []}},
 }
 
@@ -49,6 +50,14 @@ def test_a_whole_result_is_read_as_it_is(tmp_path, result):
             for which in ("last", "best")
         ),
         *(({key: [{}, 1]}, f"every entry of '{key}' must be an object") for key in ("defenses", "leakage", "rebuild")),
+        *(
+            ({"defenses": [{"proven": wrong}]}, "'proven' of a defense has numbers 'epsilon' and 'auc'")
+            for wrong in (1.0, {"epsilon": 1.0}, {"epsilon": 1.0, "auc": None})
+        ),
+        *(
+            ({"epsilon": {**MORE["epsilon"], **wrong}}, "'epsilon' has a confidence, a lower bound or null")
+            for wrong in ({"lower": "1"}, {"confidence": None}, {"parties": None}, {"parties": [1]})
+        ),
         ({"attacks": [1]}, "every entry of 'attacks' must be an object"),
         *(
             ({"attacks": [wrong]}, "every entry of 'attacks' must have a list 'needs' and a number 'hints'")

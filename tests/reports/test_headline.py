@@ -1,6 +1,7 @@
 """What a report says first, in words: the verdict, its two lines, what ran, and what to do next."""
 
 import json
+import math
 import re
 
 import pytest
@@ -104,11 +105,75 @@ def test_what_to_do_next_depends_on_the_verdict(leakage, facts, wanted):
     assert wanted in advised(*leakage, **facts)
 
 
+def proven_run(*leakage, proves=1.0, **facts):
+    proof = {"epsilon": proves, "auc": 1.0 / (1.0 + math.exp(-proves))}
+    defense = {"name": "local_head", "params": {"epsilon": proves}, "proven": proof}
+    utility = {"last": {"epoch": 6, "test_auc": 0.928}}
+    return result(*complete(*leakage), defenses=[defense], **{"utility": utility, **facts})
+
+
+def measured(lower, kind="canaries", **facts):
+    """What a result has of an audit of epsilon."""
+    party = {"party": "a", "lower": lower, "guesses": 666, "right": 479, "expected": 333.0, **facts}
+    return {"kind": kind, "lower": lower, "party": "a", "confidence": 0.95, "parties": [party]}
+
+
+@pytest.mark.parametrize(
+    ("audit", "sentence", "tone", "status"),
+    [
+        (measured(0.755), "; measured: at least 0.75 (95 % confidence).", "proof", "proven"),
+        (measured(0.0), "; measured: nothing above 0 (95 % confidence).", "proof", "proven"),
+        (measured(0.4, "estimated"), "; estimated from below: 0.4.", "proof", "proven"),
+        (measured(1.4, "estimated"), "; not measured.", "proof", "proven"),
+        ({}, "; not measured.", "proof", "proven"),
+        (measured(1.7), "The proof does not hold: local_head claims epsilon 1.0", "bad", "leaks"),
+    ],
+)
+def test_a_proof_comes_first_and_what_was_measured_beside_it(audit, sentence, tone, status):
+    headline = headline_of(proven_run(step("norm", 0.9), epsilon=audit))
+    assert sentence in headline.sentence
+    assert headline.sentence.startswith("Proven: epsilon 1.0 for each person's label over 6 epochs, by") is (
+        tone == "proof"
+    )
+    assert (headline.tone, headline.status) == (tone, status)
+    assert headline.sentence in headline.line
+    assert "with the gradients it is 0.901" in headline.line
+
+
+def test_a_proof_that_allows_nearly_everything_is_no_comfort():
+    assert headline_of(proven_run(proves=4.0)).tone == "warn"
+
+
+def test_what_epsilon_means_is_said_in_odds():
+    epsilon = headline_of(proven_run(dataset={"classes": 2, "positives": 0.083})).epsilon
+    assert "a factor of at most 2.7." in epsilon.odds
+    assert "Who gave a person 8.3 % before is then between 3.2 % and 20 %" in epsilon.odds
+    assert "an AUC of at most 0.731" in epsilon.odds
+
+
 def test_with_a_proof_it_is_to_be_weighed_and_no_other_defense_is_recommended():
-    proven = [{"name": "local_head", "params": {"epsilon": 1.0}, "proven": {"epsilon": 1.0, "auc": 0.731}}]
-    words = advised(*complete(step("norm", 0.9)), defenses=proven)
-    assert "Decide whether the proof is enough" in words
+    whole = proven_run(step("norm", 0.9))
+    words = " ".join(advice(whole, headline_of(whole)))
+    assert "Decide whether this epsilon is enough" in words
+    assert "attack.canaries = 1000" in words
     assert "evidence recommends" not in words
+    refuted = proven_run(epsilon=measured(1.7))
+    assert "Do not rely on the proof" in " ".join(advice(refuted, headline_of(refuted)))
+
+
+def test_a_measurement_without_a_proof_bounds_nothing_from_above(run_folder):
+    whole = result(*complete(step("norm", 0.9)), epsilon=measured(2.1, "estimated"), utility={"last": None})
+    headline = headline_of(whole)
+    assert headline.sentence.startswith("A party can read the labels")
+    assert "factor of at least 8.2" in headline.epsilon.unbounded
+    assert "Nothing is proven of this defense" in headline.epsilon.unbounded
+    assert "Estimated: epsilon is at least 2.1" in headline.line
+    folder = run_folder(steps=20, epochs=1, parties=("a",))
+    change(folder, lambda found: found.update(epsilon=measured(2.1)))
+    text = page(render([folder])).text
+    assert "Measured: epsilon is at least 2.1 (95 % confidence)" in text
+    assert "479 of 666 guesses" in text
+    assert "comes from labels that were replaced by coins" in text
 
 
 def test_nobody_is_sent_to_a_defense_that_the_labels_do_not_allow():
@@ -201,6 +266,18 @@ def test_nothing_is_chosen_by_the_test_set(run_folder):
     path = render(folders)
     assert "nothing may be chosen by the test set" in page(path).text
     assert 'class="chosen"' not in path.read_text()
+
+
+def test_of_runs_with_a_proof_the_smallest_epsilon_is_named_and_left_to_be_weighed(run_folder):
+    folders = [
+        write(run_folder, name, *complete(step("norm", 0.9)), defenses=proven_run(proves=epsilon)["defenses"])
+        for name, epsilon in (("two", 2.0), ("half", 0.5))
+    ]
+    folders.append(write(run_folder, "none", step("norm", 0.97)))
+    text = page(render(folders)).text
+    assert "Proven: local_head(epsilon=0.5) (run half), epsilon 0.5 for each person" in text
+    assert "1 run leaks without a proof" in text
+    assert "Recommended" not in text
 
 
 def test_a_run_that_did_not_end_is_never_recommended(run_folder):

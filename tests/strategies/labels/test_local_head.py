@@ -206,7 +206,7 @@ def test_what_is_proven_stands_in_the_result_and_in_the_report(tmp_path):
     summary = run(config(epsilon=1.0), out=tmp_path / "run", data=lambda _: data).summary
     assert summary["defenses"][0]["proven"] == {"epsilon": 1.0, "auc": pytest.approx(np.e / (1.0 + np.e))}
     page = render([tmp_path / "run"]).read_text(encoding="utf8")
-    assert "Proven: epsilon 1 for each person&#39;s label" in page
+    assert "Proven: epsilon 1.0 for each person&#39;s label over 2 epochs, by randomised response (local_head)" in page
     assert "an AUC of at most 0.731" in page
 
 

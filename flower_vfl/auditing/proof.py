@@ -1,0 +1,73 @@
+"""Proof and measurement of a run: an upper bound on epsilon, and a lower one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flower_vfl.auditing.entries import Result
+from flower_vfl.auditing.epsilon import CANARIES
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The measured lower bound on epsilon of a run.
+
+    Attributes
+    ----------
+    lower
+        Epsilon is at least this.
+    party
+        Whose messages it was read from.
+    proven
+        True with canaries: it then holds whatever the data are. Else it is as good as the odds that were estimated.
+    confidence
+        Of all bounds of the run together.
+    """
+
+    lower: float
+    party: str
+    proven: bool
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The smallest epsilon that a defense of a run proves.
+
+    Attributes
+    ----------
+    epsilon, auc
+        The bound, and the largest AUC with which two labels of one person can be told apart by it.
+    by
+        The defense's name.
+    """
+
+    epsilon: float
+    auc: float
+    by: str
+
+    def refuted_by(self, found: Measurement | None) -> bool:
+        """Return whether a measurement contradicts the proof; an estimate never does."""
+        return found is not None and found.proven and found.lower > self.epsilon
+
+
+def proof_of(result: Result) -> Proof | None:
+    """Return what is proven of a run; None where nothing is."""
+    defenses: list[Mapping[str, Any]] = result["defenses"]
+    found = [
+        Proof(float(defense["proven"]["epsilon"]), float(defense["proven"]["auc"]), str(defense.get("name")))
+        for defense in defenses
+        if defense.get("proven")
+    ]
+    return min(found, key=lambda one: one.epsilon, default=None)
+
+
+def measurement_of(result: Result) -> Measurement | None:
+    """Return the measured lower bound on epsilon of a run; None where there is none."""
+    found = result.get("epsilon") or {}
+    if found.get("lower") is None:
+        return None
+    proven = found.get("kind") == CANARIES
+    return Measurement(float(found["lower"]), str(found.get("party")), proven, float(found["confidence"]))

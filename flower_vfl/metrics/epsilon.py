@@ -1,0 +1,272 @@
+r"""Lower bounds on the epsilon of a training, from guesses of labels that somebody makes of its messages.
+
+A mechanism is label-private with :math:`\varepsilon` where a change of one label changes the probability of whatever
+leaves by a factor of at most :math:`e^\varepsilon`. So the messages move the odds of a label by that factor at most.
+Who guesses labels right more often than that allows has refuted this epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flower_vfl.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+LARGEST = 30.0
+"""The largest bound that is returned."""
+
+_HALVINGS = 26
+_SHORT = 9
+_GRID = np.arange(0.0, LARGEST, 0.05)
+
+
+def coin_bound(
+    right: ArrayLike, guesses: ArrayLike, *, delta: float = 0.0, canaries: int = 0, beta: float = 0.05
+) -> NDArray[np.float64]:
+    r"""Return the epsilon that guesses of fair coins exceed with confidence 1 - beta.
+
+    The labels of m rows, the canaries, were drawn by a fair coin. Who has seen the messages guesses r of them, which it
+    may choose, and v guesses are right. With :math:`q = e^\varepsilon / (1 + e^\varepsilon)` and
+    :math:`W \sim \mathrm{Bin}(r, q)`, an :math:`(\varepsilon, \delta)`-private mechanism has
+
+    .. math:: P[V \ge v] \le P[W \ge v] + 2 m \delta \max_{1 \le i \le v} \frac{P[v - i \le W < v]}{i}
+
+    The bound is the largest epsilon up to which the right-hand side stays below beta. Without a delta that is the logit
+    of Clopper and Pearson's lower bound on the share of right guesses.
+
+    Parameters
+    ----------
+    right, guesses
+        (...) numbers v and r of each audit; 0 guesses give 0.
+    delta
+        The delta of the claim, at least 0 and below 1.
+    canaries
+        Number m of coins that were tossed; needed with a delta.
+    beta
+        One less the confidence, between 0 and 1.
+
+    Returns
+    -------
+    NDArray
+        (...) from 0 to `LARGEST`.
+
+    Raises
+    ------
+    ArgumentError
+        For numbers out of range.
+
+    References
+    ----------
+    Steinke, Nasr and Jagielski, *Privacy auditing with one (1) training run*, 2023, arXiv 2305.08846, theorem 5.2.
+
+    Examples
+    --------
+    >>> coin_bound([75, 50, 0], [100, 100, 0]).round(3).tolist()
+    [0.702, 0.0, 0.0]
+    >>> round(float(coin_bound(75, 100, delta=1e-4, canaries=1000)), 3)
+    0.673
+    """
+    v, r = np.broadcast_arrays(np.asarray(right, dtype=np.int64), np.asarray(guesses, dtype=np.int64))
+    _check(v, r, beta)
+    if not 0.0 <= delta < 1.0 or (delta > 0.0 and canaries < r.max(initial=0)):
+        raise ArgumentError(
+            f"A delta of {delta} with {canaries} canaries and {r.max(initial=0)} guesses: a delta is at least 0 and "
+            "below 1, and with one the number of canaries is needed, no fewer than guesses."
+        )
+    if delta > 0.0:
+        found = [_with_delta(int(a), int(b), delta, canaries, beta) for a, b in zip(v.flat, r.flat, strict=True)]
+        return np.array(found).reshape(v.shape)
+    from scipy.special import betaincinv, logit
+
+    share = np.where(v > 0, betaincinv(np.maximum(v, 1), r - v + 1.0, beta), 0.5)
+    return np.asarray(np.clip(logit(np.maximum(share, 0.5)), 0.0, LARGEST))
+
+
+def _with_delta(v: int, r: int, delta: float, canaries: int, beta: float) -> float:
+    """Return the bound of one audit at a delta: the first epsilon on a grid that is not refuted, refined."""
+    from scipy.stats import binom
+
+    if v == 0:
+        return 0.0
+    fewer = np.arange(1, v + 1)
+
+    def chance(epsilon: float) -> float:
+        q = 1.0 / (1.0 + math.exp(-epsilon))
+        below = binom.cdf(v - 1, r, q) - binom.cdf(v - 1 - fewer, r, q)
+        return float(binom.sf(v - 1, r, q) + 2.0 * canaries * delta * (below / fewer).max())
+
+    above = next((epsilon for epsilon in _GRID if chance(float(epsilon)) >= beta), LARGEST)
+    if above == 0.0:
+        return 0.0
+    low, high = float(above) - 0.05, float(above)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if chance(middle) < beta else (low, middle)
+    return low
+
+
+def odds_bound(right: ArrayLike, priors: ArrayLike, *, eta: float = 0.0, beta: float = 0.05) -> NDArray[np.float64]:
+    r"""Return the epsilon that guesses of labels with known odds exceed with confidence 1 - beta.
+
+    No label need be tossed where labels are independent given what else is known of the rows,
+    :math:`\pi_i(c) = P(y_i = c \mid x_i)`. Under :math:`\varepsilon`-label privacy a guess :math:`\hat y_i` is right,
+    whatever came out before, with probability at most :math:`\sigma(\varepsilon + \mathrm{logit}\, \pi_i(\hat y_i))`,
+    so that the number of right ones is stochastically below a Poisson-binomial W of these:
+
+    .. math:: P[V \ge v] \le P[W \ge v]
+
+    Parameters
+    ----------
+    right
+        (...) number v of right guesses of each audit.
+    priors
+        (..., r) the probability of each guessed label before any message was seen, at least 0 and below 1. A guess with
+        a probability of 0 is always wrong, so zeros fill up rows of different lengths.
+    eta
+        The logarithm of the factor by which the odds may be wrong; it is taken off the bound.
+    beta
+        One less the confidence, between 0 and 1.
+
+    Returns
+    -------
+    NDArray
+        (...) from 0 to `LARGEST`.
+
+    Raises
+    ------
+    ArgumentError
+        For numbers out of range.
+
+    References
+    ----------
+    The form of Steinke et al., 2023, with a fair coin's odds replaced by those of each label; docs/methods/
+    epsilon-audit.md has the proof.
+
+    Examples
+    --------
+    >>> round(float(odds_bound(75, np.full(100, 0.5))), 3)  # fair coins
+    0.702
+    >>> round(float(odds_bound(30, np.full(100, 0.1))), 3)  # three times as many as the odds say
+    0.96
+    """
+    shares = np.asarray(priors, dtype=np.float64)
+    v = np.broadcast_to(np.asarray(right, dtype=np.int64), shares.shape[:-1])
+    _check(v, np.full(v.shape, shares.shape[-1]), beta)
+    if not (eta >= 0.0 and bool(np.all((shares >= 0.0) & (shares < 1.0)))):
+        raise ArgumentError("Odds: probabilities of labels lie between 0 and 1, and eta is at least 0.")
+    from scipy.special import expit, logit
+
+    logits = logit(shares)
+    low, high = np.zeros(v.shape), np.full(v.shape, LARGEST)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        refuted = poisson_binomial_tail(expit(middle[..., None] + logits), v) < beta
+        low, high = np.where(refuted, middle, low), np.where(refuted, high, middle)
+    refuted = poisson_binomial_tail(expit(logits), v) < beta
+    return np.asarray(np.where(refuted, np.maximum(low - eta, 0.0), 0.0))
+
+
+def poisson_binomial_tail(shares: ArrayLike, least: ArrayLike) -> NDArray[np.float64]:
+    """Return the probability that at least so many of independent events happen.
+
+    The distribution is the convolution of its parts, pair by pair, by Fourier transforms: r log(r)^2 operations, with
+    an error of about 1e-15 in a probability.
+
+    Parameters
+    ----------
+    shares
+        (..., r) the probability of each event.
+    least
+        (...) how many.
+
+    Examples
+    --------
+    >>> poisson_binomial_tail([0.5, 0.5, 0.2], 2).round(3).tolist()
+    0.35
+    """
+    given = np.asarray(shares, dtype=np.float64)
+    count = given.shape[-1]
+    wide = 1 << max(count - 1, 0).bit_length()
+    padded = np.zeros((*given.shape[:-1], wide))
+    padded[..., :count] = given
+    parts = np.stack([1.0 - padded, padded], axis=-1)
+    while parts.shape[-2] > 1:
+        parts = _products(parts[..., 0::2, :], parts[..., 1::2, :])
+    mass = np.maximum(parts[..., 0, :], 0.0)
+    reached = np.arange(mass.shape[-1]) >= np.asarray(least)[..., None]
+    return np.asarray(np.minimum((mass * reached).sum(axis=-1), 1.0))
+
+
+def _products(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the convolutions (..., 2 n - 1) of distributions (..., n), of short ones term by term."""
+    terms = left.shape[-1]
+    size = 2 * terms - 1
+    if terms <= _SHORT:
+        found = np.zeros((*left.shape[:-1], size))
+        for place in range(terms):
+            found[..., place : place + terms] += left[..., place, None] * right
+        return found
+    length = 1 << (size - 1).bit_length()
+    seen = np.fft.rfft(left, n=length, axis=-1) * np.fft.rfft(right, n=length, axis=-1)
+    return np.asarray(np.fft.irfft(seen, n=length, axis=-1)[..., :size])
+
+
+def audit_power(true: float, claimed: float, guesses: ArrayLike, *, beta: float = 0.05) -> NDArray[np.float64]:
+    r"""Return the probability that an audit of fair coins refutes a claimed epsilon, where another one is true.
+
+    Guesses are right with probability :math:`e^\varepsilon / (1 + e^\varepsilon)` of the true epsilon: the best that
+    anybody does against randomised response. At the claimed one it is the rate of false alarms, at most beta.
+
+    Parameters
+    ----------
+    true, claimed
+        Epsilons of at least 0.
+    guesses
+        (...) numbers of guesses.
+    beta
+        One less the confidence.
+
+    Examples
+    --------
+    >>> audit_power(2.0, 1.0, [50, 100, 200]).round(2).tolist(), bool(audit_power(1.0, 1.0, 200) <= 0.05)
+    ([0.76, 0.99, 1.0], True)
+    """
+    from scipy.special import bdtrc, expit
+    from scipy.stats import binom
+
+    r = np.asarray(guesses, dtype=np.int64)
+    _check(np.zeros_like(r), r, beta)
+    needed = binom.isf(beta, r, expit(claimed)).astype(np.int64)  # the most that is reached with probability beta
+    needed = np.where(binom.sf(needed, r, expit(claimed)) < beta, needed, needed + 1)
+    return np.asarray(np.where(needed < r, bdtrc(np.minimum(needed, r - 1), r, expit(true)), 0.0))
+
+
+def guesses_needed(true: float, claimed: float, *, power: float = 0.95, beta: float = 0.05) -> int | None:
+    """Return from how many guesses of fair coins on an audit has this power, see `audit_power`; None above 300,000.
+
+    Examples
+    --------
+    >>> guesses_needed(2.0, 1.0), guesses_needed(1.5, 1.0)
+    (82, 265)
+    """
+    if true <= claimed:
+        return None
+    most = 1 << 10
+    while most <= 1 << 20:
+        lacking = np.flatnonzero(audit_power(true, claimed, np.arange(1, most + 1), beta=beta) < power)
+        if len(lacking) < most // 2:  # what is reached goes up and down by a guess: fewer may do by chance
+            return int(lacking.max(initial=-1)) + 2
+        most *= 4
+    return None
+
+
+def _check(right: NDArray[np.int64], guesses: NDArray[np.int64], beta: float) -> None:
+    if not 0.0 < beta < 1.0:
+        raise ArgumentError(f"beta is {beta}: one less the confidence lies between 0 and 1, such as 0.05.")
+    if bool(np.any((right < 0) | (right > guesses))):
+        raise ArgumentError("Right guesses are at least 0 and no more than guesses.")

@@ -1,0 +1,214 @@
+"""Epsilon in words: what is proven of a run, what was measured of it, and what both assume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flower_vfl.auditing.entries import Result
+from flower_vfl.auditing.proof import Measurement, Proof, measurement_of, proof_of
+from flower_vfl.reports.words import grade, number, percent
+
+CANARIES = 1000
+"""Canaries that a report recommends: they refute a claim of 0.5 or more with half of its noise, by a power of 0.95."""
+
+MECHANISMS = {"local_head": "randomised response", "label_dp": "randomised response"}
+"""What a defense proves its epsilon by."""
+
+_MUCH = 4
+"""The grade of what a proof allows from which it is called weak: almost complete reading."""
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """What a report says about epsilon.
+
+    Attributes
+    ----------
+    proof
+        What is proven; None for a run without a proof.
+    found
+        What was measured; None where nothing was.
+    epochs
+        Epochs that were trained; None where that is not known.
+    prior
+        The share of positives, of two classes; else one half.
+    audit
+        The entry of the party that the measurement is of; empty without any.
+    """
+
+    proof: Proof | None
+    found: Measurement | None
+    epochs: int | None
+    prior: float
+    audit: Mapping[str, Any]
+
+    @property
+    def refuted(self) -> bool:
+        """True if the measurement contradicts the proof."""
+        return self.proof is not None and self.proof.refuted_by(self.found)
+
+    @property
+    def doubtful(self) -> bool:
+        """True if an estimate exceeds the proof: then the estimated odds are too coarse to measure it by."""
+        found, proof = self.found, self.proof
+        return found is not None and proof is not None and not found.proven and found.lower > proof.epsilon
+
+    @property
+    def tone(self) -> str:
+        """The colour: of a proof neither that of an alarm nor that of an all-clear."""
+        if self.refuted:
+            return "bad"
+        return "warn" if self.proof is not None and grade(self.proof.auc, 0.5) >= _MUCH else "proof"
+
+    @property
+    def sentence(self) -> str:
+        """What is proven and what was measured, in one sentence; empty without a proof."""
+        if self.proof is None:
+            return ""
+        epsilon, by = upper(self.proof.epsilon), self.proof.by
+        if self.refuted and self.found is not None:
+            return (
+                f"The proof does not hold: {by} claims epsilon {epsilon} for each person's label, and at least "
+                f"{lower(self.found.lower)} was measured ({percent(self.found.confidence)} confidence)."
+            )
+        mechanism = f"{MECHANISMS[by]} ({by})" if by in MECHANISMS else by
+        over = "" if self.epochs is None else f" over {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+        return f"Proven: epsilon {epsilon} for each person's label{over}, by {mechanism}; {self._beside}."
+
+    @property
+    def _beside(self) -> str:
+        if self.found is None or self.doubtful:
+            return "not measured"
+        if not self.found.proven:
+            return f"estimated from below: {lower(self.found.lower)}"
+        if lower(self.found.lower) == "0.0":
+            return f"measured: nothing above 0 ({percent(self.found.confidence)} confidence)"
+        return f"measured: at least {lower(self.found.lower)} ({percent(self.found.confidence)} confidence)"
+
+    @property
+    def odds(self) -> str:
+        """What the proven epsilon means for somebody's guess; empty without a proof."""
+        if self.proof is None:
+            return ""
+        factor = math.exp(self.proof.epsilon)
+        odds = self.prior / (1.0 - self.prior)
+        high, low = (odds * by / (1.0 + odds * by) for by in (factor, 1.0 / factor))
+        return (
+            "Whatever somebody works out from the messages of this training, the odds of a person's label move by a "
+            f"factor of at most {number(factor, 1)}. Who gave a person {share(self.prior)} before is then between "
+            f"{share(low)} and {share(high)}, and not beyond. Two labels of one person, all else equal, are told "
+            f"apart with an AUC of at most {number(self.proof.auc)}."
+        )
+
+    @property
+    def measured(self) -> str:
+        """What was measured, and from what, in words."""
+        found, audit = self.found, self.audit
+        if found is None:
+            return f"Not measured: {audit.get('unavailable') or 'the informed readers did not run'}."
+        counts = f"{number(audit['right'])} of {number(audit['guesses'])}"
+        sure = f"{percent(found.confidence)} confidence"
+        least = f"epsilon is at least {lower(found.lower)}" if lower(found.lower) != "0.0" else "nothing above 0"
+        if found.proven:
+            return (
+                f"Measured: {least} ({sure}). Of labels that were coins, {counts} guesses from the messages were right."
+            )
+        expected = number(audit["expected"], 0)
+        told = f"{counts} guesses from the messages were right, {expected} by the estimated odds."
+        if self.doubtful:
+            return (
+                f"Not measured: without canaries the estimate is {lower(found.lower)}, above the proof. Then the odds "
+                "of labels were estimated too coarsely, or the proof fails. Canaries decide: attack.canaries = "
+                f"{CANARIES}."
+            )
+        return f"Estimated: {least} ({sure}, if the odds of labels are as estimated). {told}"
+
+    @property
+    def unbounded(self) -> str:
+        """What a measurement says of a run without a proof; empty of one with a proof, and without a measurement."""
+        if self.proof is not None or self.found is None:
+            return ""
+        factor = number(math.exp(math.floor(100 * self.found.lower) / 100), 1)
+        return (
+            f"{self.measured} {'So' if self.found.proven else 'If so,'} the messages move the odds of somebody's label by a "
+            f"factor of at least {factor}. "
+            "Nothing is proven of this defense: no number bounds epsilon from above."
+        )
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What proof and measurement assume, in sentences."""
+        said = []
+        if self.proof is not None:
+            said += [
+                "One training on these labels. Another one with a new secret adds its own epsilon.",
+                "What leaves in training is covered: gradients, requests, their number, order and end. Predictions "
+                "that are served, metrics that are published and the time that computing takes are not.",
+                "It is about one person's label, whatever is known of everybody else. What a party's own columns tell "
+                "about that label they tell at any epsilon, and so does a model of everybody.",
+                "The label party's secret is its own, and the software does what it says. The measurement tests that.",
+            ]
+        if self.found is not None and self.found.proven:
+            said.append(
+                "The measured number comes from labels that were replaced by coins before training. It holds whatever "
+                "the data are, with the stated confidence over all parties and numbers of guesses. Better readers may "
+                "read more: it is a bound from below."
+            )
+        elif self.found is not None:
+            said.append(
+                "The estimated number compares guesses with the odds that a model of all columns and embeddings that "
+                "are at hand gives. Odds that are wrong by a factor take its logarithm off. It proves nothing, and it "
+                "is no upper bound."
+            )
+        return said
+
+
+def epsilon_of(result: Result) -> Epsilon | None:
+    """Return what a report says about epsilon; None where nothing is proven and nothing was measured."""
+    proof, found = proof_of(result), measurement_of(result)
+    if proof is None and found is None:
+        return None
+    last = (result.get("utility") or {}).get("last") or {}
+    entries = (result.get("epsilon") or {}).get("parties") or [{}]
+    audit = next((one for one in entries if found is not None and one.get("party") == found.party), entries[0])
+    prior = (result.get("dataset") or {}).get("positives")
+    prior = prior if isinstance(prior, float) and 0.0 < prior < 1.0 else 0.5
+    return Epsilon(proof, found, last.get("epoch"), prior, audit)
+
+
+def upper(epsilon: float) -> str:
+    """Return an epsilon that is proven, rounded up.
+
+    Examples
+    --------
+    >>> upper(1.0), upper(0.501), upper(3.8918)
+    ('1.0', '0.51', '3.9')
+    """
+    text = f"{math.ceil(round(100 * epsilon, 6)) / 100:.2f}".rstrip("0")
+    return f"{text}0" if text.endswith(".") else text
+
+
+def lower(epsilon: float) -> str:
+    """Return an epsilon that is measured from below, rounded down.
+
+    Examples
+    --------
+    >>> lower(0.759), lower(2.0), lower(0.004)
+    ('0.75', '2.0', '0.0')
+    """
+    text = f"{math.floor(round(100 * epsilon, 6)) / 100:.2f}".rstrip("0")
+    return f"{text}0" if text.endswith(".") else text
+
+
+def share(value: float) -> str:
+    """Return a probability in percent, small ones with a decimal.
+
+    Examples
+    --------
+    >>> share(0.731), share(0.0214)
+    ('73 %', '2.1 %')
+    """
+    return percent(value) if 0.1 <= value <= 0.9 else f"{100 * value:.1f} %"
