@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flower_vfl.cli_budget import budget
 from flower_vfl.cli_data import SetOption, data_app
 from flower_vfl.cli_deployment import keys, show_version, wait
 from flower_vfl.files import default_folder
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.command()(budget)
 app.command()(keys)
 app.command()(wait)
 

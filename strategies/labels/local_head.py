@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from flower_vfl.accounting import RandomisedResponse, Release
 from flower_vfl.errors import ConfigError
 from flower_vfl.nn.networks import network_of
 from flower_vfl.nn.placement import Placement
@@ -81,7 +82,8 @@ class LocalHead(Defense):
 
     def guarantee(self) -> Guarantee | None:
         """Return the privacy of the randomised labels."""
-        return Guarantee(self.epsilon)
+        response = RandomisedResponse(self.epsilon, self.base.labels.classes)
+        return Guarantee(self.epsilon, release=Release(response, kept=True))
 
     def build(self, cut: Cut, device: torch.device) -> None:
         """Make a head for each party, of the configuration's network, for its embedding alone."""
