@@ -198,11 +198,28 @@ def proven(result: Mapping[str, Any]) -> str:
         return ""
     guarantee, name = min(found, key=lambda one: float(one[0]["epsilon"]))
     return (
-        f"Proven: epsilon {guarantee['epsilon']:.3g} for each person's label, over all epochs and for all parties "
-        f"together, by {name}. Whatever somebody computes from the messages of this training, two labels of one "
-        f"person, all else equal, are told apart with an AUC of at most {number(guarantee['auc'])}. It covers this one "
-        "training on these labels. What is measured below contains what a party's own columns tell, which they tell at "
-        "any epsilon."
+        f"Proven: epsilon {guarantee['epsilon']:.3g}{_at(guarantee)} for each person's label, over all epochs and for "
+        f"all parties together, by {name}. Whatever somebody computes from the messages of this training, two labels "
+        f"of one person, all else equal, are told apart with an AUC of at most {number(guarantee['auc'])}. It covers "
+        f"this one training on these labels.{_account(result)} What is measured below contains what a party's own "
+        "columns tell, which they tell at any epsilon."
+    )
+
+
+def _at(bounded: Mapping[str, Any]) -> str:
+    return f" (delta {bounded['delta']:.3g})" if bounded.get("delta") else ""
+
+
+def _account(result: Mapping[str, Any]) -> str:
+    """Return what the label party's ledger has after the run; empty without one."""
+    account = result.get("account")
+    if not account:
+        return ""
+    one = account["trainings"] == 1
+    return (
+        f" By the label party's ledger, {account['trainings']} training{'' if one else 's'} on these labels "
+        f"{'has' if one else 'have'} told epsilon {account['epsilon']:.3g} of a limit of "
+        f"{account['limit']:.3g}{_at(account)}."
     )
 
 
