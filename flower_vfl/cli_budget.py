@@ -87,7 +87,7 @@ def _plan(
     from flower_vfl.accounting import Bounded, Release, calibrate, compose_epsilon, largest_auc
 
     yield f"Plan: epsilon {epsilon:g} of each label at delta {delta:g}, over {_times(epochs, 'epoch')}"
-    yield f"Two labels of one person are told apart with an AUC of at most {largest_auc(epsilon, delta):.4g}"
+    yield f"An attack tells two labels of one person apart with an AUC of at most {largest_auc(epsilon, delta):.4g}"
     yield from ("", _PLAN.format("mechanism", "noise drawn", "strength", "epsilon of one draw"))
     for name, make in _families(classes).items():
         if mechanism is not None and name != mechanism:

@@ -7,6 +7,7 @@ without it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -102,7 +103,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Account:
-    """What a ledger says.
+    """The content of a ledger.
 
     Attributes
     ----------
@@ -187,10 +188,10 @@ class PrivacyLedger:
         PermissionDeniedError
             With what is spent and what is left.
         DataError
-            When the ledger was changed, or the labels of the same rows are others than before.
+            When the ledger was changed or cannot be written, or the labels of the same rows are others than before.
         """
-        key = self._key()
-        _admit(self._read(key), _entry(training, key, ""), self.path)
+        with self._locked() as key:
+            _admit(self._read(key), _entry(training, key, ""), self.path)
 
     def charge(self, training: Training, now: datetime) -> Account:
         """Check a training and put it on the account before anything of it leaves; return the account with it.
@@ -220,7 +221,11 @@ class PrivacyLedger:
     def _locked(self) -> Iterator[bytes]:
         """Let no other process charge meanwhile; the key's file, which is never replaced, carries the lock."""
         self._key()
-        with self.key_path.open("rb+") as file:
+        with writing_to(self.path):
+            if not os.access(self.path.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, "")
+            file = self.key_path.open("rb+")
+        with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file.read()
 

@@ -156,6 +156,12 @@ def test_a_ledger_that_is_gone_is_not_begun_again_by_itself(ledger, gone):
         PrivacyLedger.create(ledger.path, Limit(9.0))
 
 
+def test_a_ledger_that_cannot_be_written_refuses_a_training_before_it_begins(ledger, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: path != ledger.path.parent)
+    with pytest.raises(DataError, match=r"ledger\.json cannot be written"):
+        ledger.check(training(1))
+
+
 def test_of_trainings_that_begin_at_once_only_as_many_as_fit_are_charged(ledger):
     barrier, refused = threading.Barrier(8), []
 
