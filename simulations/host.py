@@ -30,12 +30,14 @@ from cryptography.hazmat.primitives.serialization import (
     ssh_key_fingerprint,
 )
 
+from flower_vfl.accounting.ledger import PrivacyLedger
 from flower_vfl.apps.client_session import STATE_FOLDER_VARIABLE
 from flower_vfl.apps.node import DATA_VARIABLE
 from flower_vfl.data.store.dataset import Dataset, open_dataset
 from flower_vfl.errors import ConfigError, FlowerVflError
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE, read_secret
 from flower_vfl.simulations.doctor import Finding
+from flower_vfl.training.privacy import LEDGER_VARIABLE
 from flower_vfl.transport.signing import LABEL_KEY_VARIABLE, signer_of_this_host
 from flower_vfl.version import build_digest, installed_version, package_version
 
@@ -147,6 +149,14 @@ def _environment() -> Iterator[Finding]:
             yield LABEL_KEY_VARIABLE, "wrong", str(error)
         else:
             yield LABEL_KEY_VARIABLE, "ok", "readable; offers of trainings and predictions are signed with it"
+    if os.environ.get(LEDGER_VARIABLE):
+        try:
+            account = PrivacyLedger(Path(os.environ[LEDGER_VARIABLE])).read()
+        except FlowerVflError as error:
+            yield LEDGER_VARIABLE, "wrong", str(error)
+        else:
+            words = f"epsilon {account.spent:.4g} of {account.limit.epsilon:.4g} is spent at delta"
+            yield LEDGER_VARIABLE, "ok", f"{words} {account.limit.delta:g}; a training without a proof is refused"
     state = os.environ.get(STATE_FOLDER_VARIABLE)
     if state:
         existing = next(path for path in (Path(state), *Path(state).absolute().parents) if path.exists())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -22,7 +22,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from flower_vfl.errors import ConfigError
+from flower_vfl.accounting import Bounded, Release, compose_epsilon, largest_auc
+from flower_vfl.errors import ArgumentError, ConfigError
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.schedule import Rows
 
@@ -40,27 +41,46 @@ class Guarantee:
 
     Attributes
     ----------
-    epsilon : float
+    epsilon, delta : float
         Of each person's label, over all epochs and all parties together.
+    release : Release, optional
+        What a label goes through, for an account over several trainings; by default any mechanism of this epsilon and
+        delta, which may cost more there.
     """
 
     epsilon: float
+    delta: float = 0.0
+    release: Release | None = None
 
-    @property
-    def auc(self) -> float:
-        r"""The largest AUC with which two labels of one person, all else equal, can be told apart.
+    @classmethod
+    def of(cls, release: Release, delta: float = 0.0) -> Self:
+        """Return the guarantee of a release at a delta.
 
-        .. math:: e^\varepsilon / (1 + e^\varepsilon)
-
-        Randomised response reaches it, and no test has a higher power at any level [Kairouz et al., *The composition
-        theorem for differential privacy*, 2015].
+        Raises
+        ------
+        ArgumentError
+            Where it has no finite epsilon at this delta.
 
         Examples
         --------
-        >>> [round(Guarantee(epsilon).auc, 3) for epsilon in (0.5, 1.0, 2.0)]
-        [0.622, 0.731, 0.881]
+        >>> from flower_vfl.accounting import Laplace, Release
+        >>> Guarantee.of(Release(Laplace(2.0), draws=6)).epsilon
+        3.0
         """
-        return 1.0 / (1.0 + math.exp(-self.epsilon))
+        epsilon = compose_epsilon([release], delta)
+        if epsilon == math.inf:
+            raise ArgumentError(f"{release} has no epsilon at delta {delta}; give a delta above 0, such as 1e-6")
+        return cls(epsilon, delta, release)
+
+    @property
+    def accounted(self) -> Release:
+        """The release that is put on an account."""
+        return self.release or Release(Bounded(self.epsilon, self.delta))
+
+    @property
+    def auc(self) -> float:
+        """The largest AUC with which two labels of one person, all else equal, can be told apart."""
+        return largest_auc(self.epsilon, self.delta)
 
 
 UNDEFENDED = ("norm", "direction")

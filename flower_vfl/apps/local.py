@@ -25,6 +25,7 @@ from flower_vfl.apps.result import RunResult
 from flower_vfl.apps.run_state import LABEL
 from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.config import Config, to_run_config
+from flower_vfl.config.schema import PrivacyConfig
 from flower_vfl.data.store.memory import MemoryData, VerticalData
 from flower_vfl.errors import TrainingError
 from flower_vfl.strategies import Observer
@@ -147,6 +148,13 @@ def run_alone(
     attack = config.attack.without_attacks()
     transport = config.transport.model_copy(update={"kind": "inproc", "in_flight": 1, "wire_dtype": "exact"})
     alone = config.model_copy(
-        update={"parties": parties, "attack": attack, "transport": transport, "defenses": [], "sinks": []}
+        update={
+            "parties": parties,
+            "attack": attack,
+            "transport": transport,
+            "defenses": [],
+            "sinks": [],
+            "privacy": PrivacyConfig(),  # nothing of it leaves anybody
+        }
     )
     return run(alone, data=lambda _: columns, observers=observers)

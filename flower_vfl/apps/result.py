@@ -131,7 +131,10 @@ def _attacks(attacks: Sequence[AttackMethod], leakage: Sequence[Mapping[str, Any
 
 def _proven(guarantee: Guarantee | None) -> dict[str, Any]:
     """Return what a defense proves of all that leaves in the run, where it proves something."""
-    return {} if guarantee is None else {"proven": {"epsilon": guarantee.epsilon, "auc": guarantee.auc}}
+    if guarantee is None:
+        return {}
+    delta = {"delta": guarantee.delta} if guarantee.delta else {}
+    return {"proven": {"epsilon": guarantee.epsilon, **delta, "auc": guarantee.auc}}
 
 
 def _software(found: Mapping[str, str]) -> dict[str, str]:
@@ -172,6 +175,7 @@ def summarise(
             **({"chosen_by": outcome.chosen_by} if outcome.chosen_by else {}),
         },
         **_budget(outcome, config),
+        **({"account": dict(outcome.account)} if outcome.account else {}),
         "utility": {"last": _utility(last), "best": _utility(outcome.best)},
         "best_by": outcome.best_by,
         **({} if periods is None else {"periods": describe_periods(outcome.epochs, periods)}),

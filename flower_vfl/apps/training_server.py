@@ -34,6 +34,7 @@ from flower_vfl.training.factories import OptimizerFactory, schedule_of
 from flower_vfl.training.grids import is_simulation
 from flower_vfl.training.observer import Observer
 from flower_vfl.training.outcome import Outcome
+from flower_vfl.training.privacy import ledger_of
 from flower_vfl.transport.sessions import TRAINING, Sessions
 from flower_vfl.transport.signing import Signer, signer_of_this_host
 
@@ -85,6 +86,8 @@ class TrainingServer:
         settings = _planned(settings, dataset, labels)
         storage = None if out is None else _place(out, resume=resume, simulation=simulation)
         secret = _secret(settings, storage, simulation=simulation)
+        if (ledger := ledger_of(settings, simulation=simulation)) is not None:
+            ledger.read()  # what is wrong with it is found before anybody is asked
         with (
             serve_metrics(settings.metrics_port) as metrics,
             nullcontext() if out is None else RunFolder(out, settings, resume=resume) as folder,

@@ -42,24 +42,39 @@ class Proof:
         The bound, and the largest AUC with which two labels of one person can be told apart by it.
     by
         The defense's name.
+    delta
+        The probability with which epsilon may be exceeded.
+    mechanism
+        The name of the defense's mechanism; empty where it has one only.
     """
 
     epsilon: float
     auc: float
     by: str
+    delta: float = 0.0
+    mechanism: str = ""
 
     def refuted_by(self, found: Measurement | None) -> bool:
-        """Return whether a measurement contradicts the proof; an estimate never does."""
-        return found is not None and found.proven and found.lower > self.epsilon
+        """Return whether a measurement contradicts the proof.
+
+        An estimate never does, nor does any of a proof with a delta: measured is what epsilon is at delta 0.
+        """
+        return found is not None and found.proven and not self.delta and found.lower > self.epsilon
 
 
 def proof_of(result: Result) -> Proof | None:
     """Return what is proven of a run; None where nothing is."""
     defenses: list[Mapping[str, Any]] = result["defenses"]
     found = [
-        Proof(float(defense["proven"]["epsilon"]), float(defense["proven"]["auc"]), str(defense.get("name")))
+        Proof(
+            float(proven["epsilon"]),
+            float(proven["auc"]),
+            str(defense.get("name")),
+            float(proven.get("delta", 0.0)),
+            str((defense.get("params") or {}).get("mechanism", "")),
+        )
         for defense in defenses
-        if defense.get("proven")
+        if (proven := defense.get("proven"))
     ]
     return min(found, key=lambda one: one.epsilon, default=None)
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from flower_vfl.cli.budget import budget
 from flower_vfl.cli.data import data_app, init
 from flower_vfl.cli.deployment import keys, show_version, wait, write_app
 from flower_vfl.cli.listing import doctor, explain_key, methods, presets, report, watch
@@ -40,6 +41,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
     "init": init,
     "align": align,
+    "budget": budget,
     "app": write_app,
     "keys": keys,
     "wait": wait,

@@ -22,6 +22,7 @@ from flower_vfl.config.schema import (
     DataConfig,
     ModelConfig,
     PartiesConfig,
+    PrivacyConfig,
     Section,
     TrainingConfig,
     TransportConfig,
@@ -71,6 +72,7 @@ class Config(Section):
     transport: TransportConfig = Field(default_factory=TransportConfig)
     align: AlignConfig = Field(default_factory=AlignConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
     defenses: list[dict[str, Any]] = Field(default_factory=list, description='outermost first, e.g. "iso(t=1.0)"')
 
     @field_validator("device")

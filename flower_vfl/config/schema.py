@@ -452,6 +452,16 @@ class AlignConfig(Section):
     timeout: float = Field(default=3600.0, gt=0.0, description="seconds to wait for one answer of a party")
 
 
+class PrivacyConfig(Section):
+    """The account of what proven defenses tell of the labels, over several trainings."""
+
+    ledger: str = Field(
+        default="",
+        description="in a simulation, the label party's ledger, which `flower-vfl budget` begins; a deployed label "
+        "party names its own in FLOWER_VFL_LEDGER",
+    )
+
+
 class CheckpointConfig(Section):
     """States that every party keeps on its own disk, so that a run can go on after an interruption."""
 

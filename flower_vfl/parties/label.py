@@ -269,8 +269,8 @@ class LabelParty(LabelModel):
     def _embed(self, received: Mapping[str, Tensor]) -> tuple[list[Tensor], Log]:
         log: Log = {}
         parts = []
-        for leaf in received.values():
-            part, more = self._hooks.embed(leaf)
+        for party, leaf in received.items():
+            part, more = self._hooks.embed(leaf, party=party)
             parts.append(part)
             log |= checked_log(more, "embed")
         return parts, log

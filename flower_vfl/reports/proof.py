@@ -14,8 +14,15 @@ from flower_vfl.reports.words import grade, number, percent
 CANARIES = 1000
 """Canaries that a report recommends: they refute a claim of 0.5 or more with half of its noise, by a power of 0.95."""
 
-MECHANISMS = {"local_head": "randomised response", "label_dp": "randomised response"}
-"""What a defense proves its epsilon by."""
+MECHANISMS = {
+    "label_dp": "randomised response",
+    "randomised_response": "randomised response",
+    "posterior": "randomised response",
+    "laplace": "noise on targets",
+    "alibi": "noise on targets",
+    "prior": "randomised response in two stages",
+}
+"""What an epsilon is proven by: of a mechanism, or of a defense that has one only."""
 
 _MUCH = 4
 """The grade of what a proof allows from which it is called weak: almost complete reading."""
@@ -37,6 +44,8 @@ class Epsilon:
         The share of positives, of two classes; else one half.
     audit
         The entry of the party that the measurement is of; empty without any.
+    account
+        What the label party's ledger has after the run; empty without one.
     """
 
     proof: Proof | None
@@ -44,6 +53,7 @@ class Epsilon:
     epochs: int | None
     prior: float
     audit: Mapping[str, Any]
+    account: Mapping[str, Any]
 
     @property
     def refuted(self) -> bool:
@@ -74,9 +84,11 @@ class Epsilon:
                 f"The proof does not hold: {by} claims epsilon {epsilon} for each person's label, and at least "
                 f"{lower(self.found.lower)} was measured ({percent(self.found.confidence)} confidence)."
             )
-        mechanism = f"{MECHANISMS[by]} ({by})" if by in MECHANISMS else by
+        words = MECHANISMS.get(self.proof.mechanism or by)
+        mechanism = f"{words} ({by})" if words else by
         over = "" if self.epochs is None else f" over {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
-        return f"Proven: epsilon {epsilon} for each person's label{over}, by {mechanism}; {self._beside}."
+        what = f"epsilon {epsilon}{_at(self.proof.delta)} for each person's label{over}"
+        return f"Proven: {what}, by {mechanism}; {self._beside}."
 
     @property
     def _beside(self) -> str:
@@ -139,12 +151,25 @@ class Epsilon:
         )
 
     @property
+    def _trainings(self) -> str:
+        """Return what the proof is of: one training, or as many as the ledger counts."""
+        if not self.account:
+            return "One training on these labels. Another one with a new secret adds its own epsilon."
+        count = self.account["trainings"]
+        one = count == 1
+        return (
+            f"By the label party's ledger, {count} training{'' if one else 's'} on these labels "
+            f"{'has' if one else 'have'} told epsilon {upper(self.account['epsilon'])} of a limit of "
+            f"{self.account['limit']:.4g}{_at(self.account['delta'])}. One without the ledger would add its own."
+        )
+
+    @property
     def assumptions(self) -> list[str]:
         """What proof and measurement assume, in sentences."""
         said = []
         if self.proof is not None:
             said += [
-                "One training on these labels. Another one with a new secret adds its own epsilon.",
+                self._trainings,
                 "What leaves in training is covered: gradients, requests, their number, order and end. Predictions "
                 "that are served, metrics that are published and the time that computing takes are not.",
                 "It is about one person's label, whatever is known of everybody else. What a party's own columns tell "
@@ -176,7 +201,11 @@ def epsilon_of(result: Result) -> Epsilon | None:
     audit = next((one for one in entries if found is not None and one.get("party") == found.party), entries[0])
     prior = (result.get("dataset") or {}).get("positives")
     prior = prior if isinstance(prior, float) and 0.0 < prior < 1.0 else 0.5
-    return Epsilon(proof, found, last.get("epoch"), prior, audit)
+    return Epsilon(proof, found, last.get("epoch"), prior, audit, result.get("account") or {})
+
+
+def _at(delta: float) -> str:
+    return f" (delta {delta:.3g})" if delta else ""
 
 
 def upper(epsilon: float) -> str:

@@ -66,6 +66,8 @@ class Outcome:
         Digest of the label party's weights.
     hosts : dict[str, dict[str, str]]
         The software of each feature party's host.
+    account : dict[str, float]
+        What all trainings on the ledger tell of each label, and its limit; empty without a ledger.
     """
 
     epochs: list[Epoch] = field(default_factory=list)
@@ -87,6 +89,7 @@ class Outcome:
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights: str = ""
     hosts: dict[str, dict[str, str]] = field(default_factory=dict)
+    account: dict[str, float] = field(default_factory=dict)
 
     @property
     def model_step(self) -> int | None:

@@ -37,9 +37,10 @@ from flower_vfl.training.model_selection import ModelSelection
 from flower_vfl.training.party_report import read_report
 from flower_vfl.training.pipeline_depth import announce_depth, choose_depth
 from flower_vfl.training.pretraining import pretrain
+from flower_vfl.training.privacy import open_account
 from flower_vfl.training.probe import Cut, cut_of
 from flower_vfl.training.recovery import PartyRecovery
-from flower_vfl.transport.sessions import Sessions
+from flower_vfl.transport.sessions import TRAINING, Sessions
 
 
 class TrainingRun:
@@ -88,6 +89,7 @@ class TrainingRun:
             strategy.check_bound(schedule.epochs)
         for one in strategy.hook_targets:
             one.begin()
+        charge = open_account(strategy, schedule, simulation=simulation, name=context.offer.get(TRAINING, ""))
         base.plant_canaries(np.setdiff1d(np.arange(schedule.rows), schedule.held_out))
         prepared, log = prepare_labels(strategy)
         strategy.summary()
@@ -114,6 +116,7 @@ class TrainingRun:
             stages = _Stages(
                 strategy, context, sessions, label, schedule, audited=audited, replaces=replaces_nodes(self._grid)
             )
+            charge()
             stages.begin()
             stages.train(after_epoch)
             stages.finish(timeout)

@@ -80,6 +80,7 @@ def _obstacles(config: Config) -> Iterator[str]:
         "model.embedding_device = 'cpu'": config.model.embedding_device == "cpu" and config.device != "cpu",
         "precision": config.precision == "bfloat16",
         "sinks": bool(config.sinks),
+        "privacy.ledger": bool(config.privacy.ledger),
     }
     yield from (f"{key} is set, which each run does for itself" for key, is_set in wrong.items() if is_set)
     try:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from flower_vfl.accounting import RandomisedResponse, Release
 from flower_vfl.config import Config
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Log
@@ -178,7 +179,8 @@ class LabelDP(Defense):
         """Return the privacy of the flips; nothing is proven where the end of a training follows true labels."""
         if self.epsilon == math.inf or label_dependent_ends(self.base.config):
             return None
-        return Guarantee(self.epsilon)
+        response = RandomisedResponse(self.epsilon, self.base.labels.classes)
+        return Guarantee(self.epsilon, release=Release(response, kept=True))
 
     def prepare_labels(self, labels: Tensor) -> tuple[Tensor, Log]:
         """Flip, then let the inner strategy prepare: nothing within it, class weights included, sees true labels."""

@@ -95,7 +95,7 @@ class LocalHead(Defense):
 
     def guarantee(self) -> Guarantee | None:
         """Return the privacy of the randomised labels."""
-        return Guarantee(self.epsilon)
+        return Guarantee(self.epsilon, release=self._mechanism.release)
 
     def build(self, cut: Cut, device: torch.device) -> None:
         """Make a head for each party, of the configuration's network, for its embedding alone."""

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from flower_vfl import accounting
+from flower_vfl.accounting import Bounded, Release
 from flower_vfl.config import Config
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Log
@@ -45,6 +47,11 @@ class Mechanism(ABC):
 
     def __init__(self, epsilon: float, classes: int) -> None:
         self.epsilon, self.classes = epsilon, classes
+
+    @property
+    def release(self) -> Release:
+        """What each label goes through, for an account over several trainings."""
+        return Release(Bounded(self.epsilon), kept=True)
 
     def purpose(self) -> tuple[str, ...]:
         """Return what the draw is derived from, beside the label party's secret."""
@@ -101,6 +108,11 @@ class RandomisedResponse(Mechanism):
         self._drawn = torch.empty(0, dtype=torch.int64)
         self._weights: Tensor | None = None
 
+    @property
+    def release(self) -> Release:
+        """Randomised response, once."""
+        return Release(accounting.RandomisedResponse(self.epsilon, self.classes), kept=True)
+
     def purpose(self) -> tuple[str, ...]:
         """Return the rate, from which all draws of randomised response derive."""
         return (repr(self.rate),)
@@ -155,6 +167,11 @@ class Posterior(Likelihood):
     """
 
     name: ClassVar[str] = "posterior"
+
+    @property
+    def release(self) -> Release:
+        """Randomised response, once."""
+        return Release(accounting.RandomisedResponse(self.epsilon, self.classes), kept=True)
 
     def draw(self, labels: Tensor, generator: torch.Generator) -> Log:
         """Flip labels."""
@@ -231,6 +248,11 @@ class Prior(Mechanism):
     """
 
     name: ClassVar[str] = "prior"
+
+    @property
+    def release(self) -> Release:
+        """A draw that follows from what the head predicts: another training draws other labels."""
+        return Release(Bounded(self.epsilon))
 
     def __init__(self, epsilon: float, classes: int) -> None:
         super().__init__(epsilon, classes)

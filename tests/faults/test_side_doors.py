@@ -20,7 +20,7 @@ from flower_vfl.config import build_config
 from flower_vfl.data.store.dataset import Labels
 from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.strategies.base import Defense
-from flower_vfl.strategies.labels import label_dp
+from flower_vfl.strategies.labels import label_dp, local_head
 from flower_vfl.training.checkpointing import Checkpointing
 from flower_vfl.training.loop import Training
 from flower_vfl.transport.sessions import Sessions
@@ -140,6 +140,25 @@ def test_with_flipped_labels_frozen_the_true_ones_are_not_heard_at_all(listener,
     one, other = heard(listener, setup(defenses=defenses))
     assert differences(one, other) == []
     assert not one.error
+
+
+@pytest.mark.parametrize(("transport", "classes"), [("inproc", 3), ("stream", 2), ("messages", 2)])
+def test_with_randomised_labels_frozen_local_heads_say_nothing_of_the_true_ones(
+    listener, monkeypatch, transport, classes
+):
+    """All that leaves, with class weights, clipping, checkpoints, snapshots and a limit of the leak that warns."""
+    drawn = torch.from_numpy(DICE.integers(0, classes, ROWS))
+    monkeypatch.setattr(local_head, "flip", lambda labels, **_: drawn.clone())
+    config = setup(transport, defenses=[{"name": "local_head"}], attack={"names": ["norm"]})
+    runs = []
+    for name in ("true", "nearly all of one class"):
+        labels = LABELS[name]
+        target = Labels((labels.train + labels.train[::-1]) % classes, labels.test, classes)
+        blind = replace(BLIND, target=Labels(BLIND.target.train, BLIND.target.test, classes))
+        runs.append(listener.train(config, replace(DATA, target=target), blind))
+    assert differences(*runs) == []
+    assert not runs[0].error
+    assert all(len(entries) > 20 for entries in runs[0].parties.values())
 
 
 STOPS = {

@@ -90,7 +90,7 @@ def test_the_version_is_the_packages():
 
 
 def test_every_package_that_is_imported_is_declared():
-    declared = {canonicalize_name(wanted.name) for wanted in requirements("tensorboard", "wandb", "mlflow")}
+    declared = {canonicalize_name(wanted.name) for wanted in requirements("tensorboard", "wandb", "mlflow", "dp")}
     optional = {"mlflow", "wandb"}  # not installed where tests run
     homes = importlib.metadata.packages_distributions()
     graph = grimp.build_graph("flower_vfl", include_external_packages=True, cache_dir=None)

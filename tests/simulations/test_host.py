@@ -17,6 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from flower_vfl.accounting.ledger import Limit, PrivacyLedger
 from flower_vfl.data.sources.catalog import prepare
 from flower_vfl.data.store.parts import write_part
 from flower_vfl.errors import ConfigError
@@ -28,7 +29,13 @@ from tests.commands import flower_vfl
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
-    for name in ("FLOWER_VFL_DATA", "FLOWER_VFL_NOISE_KEY_FILE", "FLOWER_VFL_SECRET_FILE", "FLOWER_VFL_STATE"):
+    for name in (
+        "FLOWER_VFL_DATA",
+        "FLOWER_VFL_LEDGER",
+        "FLOWER_VFL_NOISE_KEY_FILE",
+        "FLOWER_VFL_SECRET_FILE",
+        "FLOWER_VFL_STATE",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -385,6 +392,15 @@ def test_a_secret_file_that_cannot_be_used_is_found_before_the_run(tmp_path, mon
     (tmp_path / "secret").write_bytes(bytes(32))
     state, text = found(variable)
     assert (state, words in text) == ("ok", True)
+
+
+def test_a_ledger_is_checked_and_says_what_is_spent(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.json"
+    monkeypatch.setenv("FLOWER_VFL_LEDGER", str(path))
+    assert found("FLOWER_VFL_LEDGER")[0] == "wrong"
+    PrivacyLedger.create(path, Limit(4.0))
+    state, text = found("FLOWER_VFL_LEDGER")
+    assert (state, "epsilon 0 of 4 is spent" in text) == ("ok", True)
 
 
 def test_a_state_folder_that_nobody_can_write_is_found(tmp_path, monkeypatch):

@@ -149,9 +149,9 @@ def test_what_is_no_number_is_refused_when_it_is_to_be_logged_for_the_first_time
         name = "logging"
         params = {}  # noqa: RUF012
 
-    def called(self, *given):
+    def called(self, *given, **named):
         log = {"mine": value}
-        return log if hook == "end_epoch" else (getattr(self.strategy, hook)(*given)[0], log)
+        return log if hook == "end_epoch" else (getattr(self.strategy, hook)(*given, **named)[0], log)
 
     setattr(Logging, hook, called)
     data, config = toy_data(rows=200), toy_config(training={"epochs": 1})

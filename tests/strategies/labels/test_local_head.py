@@ -162,6 +162,13 @@ def test_a_partys_gradient_is_that_of_its_own_head_for_the_randomised_labels():
         torch.testing.assert_close(leaf.grad, own.grad, rtol=1e-5, atol=1e-9)
 
 
+def test_every_party_learns_from_its_own_head():
+    """In a training, and not only where the hooks are called with a party's name."""
+    data = toy_data(rows=200, test_rows=60, parties=3)
+    short, long = (run(config(epochs=epochs), data=lambda _: data).summary["weights"] for epochs in (1, 2))
+    assert all(short[party] != long[party] for party in "abc")
+
+
 @pytest.mark.parametrize(
     ("sections", "words"),
     [

@@ -1,0 +1,21 @@
+"""Accounting of label privacy: what proven mechanisms tell of each person's label, over epochs and trainings.
+
+`mechanisms` describes what a label goes through, `composition` adds up what several draws tell, and `ledger` keeps
+account of it over trainings on the same labels.
+"""
+
+from flower_vfl.accounting.composition import Release, calibrate, compose_epsilon, largest_auc, privacy_losses
+from flower_vfl.accounting.mechanisms import Bounded, Gaussian, Laplace, Mechanism, RandomisedResponse
+
+__all__ = [
+    "Bounded",
+    "Gaussian",
+    "Laplace",
+    "Mechanism",
+    "RandomisedResponse",
+    "Release",
+    "calibrate",
+    "compose_epsilon",
+    "largest_auc",
+    "privacy_losses",
+]

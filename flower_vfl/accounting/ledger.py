@@ -1,0 +1,329 @@
+"""A ledger of what trainings have told of the same labels, and the limit that their owner has set.
+
+It is a JSON file of the label party, beside a key of its own. It names labels, rows and secrets by digests under that
+key, which nobody can guess without it, and ends with a code over all of it (HMAC-SHA256), which nobody can write
+without it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import hmac
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_vfl.accounting.composition import Release, compose_epsilon
+from flower_vfl.accounting.mechanisms import check_delta, check_epsilon, from_facts
+from flower_vfl.errors import ArgumentError, DataError, OutputExistsError, PermissionDeniedError
+from flower_vfl.files import write_json_atomic, write_private, writing_to
+
+_SCHEMA = 1
+_TOLERANCE = 1.0 + 1e-9
+"""Rounding that the sum of epsilons may have."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The epsilon of each label, at a delta, that all trainings together may reach."""
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+        check_delta(self.delta)
+        compose_epsilon([], self.delta)
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """One training that is to be put on the account.
+
+    Attributes
+    ----------
+    rows : str
+        Digest of the people and their order.
+    labels : NDArray
+        (N,) true labels.
+    secret : int
+        A number that follows from the label party's secret, and from which noise does not.
+    name : str
+        The label party's name of the training, the same when it is resumed; empty for one that cannot be.
+    defense : str
+        The defense that proves something, with its parameters.
+    release : Release
+        What each label goes through.
+    """
+
+    rows: str
+    labels: NDArray[Any]
+    secret: int
+    name: str
+    defense: str
+    release: Release
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One training on the account; `rows`, `labels` and `secret` are digests under the ledger's key."""
+
+    time: str
+    rows: str
+    labels: str
+    secret: str
+    training: str
+    defense: str
+    release: Release
+
+    def facts(self) -> dict[str, Any]:
+        """Return the entry as it stands in the file."""
+        kept = {"draws": self.release.draws, "kept": self.release.kept}
+        return {**asdict(self), "release": {**self.release.mechanism.facts(), **kept}}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the entry that `facts` describes."""
+        release = dict(facts["release"])
+        draws, kept = release.pop("draws"), release.pop("kept")
+        return cls(**{**facts, "release": Release(from_facts(release), draws, kept)})
+
+
+@dataclass(frozen=True)
+class Account:
+    """The content of a ledger.
+
+    Attributes
+    ----------
+    limit : Limit
+        The owner's limit.
+    entries : tuple of Entry
+        The trainings, in their order.
+    """
+
+    limit: Limit
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def spent(self) -> float:
+        """The epsilon of all trainings together, at the limit's delta."""
+        return self.spent_with(())
+
+    def spent_with(self, more: Sequence[Release]) -> float:
+        """Return the epsilon of all trainings and some more together, at the limit's delta."""
+        return compose_epsilon([*(entry.release for entry in self.entries), *more], self.limit.delta)
+
+    def allows(self, release: Release) -> bool:
+        """Return whether another training with this release keeps within the limit."""
+        return self.spent_with([release]) <= self.limit.epsilon * _TOLERANCE
+
+
+class PrivacyLedger:
+    """The file of an account; `check` and `charge` refuse what would exceed its limit.
+
+    Parameters
+    ----------
+    path : Path
+        The file. Its key is beside it, with `.key` after the name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+        self.key_path = self.path.with_name(self.path.name + ".key")
+
+    @classmethod
+    def create(cls, path: Path, limit: Limit) -> Self:
+        """Begin a ledger: a file and its key, both readable by their owner alone.
+
+        Raises
+        ------
+        OutputExistsError
+            When one of them exists.
+        """
+        ledger = cls(path)
+        for file in (ledger.path, ledger.key_path):
+            if file.exists():
+                raise OutputExistsError(f"{file} exists: a ledger is never overwritten; name another file")
+        key = secrets.token_bytes(32)
+        with writing_to(ledger.path):
+            ledger.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(ledger.key_path, key)
+        ledger._write(Account(limit), key)
+        return ledger
+
+    def read(self) -> Account:
+        """Return what the ledger says.
+
+        Raises
+        ------
+        DataError
+            When it is missing, cannot be read, or was changed by anybody but this class.
+        """
+        return self._read(self._key())
+
+    def set_limit(self, limit: Limit) -> Account:
+        """Change the owner's limit; it may be below what is spent, and then nothing more is allowed."""
+        with self._locked() as key:
+            account = replace(self._read(key), limit=limit)
+            self._write(account, key)
+        return account
+
+    def check(self, training: Training) -> None:
+        """Refuse a training that would exceed the limit, or whose labels or noise do not go with earlier ones.
+
+        Raises
+        ------
+        PermissionDeniedError
+            With what is spent and what is left.
+        DataError
+            When the ledger was changed or cannot be written, or the labels of the same rows are others than before.
+        """
+        with self._locked() as key:
+            _admit(self._read(key), _entry(training, key, ""), self.path)
+
+    def charge(self, training: Training, now: datetime) -> Account:
+        """Check a training and put it on the account before anything of it leaves; return the account with it.
+
+        A training that repeats the noise of an earlier one costs nothing: a resumed one, and one with the same secret
+        and labels whose noise is drawn once. Raises as `check`.
+        """
+        with self._locked() as key:
+            account = self._read(key)
+            entry = _entry(training, key, now.isoformat(timespec="seconds"))
+            if _admit(account, entry, self.path):
+                account = replace(account, entries=(*account.entries, entry))
+                self._write(account, key)
+        return account
+
+    def _key(self) -> bytes:
+        for file in (self.path, self.key_path):
+            if not file.is_file():
+                raise DataError(
+                    f"there is no privacy ledger here: {file} is missing. `flower-vfl budget {self.path} --limit "
+                    "EPSILON` begins one; a ledger that was there before is to be restored with its key, since without "
+                    "it nobody knows what is spent"
+                )
+        return self.key_path.read_bytes()
+
+    @contextmanager
+    def _locked(self) -> Iterator[bytes]:
+        """Let no other process charge meanwhile; the key's file, which is never replaced, carries the lock."""
+        self._key()
+        with writing_to(self.path):
+            if not os.access(self.path.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, "")
+            file = self.key_path.open("rb+")
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file.read()
+
+    def _read(self, key: bytes) -> Account:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            code = found.pop("code")
+            if hmac.compare_digest(str(code), _code(found, key)):
+                return Account(Limit(**found["limit"]), tuple(map(Entry.of, found["entries"])))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArgumentError):
+            pass  # the code covers every well-formed content
+        raise DataError(
+            f"the privacy ledger {self.path} is not as it was written: somebody changed or shortened it, or its key is "
+            "another one. Restore both files from a copy; without them nobody knows what is spent of these labels"
+        )
+
+    def _write(self, account: Account, key: bytes) -> None:
+        content = {
+            "schema": _SCHEMA,
+            "limit": asdict(account.limit),
+            "entries": [entry.facts() for entry in account.entries],
+        }
+        write_json_atomic(self.path, {**content, "code": _code(content, key)})
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # what is spent must survive the end of the machine, too
+        finally:
+            os.close(folder)
+
+
+def _code(content: Mapping[str, Any], key: bytes) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hmac.new(key, b"content\x1f" + text.encode(), hashlib.sha256).hexdigest()
+
+
+def _digest(key: bytes, purpose: str, *parts: bytes) -> str:
+    code = hmac.new(key, purpose.encode(), hashlib.sha256)
+    for part in parts:
+        code.update(len(part).to_bytes(8, "big") + part)
+    return code.hexdigest()[:32]
+
+
+def _entry(training: Training, key: bytes, time: str) -> Entry:
+    labels = np.ascontiguousarray(training.labels, dtype="<i8").tobytes()
+    return Entry(
+        time,
+        _digest(key, "rows", training.rows.encode(), str(len(training.labels)).encode()),
+        _digest(key, "labels", labels),
+        _digest(key, "secret", str(training.secret).encode()),
+        training.name,
+        training.defense,
+        training.release,
+    )
+
+
+def _admit(account: Account, entry: Entry, path: Path) -> bool:
+    """Return whether an entry is a new one; one that repeats an earlier one costs nothing.
+
+    Raises
+    ------
+    DataError, PermissionDeniedError
+        Where it is refused.
+    """
+    for earlier in account.entries:
+        if earlier.rows == entry.rows and earlier.labels != entry.labels:
+            raise DataError(
+                f"the labels have changed since {earlier.time}, when these rows were trained on: the account {path} is "
+                "about other labels. Train on the labels of then, or begin a ledger of their own for the new ones"
+            )
+    repeated = [earlier for earlier in account.entries if earlier.secret == entry.secret]
+    for earlier in repeated:
+        same = replace(entry, time=earlier.time, training=earlier.training) == earlier
+        resumed = bool(entry.training) and entry.training == earlier.training
+        if same and (resumed or entry.release.kept):
+            return False
+    if repeated:
+        raise PermissionDeniedError(
+            f"the secret of this training has drawn the noise of an earlier one, of {repeated[0].time}, and noise that "
+            "comes twice can be subtracted: take a new secret (in a simulation another `seed`), or the same rows, "
+            "labels and settings with noise that is drawn once"
+        )
+    if not account.allows(entry.release):
+        _refuse(account, entry, path)
+    return True
+
+
+def _refuse(account: Account, entry: Entry, path: Path) -> None:
+    limit, spent = account.limit, account.spent
+    total = account.spent_with([entry.release])
+    at = f" at delta {limit.delta:g}" if limit.delta else ""
+    cure = ""
+    if total == math.inf:
+        cure = "; give the limit a delta above that of this training, such as 1e-6, without which it has no epsilon"
+    count = len(account.entries)
+    raise PermissionDeniedError(
+        f"this training would bring epsilon of each label to {total:.4g}{at}, and the limit of {path} is "
+        f"{limit.epsilon:.4g}: {count} training{'' if count == 1 else 's'} spent {spent:.4g}, "
+        f"{max(0.0, limit.epsilon - spent):.4g} is left. Take a smaller epsilon{cure}, go on with a training that is "
+        "on the account, or raise the limit: "
+        f"`flower-vfl budget {path} --limit EPSILON`"
+    )

@@ -1,0 +1,143 @@
+"""The command that plans a privacy budget, and shows or begins the ledger that keeps account of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from flower_vfl.accounting import Mechanism
+    from flower_vfl.accounting.ledger import Account, PrivacyLedger
+
+_PLAN = "{:<20} {:<11} {:<20} {}"
+_ENTRY = "{:<19} {:<13} {:<34} {:<5} {}"
+
+
+class Planned(StrEnum):
+    """Mechanisms that are planned."""
+
+    randomised_response = "randomised_response"
+    laplace = "laplace"
+    gaussian = "gaussian"
+
+
+def budget(
+    ledger: Annotated[
+        Path | None, typer.Argument(metavar="[LEDGER]", help="The file of an account over several trainings.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Plan one training of this epsilon for each label.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of that training.")] = 1,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of epsilon or limit [default: the ledger's, or 0].")
+    ] = None,
+    classes: Annotated[int, typer.Option(min=2, help="Classes of the labels.")] = 2,
+    mechanism: Annotated[Planned | None, typer.Option(help="Plan this mechanism alone [default: all].")] = None,
+    limit: Annotated[
+        float | None, typer.Option(help="Begin LEDGER with this epsilon for all trainings, or change its limit.")
+    ] = None,
+) -> None:
+    """Plan what a training may tell of each label, and keep account of it over several trainings.
+
+    With --epsilon: how strong each mechanism must be, before anything is trained. With LEDGER: what trainings have
+    spent, what is left, and, with both, whether the plan keeps within it.
+
+    \b
+    flower-vfl budget --epsilon 2 --epochs 6 --delta 1e-6
+    flower-vfl budget ledger.json --limit 4
+    flower-vfl run census --set "defenses=local_head(epsilon=1.0)"
+      --set privacy.ledger=ledger.json
+    flower-vfl budget ledger.json
+    """  # noqa: D301 - click wants the backspace
+    from flower_vfl.accounting.ledger import PrivacyLedger
+    from flower_vfl.errors import ConfigError
+
+    if ledger is None and (limit is not None or epsilon is None):
+        raise ConfigError("give --epsilon to plan a training, or a LEDGER to show one; --limit is of a LEDGER")
+    kept = None if ledger is None else PrivacyLedger(ledger)
+    if kept is not None and limit is not None:
+        _set_limit(kept, limit, delta)
+    account = None if kept is None else kept.read()
+    if epsilon is not None:
+        at = delta if delta is not None or account is None else account.limit.delta
+        lines = [*_plan(mechanism, epsilon, at or 0.0, epochs, classes, account)]  # all or an error
+    else:
+        lines = [*_shown(kept, account)] if kept is not None and account is not None else []
+    for line in lines:
+        typer.echo(line)
+
+
+def _set_limit(ledger: PrivacyLedger, epsilon: float, delta: float | None) -> None:
+    """Begin a ledger, or change the limit of one; its delta stays where none is given."""
+    from flower_vfl.accounting.ledger import Limit
+
+    if ledger.path.exists() or ledger.key_path.exists():
+        ledger.set_limit(Limit(epsilon, ledger.read().limit.delta if delta is None else delta))
+    else:
+        ledger.create(ledger.path, Limit(epsilon, delta or 0.0))
+
+
+def _plan(
+    mechanism: Planned | None, epsilon: float, delta: float, epochs: int, classes: int, account: Account | None
+) -> Iterator[str]:
+    from flower_vfl.accounting import Bounded, Release, calibrate, compose_epsilon, largest_auc
+
+    yield f"Plan: epsilon {epsilon:g} of each label at delta {delta:g}, over {_times(epochs, 'epoch')}"
+    yield f"An attack tells two labels of one person apart with an AUC of at most {largest_auc(epsilon, delta):.4g}"
+    yield from ("", _PLAN.format("mechanism", "noise drawn", "strength", "epsilon of one draw"))
+    for name, make in _families(classes).items():
+        if mechanism is not None and name != mechanism:
+            continue
+        for drawn, draws in {"once": 1, "each epoch": epochs}.items():
+            if name == Planned.gaussian and delta == 0.0 and mechanism is None:
+                yield _PLAN.format(name, drawn, "none", "it needs a delta above 0")
+                continue
+            found = calibrate(make, epsilon, delta, draws=draws)
+            one = compose_epsilon([Release(found)], delta)
+            yield _PLAN.format(name, drawn, found.strength, f"{one:.4g}")
+    if account is not None:
+        total = account.spent_with([Release(Bounded(epsilon, delta))])
+        words = "keeps within" if total <= account.limit.epsilon else "exceeds"
+        yield ""
+        yield f"With what the ledger has, that is epsilon {total:.4g} at delta {account.limit.delta:g};"
+        yield f"it {words} the limit of {account.limit.epsilon:.4g}"
+
+
+def _families(classes: int) -> dict[str, Callable[[float], Mechanism]]:
+    """Return what makes each mechanism from a level of noise; more than two classes have one-hot targets."""
+    from flower_vfl.accounting import Gaussian, Laplace, RandomisedResponse
+
+    coordinates = 1 if classes == 2 else 2
+    return {
+        Planned.randomised_response: lambda noise: RandomisedResponse(1.0 / noise, classes),
+        Planned.laplace: partial(Laplace, coordinates=coordinates),
+        Planned.gaussian: partial(Gaussian, coordinates=coordinates),
+    }
+
+
+def _shown(ledger: PrivacyLedger, account: Account) -> Iterator[str]:
+    from flower_vfl.accounting import compose_epsilon
+
+    limit, spent = account.limit, account.spent
+    yield f"Ledger: {ledger.path}"
+    yield (
+        f"{_times(len(account.entries), 'training')} spent epsilon {spent:.4g} of {limit.epsilon:.4g} "
+        f"at delta {limit.delta:g}; {max(0.0, limit.epsilon - spent):.4g} is left"
+    )
+    if account.entries:
+        yield from ("", _ENTRY.format("when (UTC)", "defense", "mechanism", "draws", "alone"))
+    for entry in account.entries:
+        mechanism = f"{entry.release.mechanism.name}, {entry.release.mechanism.strength}"
+        draws = "once" if entry.release.kept else str(entry.release.draws)
+        alone = compose_epsilon([entry.release], limit.delta)
+        yield _ENTRY.format(
+            entry.time.removesuffix("+00:00"), entry.defense.partition("(")[0], mechanism, draws, f"{alone:.4g}"
+        )
+
+
+def _times(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")

@@ -1,0 +1,129 @@
+"""The account of a training run: refused before its sessions open, charged before its first step."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flower_vfl.accounting.ledger import PrivacyLedger, Training
+from flower_vfl.config import Config
+from flower_vfl.errors import ConfigError, PermissionDeniedError
+
+if TYPE_CHECKING:
+    from flower_vfl.protocol.schedule import Schedule
+    from flower_vfl.strategies.base import Defense, HookedStrategy
+
+_log = logging.getLogger(__name__)
+
+LEDGER_VARIABLE = "FLOWER_VFL_LEDGER"
+"""Environment variable of a deployed ServerApp with the label party's privacy ledger."""
+
+
+def ledger_of(config: Config, *, simulation: bool) -> PrivacyLedger | None:
+    """Return the label party's ledger; None where its owner keeps none.
+
+    Raises
+    ------
+    ConfigError
+        When the run config of a deployment names one: the owner's limit is not for whoever sends it.
+    """
+    named = config.privacy.ledger
+    if simulation:
+        return PrivacyLedger(Path(named)) if named else None
+    if named:
+        raise ConfigError(
+            f"privacy.ledger is {named!r} in a run config, which whoever starts a run writes; set it to '' and name "
+            f"the ledger in {LEDGER_VARIABLE}, in the environment of the SuperLink (or of its SuperExec)"
+        )
+    kept = os.environ.get(LEDGER_VARIABLE, "")
+    return PrivacyLedger(Path(kept)) if kept else None
+
+
+def open_account(
+    strategy: HookedStrategy, schedule: Schedule, *, simulation: bool, name: str = ""
+) -> Callable[[], None]:
+    """Check what a training will tell of the labels against its owner's limit; return what charges it.
+
+    Parameters
+    ----------
+    strategy : HookedStrategy
+        The outermost strategy.
+    schedule : Schedule
+        The steps of the training.
+    simulation : bool
+        True if all parties are on this machine.
+    name : str
+        The label party's name of the training, the same when it is resumed.
+
+    Raises
+    ------
+    PermissionDeniedError
+        When the training would exceed the limit, or nothing is proven of it.
+    DataError
+        When the ledger was changed, or the labels since an earlier training.
+    """
+    base = strategy.base
+    ledger, defense = ledger_of(base.config, simulation=simulation), _proving(strategy)
+    if ledger is None:
+        if defense is not None and not simulation:
+            _log.warning(
+                "%s counts this one training; nobody adds up what several trainings tell of the same labels: begin a "
+                "ledger with `flower-vfl budget FILE --limit EPSILON` and name it in %s",
+                defense.name,
+                LEDGER_VARIABLE,
+            )
+        return _nothing
+    account = ledger.read()
+    guarantee = None if defense is None else defense.guarantee()
+    if defense is None or guarantee is None:
+        raise PermissionDeniedError(
+            f"nothing is proven of what this training tells of the labels, and {ledger.path} allows epsilon "
+            f"{account.limit.epsilon:.4g} in all: take a defense with a proof, such as local_head, with "
+            "training.patience = 0 and without attack.max_leak and attack.max_bound; or train without the ledger, "
+            "and know that its account is then not complete"
+        )
+    release = guarantee.accounted
+    if not release.kept and schedule.epochs > base.config.training.epochs:
+        raise ConfigError(
+            f"{defense.name} counts training.epochs = {base.config.training.epochs}, and this training has "
+            f"{schedule.epochs}; set training.epochs to that"
+        )
+    settings = ", ".join(f"{key}={value}" for key, value in defense.params.items())
+    described = f"{defense.name}({settings})"  # with the same secret, other settings may draw other noise
+    training = Training(base.alignment, base.labels.train, base.secret.seed("privacy ledger"), name, described, release)
+    ledger.check(training)
+    return partial(_charge, strategy, ledger, training)
+
+
+def _charge(strategy: HookedStrategy, ledger: PrivacyLedger, training: Training) -> None:
+    account = ledger.charge(training, datetime.now(UTC))
+    limit, spent = account.limit, account.spent
+    strategy.base.outcome.account = {
+        "epsilon": spent,
+        "delta": limit.delta,
+        "limit": limit.epsilon,
+        "trainings": len(account.entries),
+    }
+    _log.info(
+        "%s: %d trainings tell epsilon %.4g of each label at delta %g, of a limit of %.4g",
+        *(ledger.path, len(account.entries), spent, limit.delta, limit.epsilon),
+    )
+
+
+def _proving(strategy: HookedStrategy) -> Defense | None:
+    """Return the defense with the smallest proven epsilon; None where none proves anything."""
+    proven = [
+        (guarantee.epsilon, -depth, defense)
+        for depth, defense in enumerate(strategy.chain())
+        if (guarantee := defense.guarantee()) is not None
+    ]
+    return min(proven)[2] if proven else None
+
+
+def _nothing() -> None:
+    """Charge nothing."""
