@@ -37,7 +37,7 @@ class Canaries:
     --------
     >>> drawn = Canaries.draw(np.arange(5000), 100, 2, Secret.for_simulation(0, "label"))
     >>> len(drawn.rows), int(drawn.into(np.zeros(5000, dtype=np.int64)).sum())
-    (100, 47)
+    (100, 57)
     """
 
     rows: NDArray[np.int64]

@@ -145,8 +145,8 @@ class Epsilon:
             return ""
         factor = number(math.exp(math.floor(100 * self.found.lower) / 100), 1)
         return (
-            f"{self.measured} {'So' if self.found.proven else 'If so,'} the messages move the odds of somebody's label by a "
-            f"factor of at least {factor}. "
+            f"{self.measured} {'So' if self.found.proven else 'If so,'} the messages move the odds of somebody's label "
+            f"by a factor of at least {factor}. "
             "Nothing is proven of this defense: no number bounds epsilon from above."
         )
 
