@@ -34,10 +34,11 @@ def is_finite(tensor: Tensor) -> bool:
 def brought(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors of one device in main memory, by one copy: a GPU is waited for once.
 
-    They travel as float64, which holds every float32 and every whole number up to 2^53.
+    They travel as float64, which holds every float32 and every whole number up to 2^53. What is in main memory already
+    is returned as it is.
     """
-    if not tensors:
-        return []
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [tensor.detach() for tensor in tensors]
     flat = torch.cat([tensor.detach().flatten().double() for tensor in tensors]).cpu()
     pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
     return [piece.view(tensor.shape).to(tensor.dtype) for piece, tensor in zip(pieces, tensors, strict=True)]

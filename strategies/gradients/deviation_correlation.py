@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.protocol.schedule import Rows
+from flower_vfl.strategies.gradients.units import beside
 
 NUMBERS = 2**15
 """Numbers of a class that are kept of each epoch: 1,024 rows of 32."""
@@ -75,14 +76,21 @@ class DeviationCorrelation:
         self._shared: Tensor | None = None  # that of runs that train together, of which `_now` is the rows from `_low`
         self._low = 0
 
-    def add(self, g: Tensor, y: Tensor, rows: Rows, unit: float = 1.0) -> None:
-        """Take in a batch: clean gradients (B, D), labels (B,), rows of the table (B,) and the unit to measure in."""
+    def add(self, g: Tensor, y: Tensor, rows: Rows, unit: float = 1.0, means: Tensor | None = None) -> None:
+        """Take in a batch: clean gradients (B, D), labels (B,), rows of the table (B,) and the unit to measure in.
+
+        Where the means of the classes (2, D) are known, they are not computed again.
+        """
         places, known = self._find(rows, g.shape[1])
         if not len(known):
             return
         now = _together([self], g.device)
         there, here = (torch.from_numpy(one).to(g.device, non_blocking=True) for one in (self._low + places, known))
-        now[there] = (deviations(g, y, here) / unit).float()
+        if means is None:
+            away = deviations(g, y, here)
+        else:
+            away = g.index_select(0, here) - beside(means, g).index_select(0, y.index_select(0, here).long())
+        now[there] = (away / unit).float()
 
     def _find(self, rows: Rows, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where rows (B,) of which gradients (B, width) came are in the sample, and which of them are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ def accounted_epochs(width: int) -> int:
     (20, 5, 1)
     """
     return max(1, LARGEST // max(width, 1))
+
+
+TOGETHER = 64
+"""Batches whose places are drawn at once: between two steps of training a generator takes ten times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +128,12 @@ class FullAccountant:
             return
         place = self._batches - 1
         if place >= CHAINS:  # each batch of the epoch is as likely among those that are kept
-            place = int(np.random.default_rng([self._epochs, self._batches]).integers(self._batches))
+            place = _drawn(self._epochs, place // TOGETHER)[place % TOGETHER]
         if place < CHAINS:
             self._drawn[place : place + 1] = [release(pair, parts)]
         if rows is not None and pair.square > 0.0:
-            self._recurrence.add(working(g), y, rows, unit=pair.unit * math.sqrt(pair.square))
+            unit = pair.unit * math.sqrt(pair.square)
+            self._recurrence.add(working(g), y, rows, unit=unit, means=pair.centres * pair.unit)
 
     def end_epoch(self, rho: float) -> dict[str, float]:
         """Close the epoch; return the joint divergence of all releases so far, and how much came again since the last.
@@ -183,6 +189,13 @@ class FullAccountant:
         self._epochs, self._batches, self._width = state["numbers"]
         self._total, self.largest = state["total"], state["largest"]
         self._recurrence.restore(state["recurrence"])
+
+
+@lru_cache(maxsize=4)
+def _drawn(epoch: int, block: int) -> list[int]:
+    """Return the places drawn for the batches of a block, each below the number of batches that have come by then."""
+    numbers = range(block * TOGETHER + 1, (block + 1) * TOGETHER + 1)
+    return [int(np.random.default_rng([epoch, number]).integers(number)) for number in numbers]
 
 
 def _plain(one: ShapedRelease) -> dict[str, Tensor]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.errors import UnprotectedBatchError
@@ -40,8 +42,8 @@ class Pair:
         Mean squared length of a row.
     g
         Squared distance of the class means.
-    means
-        (D,) difference of the class means, from negatives to positives.
+    centres
+        (2, D) means of negatives and of positives.
     basis
         (D, R) orthonormal: directions in which rows of a class deviate from their mean, that of the means with them.
         None where it would be the identity.
@@ -56,9 +58,14 @@ class Pair:
     p: float
     square: float
     g: float
-    means: Tensor
+    centres: Tensor
     basis: Tensor | None
     covariances: Tensor
+
+    @property
+    def means(self) -> Tensor:
+        """The difference of the class means (D,), from negatives to positives."""
+        return self.centres[1] - self.centres[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,29 +122,24 @@ def estimate(g: Tensor, y: Tensor) -> Pair:
     """
     check_shapes("marvell_full", g, y)
     work = working(g)
-    members = torch.stack([y == 0, y == 1])
-    unit, *counts = torch.cat([unit_of(work)[None].double(), members.sum(dim=1)]).tolist()
+    largest, labels = brought([unit_of(work)[None], y])
+    unit, sides = float(largest), [np.flatnonzero(labels.numpy() == label) for label in (0, 1)]
+    counts = [len(rows) for rows in sides]
     check_two_classes("marvell_full", [unit], counts, len(g))
-    work = work / unit
-    sizes = beside(torch.tensor(counts), work)
-    means = (members.to(work) @ work) / sizes[:, None]
-    classes = y.long()
-    apart = work - means.index_select(0, classes)  # `means[classes]` takes six times as long
-    difference = means[1] - means[0]
-    basis = _basis(torch.cat([apart, difference[None]])) if g.shape[1] > len(g) else None
-    inside = apart if basis is None else apart @ beside(basis, apart)
-    ordered = inside.index_select(0, classes.argsort(stable=True))
-    of_class = torch.split(ordered, [int(count) for count in counts])
-    covariances = torch.stack([_scatter(rows) for rows in of_class])
-    square = torch.linalg.vector_norm(work).double().square() / len(g)
-    squares = torch.stack([square, difference.double().square().sum()])
-    squares, difference, covariances = brought([squares, difference, covariances])
-    square, distance = squares.tolist()
-    return Pair(unit, counts[1] / len(g), square, distance, difference, basis, covariances)
-
-
-def _scatter(rows: Tensor) -> Tensor:
-    return (rows.T @ rows).double() / len(rows)
+    # Class by class, and what is small in NumPy: a small operation of PyTorch takes ten times as long.
+    order = torch.from_numpy(np.concatenate(sides)).to(work.device, non_blocking=True)
+    of_class = torch.split(work.index_select(0, order) / unit, counts)
+    centres = torch.stack([rows.mean(dim=0) for rows in of_class])
+    apart = [rows - centre for rows, centre in zip(of_class, centres, strict=True)]
+    basis = _basis(torch.cat([*apart, centres[1:] - centres[:1]])) if g.shape[1] > len(g) else None
+    inside = apart if basis is None else [rows @ beside(basis, rows) for rows in apart]
+    covariances = torch.stack([rows.T @ rows for rows in inside]).double()
+    centres, covariances = brought([centres, covariances])
+    covariances.numpy()[:] /= np.array(counts)[:, None, None]
+    means, spreads = centres.double().numpy(), covariances.numpy().trace(axis1=1, axis2=2)
+    square = float(np.array(counts) @ (spreads + np.square(means).sum(axis=1))) / len(g)
+    distance = float(np.square(means[1] - means[0]).sum())
+    return Pair(unit, counts[1] / len(g), square, distance, centres, basis, covariances)
 
 
 def _basis(rows: Tensor) -> Tensor:
@@ -219,60 +221,64 @@ def least_noise(pair: Pair, target: float, spread: float = 0.1) -> FullNoise:
 class _Family:
     """The noise that a pair of classes gets, by its power.
 
-    Covariances are written in the directions in which the classes differ, so that most of the noise is diagonal.
+    Covariances are written in the directions in which the classes differ, so that most of the noise is diagonal. These
+    matrices are small: NumPy takes half of PyTorch's time for them.
     """
 
     def __init__(self, pair: Pair, spread: float) -> None:
         self._pair, self._spread = pair, spread
-        values, vectors = torch.linalg.eigh(pair.covariances[1] - pair.covariances[0])
-        self._covariances = vectors.T @ pair.covariances @ vectors
-        self._lacks = torch.stack([values.clamp(min=0.0), (-values).clamp(min=0.0)])
-        shares, largest = torch.tensor([1.0 - pair.p, pair.p]).to(self._lacks), self._covariances.amax()
-        numbers = torch.stack([(shares @ self._lacks).sum(), self._lacks.sum(), largest])
-        self.matching, self._total, largest_variance = numbers.tolist()
-        self._least = _ROUNDING * torch.finfo(pair.means.dtype).eps * largest_variance
-        self._line = pair.means / math.sqrt(pair.g) if pair.g > 0.0 else torch.zeros_like(pair.means)
-        directions = vectors.to(pair.means) if pair.basis is None else pair.basis @ vectors.to(pair.means)
+        means, covariances = pair.means, pair.covariances.numpy()
+        values, vectors = np.linalg.eigh(covariances[1] - covariances[0])
+        self._covariances = vectors.T @ covariances @ vectors
+        self._lacks = np.stack([values.clip(min=0.0), (-values).clip(min=0.0)])
+        self.matching = float((1.0 - pair.p) * self._lacks[0].sum() + pair.p * self._lacks[1].sum())
+        self._total = float(self._lacks.sum())
+        self._least = _ROUNDING * torch.finfo(means.dtype).eps * float(self._covariances.max())
+        self._line = means / math.sqrt(pair.g) if pair.g > 0.0 else torch.zeros_like(means)
+        directions = torch.from_numpy(vectors).to(means)
+        directions = directions if pair.basis is None else pair.basis @ directions
         self._directions = directions.contiguous()  # as a checkpoint returns it: products of another layout round
         inside = self._line if pair.basis is None else self._line @ pair.basis
-        self._inside = inside.double() @ vectors
+        self._inside = inside.double().numpy() @ vectors
 
     def noise(self, power: float) -> FullNoise:
         """Return the noise of this power, in units of the pair."""
         pair, line, directions = self._pair, self._line, self._directions
         if power <= 0.0:
-            nothing = torch.zeros_like(self._lacks)
-            return FullNoise(0.0, 0.0, nothing, directions, line, 0.0, 0.0, self._left(nothing, 0.0))
+            nothing = np.zeros_like(self._lacks)
+            return FullNoise(0.0, 0.0, torch.from_numpy(nothing), directions, line, 0.0, 0.0, self._left(nothing, 0.0))
         theta = min(1.0, power / 2.0 / self.matching) if self.matching > 0.0 else 1.0
         likeness = theta * self.matching / power
         rest = power - theta * self.matching
         covering = self._spread * rest if pair.g > 0.0 else rest  # without a line all of it covers
         alike = covering * (1.0 - EVERYWHERE) / self._total if self._total > 0.0 else 0.0
-        everywhere = (covering - alike * self._total) / len(pair.means)
+        everywhere = (covering - alike * self._total) / len(line)
         along = rest - covering
-        levels = theta * self._lacks + alike * self._lacks.sum(dim=0)
+        levels = theta * self._lacks + alike * self._lacks.sum(axis=0)
         left = self._left(levels + everywhere, along)
-        return FullNoise(along, everywhere, levels, directions, line, power, likeness, left)
+        return FullNoise(along, everywhere, torch.from_numpy(levels), directions, line, power, likeness, left)
 
-    def _left(self, levels: Tensor, along: float) -> float:
+    def _left(self, levels: NDArray[np.float64], along: float) -> float:
         """Return the divergence with noise of these levels (2, R) and, on the means' line, of this variance."""
         if self._total == 0.0 and self._pair.g == 0.0:
             return 0.0
-        noisy = self._covariances + torch.diag_embed(levels) + along * torch.outer(self._inside, self._inside)
+        noisy = self._covariances + along * np.outer(self._inside, self._inside)
+        places = np.arange(noisy.shape[-1])
+        noisy[:, places, places] += levels
         return divergence(noisy, math.sqrt(self._pair.g) * self._inside, least=self._least)
 
 
-def divergence(covariances: Tensor, difference: Tensor, *, least: float = 0.0) -> float:
+def divergence(covariances: NDArray[np.float64], difference: NDArray[np.float64], *, least: float = 0.0) -> float:
     """Return the sum of both divergences of Gaussians with covariances (2, D, D) and means that differ by (D,).
 
     It is inf where a direction has no more than the variance `least`, given the others.
     """
-    roots, failed = torch.linalg.cholesky_ex(covariances)
-    if failed.any():
+    try:
+        halves = np.linalg.inv(np.linalg.cholesky(covariances))
+    except np.linalg.LinAlgError:
         return math.inf
-    inverses = torch.cholesky_inverse(roots)
-    spreads = 0.5 * (inverses * covariances.flip(0)).sum() - len(difference)  # both are symmetric
-    means = 0.5 * (inverses @ difference).sum(dim=0) @ difference
-    sharpest = inverses.diagonal(dim1=1, dim2=2).amax()
-    of_spreads, of_means, largest_inverse = torch.stack([spreads, means, sharpest]).tolist()
-    return max(0.0, of_spreads) + of_means if largest_inverse * least < 1.0 else math.inf
+    inverses = halves.transpose(0, 2, 1) @ halves
+    of_spreads = 0.5 * float((inverses * covariances[::-1]).sum()) - len(difference)  # both are symmetric
+    of_means = 0.5 * float((halves @ difference).ravel() @ (halves @ difference).ravel())
+    sharpest = float(inverses.diagonal(axis1=1, axis2=2).max())
+    return max(0.0, of_spreads) + of_means if sharpest * least < 1.0 else math.inf

@@ -133,7 +133,7 @@ def test_where_covariances_are_alike_the_least_power_is_known():
         0.4,
         1.0,
         g,
-        torch.eye(width)[0].double() * math.sqrt(g),
+        torch.stack([torch.zeros(width), torch.eye(width)[0]]).double() * math.sqrt(g),
         None,
         torch.stack([v * torch.eye(width).double()] * 2),
     )
