@@ -203,7 +203,7 @@ class InformedAudit:
     def _begin(self, width: int, z_width: int) -> RowPanel:
         count = informed_rows(self._wanted // 4, 3 * width + z_width)
         membership = Membership(self._split, self._labels, self._classes, count)
-        self._panel = RowPanel(membership, width, z_width)
+        self._panel = RowPanel(membership, width, z_width, self._members)
         return self._panel
 
     def _stride(self, epoch: int, width: int, z_width: int) -> int:
@@ -267,10 +267,11 @@ class InformedAudit:
         rows = panel.arrived
         times = torch.log(panel.times.clamp(min=1).float())[rows]
         views = []
-        for name, mean in self._members.views(panel.mean[rows]):
+        for place, (name, mean) in enumerate(self._members.views(panel.mean[rows])):
             lengths = torch.linalg.vector_norm(mean, dim=1).clamp(min=1e-6).log()
             ends = [dict(self._members.views(kept[rows]))[name] for kept in (panel.first, panel.last)]
-            views.append((name, torch.cat([mean, *ends, lengths[:, None], (lengths + times / 2)[:, None]], dim=1)))
+            alike = torch.stack([lengths, lengths + times / 2], dim=1)  # how much of the gradients the epochs share
+            views.append((name, torch.cat([mean, *ends, alike, panel.lengths[rows, place]], dim=1)))
         at = panel.rows[rows.numpy()]
         bare = Sample(np.zeros((len(at), 0)), self._labels[at].astype(np.int64), self._split.parts(at))
         return bare, views, self._members.views(panel.embeddings[rows])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.auditing.halves import Split
+from flower_vfl.auditing.members import ALONE, Members
 
 _CHUNK = 1 << 20
 _TOGETHER = 16
@@ -18,6 +19,9 @@ _TOGETHER = 16
 
 _RANDOM, _BY_CLASS = 1, 2
 """Purposes of the draws that choose rows."""
+
+SHORTEST = 1e-6
+"""Least length of a gradient, where a batch's root mean square is 1: shorter ones count as this long."""
 
 
 class Membership:
@@ -67,7 +71,9 @@ class Membership:
 
 
 class RowPanel:
-    """Running sums of gradients of some rows, their first and last ones, and their last embeddings.
+    """Running sums of gradients of some rows and of their lengths, their first and last ones, and last embeddings.
+
+    A mean of gradients tells little of their lengths where their directions differ from epoch to epoch.
 
     Parameters
     ----------
@@ -75,6 +81,8 @@ class RowPanel:
         Gives the rows of the table that are followed.
     width, z_width : int
         Numbers of one gradient and of one embedding.
+    members : Members
+        Parties whose parts of a gradient have lengths of their own, beside the whole.
 
     Attributes
     ----------
@@ -84,13 +92,15 @@ class RowPanel:
         (n,) which of them were drawn whatever their class.
     """
 
-    def __init__(self, membership: Membership, width: int, z_width: int) -> None:
+    def __init__(self, membership: Membership, width: int, z_width: int, members: Members = ALONE) -> None:
+        self._members = members
         self.rows = membership.all()
         self._followed = np.zeros(membership.total, dtype=np.bool_)
         self._followed[self.rows] = True
         self.random = membership.drawn(self.rows)
         self.times = torch.zeros(len(self.rows), dtype=torch.int64)
         self.sums, self.first, self.last = (torch.zeros(len(self.rows), width) for _ in range(3))
+        self.logs, self.squares = (torch.zeros(len(self.rows), 1 + len(members.names)) for _ in range(2))
         self.embeddings = torch.zeros(len(self.rows), z_width)
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -117,6 +127,9 @@ class RowPanel:
         times = self.times[at]
         new = times == 0
         self.first[at[new]] = x[new]
+        lengths = torch.stack([torch.linalg.vector_norm(part, dim=1) for _, part in self._members.views(x)], dim=1)
+        self.logs.index_add_(0, at, lengths.clamp(min=SHORTEST).log())
+        self.squares.index_add_(0, at, lengths.square())
         self.sums.index_add_(0, at, x)
         self.last.index_copy_(0, at, x)
         self.embeddings.index_copy_(0, at, z)
@@ -132,10 +145,16 @@ class RowPanel:
         """The mean gradient of each row, (n, D)."""
         return self.sums / self.times.clamp(min=1)[:, None]
 
+    @property
+    def lengths(self) -> Tensor:
+        """The mean logarithm of each row's lengths and that of its mean squared length, of each view, (n, V, 2)."""
+        times = self.times.clamp(min=1)[:, None]
+        return torch.stack([self.logs / times, (self.squares / times).clamp(min=SHORTEST**2).log() / 2], dim=2)
+
     def state(self) -> dict[str, Tensor]:
         """Return what a resumed run needs; the rows derive from the secret."""
         self.settle()
-        names = ("times", "sums", "first", "last", "embeddings")
+        names = ("times", "sums", "first", "last", "logs", "squares", "embeddings")
         return {name: getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

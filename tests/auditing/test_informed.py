@@ -49,6 +49,15 @@ def rounded(step, rows):
     return np.zeros_like(cells), (0.05 * (cells + 0.5 * Y[rows][:, None])).astype(np.float32)
 
 
+def tied(step, rows):
+    """Coordinates in pairs that each batch has anew: those of a positive mostly agree in sign, a negative's do not."""
+    g, draws = noise(step, rows, width=32), np.random.default_rng([step, 3])
+    first, second = draws.permutation(32).reshape(2, 16)
+    agree = np.where(draws.random((len(rows), 16)) < 0.8, 1, -1) * (2 * Y[rows] - 1)[:, None]
+    g[:, second] = np.abs(g[:, second]) * np.sign(g[:, first]) * agree
+    return np.zeros_like(g), g
+
+
 def masked(step, rows):
     """The side of a gradient says the label only to somebody who has the embedding."""
     g = noise(step, rows)
@@ -65,8 +74,8 @@ def slow(step, rows):
 
 @pytest.mark.parametrize(
     ("send", "least"),
-    [(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97)],
-    ids=["a direction a batch", "a product of two", "zeros at chosen places", "a grid"],
+    [(turned, 0.9), (paired, 0.98), (sparse, 0.95), (rounded, 0.97), (tied, 0.85)],
+    ids=["a direction a batch", "a product of two", "zeros at chosen places", "a grid", "pairs a batch"],
 )
 def test_a_defense_that_no_named_attack_breaks_is_caught(send, least):
     alone, _ = entries_of(Y, send)
@@ -104,6 +113,19 @@ def test_noise_that_is_drawn_anew_is_averaged_over_epochs():
     alone, _ = entries_of(Y, slow, epochs=16)
     assert alone["span"] == "epochs"
     assert alone["mean"] > norm.cdf(0.3 * np.sqrt(16) / np.sqrt(2)) - 0.06
+
+
+def test_lengths_of_many_epochs_are_read_where_directions_say_nothing():
+    """Of 16 normal logarithms of lengths the mean is best; it tells classes apart that lie 0.5 deviations apart."""
+
+    def send(step, rows):
+        g = noise(step, rows)
+        lengths = np.exp(noise(step, rows, width=1, salt=1) + 0.5 * Y[rows][:, None])
+        return Z[rows], (g / np.linalg.norm(g, axis=1, keepdims=True) * lengths).astype(np.float32)
+
+    alone, _ = entries_of(Y, send, epochs=16)
+    assert alone["span"] == "epochs"
+    assert alone["mean"] == pytest.approx(norm.cdf(0.5 * np.sqrt(16) / np.sqrt(2)), abs=0.03)
 
 
 def test_a_label_that_only_embeddings_unlock_is_a_gain_over_them():

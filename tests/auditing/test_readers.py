@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import norm
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 from flower_vfl.auditing.readers import (
     DISCRIMINANTS,
@@ -16,6 +17,7 @@ from flower_vfl.auditing.readers import (
     energy_discriminant,
     linear_discriminant,
     network,
+    product_discriminant,
     quadratic_discriminant,
     repeated_values,
     score_of,
@@ -52,6 +54,23 @@ def test_noise_that_one_class_has_more_of_is_read_where_means_are_equal(fit):
     more_x, more_y = gaussians(20_000, shift=0.0, spread=1.5, seed=1)
     best = roc_auc_score(more_y, np.square(more_x).sum(axis=1))  # the likelihood ratio is monotone in the length
     assert held_out_auc(fit, x, y, more_x, more_y) > best - 0.05
+
+
+def test_products_are_those_of_scikit_learn_weighed_one_by_one():
+    x, y = gaussians(400, width=5)
+    x[:, 1] = np.where(y == 1, 1, -1) * x[:, 2] + x[:, 3]
+    z = np.clip(StandardScaler().fit_transform(x), -4, 4)
+    products = PolynomialFeatures(2, include_bias=False).fit_transform(z)[:, 5:]
+    apart = [(products[y == c].mean(axis=0) - products.mean(axis=0)) / products.std(axis=0) for c in (0, 1)]
+    slow = [products @ (d * np.abs(d) / products.std(axis=0)) for d in apart]
+    assert score_of(product_discriminant(x, y, 2)(x), 1) == pytest.approx(slow[1] - slow[0], abs=1e-4)
+
+
+def test_a_column_without_variance_and_many_columns_are_read_past_by_products():
+    x, y = gaussians(3000, width=WIDEST + 40)
+    x[:, 1], x[:, 7] = np.where(y == 1, 1, -1) * x[:, 2] + 0.1 * x[:, 3], 3.0
+    scores = product_discriminant(x, y, 2)(x)
+    assert np.isfinite(scores).all()
 
 
 def test_linear_discriminant_is_that_of_scikit_learn_up_to_shrinkage():
