@@ -263,7 +263,7 @@ class StackedTraining:
         steps = [StepView(rows[order], self._base.widths) for order in self._feeding.orders]
         for kind, defenses, runs in self._defended:
             views = [steps[run] for run in runs.tolist()]
-            protected[runs], found = kind.protect_stacked(defenses, joint[runs], labels[runs], views)
+            protected[runs], found = kind.protect_runs(defenses, joint[runs], labels[runs], views)
             for run, log in zip(runs.tolist(), found, strict=True):
                 logs[run] = checked_log(log, "protect")
         return protected, logs

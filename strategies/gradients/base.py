@@ -14,12 +14,15 @@ from torch import Tensor
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.strategies.gradients.units import each_run
 
 if TYPE_CHECKING:
     from flower_vfl.auditing.noise import NoiseModel
 
 _log = logging.getLogger(__name__)
 Scope = Literal["joint", "per-party"]
+Protection = Log | UnprotectedBatchError
+"""The log of a perturbed batch, or the reason why it could not be protected."""
 
 
 class GradientDefense(Defense):
@@ -76,16 +79,70 @@ class GradientDefense(Defense):
         """Let the inner strategy protect first, then perturb."""
         step = step or self.base.step
         inner, log = self.strategy.protect(grads, labels, step)
-        widths = step.widths
-        if self.scope == "joint" or len(widths) < 2:
-            perturbed, more = self._perturb_or_withhold(inner, labels, step)
-            return perturbed, {**log, **{f"{self.name}.{key}": value for key, value in more.items()}}
-        pieces, logs = [], {}
-        split = torch.split(inner, list(widths.values()), dim=1)
-        for party, piece in zip(widths, split, strict=True):
-            perturbed, logs[party] = self._perturb_or_withhold(piece, labels, step.of(party))
+        perturbed, (more,) = self.protect_runs([self], inner, labels, [step])
+        return perturbed, {**log, **more}
+
+    @classmethod
+    def protect_runs(
+        cls, defenses: Sequence[Self], grads: Tensor, labels: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Log]]:
+        """Perturb the gradients of R runs, each by its own defense: what `protect` does after the inner strategy.
+
+        Parameters
+        ----------
+        defenses : Sequence[GradientDefense]
+            R defenses of this class and of one scope.
+        grads, labels : Tensor
+            (R, B, D) gradients and (R, B) prepared labels; or (B, D) and (B,) of one run.
+        steps : Sequence[StepView]
+            Each run's view of its step.
+        """
+        widths = steps[0].widths
+        if defenses[0].scope == "joint" or len(widths) < 2:
+            perturbed, logs = cls._perturb_or_withhold(defenses, grads, labels, steps)
+            return perturbed, [{f"{cls.name}.{key}": value for key, value in log.items()} for log in logs]
+        pieces, logs_of = [], []
+        for party, piece in zip(widths, torch.split(grads, list(widths.values()), dim=-1), strict=True):
+            perturbed, logs = cls._perturb_or_withhold(defenses, piece, labels, [step.of(party) for step in steps])
             pieces.append(perturbed)
-        return torch.cat(pieces, dim=1), {**log, **self._by_party(logs, step)}
+            logs_of.append(logs)
+        by_run = zip(defenses, zip(*logs_of, strict=True), steps, strict=True)
+        return torch.cat(pieces, dim=-1), [
+            defense._by_party(dict(zip(widths, logs, strict=True)), step) for defense, logs, step in by_run
+        ]
+
+    @classmethod
+    def perturb_runs(
+        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Protection]]:
+        """Perturb gradients (R, B, D) of R runs with labels (R, B), each with the numbers that it would draw alone.
+
+        A run with a batch that cannot be protected has the error in place of its log, and anything in place of its
+        gradients; the others go on. By default the runs are perturbed one after another. A subclass that perturbs all
+        at once writes this method for (B, D) and (R, B, D), and `perturb` calls it for one run.
+        """
+        return _one_after_another(defenses, g, y, steps)
+
+    @classmethod
+    def _perturbs_runs(cls) -> bool:
+        """Return whether `perturb_runs` belongs to `perturb`: a subclass may have written only the latter."""
+        return "perturb_runs" in vars(next(one for one in cls.__mro__ if "perturb" in vars(one)))
+
+    @classmethod
+    def _perturb_or_withhold(
+        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
+    ) -> tuple[Tensor, list[Log]]:
+        perturb = cls.perturb_runs if g.dim() > 2 and cls._perturbs_runs() else _one_after_another
+        perturbed, found = perturb(defenses, g, y, steps)
+        logs = list[Log]()
+        for defense, own, log in zip(defenses, each_run(perturbed), found, strict=True):
+            if isinstance(log, UnprotectedBatchError):
+                defense.count_fallback(log)
+                own.zero_()
+                logs.append({"noise_power": 0.0, "fallback": 1.0})
+            else:
+                logs.append({"fallback": 0.0, **log})
+        return perturbed, logs
 
     def noise_model(self, part: int = 0) -> NoiseModel | None:
         """Return the law of the noise in the last batch that `protect` took; None where it is not known.
@@ -118,63 +175,10 @@ class GradientDefense(Defense):
 
     @classmethod
     def stacks(cls) -> bool:
-        """Return whether all that it does is `perturb`, so that `protect_stacked` does the same for many runs."""
+        """Return whether all that it does is `perturb`, so that `protect_runs` does the same for many runs."""
         hooks = ("prepare_labels", "build", "begin_batch", "embed", "loss", "protect", "end_batch")
         unchanged = all(getattr(cls, hook) is getattr(GradientDefense, hook) for hook in hooks)
         return unchanged and not cls.asks_other_labels
-
-    @classmethod
-    def protect_stacked(
-        cls, defenses: Sequence[Self], grads: Tensor, labels: Tensor, steps: Sequence[StepView]
-    ) -> tuple[Tensor, list[Log]]:
-        """Do what `protect` does for gradients (R, B, D) and labels (R, B) of R runs, each with a defense of its own.
-
-        All are of this class and of one scope, and each wraps a strategy without another defense of gradients.
-        """
-        widths = steps[0].widths
-        if defenses[0].scope == "joint" or len(widths) < 2:
-            found, more = cls._perturb_or_withhold_stacked(defenses, grads, labels, steps)
-            return found, [{f"{cls.name}.{key}": value for key, value in log.items()} for log in more]
-        pieces, logs = [], []
-        for party, piece in zip(widths, torch.split(grads, list(widths.values()), dim=2), strict=True):
-            views = [step.of(party) for step in steps]
-            found, more = cls._perturb_or_withhold_stacked(defenses, piece.contiguous(), labels, views)
-            pieces.append(found)
-            logs.append(more)
-        by_run = zip(defenses, zip(*logs, strict=True), steps, strict=True)
-        return torch.cat(pieces, dim=2), [
-            one._by_party(dict(zip(widths, own, strict=True)), step) for one, own, step in by_run
-        ]
-
-    @classmethod
-    def _perturb_or_withhold_stacked(
-        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
-    ) -> tuple[Tensor, list[Log]]:
-        found, logs = cls.perturb_stacked(defenses, g, y, steps)
-        for run, (defense, log) in enumerate(zip(defenses, logs, strict=True)):
-            if log is None:
-                found[run], logs[run] = defense._perturb_or_withhold(g[run], y[run], steps[run])
-        return found, [{"fallback": 0.0, **(log or {})} for log in logs]
-
-    @classmethod
-    def perturb_stacked(
-        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
-    ) -> tuple[Tensor, list[Log | None]]:
-        """Perturb gradients (R, B, D) of R runs at once, with the numbers that each run alone would draw.
-
-        A subclass may do that for ordinary batches. None instead of a log means that a run's own `perturb`
-        shall do it; for such a run nothing was drawn and nothing has changed. By default that is so for all.
-        """
-        return torch.empty_like(g), [None] * len(defenses)
-
-    def _perturb_or_withhold(self, g: Tensor, y: Tensor, step: StepView) -> tuple[Tensor, Log]:
-        more = {"step": step} if self._takes_step else {}
-        try:
-            perturbed, log = self.perturb(g, y, **more)
-        except UnprotectedBatchError as error:
-            self.count_fallback(error)
-            return torch.zeros_like(g), {"noise_power": 0.0, "fallback": 1.0}
-        return perturbed, {"fallback": 0.0, **log}
 
     def count_fallback(self, error: UnprotectedBatchError, instead: str = "zeros are sent instead") -> None:
         """Count a batch that could not be protected as usual, and warn at the first one."""
@@ -190,3 +194,34 @@ class GradientDefense(Defense):
         """Go on from what `state` returned."""
         super().restore(state)
         self.fallbacks = int(state["fallbacks"])
+
+
+def _one_after_another(
+    defenses: Sequence[GradientDefense], g: Tensor, y: Tensor, steps: Sequence[StepView]
+) -> tuple[Tensor, list[Protection]]:
+    """Perturb the gradients of each run by themselves."""
+    perturbed, logs = [], list[Protection]()
+    for defense, own, labels, step in zip(defenses, each_run(g), each_run(y, dims=1), steps, strict=True):
+        more = {"step": step} if defense._takes_step else {}
+        try:
+            found, log = defense.perturb(own, labels, **more)
+            logs.append(log)
+        except UnprotectedBatchError as error:
+            found = torch.zeros_like(own)
+            logs.append(error)
+        perturbed.append(found)
+    return perturbed[0] if g.dim() == 2 else torch.stack(perturbed), logs
+
+
+def of_one_run(perturbed: Tensor, logs: Sequence[Protection]) -> tuple[Tensor, Log]:
+    """Return what `perturb_runs` returned for one run as `perturb` does.
+
+    Raises
+    ------
+    UnprotectedBatchError
+        For a batch that could not be protected.
+    """
+    (log,) = logs
+    if isinstance(log, UnprotectedBatchError):
+        raise log
+    return perturbed, log

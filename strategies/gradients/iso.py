@@ -15,10 +15,12 @@ from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE
 from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.gradients.base import Scope
+from flower_vfl.strategies.gradients.base import Protection, Scope, of_one_run
 from flower_vfl.strategies.gradients.checks import strength
-from flower_vfl.strategies.gradients.noise import Noise, NoiseDefense, draw_stacked
-from flower_vfl.strategies.gradients.units import unit_of, working
+from flower_vfl.strategies.gradients.noise import Noise, NoiseDefense, draw_each
+from flower_vfl.strategies.gradients.units import each_run, per_run, unit_of, working
+
+_NOT_FINITE = "iso: a gradient is not finite, so its noise cannot be computed"
 
 
 def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
@@ -59,20 +61,27 @@ def perturb(g: Tensor, *, t: float, generator: torch.Generator) -> Tensor:
     tensor([[0., 0., 0.],
             [0., 0., 0.]])
     """
-    return _perturb(g, strength("iso: t", t), Noise(generator))[0]
+    noisy, (power,) = _perturb(g, [strength("iso: t", t)], [Noise(generator)])
+    if math.isnan(power):
+        raise UnprotectedBatchError(_NOT_FINITE)
+    return noisy
 
 
-def _perturb(g: Tensor, t: float, noise: Noise) -> tuple[Tensor, float]:
-    """Return the perturbed gradients and the power of the noise; reads the device once."""
+def _perturb(g: Tensor, ts: Sequence[float], noises: Sequence[Noise]) -> tuple[Tensor, list[float]]:
+    """Return the perturbed gradients (B, D) or (R, B, D) and the power of each run's noise; reads the device once.
+
+    The power is NaN for a run whose gradients are not finite: nothing is drawn for it.
+    """
     if not g.numel():
-        return g.clone(), 0.0
-    work = working(g)
+        return g.clone(), [0.0] * len(ts)
+    work, width = working(g), g.shape[-1]
     longest = _longest(work)
-    length = longest.item()
-    if not math.isfinite(length):
-        raise UnprotectedBatchError("iso: a gradient is not finite, so its noise cannot be computed")
-    noisy = work + noise.draw(work, g.shape[1]) * (longest * math.sqrt(t / g.shape[1]))
-    return noisy.to(g.dtype), t * length * length
+    lengths = longest.reshape(-1).tolist()
+    drawn = [noise if math.isfinite(length) else None for noise, length in zip(noises, lengths, strict=True)]
+    scales = longest * per_run([math.sqrt(t / width) for t in ts], longest)
+    noisy = work + draw_each(drawn, work, width) * scales[..., None, None]
+    powers = [t * length * length if math.isfinite(length) else math.nan for t, length in zip(ts, lengths, strict=True)]
+    return noisy.to(g.dtype), powers
 
 
 def _model(variance: float, width: int) -> GaussianNoise:
@@ -135,21 +144,19 @@ class Iso(NoiseDefense):
         return {"t": self.t, **super().params}
 
     @classmethod
-    def _perturb_stacked(
+    def perturb_runs(
         cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
-    ) -> tuple[Tensor, list[Log | None]]:
-        longest = _longest(g)
-        lengths = longest.tolist()
-        powers = [defense.t * length * length for defense, length in zip(defenses, lengths, strict=True)]
-        logs: list[Log | None] = [{"noise_power": power} if math.isfinite(power) else None for power in powers]
-        generators = [d.generator(g.device) if log else None for d, log in zip(defenses, logs, strict=True)]
-        scales = torch.tensor([math.sqrt(defense.t / g.shape[2]) for defense in defenses]).to(longest)
-        return g + draw_stacked(generators, g, g.shape[2]) * (longest * scales)[:, None, None], logs
+    ) -> tuple[Tensor, list[Protection]]:
+        """Add the noise and log its power."""
+        noises = [defense.noise(own, step) for defense, own, step in zip(defenses, each_run(g), steps, strict=True)]
+        noisy, powers = _perturb(g, [defense.t for defense in defenses], noises)
+        for defense, step, power in zip(defenses, steps, powers, strict=True):
+            if g.numel() and not math.isnan(power):
+                defense.describe_noise(step, partial(_model, power / g.shape[-1], g.shape[-1]))
+        return noisy, [
+            UnprotectedBatchError(_NOT_FINITE) if math.isnan(power) else {"noise_power": power} for power in powers
+        ]
 
     def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise and log its power."""
-        step = step or self.base.step
-        noisy, power = _perturb(g, self.t, self.noise(g, step))
-        if g.numel():
-            self.describe_noise(step, partial(_model, power / g.shape[1], g.shape[1]))
-        return noisy, {"noise_power": power}
+        return of_one_run(*Iso.perturb_runs([self], g, y, [step or self.base.step]))

@@ -13,10 +13,13 @@ from torch import Tensor
 from flower_vfl.auditing.noise import LineNoise
 from flower_vfl.errors import UnprotectedBatchError
 from flower_vfl.parties.hooks import Log, StepView
-from flower_vfl.strategies.gradients.noise import Noise, NoiseDefense, draw_stacked
-from flower_vfl.strategies.gradients.units import unit_of, working
+from flower_vfl.strategies.gradients.base import Protection, of_one_run
+from flower_vfl.strategies.gradients.noise import Noise, NoiseDefense, draw_each
+from flower_vfl.strategies.gradients.units import each_run, unit_of, working
 
 _TINY = 1e-12
+_NOT_FINITE = "max_norm: a gradient is not finite, so its noise cannot be computed"
+_ONE_ROW = "max_norm: a batch of one row has no longer row to hide behind"
 
 
 def perturb(g: Tensor, *, generator: torch.Generator) -> Tensor:
@@ -61,27 +64,37 @@ def perturb(g: Tensor, *, generator: torch.Generator) -> Tensor:
     >>> noisy[0].tolist(), noisy[1, 0].item()  # the longest row stays, the others keep their line
     ([3.0, 4.0], 0.0)
     """
-    return _perturb(g, Noise(generator))[0]
+    noisy, (noise,) = _perturb(g, [Noise(generator)])
+    if noise is None:
+        raise UnprotectedBatchError(_NOT_FINITE)
+    return noisy
 
 
-def _perturb(g: Tensor, noise: Noise) -> tuple[Tensor, float, float]:
-    """Return the perturbed gradients, the noise's mean power and the longest row; reads the device once."""
+def _perturb(g: Tensor, noises: Sequence[Noise]) -> tuple[Tensor, list[tuple[float, float] | None]]:
+    """Return the perturbed gradients (B, D) or (R, B, D), and each run's mean power of noise and longest row.
+
+    None stands for a run whose gradients are not finite: nothing is drawn for it. Reads the device once, and again
+    where rows are nearly zero.
+    """
     if not g.numel():
-        return g.clone(), 0.0, 0.0
+        return g.clone(), [(0.0, 0.0)] * len(noises)
     work = working(g)
     scaled, unit, lengths, missing, measured = _measure(work)
-    numbers = measured.tolist()
-    scale, reach, shortest, spread = numbers
-    if not all(map(math.isfinite, numbers)):
-        raise UnprotectedBatchError("max_norm: a gradient is not finite, so its noise cannot be computed")
-    if shortest < _TINY * reach or reach == 0.0:
+    numbers = measured.view(-1, 4).tolist()
+    drawn = [noise if all(map(math.isfinite, each)) else None for noise, each in zip(noises, numbers, strict=True)]
+    if any(shortest < _TINY * reach or reach == 0.0 for _, reach, shortest, _ in numbers):
         scaled, lengths = _lengthen(scaled, lengths, work)
-    noisy = _stretched(work, scaled, unit, lengths, missing, noise.draw(work, 1)[:, 0])
-    if shortest == 0.0:
-        zeros = (lengths == 0.0).nonzero()[:, 0]
-        isotropic = noise.draw(work, g.shape[1], chosen=zeros, stream=1)
-        noisy[zeros] = isotropic * (reach * scale / math.sqrt(g.shape[1]))
-    return noisy.to(g.dtype), spread * scale * scale, reach * scale
+    noisy = _stretched(work, scaled, unit, lengths, missing, draw_each(drawn, work, 1)[..., 0])
+    runs = zip(drawn, numbers, each_run(noisy), each_run(lengths, dims=1), strict=True)
+    for noise, (scale, reach, shortest, _), rows, long in runs:
+        if noise is not None and shortest == 0.0:
+            zeros = (long == 0.0).nonzero()[:, 0]
+            isotropic = noise.draw(rows, g.shape[-1], chosen=zeros, stream=1)
+            rows[zeros] = isotropic * (reach * scale / math.sqrt(g.shape[-1]))
+    return noisy.to(g.dtype), [
+        None if noise is None else (spread * scale * scale, reach * scale)
+        for noise, (scale, reach, _, spread) in zip(drawn, numbers, strict=True)
+    ]
 
 
 def _measure(work: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -108,10 +121,10 @@ def _stretched(work: Tensor, scaled: Tensor, unit: Tensor, lengths: Tensor, miss
 
 def _lengthen(scaled: Tensor, lengths: Tensor, work: Tensor) -> tuple[Tensor, Tensor]:
     """Scale up rows so short that their squares vanish beside those of the longest row."""
-    rows = (lengths < _TINY).nonzero()[:, 0]
-    scaled, lengths = scaled.clone(), lengths.clone()
-    scaled[rows] = work[rows] / unit_of(work[rows, None])[:, None]
-    lengths[rows] = torch.linalg.vector_norm(scaled[rows], dim=1)
+    short = lengths < _TINY
+    scaled, lengths, rows = scaled.clone(), lengths.clone(), work[short]
+    scaled[short] = rows / unit_of(rows[:, None])[:, None]
+    lengths[short] = torch.linalg.vector_norm(scaled[short], dim=1)
     return scaled, lengths
 
 
@@ -135,16 +148,23 @@ class MaxNorm(NoiseDefense):
     unbiased: ClassVar[bool] = True
 
     @classmethod
-    def _perturb_stacked(
+    def perturb_runs(
         cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
-    ) -> tuple[Tensor, list[Log | None]]:
-        scaled, unit, lengths, missing, numbers = _measure(g)
-        logs: list[Log | None] = []
-        for scale, reach, shortest, spread in numbers.tolist():
-            usual = math.isfinite(spread) and shortest >= _TINY * reach > 0.0 and g.shape[1] > 1
-            logs.append({"noise_power": spread * scale * scale} if usual else None)
-        generators = [d.generator(g.device) if log else None for d, log in zip(defenses, logs, strict=True)]
-        return _stretched(g, scaled, unit, lengths, missing, draw_stacked(generators, g, 1)[..., 0]), logs
+    ) -> tuple[Tensor, list[Protection]]:
+        """Add the noise and log its mean power; one row alone, and values that are not finite, cannot be protected."""
+        if g.shape[-2] == 1:
+            return g.clone(), [UnprotectedBatchError(_ONE_ROW) for _ in defenses]
+        noises = [defense.noise(own, step) for defense, own, step in zip(defenses, each_run(g), steps, strict=True)]
+        noisy, added = _perturb(g, noises)
+        logs: list[Protection] = []
+        for defense, step, noise in zip(defenses, steps, added, strict=True):
+            if noise is None:
+                logs.append(UnprotectedBatchError(_NOT_FINITE))
+                continue
+            power, longest = noise
+            defense.describe_noise(step, partial(LineNoise, longest))
+            logs.append({"noise_power": power})
+        return noisy, logs
 
     def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise and log its mean power.
@@ -154,9 +174,4 @@ class MaxNorm(NoiseDefense):
         UnprotectedBatchError
             For one row alone, and where a gradient is not finite.
         """
-        step = step or self.base.step
-        if len(g) == 1:
-            raise UnprotectedBatchError("max_norm: a batch of one row has no longer row to hide behind")
-        noisy, power, longest = _perturb(g, self.noise(g, step))
-        self.describe_noise(step, partial(LineNoise, longest))
-        return noisy, {"noise_power": power}
+        return of_one_run(*MaxNorm.perturb_runs([self], g, y, [step or self.base.step]))

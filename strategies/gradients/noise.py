@@ -23,7 +23,7 @@ from flower_vfl.rng import NOISE_KEY_FILE_VARIABLE, SECRET_FILE_VARIABLE
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.gradients.base import GradientDefense, Scope
 from flower_vfl.strategies.gradients.checks import is_number
-from flower_vfl.strategies.gradients.units import WORKING
+from flower_vfl.strategies.gradients.units import each_run
 
 _WORDS = 4
 """Random numbers of 32 bits in a block of AES; two of them make two normal numbers."""
@@ -108,11 +108,21 @@ class Noise:
     ) -> None:
         self._generator, self._rho, self._key, self._rows, self._part = generator, rho, key, rows, part
 
-    def draw(self, g: Tensor, width: int, *, chosen: Tensor | None = None, stream: int = 0) -> Tensor:
+    def draw(
+        self, g: Tensor, width: int, *, chosen: Tensor | None = None, stream: int = 0, out: Tensor | None = None
+    ) -> Tensor:
         """Return numbers (B, `width`) for the batch `g`, or for its rows `chosen`, in its number format and place.
 
-        Calls of one batch with different streams are independent; `stream` is from 0 to 255.
+        Calls of one batch with different streams are independent; `stream` is from 0 to 255. The numbers are written
+        to `out` if it is given.
         """
+        if self._rho == 0.0 and out is not None:
+            return torch.randn(out.shape, generator=self._generator, out=out)
+        numbers = self._mixed(g, width, chosen, stream)
+        return numbers if out is None else out.copy_(numbers)
+
+    def _mixed(self, g: Tensor, width: int, chosen: Tensor | None, stream: int) -> Tensor:
+        """Return fresh and persistent numbers in their shares."""
         if self._rho < 1.0:
             fresh = self.fresh(g, width, count=len(g if chosen is None else chosen))
             if self._rho == 0.0:
@@ -130,12 +140,14 @@ class Noise:
         return torch.randn(size, generator=self._generator, device=g.device, dtype=g.dtype)
 
 
-def draw_stacked(generators: Sequence[torch.Generator | None], g: Tensor, width: int) -> Tensor:
-    """Return what `Noise.draw` gives each of R runs for gradients (R, B, D), (R, B, `width`); no generator: zeros."""
-    numbers = g.new_zeros((*g.shape[:2], width))
-    for generator, part in zip(generators, numbers, strict=True):
-        if generator is not None:
-            torch.randn(part.shape, generator=generator, out=part)
+def draw_each(noises: Sequence[Noise | None], g: Tensor, width: int) -> Tensor:
+    """Return the numbers (..., B, `width`) that each run's own source draws for gradients (..., B, D); none: zeros."""
+    if g.dim() == 2 and noises[0] is not None:
+        return noises[0].draw(g, width)
+    numbers = g.new_zeros((*g.shape[:-1], width))
+    for noise, own, part in zip(noises, each_run(g), each_run(numbers), strict=True):
+        if noise is not None:
+            noise.draw(own, width, out=part)
     return numbers
 
 
@@ -169,24 +181,12 @@ class NoiseDefense(GradientDefense):
         return {"rho": self.rho, "scope": self.scope}
 
     @classmethod
-    def perturb_stacked(
+    def _perturb_or_withhold(
         cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
-    ) -> tuple[Tensor, list[Log | None]]:
-        """Perturb the usual batches at once where all noise is fresh and computed in the gradients' own format."""
-        if any(defense.rho for defense in defenses) or not g.numel() or g.dtype not in WORKING:
-            return super().perturb_stacked(defenses, g, y, steps)
-        return cls._perturb_stacked(defenses, g, y, steps)
-
-    @classmethod
-    def _perturb_stacked(
-        cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
-    ) -> tuple[Tensor, list[Log | None]]:
-        """Do it for fresh noise and gradients in a format of `WORKING`; by default each run does it by itself."""
-        return super().perturb_stacked(defenses, g, y, steps)
-
-    def _perturb_or_withhold(self, g: Tensor, y: Tensor, step: StepView) -> tuple[Tensor, Log]:
-        self._noise_models.pop(step.part, None)  # that of the last batch
-        return super()._perturb_or_withhold(g, y, step)
+    ) -> tuple[Tensor, list[Log]]:
+        for defense, step in zip(defenses, steps, strict=True):
+            defense._noise_models.pop(step.part, None)  # that of the last batch
+        return super()._perturb_or_withhold(defenses, g, y, steps)
 
     def noise_model(self, part: int = 0) -> NoiseModel | None:
         """Return the law of the noise in the last batch, where `perturb` called `describe_noise`."""

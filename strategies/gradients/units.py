@@ -5,6 +5,8 @@ In units of a batch's own largest entry no square overflows, and of the longest 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,9 +20,27 @@ def working(g: Tensor) -> Tensor:
     return g if g.dtype in WORKING else g.float()
 
 
+def each_run(tensor: Tensor, *, dims: int = 2) -> Sequence[Tensor]:
+    """Return the part of each run: of R runs those of (R, B, D), of one run by itself (B, D) as it is.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        (B, D) or (R, B, D).
+    dims : int
+        Dimensions of one run's part, where it has others.
+    """
+    return (tensor,) if tensor.dim() == dims else tensor.unbind()
+
+
 def beside(tensor: Tensor, like: Tensor) -> Tensor:
     """Return a tensor in the number format and on the device of another; copies to a GPU are not waited for."""
     return tensor.to(like, non_blocking=tensor.device.type == "cpu")
+
+
+def per_run(numbers: Sequence[float], like: Tensor) -> Tensor | float:
+    """Return one number a run (R,) beside a tensor (R,); of one run by itself, beside a scalar, the number."""
+    return beside(torch.tensor(numbers, dtype=torch.float64), like) if like.dim() else numbers[0]
 
 
 def unit_of(g: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Log
 from flower_vfl.strategies import GradientDefense, HookedStrategy
 from flower_vfl.strategies.gradients.marvell import estimates
-from flower_vfl.strategies.gradients.marvell.isotropic import _draw, optimal_noise
+from flower_vfl.strategies.gradients.marvell.isotropic import NoisePlan, add_noise, optimal_noise
 from flower_vfl.strategies.gradients.marvell.multiclass import ManyClasses, ManyEstimates, estimate
 from flower_vfl.strategies.gradients.marvell.multiclass_solver import ClassProblem, optimal_levels
 from flower_vfl.strategies.gradients.noise import Noise
@@ -76,10 +76,9 @@ class Rest(OfPower):
         for c in y.unique().tolist():
             two = estimates.estimate(g, (y == c).long())
             part = power * (model.unit / two.unit) ** 2 / len(y.unique())
-            noisy = noisy + (
-                _draw(g, (y == c).long(), two.p, two, optimal_noise(two.u, two.v, two.d, two.g, two.p, part), numbers)
-                - g
-            )
+            spectrum, positives = optimal_noise(two.u, two.v, two.d, two.g, two.p, part), round(two.p * len(y))
+            plan = NoisePlan(two, spectrum, numbers, (len(y) - positives, positives))
+            noisy = noisy + (add_noise(g, (y == c).long(), [plan]) - g)
         return noisy
 
 

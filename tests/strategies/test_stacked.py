@@ -35,16 +35,17 @@ def batch(step=0):
     return g + labels[..., None] * 2.0, labels
 
 
-def both(kind, change=lambda g, labels: None, steps=3, rhos=(0.0,) * RUNS, **more):
+def both(kind, change=lambda g, labels: None, steps=3, rhos=(0.0,) * RUNS, halve=False, **more):
     """Protect a few batches together and apart; return the largest relative difference, and the logs of the last."""
     together, apart = ([defense(kind, run, rho=rhos[run], **more) for run in range(RUNS)] for _ in range(2))
     worst = 0.0
     for step in range(steps):
         g, labels = batch(step)
         change(g, labels)
+        g = g.half() if halve else g
         for one in (*together, *apart):
             one.base.begin_batch(torch.arange(ROWS).numpy())
-        found, logs = type(together[0]).protect_stacked(together, g, labels, [one.base.step for one in together])
+        found, logs = type(together[0]).protect_runs(together, g, labels, [one.base.step for one in together])
         for run, one in enumerate(apart):
             expected, log = one.protect(g[run], labels[run])
             assert logs[run].keys() == log.keys()
@@ -64,13 +65,25 @@ def test_gradients_and_logs_are_those_of_each_run_alone(kind, scope):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_persistent_noise_is_that_of_each_run_alone(kind):
-    assert both(kind, rhos=(0.5,) * RUNS)[0] == 0.0
+@pytest.mark.parametrize("rhos", [(0.5, 0.5, 0.5), (0.0, 1.0, 0.5)])
+def test_runs_with_persistent_noise_get_what_each_gets_alone(kind, rhos):
+    assert both(kind, rhos=rhos)[0] < 1e-5
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-def test_runs_of_which_some_have_persistent_noise_get_what_each_gets_alone(kind):
-    assert both(kind, rhos=(0.0, 1.0, 0.5))[0] < 1e-5
+def test_gradients_in_half_precision_get_what_each_run_alone_gets():
+    for kind in MAKERS:
+        assert both(kind, halve=True)[0] < 1e-2
+
+
+def test_a_perturb_of_a_subclass_is_used_for_many_runs_too():
+    class Zeros(Iso):
+        def perturb(self, g, y, step=None):
+            return 0.0 * g, {}
+
+    runs = [Zeros(defense("iso", run).base) for run in range(RUNS)]
+    g, labels = batch()
+    sent, _ = Zeros.protect_runs(runs, g, labels, [one.base.step for one in runs])
+    assert not sent.any()
 
 
 @pytest.mark.parametrize("scope", ["joint", "per-party"])

@@ -61,7 +61,7 @@ class Accountant:
     def add(self, classes: Classes, spectrum: NoiseSpectrum[float], g: Tensor, y: Tensor, rows: Rows | None) -> None:
         """Take in a batch: its model and noise in units of `classes`, its clean gradients, labels and rows."""
         if self.count(classes, spectrum, rows):
-            take_in_stacked({0: (self, classes)}, g[None], y[None], [rows])
+            take_in_batches({0: (self, classes)}, g, y, [rows])
 
     def count(self, classes: Classes, spectrum: NoiseSpectrum[float], rows: Rows | None) -> bool:
         """Take in the model of a batch without its gradients; return True if these are still to be taken in."""
@@ -144,7 +144,7 @@ class Accountant:
         self.largest = state["largest"]
 
 
-def take_in_stacked(
+def take_in_batches(
     counted: Mapping[int, tuple[Accountant, Classes]], g: Tensor, y: Tensor, rows: Sequence[Rows | None]
 ) -> None:
     """Let accountants take in the gradients of the batches that they have counted.
@@ -154,13 +154,15 @@ def take_in_stacked(
     counted : Mapping[int, tuple[Accountant, Classes]]
         The accountant and the model of the batch, by number of the run; some of R runs.
     g, y : Tensor
-        (R, B, D) clean gradients and (R, B) labels.
+        (R, B, D) clean gradients and (R, B) labels; or (B, D) and (B,) of one run.
     rows : Sequence of Rows
         (B,) of each run's table.
     """
     if not counted:
         return
-    if len(counted) < len(g):
+    if g.dim() == 2:
+        g, y = g[None], y[None]
+    elif len(counted) < len(g):
         runs = torch.tensor(list(counted)).to(g.device, non_blocking=True)
         g, y = g[runs], y[runs]
     lengths = beside(torch.tensor([classes.unit * classes.rms for _, classes in counted.values()]), g)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -24,10 +23,10 @@ from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.protocol.tensors import brought
 from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.strategies.gradients.accounted import AccountedNoise
-from flower_vfl.strategies.gradients.base import Scope
-from flower_vfl.strategies.gradients.checks import strength
+from flower_vfl.strategies.gradients.base import Protection, Scope, of_one_run
+from flower_vfl.strategies.gradients.checks import check_shapes, strength
 from flower_vfl.strategies.gradients.marvell import multiclass, strengths
-from flower_vfl.strategies.gradients.marvell.accountant import Accountant, accounted_epochs, take_in_stacked
+from flower_vfl.strategies.gradients.marvell.accountant import Accountant, accounted_epochs, take_in_batches
 from flower_vfl.strategies.gradients.marvell.estimates import (
     Classes,
     RunningEstimates,
@@ -38,8 +37,8 @@ from flower_vfl.strategies.gradients.marvell.estimates import (
 from flower_vfl.strategies.gradients.marvell.multiclass import ManyClasses, ManyEstimates
 from flower_vfl.strategies.gradients.marvell.multiclass_solver import ClassNoise
 from flower_vfl.strategies.gradients.marvell.solver import NoiseSpectrum, least_power, optimal_noise
-from flower_vfl.strategies.gradients.noise import Noise, draw_stacked
-from flower_vfl.strategies.gradients.units import beside, working
+from flower_vfl.strategies.gradients.noise import Noise, draw_each
+from flower_vfl.strategies.gradients.units import beside, each_run, working
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +98,9 @@ def perturb(g: Tensor, y: Tensor, *, s: float, generator: torch.Generator) -> tu
     value = strength("marvell: s", s)
     classes = estimate(g, y)
     spectrum = _strongest(classes, value * classes.g, value=value)
-    return _draw(g, y, classes.p, classes, spectrum, Noise(generator)), spectrum.scaled(classes.unit**2)
+    positives = round(classes.p * len(y))
+    plan = NoisePlan(classes, spectrum, Noise(generator), (len(y) - positives, positives))
+    return add_noise(g, y, [plan]), spectrum.scaled(classes.unit**2)
 
 
 def _strongest(classes: Classes, power: float, *, value: float) -> NoiseSpectrum[float]:
@@ -109,12 +110,12 @@ def _strongest(classes: Classes, power: float, *, value: float) -> NoiseSpectrum
     return spectrum
 
 
-class _Plan(NamedTuple):
-    """The noise of one run of several: its spectrum in the units of `classes`, where it is drawn, rows a class."""
+class NoisePlan(NamedTuple):
+    """The noise of one batch: its spectrum in the units of `classes`, its source, and the number of rows by class."""
 
     classes: Classes
     spectrum: NoiseSpectrum[float]
-    generator: torch.Generator
+    noise: Noise
     rows: tuple[int, int]
 
     @property
@@ -133,50 +134,39 @@ def _along(classes: Classes, spectrum: NoiseSpectrum[float]) -> list[float]:
     return [math.sqrt(max(one - two, 0.0)) * classes.unit for one, two in pairs]
 
 
-def _draw_stacked(g: Tensor, y: Tensor, plans: Sequence[_Plan | None]) -> Tensor:
-    """Return what `_draw` gives each of R runs, for gradients (R, B, D) and labels (R, B); no noise without a plan."""
-    along = beside(torch.tensor([[0.0, 0.0] if plan is None else plan.along for plan in plans]), g)
-    nowhere = torch.zeros(g.shape[2], dtype=g.dtype)
-    directions = beside(torch.stack([nowhere if plan is None else plan.classes.direction for plan in plans]), g)
-    draws = draw_stacked([plan and plan.generator for plan in plans], g, 1)[..., 0]
-    lengths = draws * torch.where(y == 1, along[:, 1:], along[:, :1])
-    noisy = torch.baddbmm(g, lengths[..., None], directions[:, None])
-    wide = [-1 if plan is None else plan.wide for plan in plans]
-    counts = [0 if plan is None or label < 0 else plan.rows[label] for plan, label in zip(plans, wide, strict=True)]
-    if any(counts):
-        numbers = g.new_empty((sum(counts), g.shape[2]))
-        sizes = []
-        for plan, part in zip(plans, torch.split(numbers, counts), strict=True):
-            if plan is not None and len(part):
-                torch.randn(part.shape, generator=plan.generator, out=part)
-                size = math.sqrt(plan.spectrum.lam2_neg or plan.spectrum.lam2_pos) * plan.classes.unit
-                sizes.append(torch.full((len(part), 1), size, dtype=torch.float64))
-        numbers *= beside(torch.cat(sizes), numbers)
-        label = torch.tensor(wide).to(y.device, non_blocking=True)
-        rows = _places((y == label[:, None]).flatten(), sum(counts))
-        noisy.view(-1, g.shape[2]).index_add_(0, rows, numbers)
-    return noisy
-
-
-def _places(which: Tensor, count: int) -> Tensor:
-    """Return the indices at which (B,) is true, given their number, so that nothing waits for a GPU to count them."""
-    return which.logical_not().argsort(stable=True)[:count]
-
-
-def _draw(g: Tensor, y: Tensor, share: float, classes: Classes, spectrum: NoiseSpectrum[float], noise: Noise) -> Tensor:
-    """Return `g` with noise; this share of its rows is positive, and `spectrum` is in the units of `classes`."""
-    work = working(g)
-    lam2 = (spectrum.lam2_neg, spectrum.lam2_pos)
-    along = _along(classes, spectrum)
-    negative, positive = (torch.full((), value, dtype=work.dtype, device=work.device) for value in along)
-    lengths = noise.draw(work, 1)[:, 0] * torch.where(y == 1, positive, negative)
-    noisy: Tensor = torch.addr(work, lengths, beside(classes.direction, work))
-    for label, variance in enumerate(lam2):
-        if variance > 0.0:  # One class at most: drawing for its rows only saves up to half of the time.
-            rows = _places(y == label, round((share if label else 1.0 - share) * len(y)))
-            draw = noise.draw(work, g.shape[1], chosen=rows, stream=1)
-            noisy.index_add_(0, rows, draw, alpha=math.sqrt(variance) * classes.unit)
+def add_noise(g: Tensor, y: Tensor, plans: Sequence[NoisePlan | None]) -> Tensor:
+    """Return gradients (B, D) or (R, B, D), with labels (B,) or (R, B), with each run's noise; zeros without a plan."""
+    work, runs, width = working(g), g.shape[:-2], g.shape[-1]
+    along = torch.tensor([(0.0, 0.0) if plan is None else plan.along for plan in plans], dtype=torch.float64)
+    negative, positive = beside(along, work).view(*runs, 2, 1).unbind(-2)
+    nowhere = torch.zeros(width, dtype=work.dtype)
+    directions = [nowhere if plan is None else plan.classes.direction for plan in plans]
+    towards = beside(torch.stack(directions) if runs else directions[0], work)
+    draws = draw_each([plan and plan.noise for plan in plans], work, 1)[..., 0]
+    lengths = draws * torch.where(y == 1, positive, negative)
+    noisy = torch.baddbmm(work, lengths[..., None], towards[:, None]) if runs else work.addr(lengths, towards)
+    _add_in_all_directions(noisy, y, plans)
+    for plan, rows in zip(plans, each_run(noisy), strict=True):
+        if plan is None:
+            rows.zero_()
     return noisy.to(g.dtype)
+
+
+def _add_in_all_directions(noisy: Tensor, y: Tensor, plans: Sequence[NoisePlan | None]) -> None:
+    """Add the noise that the rows of one class get in all directions, in those runs that have it.
+
+    Drawing for these rows alone saves up to half of the time.
+    """
+    wide = [-1 if plan is None else plan.wide for plan in plans]
+    if max(wide) < 0:
+        return
+    labels = torch.tensor(wide).to(y.device, non_blocking=True)[:, None] if y.dim() > 1 else wide[0]
+    order = (y != labels).argsort(dim=-1, stable=True)  # no GPU is waited for to count these rows
+    for plan, label, own, rows in zip(plans, wide, each_run(noisy), each_run(order, dims=1), strict=True):
+        if plan is not None and label >= 0:
+            chosen = rows[: plan.rows[label]]
+            size = math.sqrt(plan.spectrum.lam2_neg or plan.spectrum.lam2_pos) * plan.classes.unit
+            own.index_add_(0, chosen, plan.noise.draw(own, own.shape[1], chosen=chosen, stream=1), alpha=size)
 
 
 def _model(classes: Classes, spectrum: NoiseSpectrum[float]) -> GaussianNoise:
@@ -258,29 +248,52 @@ class Marvell(AccountedNoise[Accountant]):
         return {self.strength: self.value, **super().params}
 
     @classmethod
-    def _perturb_stacked(
+    def perturb_runs(
         cls, defenses: Sequence[Self], g: Tensor, y: Tensor, steps: Sequence[StepView]
-    ) -> tuple[Tensor, list[Log | None]]:
-        if defenses[0].base.labels.classes > 2:
-            return super()._perturb_stacked(defenses, g, y, steps)
-        numbers, differences = brought(statistics(g, y))
-        noted: dict[int, tuple[Accountant, Classes]] = {}
-        plans: list[_Plan | None] = [None] * len(defenses)
-        logs: list[Log | None] = [None] * len(defenses)
-        for run, (defense, values, step) in enumerate(zip(defenses, numbers.tolist(), steps, strict=True)):
-            whose = defense._whose(step)
-            with suppress(UnprotectedBatchError):
-                classes = classes_of(values, differences[run], g.shape[1])
-                spectrum = defense._spectrum(classes)
-                running = defense._running(whose)
-                if isinstance(running, RunningEstimates):
-                    running.add(classes)
-                if defense._accountant(whose).count(classes, spectrum, step.rows):
-                    noted[run] = (defense._accountant(whose), classes)
-                plans[run] = _Plan(classes, spectrum, defense.generator(g.device), (int(values[2]), int(values[3])))
-                logs[run] = _logged(classes, spectrum, classes.p)
-        take_in_stacked(noted, g, y, [step.rows for step in steps])
-        return _draw_stacked(g, y, plans), logs
+    ) -> tuple[Tensor, list[Protection]]:
+        """Add the noise; log what `perturb` logs. More than two classes are perturbed run by run."""
+        if defenses[0].base.labels.classes > 2 or not g.numel():
+            return super().perturb_runs(defenses, g, y, steps)
+        numbers, differences = brought(statistics(working(g), y))
+        values, gaps = numbers.view(-1, 8).tolist(), differences.view(-1, g.shape[-1])
+        parts = zip(defenses, each_run(g), each_run(y, dims=1), steps, values, gaps, strict=True)
+        found = [defense._plan(own, labels, step, each, gap) for defense, own, labels, step, each, gap in parts]
+        counted = {run: accounted for run, (_, _, accounted) in enumerate(found) if accounted is not None}
+        take_in_batches(counted, g, y, [step.rows for step in steps])
+        return add_noise(g, y, [plan for plan, _, _ in found]), [log for _, log, _ in found]
+
+    def _plan(
+        self, g: Tensor, y: Tensor, step: StepView, numbers: Sequence[float], difference: Tensor
+    ) -> tuple[NoisePlan | None, Log, tuple[Accountant, Classes] | None]:
+        """Find the noise of a batch (B, D) from its `statistics`, or from earlier batches; draw nothing.
+
+        Returns
+        -------
+        tuple
+            The noise, or None for a batch to withhold; what is logged; and the accountant that is still to take in the
+            gradients, with the model of the batch.
+        """
+        whose, fallback = self._whose(step), False
+        estimates, accountant = cast("RunningEstimates", self._running(whose)), self._accountant(whose)
+        try:
+            classes = classes_of(numbers, difference, len(g))
+            spectrum = self._spectrum(classes)
+        except UnprotectedBatchError as error:
+            fallback, counted = True, False
+            self.count_fallback(error, "its noise comes from earlier batches, or zeros are sent")
+            recalled = self._recall(g, estimates)
+            if recalled is None:
+                return None, _report(0.0, math.inf, 0.0, fallback=True, withheld=True), None
+            classes, spectrum = recalled
+            accountant.note(spectrum)
+        else:
+            estimates.add(classes)
+            counted = accountant.count(classes, spectrum, step.rows)
+        positives = int((y == 1).sum()) if fallback else int(numbers[3])
+        self.describe_noise(step, partial(_model, classes, spectrum))
+        plan = NoisePlan(classes, spectrum, self.noise(g, step), (len(y) - positives, positives))
+        log = _logged(classes, spectrum, positives / len(y), fallback=fallback)
+        return plan, log, (accountant, classes) if counted else None
 
     def perturb(self, g: Tensor, y: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Add the noise; log its mean power, the divergence before and after, and the bound on the AUC.
@@ -290,31 +303,13 @@ class Marvell(AccountedNoise[Accountant]):
         AUC of any class against the rest; a bound on the accuracy is logged beside it.
         """
         step = step or self.base.step
-        whose = self._whose(step)
-        estimates = self._running(whose)
-        if isinstance(estimates, ManyEstimates):
-            return self._perturb_many(g, y, estimates, step)
+        estimates = self._running(self._whose(step))
         if not g.numel():
             return g.clone(), _report(0.0, 0.0, 0.0)
-        fallback = False
-        try:
-            classes = estimate(g, y)
-            spectrum = self._spectrum(classes)
-        except UnprotectedBatchError as error:
-            fallback = True
-            self.count_fallback(error, "its noise comes from earlier batches, or zeros are sent")
-            recalled = self._recall(g, estimates)
-            if recalled is None:
-                return torch.zeros_like(g), _report(0.0, math.inf, 0.0, fallback=True, withheld=True)
-            classes, spectrum = recalled
-            self._accountant(whose).note(spectrum)
-        else:
-            estimates.add(classes)
-            self._accountant(whose).add(classes, spectrum, g, y, step.rows)
-        share = float((y == 1).double().mean()) if fallback else classes.p
-        self.describe_noise(step, partial(_model, classes, spectrum))
-        noisy = _draw(g, y, share, classes, spectrum, self.noise(g, step))
-        return noisy, _logged(classes, spectrum, share, fallback=fallback)
+        if isinstance(estimates, ManyEstimates):
+            return self._perturb_many(g, y, estimates, step)
+        check_shapes("marvell", g, y)
+        return of_one_run(*Marvell.perturb_runs([self], g, y, [step]))
 
     def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
         """Sum up what is left at each: the noises are independent, and so, as modelled, are a row's own deviations.
@@ -329,7 +324,9 @@ class Marvell(AccountedNoise[Accountant]):
 
     def _running(self, whose: str) -> RunningEstimates | ManyEstimates:
         """Return what is known of earlier batches, of one party where each has noise of its own."""
-        return self._estimates.setdefault(whose, self._nothing_known())
+        if whose not in self._estimates:
+            self._estimates[whose] = self._nothing_known()
+        return self._estimates[whose]
 
     def _perturb_many(self, g: Tensor, y: Tensor, estimates: ManyEstimates, step: StepView) -> tuple[Tensor, Log]:
         if not g.numel():
