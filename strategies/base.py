@@ -23,15 +23,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
-from flower_vfl.parties.hooks import Log, StepView
+from flower_vfl.parties.hooks import Cut, Log, StepView
 from flower_vfl.protocol.schedule import Rows
 
 if TYPE_CHECKING:
+    from flower_vfl.auditing.noise import NoiseModel
     from flower_vfl.strategies.vertical import VerticalStrategy
 
 _log = logging.getLogger(__name__)
-Cut = Mapping[str, tuple[int, ...]]
-"""The shape of one row of the embedding, by feature party."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +252,8 @@ class Defense(HookedStrategy):
         Its trainable modules, made in `build`, where weights follow from the label party's secret. They are moved to
         the device, trained by an optimizer of their own and clipped by themselves, kept in checkpoints and among the
         weights, and restored for a prediction.
+    scope
+        "per-party" if each party's gradients are perturbed by themselves, "joint" otherwise.
     read_by
         Names of attacks that are known to read labels in spite of this defense. A verdict of a run that did not run
         them is "not tested", unless it found a leak anyway. By default those of gradients that are sent unchanged.
@@ -264,6 +265,7 @@ class Defense(HookedStrategy):
     twice: ClassVar[str] = ""
     asks_other_labels: ClassVar[bool] = False
     alone: ClassVar[bool] = False
+    scope: str = "joint"
 
     def __init__(self, strategy: HookedStrategy) -> None:
         if not isinstance(strategy, HookedStrategy):
@@ -300,6 +302,23 @@ class Defense(HookedStrategy):
     @abstractmethod
     def params(self) -> dict[str, Any]:
         """The defense's parameters as they go into `result.json`."""
+
+    def writes(self, hook: str) -> bool:
+        """Return True if the class has a hook of its own, so that it is not delegated."""
+        return getattr(type(self), hook) is not getattr(Defense, hook)
+
+    def noise_model(self, part: int = 0) -> NoiseModel | None:
+        """Return the law of the noise in the last batch that `protect` took; None where it is not known.
+
+        A defense that gives one is also measured, in a simulation, by a conditional oracle: a reader that knows
+        everything about a row but its label (docs/methods/certificate.md).
+
+        Parameters
+        ----------
+        part : int
+            The number of the party, where each has noise of its own.
+        """
+        return None
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return the defense's own generator, which derives from the label party's secret."""
