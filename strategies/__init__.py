@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from flower_vfl.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from flower_vfl.accounting import Guarantee
     from flower_vfl.parties.hooks import StepView
-    from flower_vfl.strategies.base import Defense, Guarantee, HookedStrategy
+    from flower_vfl.strategies.base import Defense, HookedStrategy
     from flower_vfl.strategies.defenses import DEFENSE_METHODS, DEFENSES
     from flower_vfl.strategies.embeddings.distance_correlation import DistanceCorrelation
     from flower_vfl.strategies.embeddings.potential_energy import PotentialEnergy
@@ -46,7 +47,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("Defense", "Guarantee", "HookedStrategy"), "flower_vfl.strategies.base"),
+    "Guarantee": "flower_vfl.accounting",
+    **dict.fromkeys(("Defense", "HookedStrategy"), "flower_vfl.strategies.base"),
     **dict.fromkeys(("DEFENSES", "DEFENSE_METHODS"), "flower_vfl.strategies.defenses"),
     "DistanceCorrelation": "flower_vfl.strategies.embeddings.distance_correlation",
     "GradientDefense": "flower_vfl.strategies.gradients.base",

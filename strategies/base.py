@@ -8,13 +8,11 @@ beginnings and ends are called on every strategy: no wrapper can keep them from 
 from __future__ import annotations
 
 import logging
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -22,65 +20,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from flower_vfl.accounting import Bounded, Release, compose_epsilon, largest_auc
-from flower_vfl.errors import ArgumentError, ConfigError
-from flower_vfl.parties.hooks import Log, StepView
+from flower_vfl.accounting import Guarantee
+from flower_vfl.errors import ConfigError
+from flower_vfl.parties.hooks import Cut, Log, StepView
 from flower_vfl.protocol.schedule import Rows
 
 if TYPE_CHECKING:
+    from flower_vfl.auditing.noise import NoiseModel
     from flower_vfl.strategies.vertical import VerticalStrategy
 
 _log = logging.getLogger(__name__)
-Cut = Mapping[str, tuple[int, ...]]
-"""The shape of one row of the embedding, by feature party."""
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    r"""Label differential privacy of all that leaves in one training, whatever an attacker computes from it.
-
-    Attributes
-    ----------
-    epsilon, delta : float
-        Of each person's label, over all epochs and all parties together.
-    release : Release, optional
-        What a label goes through, for an account over several trainings; by default any mechanism of this epsilon and
-        delta, which may cost more there.
-    """
-
-    epsilon: float
-    delta: float = 0.0
-    release: Release | None = None
-
-    @classmethod
-    def of(cls, release: Release, delta: float = 0.0) -> Self:
-        """Return the guarantee of a release at a delta.
-
-        Raises
-        ------
-        ArgumentError
-            Where it has no finite epsilon at this delta.
-
-        Examples
-        --------
-        >>> from flower_vfl.accounting import Laplace, Release
-        >>> Guarantee.of(Release(Laplace(2.0), draws=6)).epsilon
-        3.0
-        """
-        epsilon = compose_epsilon([release], delta)
-        if epsilon == math.inf:
-            raise ArgumentError(f"{release} has no epsilon at delta {delta}; give a delta above 0, such as 1e-6")
-        return cls(epsilon, delta, release)
-
-    @property
-    def accounted(self) -> Release:
-        """The release that is put on an account."""
-        return self.release or Release(Bounded(self.epsilon, self.delta))
-
-    @property
-    def auc(self) -> float:
-        """The largest AUC with which two labels of one person, all else equal, can be told apart."""
-        return largest_auc(self.epsilon, self.delta)
 
 
 UNDEFENDED = ("norm", "direction")
@@ -275,6 +224,8 @@ class Defense(HookedStrategy):
         Its trainable modules, made in `build`, where weights follow from the label party's secret. They are moved to
         the device, trained by an optimizer of their own and clipped by themselves, kept in checkpoints and among the
         weights, and restored for a prediction.
+    scope
+        "per-party" if each party's gradients are perturbed by themselves, "joint" otherwise.
     read_by
         Names of attacks that are known to read labels in spite of this defense. A verdict of a run that did not run
         them is "not tested", unless it found a leak anyway. By default those of gradients that are sent unchanged.
@@ -286,6 +237,7 @@ class Defense(HookedStrategy):
     twice: ClassVar[str] = ""
     asks_other_labels: ClassVar[bool] = False
     alone: ClassVar[bool] = False
+    scope: str = "joint"
 
     def __init__(self, strategy: HookedStrategy) -> None:
         if not isinstance(strategy, HookedStrategy):
@@ -322,6 +274,23 @@ class Defense(HookedStrategy):
     @abstractmethod
     def params(self) -> dict[str, Any]:
         """The defense's parameters as they go into `result.json`."""
+
+    def writes(self, hook: str) -> bool:
+        """Return True if the class has a hook of its own, so that it is not delegated."""
+        return getattr(type(self), hook) is not getattr(Defense, hook)
+
+    def noise_model(self, part: int = 0) -> NoiseModel | None:
+        """Return the law of the noise in the last batch that `protect` took; None where it is not known.
+
+        A defense that gives one is also measured, in a simulation, by a conditional oracle: a reader that knows
+        everything about a row but its label (docs/methods/certificate.md).
+
+        Parameters
+        ----------
+        part : int
+            The number of the party, where each has noise of its own.
+        """
+        return None
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return the defense's own generator, which derives from the label party's secret."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -26,23 +24,16 @@ from flower_vfl.data.encoding.labels import whole_labels
 from flower_vfl.data.store.dataset import Labels, PartyTable
 from flower_vfl.data.store.periods import Periods
 from flower_vfl.errors import ConfigError
-from flower_vfl.parties.hooks import Log, StepView
+from flower_vfl.parties.hooks import Cut, Log, StepView
 from flower_vfl.protocol.schedule import Rows
 from flower_vfl.rng import Secret
-from flower_vfl.strategies.base import Cut, Defense, HookedStrategy
+from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.training.factories import OptimizerFactory
 from flower_vfl.training.observer import Observer
 from flower_vfl.training.outcome import Outcome
 
 TopFactory = Callable[[tuple[int, ...]], nn.Module]
 """Makes the top model for the shape of one row of the fused embedding."""
-
-
-@dataclass
-class VerticalResult(Result):
-    """Flower's result, with what a vertical training measured."""
-
-    outcome: Outcome = field(default_factory=Outcome)
 
 
 class VerticalStrategy(HookedStrategy):

@@ -5,11 +5,13 @@ account of it over trainings on the same labels.
 """
 
 from flower_vfl.accounting.composition import Release, calibrate, compose_epsilon, largest_auc, privacy_losses
+from flower_vfl.accounting.guarantee import Guarantee
 from flower_vfl.accounting.mechanisms import Bounded, Gaussian, Laplace, Mechanism, RandomisedResponse
 
 __all__ = [
     "Bounded",
     "Gaussian",
+    "Guarantee",
     "Laplace",
     "Mechanism",
     "RandomisedResponse",

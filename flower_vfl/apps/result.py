@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flower_vfl.accounting import Guarantee
 from flower_vfl.apps.periods import describe_periods
 from flower_vfl.apps.rebuild import rebuild
 from flower_vfl.apps.result_schema import kept_utility
@@ -23,7 +24,7 @@ from flower_vfl.config import Config
 from flower_vfl.data.store.dataset import Labels
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.registry import from_elsewhere
-from flower_vfl.strategies.base import Guarantee, HookedStrategy
+from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.training.outcome import LIMITS, Epoch, Outcome
 from flower_vfl.version import software
 

@@ -13,6 +13,8 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.schedule import Rows
 
 Log = dict[str, float]
+Cut = Mapping[str, tuple[int, ...]]
+"""The shape of one row of the embedding, by feature party."""
 
 
 def checked_log(log: object, hook: str) -> Log:

@@ -206,11 +206,13 @@ class Headline:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence: what is proven where something is, else what was found."""
-        worst = self.worst
         if not self.sent:
             return "Nothing that depends on labels left the label party."
-        if self.epsilon is not None and self.epsilon.sentence:
-            return self.epsilon.sentence
+        return self.epsilon.sentence if self.epsilon is not None and self.epsilon.sentence else self._found
+
+    @property
+    def _found(self) -> str:
+        worst = self.worst
         if worst is None or (self.status == NOT_TESTED and worst.value is None):
             return "Whether the gradients give the labels away was not tested."
         if self.status == NOT_TESTED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +23,17 @@ from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.initialise import new_model, seeded_initialisation
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.feature import embed, embedding_shape
-from flower_vfl.parties.hooks import Log, checked_log
+from flower_vfl.parties.hooks import Cut, Log, checked_log
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.parties.network import adds_to_logits
 from flower_vfl.protocol.schedule import Rows, Schedule
-from flower_vfl.strategies.base import Cut, Defense, HookedStrategy
 from flower_vfl.training.checkpointing import MODEL, Checkpointing, Ledger
 from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.factories import optimizers_of
 from flower_vfl.training.loop import Training
+from flower_vfl.training.protocols import StrategySettings, TrainedStrategy
 from flower_vfl.training.replay_guard import ReplayGuard
 from flower_vfl.transport.base import Link
-
-if TYPE_CHECKING:
-    from flower_vfl.strategies.vertical import VerticalStrategy
 
 NO_CONTEXT = TrainingContext()
 """The context of a run that keeps nothing."""
@@ -44,7 +41,7 @@ NO_CONTEXT = TrainingContext()
 _WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
-def prepare_labels(strategy: HookedStrategy) -> tuple[NDArray[np.int64], Log]:
+def prepare_labels(strategy: TrainedStrategy) -> tuple[NDArray[np.int64], Log]:
     """Return the labels (N,) that are trained on, as the defenses prepare them, and what these want logged.
 
     Defenses that prepare labels get a copy: leaks are measured against the true ones, which are the user's.
@@ -55,7 +52,7 @@ def prepare_labels(strategy: HookedStrategy) -> tuple[NDArray[np.int64], Log]:
         When what they return are no classes of the data, one a row.
     """
     labels, classes = torch.from_numpy(strategy.base.labels.train), strategy.base.labels.classes
-    names = [defense.name for defense in strategy.chain() if type(defense).prepare_labels is not Defense.prepare_labels]
+    names = [defense.name for defense in strategy.chain() if defense.writes("prepare_labels")]
     prepared, log = strategy.prepare_labels(labels.clone() if names else labels)
     what = f"prepare_labels of {', '.join(names) or type(strategy).__name__}"
     if not isinstance(prepared, Tensor) or prepared.shape != labels.shape or prepared.dtype not in _WHOLE:
@@ -73,7 +70,7 @@ def prepare_labels(strategy: HookedStrategy) -> tuple[NDArray[np.int64], Log]:
 
 
 def build_label_party(
-    strategy: HookedStrategy,
+    strategy: TrainedStrategy,
     prepared: NDArray[Any],
     schedule: Schedule,
     links: Mapping[str, Link],
@@ -106,7 +103,7 @@ def build_label_party(
     )
 
 
-def build_defenses(strategy: HookedStrategy, cut: Cut) -> dict[str, nn.Module]:
+def build_defenses(strategy: TrainedStrategy, cut: Cut) -> dict[str, nn.Module]:
     """Let every strategy make what needs the shapes of the embeddings; return what the defenses learn, by defense.
 
     Their modules are made with weights that follow from the label party's secret, and moved to where it computes.
@@ -124,13 +121,13 @@ def build_defenses(strategy: HookedStrategy, cut: Cut) -> dict[str, nn.Module]:
 
 
 def build_models(
-    base: VerticalStrategy, shapes: list[tuple[int, ...]], probe: tuple[FeatureSource, Rows] | None
+    base: StrategySettings, shapes: list[tuple[int, ...]], probe: tuple[FeatureSource, Rows] | None
 ) -> tuple[nn.Module, nn.Module | None]:
     """Build the label party's top model and, where it has columns, its bottom model.
 
     Parameters
     ----------
-    base : VerticalStrategy
+    base : StrategySettings
         The strategy with their factories.
     shapes : list of tuple
         That of one row of each feature party's embedding.
@@ -153,7 +150,7 @@ def build_models(
 
 
 def build_monitor(
-    strategy: HookedStrategy,
+    strategy: TrainedStrategy,
     schedule: Schedule,
     context: TrainingContext = NO_CONTEXT,
     *,
@@ -180,7 +177,7 @@ def build_monitor(
     )
 
 
-def build_replay_guard(strategy: HookedStrategy, context: TrainingContext) -> ReplayGuard | None:
+def build_replay_guard(strategy: TrainedStrategy, context: TrainingContext) -> ReplayGuard | None:
     """Build the guard against replayed steps; None where no step can be repeated, or only with the same embeddings."""
     base, defenses, ledger = strategy.base, strategy.chain(), _ledger(strategy.base.config, context)
     if ledger is None or not defenses or base.config.transport.kind == "inproc":
@@ -189,7 +186,7 @@ def build_replay_guard(strategy: HookedStrategy, context: TrainingContext) -> Re
 
 
 def build_checkpointing(
-    strategy: HookedStrategy,
+    strategy: TrainedStrategy,
     context: TrainingContext,
     schedule: Schedule,
     links: Mapping[str, Link],

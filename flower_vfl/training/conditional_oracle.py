@@ -10,9 +10,7 @@ from torch import Tensor
 from flower_vfl.auditing.conditional import ConditionalOracle
 from flower_vfl.auditing.noise import hypotheses
 from flower_vfl.parties.label import Inside, Step
-from flower_vfl.strategies.base import Defense, HookedStrategy
-from flower_vfl.strategies.gradients.base import GradientDefense
-from flower_vfl.strategies.vertical import VerticalStrategy
+from flower_vfl.training.protocols import StrategySettings, TrainedDefense, TrainedStrategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class ConditionalAudit:
     """
 
     oracle: ConditionalOracle
-    defense: GradientDefense
+    defense: TrainedDefense
 
     def __call__(self, step: int, epoch: int, done: Step, inside: Inside) -> None:
         """Score one step; `inside` holds the parts of its gradients."""
@@ -40,24 +38,24 @@ class ConditionalAudit:
         self.oracle.observe(step, epoch, done.rows, done.gradients, known, noise)
 
 
-def build_conditional(strategy: HookedStrategy, steps: int) -> ConditionalAudit | None:
+def build_conditional(strategy: TrainedStrategy, steps: int) -> ConditionalAudit | None:
     """Build the conditional oracle of a simulation; None where it is not wanted, or the law of the noise not known.
 
     It belongs to the monitor of a run of so many steps, for two classes and one gradient defense with a `noise_model`.
     """
     base, attack = strategy.base, strategy.base.config.attack
-    perturbing = [defense for defense in strategy.chain() if type(defense).protect is not Defense.protect]
+    perturbing = [defense for defense in strategy.chain() if defense.writes("protect")]
     if not base.attacks or not attack.monitor or base.labels.classes != 2 or len(perturbing) != 1:
         return None
     defense = perturbing[0]
-    if not isinstance(defense, GradientDefense) or type(defense).noise_model is GradientDefense.noise_model:
+    if not defense.writes("noise_model"):
         return None
     parties = [*base.parties, *base.config.parties.coalitions(base.parties)]
     oracle = ConditionalOracle(parties, base.labels.train, every=attack.cadence(steps), record=base.observer.add)
     return ConditionalAudit(oracle, defense)
 
 
-def _label_slopes(base: VerticalStrategy, inside: Inside) -> Tensor:
+def _label_slopes(base: StrategySettings, inside: Inside) -> Tensor:
     """Return how much the loss's derivative by each row's logit changes as its label turns from 0 to 1, (B,)."""
     logits, found = inside.logits.detach(), []
     for label in (0, 1):

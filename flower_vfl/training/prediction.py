@@ -18,12 +18,12 @@ from flower_vfl.parties.network import LabelModel
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.printable import printable
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.strategies.base import HookedStrategy
 from flower_vfl.training.assembly import build_defenses, build_models
 from flower_vfl.training.grids import is_simulation
 from flower_vfl.training.handshake import check_software, negotiate
 from flower_vfl.training.loop import EVALUATIONS_UNDER_WAY
 from flower_vfl.training.probe import check_restored, cut_of
+from flower_vfl.training.protocols import TrainedStrategy
 from flower_vfl.transport.base import Link, expect
 from flower_vfl.transport.sessions import Sessions
 from flower_vfl.transport.signing import Signer
@@ -64,7 +64,7 @@ class Ask:
 
 
 def run_prediction(
-    strategy: HookedStrategy,
+    strategy: TrainedStrategy,
     grid: Grid,
     ask: Ask,
     load: Callable[[nn.Module], None],
@@ -75,7 +75,7 @@ def run_prediction(
 
     Parameters
     ----------
-    strategy : HookedStrategy
+    strategy : TrainedStrategy
         The strategy that was trained, with its defenses: what they do to embeddings belongs to the network.
     grid : Grid
         Flower's grid.
@@ -141,7 +141,7 @@ def _receive(links: Mapping[str, Link], index: int, count: int, timeout: float) 
     return embeddings
 
 
-def _check(link: Link, strategy: HookedStrategy, ask: Ask) -> None:
+def _check(link: Link, strategy: TrainedStrategy, ask: Ask) -> None:
     """Refuse a party with other weights or other rows, and settle the shape of its embeddings."""
     check_software(link)
     hello = link.hello.fields

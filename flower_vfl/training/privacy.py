@@ -16,7 +16,7 @@ from flower_vfl.errors import ConfigError, PermissionDeniedError
 
 if TYPE_CHECKING:
     from flower_vfl.protocol.schedule import Schedule
-    from flower_vfl.strategies.base import Defense, HookedStrategy
+    from flower_vfl.training.protocols import TrainedDefense, TrainedStrategy
 
 _log = logging.getLogger(__name__)
 
@@ -45,13 +45,13 @@ def ledger_of(config: Config, *, simulation: bool) -> PrivacyLedger | None:
 
 
 def open_account(
-    strategy: HookedStrategy, schedule: Schedule, *, simulation: bool, name: str = ""
+    strategy: TrainedStrategy, schedule: Schedule, *, simulation: bool, name: str = ""
 ) -> Callable[[], None]:
     """Check what a training will tell of the labels against its owner's limit; return what charges it.
 
     Parameters
     ----------
-    strategy : HookedStrategy
+    strategy : TrainedStrategy
         The outermost strategy.
     schedule : Schedule
         The steps of the training.
@@ -100,7 +100,7 @@ def open_account(
     return partial(_charge, strategy, ledger, training)
 
 
-def _charge(strategy: HookedStrategy, ledger: PrivacyLedger, training: Training) -> None:
+def _charge(strategy: TrainedStrategy, ledger: PrivacyLedger, training: Training) -> None:
     account = ledger.charge(training, datetime.now(UTC))
     limit, spent = account.limit, account.spent
     strategy.base.outcome.account = {
@@ -115,7 +115,7 @@ def _charge(strategy: HookedStrategy, ledger: PrivacyLedger, training: Training)
     )
 
 
-def _proving(strategy: HookedStrategy) -> Defense | None:
+def _proving(strategy: TrainedStrategy) -> TrainedDefense | None:
     """Return the defense with the smallest proven epsilon; None where none proves anything."""
     proven = [
         (guarantee.epsilon, -depth, defense)

@@ -22,7 +22,7 @@ from flower_vfl.errors import NotRestoredError
 from flower_vfl.nn.placement import Placement
 from flower_vfl.parties.network import LabelModel
 from flower_vfl.registry import from_elsewhere
-from flower_vfl.strategies.base import Defense, HookedStrategy
+from flower_vfl.training.protocols import TrainedDefense, TrainedStrategy
 
 if TYPE_CHECKING:
     from flower_vfl.transport.base import Link
@@ -51,7 +51,7 @@ def fixed_rows(table: PartyTable) -> FeatureSource:
     return table.test if len(table.test) else table.train
 
 
-def answer(model: LabelModel, strategy: HookedStrategy, cut: Cut, own: FeatureSource | None) -> tuple[str, ...]:
+def answer(model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureSource | None) -> tuple[str, ...]:
     """Return the logits for the fixed inputs, each as `float.hex` writes it; empty where the network takes none.
 
     Noise is the same each time: only what was learned makes a difference.
@@ -60,7 +60,7 @@ def answer(model: LabelModel, strategy: HookedStrategy, cut: Cut, own: FeatureSo
     ----------
     model : LabelModel
         The label party's network.
-    strategy : HookedStrategy
+    strategy : TrainedStrategy
         With its defenses.
     cut : Cut
         Of the feature parties.
@@ -75,7 +75,7 @@ def answer(model: LabelModel, strategy: HookedStrategy, cut: Cut, own: FeatureSo
 
 
 def check_restored(
-    model: LabelModel, strategy: HookedStrategy, cut: Cut, own: FeatureSource | None, noted: tuple[str, ...]
+    model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureSource | None, noted: tuple[str, ...]
 ) -> None:
     """Refuse a rebuilt label party that does not compute what the trained one did.
 
@@ -120,7 +120,7 @@ def check_restored(
         )
 
 
-def warn_of_learning(strategy: HookedStrategy) -> None:
+def warn_of_learning(strategy: TrainedStrategy) -> None:
     """Warn at the end of a run if defenses hold trained tensors that are not kept: `predict` refuses such a run."""
     for defense in strategy.chain():
         others = (value for name, value in vars(defense).items() if name != "modules")
@@ -134,7 +134,7 @@ def warn_of_learning(strategy: HookedStrategy) -> None:
 
 
 @torch.no_grad()
-def _logits(model: LabelModel, strategy: HookedStrategy, cut: Cut, own: FeatureSource | None) -> Tensor:
+def _logits(model: LabelModel, strategy: TrainedStrategy, cut: Cut, own: FeatureSource | None) -> Tensor:
     count = ROWS if own is None or model.bottom is None else min(ROWS, len(own))
     embeddings = {}
     for number, (party, (shape, dtype)) in enumerate(cut.items()):
@@ -145,7 +145,7 @@ def _logits(model: LabelModel, strategy: HookedStrategy, cut: Cut, own: FeatureS
 
 
 @contextmanager
-def _fixed_noise(strategy: HookedStrategy) -> Generator[None]:
+def _fixed_noise(strategy: TrainedStrategy) -> Generator[None]:
     """Let the defenses, and whoever draws from torch's own generators, draw the same numbers each time."""
     device = torch.device(strategy.base.config.device)
     with ExitStack() as stack:
@@ -156,14 +156,14 @@ def _fixed_noise(strategy: HookedStrategy) -> Generator[None]:
         yield
 
 
-def _changing_embeddings(strategy: HookedStrategy) -> list[str]:
+def _changing_embeddings(strategy: TrainedStrategy) -> list[str]:
     """Return the defenses of other packages that change embeddings."""
     chain = [defense for defense in strategy.chain() if _overrides_embed(defense)]
     return [f"the defense {defense.name!r}" for defense in chain if from_elsewhere(type(defense))]
 
 
-def _overrides_embed(defense: Defense) -> bool:
-    return type(defense).embed is not Defense.embed
+def _overrides_embed(defense: TrainedDefense) -> bool:
+    return defense.writes("embed")
 
 
 def _trained(value: object, kept: Collection[int]) -> bool:

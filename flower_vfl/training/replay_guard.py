@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flower_vfl.files import replacing, writing_to
-from flower_vfl.strategies.base import Defense
+from flower_vfl.training.protocols import TrainedDefense
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ReplayGuard:
 
     Parameters
     ----------
-    defenses : Sequence[Defense]
+    defenses : Sequence[TrainedDefense]
         The defenses, which draw noise.
     path : Path
         The label party's own file; it records the digests of received embeddings and survives a kill.
@@ -41,7 +41,7 @@ class ReplayGuard:
         True if the file is read, since a training run goes on; otherwise it is overwritten.
     """
 
-    def __init__(self, defenses: Sequence[Defense], path: Path, *, known: bool) -> None:
+    def __init__(self, defenses: Sequence[TrainedDefense], path: Path, *, known: bool) -> None:
         self._defenses, self._path = defenses, path
         self._first = _read(path) if known else {}
         self._chain, self._next, self._floor = bytes(_DIGEST), 0, 0

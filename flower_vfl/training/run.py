@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 
 from flower_vfl.attacks import InferenceAttack, JointAttack
 from flower_vfl.auditing.evaluator import Oracle
@@ -17,8 +19,6 @@ from flower_vfl.metrics.embeddings import READ, RECEIVED
 from flower_vfl.parties.label import LabelParty
 from flower_vfl.protocol.schedule import Rows, Schedule
 from flower_vfl.rng import Secret
-from flower_vfl.strategies.base import HookedStrategy
-from flower_vfl.strategies.vertical import VerticalResult, VerticalStrategy
 from flower_vfl.training.assembly import (
     NO_CONTEXT,
     build_checkpointing,
@@ -34,13 +34,22 @@ from flower_vfl.training.grids import is_simulation, replaces_nodes
 from flower_vfl.training.handshake import check_fit, send_audit, software_of
 from flower_vfl.training.loop import Training
 from flower_vfl.training.model_selection import ModelSelection
+from flower_vfl.training.outcome import Outcome
 from flower_vfl.training.party_report import read_report
 from flower_vfl.training.pipeline_depth import announce_depth, choose_depth
 from flower_vfl.training.pretraining import pretrain
 from flower_vfl.training.privacy import open_account
 from flower_vfl.training.probe import Cut, cut_of
+from flower_vfl.training.protocols import StrategySettings, TrainedStrategy
 from flower_vfl.training.recovery import PartyRecovery
 from flower_vfl.transport.sessions import TRAINING, Sessions
+
+
+@dataclass
+class VerticalResult(Result):
+    """Flower's result, with what a vertical training measured."""
+
+    outcome: Outcome = field(default_factory=Outcome)
 
 
 class TrainingRun:
@@ -48,7 +57,7 @@ class TrainingRun:
 
     Parameters
     ----------
-    strategy : HookedStrategy
+    strategy : TrainedStrategy
         The strategy that is trained, with its defenses.
     grid : Grid
         Flower's grid.
@@ -65,7 +74,7 @@ class TrainingRun:
         The label party's name of the run's sessions.
     """
 
-    def __init__(self, strategy: HookedStrategy, grid: Grid, context: TrainingContext = NO_CONTEXT) -> None:
+    def __init__(self, strategy: TrainedStrategy, grid: Grid, context: TrainingContext = NO_CONTEXT) -> None:
         self._strategy, self._grid, self._context = strategy, grid, context
         self.label_party: LabelParty | None = None
         self.cut: Cut = {}
@@ -136,7 +145,7 @@ class _Stages:
 
     def __init__(
         self,
-        strategy: HookedStrategy,
+        strategy: TrainedStrategy,
         context: TrainingContext,
         sessions: Sessions,
         label: LabelParty,
@@ -243,20 +252,20 @@ class _Stages:
             )
 
 
-def _audited(base: VerticalStrategy) -> list[str]:
+def _audited(base: StrategySettings) -> list[str]:
     """Return the parties with attacks that are compared with true labels in a simulation."""
     audits = bool(base.attacks) and base.config.attack.audit
     return base.config.parties.attackers or list(base.parties) if audits else []
 
 
-def _sample(base: VerticalStrategy) -> Rows:
+def _sample(base: StrategySettings) -> Rows:
     """Draw the test rows with embeddings that the label party keeps, for its own report."""
     generator = np.random.default_rng(base.secret.seed("embeddings"))
     return sample_rows(base.labels.test, base.config.attack.embeddings, generator=generator)
 
 
 @torch.no_grad()
-def _labelled(strategy: HookedStrategy, training: Training) -> list[Embeddings]:
+def _labelled(strategy: TrainedStrategy, training: Training) -> list[Embeddings]:
     """Return the embeddings that were kept, with their labels; also as read, where a defense changes them before."""
     rows, labels = training.sample, strategy.base.labels.test[training.sample].astype(np.int64)
     found = []

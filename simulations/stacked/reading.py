@@ -15,7 +15,7 @@ from torch import Tensor
 from flower_vfl.attacks.base import HINTS, REFERENCE, RowAttack
 from flower_vfl.auditing.evaluator import draw_positives
 from flower_vfl.auditing.read_only import ask
-from flower_vfl.metrics.leakage_tensor import separations
+from flower_vfl.metrics.of_many_runs import separations
 from flower_vfl.simulations.stacked.records import Reading, Records
 
 SENT, CLEAN = "sent", "clean"

@@ -23,7 +23,7 @@ from flower_vfl.auditing.attacker import chosen_layers
 from flower_vfl.data.store.memory import VerticalData
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import Values, snapshot
-from flower_vfl.metrics.utility_tensor import utilities
+from flower_vfl.metrics.of_many_runs import utilities
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.stacked import Stack
 from flower_vfl.parties.hooks import StepView, checked_log

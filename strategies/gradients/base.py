@@ -6,7 +6,7 @@ import inspect
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from flower_vfl.errors import ConfigError, UnprotectedBatchError
 from flower_vfl.parties.hooks import Log, StepView
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.gradients.units import each_run
-
-if TYPE_CHECKING:
-    from flower_vfl.auditing.noise import NoiseModel
 
 _log = logging.getLogger(__name__)
 Scope = Literal["joint", "per-party"]
@@ -143,19 +140,6 @@ class GradientDefense(Defense):
             else:
                 logs.append({"fallback": 0.0, **log})
         return perturbed, logs
-
-    def noise_model(self, part: int = 0) -> NoiseModel | None:
-        """Return the law of the noise in the last batch that `protect` took; None where it is not known.
-
-        A defense that gives one is also measured, in a simulation, by a conditional oracle: a reader that knows
-        everything about a row but its label (docs/methods/certificate.md).
-
-        Parameters
-        ----------
-        part : int
-            The number of the party, where each has noise of its own.
-        """
-        return None
 
     def colluding(self, parties: Sequence[str], logs: Sequence[Log], step: StepView) -> Log:
         """Return the log entries for colluding parties, after `perturb` and its log.

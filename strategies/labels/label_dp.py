@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flower_vfl.accounting import RandomisedResponse, Release
+from flower_vfl.accounting import Guarantee, RandomisedResponse, Release
 from flower_vfl.config import Config
 from flower_vfl.errors import ConfigError
 from flower_vfl.parties.hooks import Log
-from flower_vfl.strategies.base import Defense, Guarantee, HookedStrategy
+from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.gradients.checks import is_number
 
 _DEFAULT_FLIP = 0.02

@@ -1,11 +1,12 @@
-"""The leak of many score vectors at once."""
+"""The leak and the utility of many runs at once."""
 
 import numpy as np
 import pytest
 import torch
 
 from flower_vfl.metrics import separation
-from flower_vfl.metrics.leakage_tensor import separations
+from flower_vfl.metrics.of_many_runs import separations, utilities
+from flower_vfl.metrics.utility import utility
 
 
 @pytest.mark.parametrize(("rows", "levels"), [(2, 2), (40, 3), (500, 10**6)])
@@ -26,3 +27,17 @@ def test_infinite_scores_are_in_order_and_a_missing_class_has_no_number():
     assert error[0] == 0.0
     assert auc[1].isnan()
     assert error[1].isnan()
+
+
+@pytest.mark.parametrize(("rows", "levels"), [(7, 3), (100, 5), (1001, 10**6)])
+def test_each_run_gets_the_numbers_that_it_gets_alone_ties_included(rows, levels):
+    generator = torch.Generator().manual_seed(rows)
+    logits = torch.randint(-levels, levels, (20, rows), generator=generator).float() * (4 / levels)
+    labels = (torch.rand(20, rows, generator=generator) < 0.3).long()
+    labels[3] = 0  # one class alone
+    found = utilities(logits, labels)
+    for run in range(20):
+        alone = utility(logits[run], labels[run].numpy().astype(np.int64), 2)
+        assert {name: values[run].item() for name, values in found.items()} == pytest.approx(
+            alone, rel=1e-10, abs=1e-12, nan_ok=True
+        )
