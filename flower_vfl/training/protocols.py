@@ -108,7 +108,7 @@ class StrategySettings(TrainedStrategy, Protocol):
     optimizer: OptimizerFactory | None
     observer: Observer
     outcome: Outcome
-    canaries: Canaries | None
+    canaries: Canaries
 
     def plant_canaries(self, rows: Rows) -> None:
         """Replace labels of some of the rows (n,) that are trained on by coins."""

@@ -50,7 +50,7 @@ class Mechanism(ABC):
 
     @property
     def release(self) -> Release:
-        """What each label goes through, for an account over several trainings."""
+        """Each label's way through the mechanism, for an account over several trainings."""
         return Release(Bounded(self.epsilon), kept=True)
 
     def purpose(self) -> tuple[str, ...]:

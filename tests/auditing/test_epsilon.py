@@ -14,7 +14,6 @@ from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import audit_power
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import LocalHead
-from flower_vfl.strategies.labels.label_dp import rate_of
 from tests.toys import toy_config, toy_data
 
 
@@ -24,8 +23,8 @@ class HalfNoise(LocalHead):
     name = "half_noise"
 
     def __init__(self, strategy, epsilon=1.0, true=2.0):
-        super().__init__(strategy, epsilon)
-        self.flip = rate_of(true, self.base.labels.classes)
+        super().__init__(strategy, true)
+        self.epsilon = epsilon
 
 
 def candidate(scores, labels, parts, name="trees"):

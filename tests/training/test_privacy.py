@@ -153,7 +153,7 @@ def test_of_several_proofs_the_smallest_counts(ledger):
     made = strategy(lambda base: FreshNoise(LabelDP(base, epsilon=0.25)), privacy={"ledger": str(ledger.path)})
     opened(made, simulation=True)()
     entry = ledger.read().entries[0]
-    assert (entry.defense, entry.release) == ("label_dp", Release(RandomisedResponse(0.25), kept=True))
+    assert (entry.defense, entry.release) == ("label_dp(epsilon=0.25)", Release(RandomisedResponse(0.25), kept=True))
 
 
 def test_more_epochs_than_a_proof_counts_are_refused(ledger):
