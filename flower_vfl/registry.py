@@ -90,8 +90,8 @@ def nearest(name: str, choices: Iterable[str]) -> list[str]:
 
     Examples
     --------
-    >>> nearest("epoch", ["training.epochs", "training.order", "seed"])
-    ['training.epochs']
+    >>> nearest("epoch", ["training.epochs", "training.order", "seed"]), nearest("logarithm", ["dcor", "log"])
+    (['training.epochs'], ['log'])
     """
     known = sorted(choices)
     ends: dict[str, list[str]] = {}
@@ -99,7 +99,8 @@ def nearest(name: str, choices: Iterable[str]) -> list[str]:
         ends.setdefault(choice.rpartition(".")[2], []).append(choice)
     alike = get_close_matches(name.rpartition(".")[2], ends, n=_NEAR, cutoff=0.75)
     found = [choice for end in alike for choice in ends[end]]
-    return get_close_matches(name, found or known, n=_NEAR, cutoff=0.0 if found else 0.55)
+    near = get_close_matches(name, found or known, n=_NEAR, cutoff=0.0 if found else 0.55)
+    return near or [choice for choice in known if name.startswith(choice)][:_NEAR]
 
 
 def named(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from flower_vfl.files import append_private
 from flower_vfl.training.observer import Observer
@@ -32,10 +32,10 @@ class LiveState(Observer):
     Parameters
     ----------
     clock : Callable
-        Returns seconds since 1970.
+        Returns seconds, of a clock that does not jump.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._folder: Path | None = None
         self._links: Mapping[str, Link] = {}
@@ -49,15 +49,15 @@ class LiveState(Observer):
         self._write()
 
     def close(self) -> None:
-        """Remove the file: the training has ended."""
+        """Remove the file, and let go of the parties: the training has ended."""
         if self._folder is not None:
             with suppress(OSError):
                 (self._folder / LIVE).unlink(missing_ok=True)
-        self._folder = None
+        self._folder, self._links = None, {}
 
     def on_links(self, links: Mapping[str, Link]) -> None:
         """Learn where bytes, breaks and queues of the parties are counted."""
-        self._links = links
+        self._links = {} if self._folder is None else links
         self._write()
 
     def on_start(self, steps: int, epochs: int, parties: tuple[str, ...]) -> None:
@@ -68,7 +68,7 @@ class LiveState(Observer):
     def on_step(self, step: int, epoch: int, loss: float, leak: float) -> None:
         """Note that a step is done; write that at most each two seconds."""
         now = self._clock()
-        self._state |= {"step": step + 1, "epoch": epoch, "stepped": now}
+        self._state |= {"step": step + 1, "epoch": epoch, "stepped": time.time()}
         if not self._since[0]:
             self._since = (now, step + 1)
         if now >= self._due:
@@ -82,8 +82,7 @@ class LiveState(Observer):
         """Replace the file; a view of a run is not worth its failure, nor a wait for the disk."""
         if self._folder is None:
             return
-        now = self._clock()
-        self._due = now + WRITE_SECONDS
+        self._due = self._clock() + WRITE_SECONDS
         parties = {
             party: {
                 "bytes_up": link.bytes_up,
@@ -96,7 +95,7 @@ class LiveState(Observer):
         temporary = self._folder / f".{LIVE}.tmp"
         with suppress(OSError):
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf8") as file:
-                json.dump({**self._state, "written": now, "parties": parties}, file)
+                json.dump({**self._state, "written": time.time(), "parties": parties}, file)
             os.replace(temporary, self._folder / LIVE)
 
 
@@ -126,6 +125,13 @@ def _numbers(state: object) -> dict[str, float]:
     }
 
 
+class _FileHandler(logging.StreamHandler[IO[str]]):
+    """A handler whose disk may be full: what it cannot write is missing in the file, and no training ends by that."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
+        """Write nothing."""
+
+
 @contextmanager
 def followed(folder: Path | None) -> Iterator[LiveState]:
     """Let others follow a training by files of its folder as long as the block lasts: its state, and its log.
@@ -152,12 +158,13 @@ def _logging_to(folder: Path) -> Iterator[None]:
     except OSError:  # a full disk ends the training where it matters, at the journal
         yield
         return
-    with stream:
-        handler = logging.StreamHandler(stream)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-        logger = logging.getLogger("flower_vfl")
-        logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
+    handler = _FileHandler(stream)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    logger = logging.getLogger("flower_vfl")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        with suppress(OSError):  # closing writes what a full disk did not take
+            stream.close()

@@ -50,9 +50,7 @@ class Twins:
             return
         twin = self._twins[place]
         others = twin.score(transcript, layer, side)
-        rounding = 1e-5 * float(scores.abs().max()) if scores.is_floating_point() and scores.numel() else 0.0
-        same = scores.shape != others.shape or torch.allclose(scores, others, atol=rounding, equal_nan=True)
-        if not same:
+        if scores.shape != others.shape or not torch.allclose(scores, others, atol=_rounding(scores), equal_nan=True):
             raise ConfigError(
                 f"the attack {twin.label!r}: two instances that scored the same steps gave different scores. They "
                 f"share state or randomness: {_CURE}. flower_vfl.testing.check_attack checks it"
@@ -65,3 +63,10 @@ class Twins:
         """Let go of twins, by default of all: of an attack that goes on from a checkpoint a new instance is no twin."""
         for place in places or list(self._twins):
             del self._twins[place]
+
+
+def _rounding(scores: Tensor) -> float:
+    """Return by how much two computations of these scores (B,) may differ."""
+    if not scores.is_floating_point() or not scores.numel():
+        return 0.0
+    return 1e-5 * float(scores.nan_to_num(0.0, 0.0, 0.0).abs().max())

@@ -41,7 +41,7 @@ def budget(
         float | None, typer.Option(help="Begin LEDGER with this epsilon for all trainings, or change its limit.")
     ] = None,
 ) -> None:
-    """Plan what a training may tell of each label, and keep account of it over several trainings.
+    """Plan what a training may tell of labels, and keep account of it.
 
     With --epsilon: how strong each mechanism must be, before anything is trained. With LEDGER: what trainings have
     spent, what is left, and, with both, whether the plan keeps within it.

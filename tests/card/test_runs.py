@@ -168,7 +168,7 @@ FOLLOWED = {"tensors.is_finite": 4, "attacker.Attacker._follow_alone": 1}
         (
             "marvell_full(s=1.0)",
             ON_GRADIENTS,
-            CHECKED | FOLLOWED | {"full_noise.estimate": 1, "tensors.brought": 2},
+            CHECKED | FOLLOWED | {"tensors.brought": 3},
         ),
         ("label_dp", ON_GRADIENTS, CHECKED | {"tensors.is_finite": 4, "attacker._holds": 1}),
         (

@@ -20,7 +20,7 @@ from flower_vfl.config import build_config
 from flower_vfl.data.store.dataset import Labels
 from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.strategies.base import Defense
-from flower_vfl.strategies.labels import label_dp, local_head
+from flower_vfl.strategies.labels import label_dp, mechanisms
 from flower_vfl.training.checkpointing import Checkpointing
 from flower_vfl.training.loop import Training
 from flower_vfl.transport.sessions import Sessions
@@ -148,7 +148,7 @@ def test_with_randomised_labels_frozen_local_heads_say_nothing_of_the_true_ones(
 ):
     """All that leaves, with class weights, clipping, checkpoints, snapshots and a limit of the leak that warns."""
     drawn = torch.from_numpy(DICE.integers(0, classes, ROWS))
-    monkeypatch.setattr(local_head, "flip", lambda labels, **_: drawn.clone())
+    monkeypatch.setattr(mechanisms, "flip", lambda labels, **_: drawn.clone())
     config = setup(transport, defenses=[{"name": "local_head"}], attack={"names": ["norm"]})
     runs = []
     for name in ("true", "nearly all of one class"):
