@@ -1,12 +1,12 @@
 import pytest
 
-from flower_vfl.data.sources.catalog import CatalogEntry
+from flower_vfl.data.sources import catalog
 from flower_vfl.simulations import listing, tables
 
 
 def test_an_install_command_is_shown_with_its_extra(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
-    entry = CatalogEntry("digits", "", "", None, False, "pip install 'flower-vfl[mnist]'")
+    entry = catalog.CatalogEntry("digits", "", "", None, False, "pip install 'flower-vfl[mnist]'")
     monkeypatch.setattr(catalog, "available", lambda: [entry])
     listing.print_data_set("digits")
     assert "pip install 'flower-vfl[mnist]'" in capsys.readouterr().out
