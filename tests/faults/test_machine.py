@@ -185,3 +185,44 @@ def test_nothing_waits_by_a_clock_that_can_jump():
     ]
     stamps = ["follower.py", "live.py", "live.py", "metrics.py", "tracking.py"]  # time stamps for who watches
     assert sorted(name for name, _ in used) == stamps
+
+
+@pytest.mark.parametrize("transport", ["inproc", "stream"])
+def test_a_party_without_memory_is_named_and_the_run_goes_on_later(tmp_path, undisturbed, transport, monkeypatch):
+    handle, left = FeatureParty.handle, [40]
+
+    def hungry(party, frame):
+        left[0] -= 1
+        if left[0] == 0:
+            raise MemoryError
+        return handle(party, frame)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureParty, "handle", hungry)
+        with pytest.raises(PartyError, match=r"'[ab]'.*MemoryError"):
+            run(config(transport), out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
+    run(config(transport), out=tmp_path / "run", resume=True)
+    ours, theirs = (
+        json.loads((folder / "result.json").read_text())["weights"] for folder in (tmp_path / "run", undisturbed)
+    )
+    assert ours == theirs
+
+
+def test_a_label_party_without_memory_ends_the_run_which_goes_on_later(tmp_path, undisturbed, monkeypatch):
+    train, left = LabelParty.train_step, [15]
+
+    def hungry(party, step, embeddings):
+        left[0] -= 1
+        if left[0] == 0:
+            raise MemoryError
+        return train(party, step, embeddings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LabelParty, "train_step", hungry)
+        with pytest.raises(MemoryError):
+            run(config(), out=tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (found["status"], found["error"].partition(":")[0]) == ("failed", "MemoryError")
+    run(config(), out=tmp_path / "run", resume=True)
+    assert_same(tmp_path / "run", undisturbed)
