@@ -24,12 +24,15 @@ def environment(built_wheel, tmp_path_factory):
     return Installed("wheel", python, example, folder)
 
 
-def test_all_methods_are_listed(environment):
-    done = environment.run("flower-vfl", "methods", cwd=environment.elsewhere, COLUMNS="200")
+def test_all_methods_are_listed_and_each_says_where_it_is_from_and_what_it_takes(environment):
+    done = environment.run("flower-vfl", "methods", cwd=environment.elsewhere)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("own-methods 0.1.0") == 6
-    assert "bits=4" in done.stdout
-    assert "k=1" in done.stdout
+    listed = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
+    assert {"quantise", "random_top_k", "bottleneck", "label_mixture", "peak", "online"} <= listed
+    for name, parameter in (("quantise", "bits=4"), ("peak", "k=1")):
+        shown = environment.run("flower-vfl", "methods", name, cwd=environment.elsewhere).stdout
+        assert "own-methods 0.1.0" in shown, shown
+        assert parameter in shown, shown
 
 
 def test_a_run_finds_them_by_their_names(environment, tmp_path):

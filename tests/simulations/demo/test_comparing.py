@@ -245,5 +245,6 @@ def test_the_demo_runs_on_the_census(tmp_path):
     )
     assert min(practical["none"], practical["marvell-s4"], informed["none"]) > 0.95
     assert practical["marvell-full-s4"] < 0.8
+    assert guessing.pop("no-gradients") is None  # nothing was sent that somebody could read
     assert all(0.5 <= null < 0.6 for null in guessing.values())
     assert os.path.getsize(tmp_path / "demo" / "report.html") > 10_000
