@@ -161,10 +161,15 @@ def _logging_to(folder: Path) -> Iterator[None]:
     handler = _FileHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logger = logging.getLogger("flower_vfl")
-    logger.addHandler(handler)
+    # Where nobody set up logging, Python shows warnings only as long as there is no handler at all.
+    last = logging.lastResort if not logger.hasHandlers() else None
+    handlers = [handler, *([last] if last is not None else [])]
+    for one in handlers:
+        logger.addHandler(one)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for one in handlers:
+            logger.removeHandler(one)
         with suppress(OSError):  # closing writes what a full disk did not take
             stream.close()

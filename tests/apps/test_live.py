@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,8 @@ from flower_vfl.apps import run
 from flower_vfl.apps.live import LIVE, LOG, LiveState, read_live
 from flower_vfl.strategies import Observer
 from tests.toys import toy_config, toy_data
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_training_leaves_its_log_and_its_state_only_while_it_lasts(tmp_path, caplog):
@@ -64,3 +69,12 @@ def test_a_state_that_another_process_wrote_wrongly_is_read_as_far_as_it_is_one(
     wrong = {"step": True, "steps": "9", "epoch": 3, "speed": float("nan"), "parties": {"a": [1], "b": {"queued": 2}}}
     (tmp_path / LIVE).write_text(json.dumps(wrong))
     assert read_live(tmp_path) == {"epoch": 3, "parties": {"a": {}, "b": {"queued": 2}}}
+
+
+def test_warnings_are_still_shown_where_nobody_set_up_logging(tmp_path):
+    code = "from flower_vfl.apps import run; from tests.toys import toy_config, toy_data; import sys; "
+    code += "run(toy_config(training={'epochs': 1}), data=lambda _: toy_data(), out=sys.argv[1])"
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    assert "no defense is in force" in (tmp_path / "run" / LOG).read_text()
+    assert "no defense is in force" in done.stderr
