@@ -123,9 +123,17 @@ MIXERS = {
 }
 
 
+@pytest.fixture
+def own_draws():
+    """The same global draws each time: once in 256 a row alone loses the same 8 units as in its batch."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_where_rows_depend_on_each_other_or_on_chance_the_graph_of_the_batch_is_followed(mixer, in_flight):
+def test_where_rows_depend_on_each_other_or_on_chance_the_graph_of_the_batch_is_followed(mixer, in_flight, own_draws):
     attack, seen = Remembering("reference"), []
     with seeded_initialisation(3):
         bottom = MIXERS[mixer]()
