@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -65,6 +65,9 @@ SHOWN = 12
 _NEAR = 3
 """So many names are near enough to be meant."""
 
+_SURE = 0.9
+"""The likeness from which a name is meant, and no other."""
+
 
 def suggestion(name: str, choices: Iterable[str]) -> str:
     """Return which of `choices` was probably meant, and what is allowed; of many, only those that come near.
@@ -100,6 +103,8 @@ def nearest(name: str, choices: Iterable[str]) -> list[str]:
     alike = get_close_matches(name.rpartition(".")[2], ends, n=_NEAR, cutoff=0.75)
     found = [choice for end in alike for choice in ends[end]]
     near = get_close_matches(name, found or known, n=_NEAR, cutoff=0.0 if found else 0.55)
+    if near and SequenceMatcher(None, near[0], name).ratio() >= _SURE:
+        return near[:1]
     return near or [choice for choice in known if name.startswith(choice)][:_NEAR]
 
 

@@ -1,4 +1,4 @@
-"""A ledger of what trainings have told of the same labels, and the limit that their owner has set.
+"""A ledger of the epsilon that trainings on the same labels have spent, and the limit that their owner has set.
 
 It is a JSON file of the label party, beside a key of its own. It names labels, rows and secrets by digests under that
 key, which nobody can guess without it, and ends with a code over all of it (HMAC-SHA256), which nobody can write
@@ -164,7 +164,7 @@ class PrivacyLedger:
         return ledger
 
     def read(self) -> Account:
-        """Return what the ledger says.
+        """Return the account in the ledger.
 
         Raises
         ------

@@ -18,8 +18,8 @@ from flower_vfl.attacks.embedding.clustering import matched_accuracy
 from flower_vfl.attacks.embedding.inference import LEAKED
 from flower_vfl.attacks.gradient.principal_direction import fresh_together
 from flower_vfl.auditing.batched_scoring import HELD, PendingStep, answer
-from flower_vfl.auditing.independence import Twins
 from flower_vfl.auditing.recorder import Recorder
+from flower_vfl.auditing.shared_state import SharedStateCheck
 from flower_vfl.auditing.summaries import Measured, StepLeaks
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.metrics import ArgumentError, separation
@@ -297,7 +297,7 @@ class AttackEvaluator:
             for of_attack in zip(*by_layer, strict=True)
             for layer, attack in of_attack
         ]
-        self._twins = Twins([leaks.attack for leaks in self._leaks])
+        self._shared_state = SharedStateCheck([leaks.attack for leaks in self._leaks])
         self._epoch: tuple[int, list[list[float]]] = (-1, [])
         self._hinted = any(HINTS in attack.needs for attack in attacks)
         self._leaked: dict[int, NDArray[np.int64]] = {}
@@ -330,7 +330,7 @@ class AttackEvaluator:
         for place, leaks in enumerate(self._leaks):
             side = self._tell(leaks, transcript, reference, hinted) if leaks.attack.needs else nothing
             step.add((leaks.attack, leaks.layer), transcript, side, shown)
-            self._twins.compare(place, transcript, leaks.layer, side, step.said[-1])
+            self._shared_state.compare(place, transcript, leaks.layer, side, step.said[-1])
         self._waiting.append(step)
         if len(self._waiting) >= self._together or sum(one.held for one in self._waiting) > HELD:
             self.settle()
@@ -465,7 +465,7 @@ class AttackEvaluator:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._waiting = []
-        self._twins.stop()
+        self._shared_state.stop()
         epoch, seen = state["epoch"]
         self._epoch, self.latest = (epoch, [list(values) for values in seen]), state["latest"]
         for leaks, entry, kept in zip(self._leaks, state["summaries"], state["attacks"], strict=True):

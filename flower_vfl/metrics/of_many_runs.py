@@ -73,8 +73,8 @@ def utilities(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     (1.0, 0.6667)
     """
     scores, positive = logits.double(), labels == 1
-    said = scores > 0
-    right = (said == positive).double()
+    predicted = scores > 0
+    right = (predicted == positive).double()
     counts = torch.stack([(positive == which).sum(dim=1) for which in (False, True)])
     recalled = torch.stack([(right * (positive == which)).sum(dim=1) for which in (False, True)]) / counts
     loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, positive.double(), reduction="none")

@@ -205,7 +205,7 @@ class Headline:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence: what is proven where something is, else what was found."""
+        """The verdict in one sentence: the proof where there is one, else what was found."""
         if not self.sent:
             return "Nothing that depends on labels left the label party."
         return self.epsilon.sentence if self.epsilon is not None and self.epsilon.sentence else self._found
@@ -226,7 +226,7 @@ class Headline:
 
     @property
     def beside(self) -> str:
-        """What was found beside a proof, in words; empty without one."""
+        """The measurements beside a proof, in sentences; empty without a proof."""
         worst = self.worst
         if self.epsilon is None or self.epsilon.proof is None or worst is None:
             return ""

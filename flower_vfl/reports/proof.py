@@ -22,7 +22,7 @@ MECHANISMS = {
     "alibi": "noise on targets",
     "prior": "randomised response in two stages",
 }
-"""What an epsilon is proven by: of a mechanism, or of a defense that has one only."""
+"""Words for a mechanism, by its name or by that of a defense that has no other."""
 
 _MUCH = 4
 """The grade of what a proof allows from which it is called weak: almost complete reading."""
@@ -30,14 +30,14 @@ _MUCH = 4
 
 @dataclass(frozen=True)
 class Epsilon:
-    """What a report says about epsilon.
+    """The part of a report about epsilon.
 
     Attributes
     ----------
     proof
-        What is proven; None for a run without a proof.
+        The proof; None for a run without one.
     found
-        What was measured; None where nothing was.
+        The measurement; None without one.
     epochs
         Epochs that were trained; None where that is not known.
     prior
@@ -45,7 +45,7 @@ class Epsilon:
     audit
         The entry of the party that the measurement is of; empty without any.
     account
-        What the label party's ledger has after the run; empty without one.
+        The account in the label party's ledger after the run; empty without one.
     """
 
     proof: Proof | None
@@ -75,7 +75,7 @@ class Epsilon:
 
     @property
     def sentence(self) -> str:
-        """What is proven and what was measured, in one sentence; empty without a proof."""
+        """The sentence with the proof and the measurement; empty without a proof."""
         if self.proof is None:
             return ""
         epsilon, by = upper(self.proof.epsilon), self.proof.by
@@ -102,7 +102,7 @@ class Epsilon:
 
     @property
     def odds(self) -> str:
-        """What the proven epsilon means for somebody's guess; empty without a proof."""
+        """The meaning of the proven epsilon for somebody's guess; empty without a proof."""
         if self.proof is None:
             return ""
         factor = math.exp(self.proof.epsilon)
@@ -117,7 +117,7 @@ class Epsilon:
 
     @property
     def measured(self) -> str:
-        """What was measured, and from what, in words."""
+        """The measurement and its source, in sentences."""
         found, audit = self.found, self.audit
         if found is None:
             return f"Not measured: {audit.get('unavailable') or 'the informed readers did not run'}."
@@ -129,18 +129,18 @@ class Epsilon:
                 f"Measured: {least} ({sure}). Of labels that were coins, {counts} guesses from the messages were right."
             )
         expected = number(audit["expected"], 0)
-        told = f"{counts} guesses from the messages were right, {expected} by the estimated odds."
+        compared = f"{counts} guesses from the messages were right, {expected} by the estimated odds."
         if self.doubtful:
             return (
                 f"Not measured: without canaries the estimate is {lower(found.lower)}, above the proof. Then the odds "
                 "of labels were estimated too coarsely, or the proof fails. Canaries decide: attack.canaries = "
                 f"{CANARIES}."
             )
-        return f"Estimated: {least} ({sure}, if the odds of labels are as estimated). {told}"
+        return f"Estimated: {least} ({sure}, if the odds of labels are as estimated). {compared}"
 
     @property
     def unbounded(self) -> str:
-        """What a measurement says of a run without a proof; empty of one with a proof, and without a measurement."""
+        """The measurement of a run without a proof; empty for one with a proof, and without a measurement."""
         if self.proof is not None or self.found is None:
             return ""
         factor = number(math.exp(math.floor(100 * self.found.lower) / 100), 1)
@@ -152,23 +152,23 @@ class Epsilon:
 
     @property
     def _trainings(self) -> str:
-        """Return what the proof is of: one training, or as many as the ledger counts."""
+        """Return the trainings that the proof covers: this one, or those that the ledger counts."""
         if not self.account:
             return "One training on these labels. Another one with a new secret adds its own epsilon."
         count = self.account["trainings"]
         one = count == 1
         return (
             f"By the label party's ledger, {count} training{'' if one else 's'} on these labels "
-            f"{'has' if one else 'have'} told epsilon {upper(self.account['epsilon'])} of a limit of "
+            f"{'has' if one else 'have'} spent epsilon {upper(self.account['epsilon'])} of a limit of "
             f"{self.account['limit']:.4g}{_at(self.account['delta'])}. One without the ledger would add its own."
         )
 
     @property
     def assumptions(self) -> list[str]:
-        """What proof and measurement assume, in sentences."""
-        said = []
+        """The assumptions of proof and measurement, in sentences."""
+        sentences = list[str]()
         if self.proof is not None:
-            said += [
+            sentences += [
                 self._trainings,
                 "What leaves in training is covered: gradients, requests, their number, order and end. Predictions "
                 "that are served, metrics that are published and the time that computing takes are not.",
@@ -177,22 +177,22 @@ class Epsilon:
                 "The label party's secret is its own, and the software does what it says. The measurement tests that.",
             ]
         if self.found is not None and self.found.proven:
-            said.append(
+            sentences.append(
                 "The measured number comes from labels that were replaced by coins before training. It holds whatever "
                 "the data are, with the stated confidence over all parties and numbers of guesses. Better readers may "
                 "read more: it is a bound from below."
             )
         elif self.found is not None:
-            said.append(
+            sentences.append(
                 "The estimated number compares guesses with the odds that a model of all columns and embeddings that "
                 "are at hand gives. Odds that are wrong by a factor take its logarithm off. It proves nothing, and it "
                 "is no upper bound."
             )
-        return said
+        return sentences
 
 
 def epsilon_of(result: Result) -> Epsilon | None:
-    """Return what a report says about epsilon; None where nothing is proven and nothing was measured."""
+    """Return the part of a report about epsilon; None where nothing is proven and nothing was measured."""
     proof, found = proof_of(result), measurement_of(result)
     if proof is None and found is None:
         return None

@@ -110,7 +110,7 @@ def _charge(strategy: TrainedStrategy, ledger: PrivacyLedger, training: Training
         "trainings": len(account.entries),
     }
     _log.info(
-        "%s: %d trainings tell epsilon %.4g of each label at delta %g, of a limit of %.4g",
+        "%s: %d trainings have spent epsilon %.4g of each label at delta %g, of a limit of %.4g",
         *(ledger.path, len(account.entries), spent, limit.delta, limit.epsilon),
     )
 

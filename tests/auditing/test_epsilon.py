@@ -9,6 +9,7 @@ from flower_vfl.auditing.canaries import Canaries
 from flower_vfl.auditing.epsilon import CANARIES, ESTIMATED, Evidence, audit_epsilon
 from flower_vfl.auditing.halves import CANARY, CHOOSE, FIT, SCORE, Split
 from flower_vfl.auditing.panel import Membership
+from flower_vfl.auditing.proof import Measurement, Proof
 from flower_vfl.auditing.selection import EPOCHS, Candidate, Sample
 from flower_vfl.errors import ConfigError
 from flower_vfl.metrics import audit_power
@@ -178,3 +179,9 @@ def test_a_run_measures_its_epsilon_and_refutes_a_wrong_claim():
     assert (right["status"], right["refuted"]) == ("proven", False)
     assert (wrong["status"], wrong["refuted"]) == ("leaks", True)
     assert summary["epsilon"]["lower"] > 1.5
+
+
+@pytest.mark.parametrize(("delta", "refuted"), [(0.0, True), (1e-6, False)])
+def test_a_claim_with_a_delta_is_not_refuted_by_a_bound_without_one(delta, refuted):
+    measured = Measurement(lower=1.2, party="a", proven=True, confidence=0.95)
+    assert Proof(1.0, 0.73, "own", delta).refuted_by(measured) is refuted

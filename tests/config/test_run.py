@@ -131,7 +131,7 @@ def test_an_empty_string_in_the_run_config_leaves_what_the_preset_says():
 def test_an_unknown_key_gives_the_nearest_name_and_those_near_it(given, meant):
     with pytest.raises(ConfigError) as caught:
         build_config({}, {given: "1"})
-    assert f"no configuration key {given!r}; did you mean {meant!r}" in str(caught.value)
+    assert f"no configuration key {given!r}; did you mean {meant!r}?" in str(caught.value)
     assert len(str(caught.value)) < 500
 
 

@@ -60,7 +60,7 @@ def train(config, **options):
 def test_a_second_training_with_another_secret_is_refused_before_any_party_hears_of_it(ledger, tmp_path, monkeypatch):
     first = train(config(ledger), out=tmp_path / "run").summary
     assert first["account"] == {"epsilon": 1.0, "delta": 0.0, "limit": 1.5, "trainings": 1}
-    assert "1 training on these labels has told epsilon 1.0 of a limit of 1.5." in " ".join(
+    assert "1 training on these labels has spent epsilon 1.0 of a limit of 1.5." in " ".join(
         epsilon_of(first).assumptions
     )
     monkeypatch.setattr(InprocLink, "send", lambda link, frame: pytest.fail(f"{frame} was sent"))
@@ -68,6 +68,15 @@ def test_a_second_training_with_another_secret_is_refused_before_any_party_hears
         train(config(ledger, seed=1), out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
     assert len(ledger.read().entries) == 1
+
+
+def test_the_same_secret_with_another_mechanism_draws_other_noise_and_is_refused(ledger):
+    """Both add noise to targets, of one epsilon: nothing but their names tells the draws apart."""
+    first, other = ({"name": "local_head", "epsilon": 0.5, "mechanism": name} for name in ("laplace", "alibi"))
+    train(config(ledger, defense=first))
+    assert train(config(ledger, defense=first)).summary["account"]["epsilon"] == 0.5
+    with pytest.raises(PermissionDeniedError, match="take a new secret"):
+        train(config(ledger, defense=other))
 
 
 def test_the_same_randomised_labels_again_cost_nothing_whatever_is_trained_on_them(ledger):

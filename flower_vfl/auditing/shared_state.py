@@ -19,8 +19,8 @@ STEPS = 4
 _CURE = "keep what an instance keeps in `self`, set in `__init__`, and draw numbers from a seeded generator of its own"
 
 
-class Twins:
-    """Second instances of attacks that are not built-in, which score the first steps after the ones that are measured.
+class SharedStateCheck:
+    """A check that instances of attacks of other packages share no state: second ones score the first steps, too.
 
     Of two instances that see the same steps, both give the same scores. They do not where the second one finds what the
     first one left in the class or in the module, or is the first one because `fresh` returns that.
@@ -33,26 +33,26 @@ class Twins:
 
     def __init__(self, attacks: Sequence[Attack]) -> None:
         places = [place for place, attack in enumerate(attacks) if from_elsewhere(type(attack))]
-        self._twins = {place: attacks[place].fresh() for place in places}
-        self._left = dict.fromkeys(self._twins, STEPS)
+        self._second = {place: attacks[place].fresh() for place in places}
+        self._left = dict.fromkeys(self._second, STEPS)
 
     def compare(
         self, place: int, transcript: Transcript, layer: str, side: SideInformation | None, scores: Any
     ) -> None:
-        """Let the twin of the attack at a place score a step as well, as long as there is one.
+        """Let the second instance of the attack at a place score a step as well, as long as there is one.
 
         Raises
         ------
         ConfigError
-            When it gives other scores (B,) than the attack that is measured.
+            When it gives other scores (B,) than the instance that is measured.
         """
-        if place not in self._twins or side is None or not isinstance(scores, Tensor):
+        if place not in self._second or side is None or not isinstance(scores, Tensor):
             return
-        twin = self._twins[place]
-        others = twin.score(transcript, layer, side)
+        second = self._second[place]
+        others = second.score(transcript, layer, side)
         if scores.shape != others.shape or not torch.allclose(scores, others, atol=_rounding(scores), equal_nan=True):
             raise ConfigError(
-                f"the attack {twin.label!r}: two instances that scored the same steps gave different scores. They "
+                f"the attack {second.label!r}: two instances that scored the same steps gave different scores. They "
                 f"share state or randomness: {_CURE}. flower_vfl.testing.check_attack checks it"
             )
         self._left[place] -= 1
@@ -60,9 +60,9 @@ class Twins:
             self.stop([place])
 
     def stop(self, places: Sequence[int] = ()) -> None:
-        """Let go of twins, by default of all: of an attack that goes on from a checkpoint a new instance is no twin."""
-        for place in places or list(self._twins):
-            del self._twins[place]
+        """Drop second instances, by default all: an attack that a checkpoint restores is ahead of a new instance."""
+        for place in places or list(self._second):
+            del self._second[place]
 
 
 def _rounding(scores: Tensor) -> float:
