@@ -139,6 +139,7 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
+    _read_authentication()
     try:
         yield
     finally:
@@ -147,6 +148,14 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        _read_authentication()
+
+
+def _read_authentication() -> None:
+    """Let Ray read RAY_AUTH_MODE and the token again: it keeps what it found when somebody first imported it."""
+    raylet = importlib.import_module("ray._raylet")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    raylet.Config.initialize("")
 
 
 @cache

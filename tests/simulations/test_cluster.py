@@ -1,5 +1,6 @@
 """Reaching a Ray cluster, and what it has room for."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -112,3 +113,23 @@ def test_the_paths_of_rays_sockets_are_short_enough_wherever_temporary_files_go(
             assert (Path(folder).parent == Path(usual)) == (length == 25)
             assert len(f"{folder}/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store") <= 107
         assert not Path(folder).exists()
+
+
+_AFTER_AN_IMPORT = """
+import ray, pathlib
+from ray._raylet import AuthenticationMode, get_authentication_mode
+from flower_vfl.simulations.cluster import ray_cluster
+modes = [get_authentication_mode() == AuthenticationMode.TOKEN]
+with ray_cluster("", pathlib.Path()):
+    modes.append(get_authentication_mode() == AuthenticationMode.TOKEN)
+modes.append(get_authentication_mode() == AuthenticationMode.TOKEN)
+print(*modes)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_imported_ray_before_can_start_a_cluster_and_has_its_own_settings_afterwards(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", _AFTER_AN_IMPORT]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert run.stdout.split()[-3:] == ["False", "True", "False"], run.stderr[-2000:]
