@@ -156,6 +156,7 @@ FOLLOWED = {"tensors.is_finite": 4, "attacker.Attacker._follow_alone": 1}
 """The clean gradient that an oracle tells is one thing more that comes, and its way must be that of its batch."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defenses", "attacks", "expected"),
     [

@@ -13,6 +13,7 @@ def on_card(defenses, seeds, **more):
     return [config.model_copy(update={"device": "card"}) for config in configs(more, defenses, seeds)]
 
 
+@pytest.mark.slow
 def test_a_stack_gives_what_its_runs_give_there(tmp_path):
     data, runs = mixed_data(), on_card(DEFENSES, [0, 1, 0, 0, 1, 0])
     folders = [tmp_path / str(number) for number in range(len(runs))]

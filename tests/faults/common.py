@@ -32,6 +32,7 @@ SETUP = {
             *("remembered_norm", "remembered_difference", "remembered_hint(k=2)", "remembered_fit(k=2)"),
             *("remembered_quadratic(k=2)", "remembered_network(k=2,steps=20)"),
         ],
+        "informed": 0,
         "layers": ["cut"],
         "snapshots": [3, 12],
         "max_leak": 0.99,
@@ -46,7 +47,10 @@ SETUP = {
         {"name": "potential_energy", "alpha": 0.5},
     ],
 }
-"""Everything that has a state of its own: generators, running estimates, scorers, dropout, early stopping."""
+"""Everything that has a state of its own: generators, running estimates, scorers, dropout, early stopping.
+
+But the readers that are fitted to labels, which take half of a small run's time and have a test of their own.
+"""
 
 ATTACKER_EPOCHS = 50
 """What is read of the trained model must be the same, not good: the paper's 1000 took most of a run's time."""

@@ -28,7 +28,7 @@ SETUP = {
     "data": {"name": "synthetic", "options": {"rows": 160, "test_rows": 60, "parties": 3}},
     "training": {"epochs": 3, "batch_size": 16},
     "model": {"bottom": [8], "cut": 4, "top": [8], "dropout": 0.1},
-    "attack": {"names": ["norm"], "snapshots": [3, 20]},
+    "attack": {"names": ["norm"], "snapshots": [3, 20], "informed": 0},
     "checkpoint": {"every": 4},
     "defenses": [{"name": "iso", "t": 0.1}],
 }

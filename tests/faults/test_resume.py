@@ -51,6 +51,20 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, left_alone, tra
     assert_same(tmp_path / "run", left_alone(transport))
 
 
+def test_readers_fitted_to_labels_read_after_an_interruption_what_they_read_without(tmp_path):
+    attack = {"names": ["norm"], "informed": 200, "every": 1, "snapshots": [3]}
+    config = toy_config(attack=attack, checkpoint={"every": 2})
+    config = config.model_copy(update={"defenses": [{"name": "marvell", "s": 1.0}]})
+    data = toy_data(rows=300)
+    run(config, out=tmp_path / "alone", data=lambda _: data)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", data=lambda _: data, observers=(Interrupt(7),))
+    run(config, out=tmp_path / "run", data=lambda _: data, resume=True)
+    assert_same(tmp_path / "run", tmp_path / "alone")
+    found = [entry["mean"] for entry in outcome(tmp_path / "run")["leakage"] if entry["label"] == "informed"]
+    assert any(mean is not None for mean in found)
+
+
 @pytest.mark.parametrize("more", [{}, {"scope": "per-party", "rho": 0.5}], ids=["joint", "per-party"])
 def test_full_marvell_goes_on_with_the_noise_of_the_latest_batch_with_both_classes(tmp_path, more):
     data = toy_data(rows=600, test_rows=100)

@@ -43,7 +43,8 @@ EVERYTHING = {
                  "class_weights": "balanced"},
     "model": {"bottom": [8], "cut": 4, "top": [8], "dropout": 0.1},
     "parties": {"label_features": True},
-    "attack": {"names": ["norm", "cosine", "spectral"], "snapshots": [3], "max_leak": 0.6, "on_leak": "warn"},
+    "attack": {"names": ["norm", "cosine", "spectral"], "snapshots": [3], "max_leak": 0.6, "on_leak": "warn",
+               "informed": 0},
     "checkpoint": {"every": 2},
 }  # fmt: skip
 DEFENSES = {
@@ -110,7 +111,7 @@ def heard(listener, config, *names):
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_of_a_training_depends_on_labels_but_what_a_defense_has_passed(listener, frozen, transport):
-    one, *others = heard(listener, setup(transport), *LABELS)
+    one, *others = heard(listener, setup(transport, attack={"informed": ROWS}), *LABELS)
     assert not one.error
     assert [differences(one, other) for other in others] == [[], []]
     assert all(len(entries) > 20 for entries in one.parties.values())

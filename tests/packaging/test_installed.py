@@ -15,6 +15,11 @@ COLLECT = ("--collect-only", "-q", "-p", "no:cacheprovider", "-m", "")
 MEBIBYTE = 2**20
 
 
+def only(kind):
+    """Try one kind of installation alone, where a trial takes long."""
+    return pytest.mark.parametrize("installed", [kind], indirect=True)
+
+
 def test_both_folders_are_imported_from_the_package(installed, cwd):
     done = installed.run("python", "-c", WHERE, cwd=cwd)
     assert done.returncode == 0, done.stdout
@@ -42,12 +47,14 @@ def test_the_command_runs(installed, cwd):
     assert "census" in done.stdout
 
 
+@only("wheel")  # the editable installation is the one that this runs in
 def test_pytest_collects_the_tests(installed, place):
     done = installed.run("pytest", *COLLECT, installed.clone / "tests", cwd=place)
     assert done.returncode == 0, done.stdout
     assert "tests/packaging/test_installed.py::test_the_module_runs" in done.stdout
 
 
+@only("wheel")
 def test_python_m_pytest_collects_the_tests_although_it_puts_the_root_on_the_path(installed):
     done = installed.run("python", "-m", "pytest", *COLLECT, cwd=installed.clone)
     assert done.returncode == 0, done.stdout
@@ -94,6 +101,7 @@ with super_link(pathlib.Path(environment["FLWR_HOME"]), environment):
 
 
 @pytest.mark.flower
+@only("editable")
 def test_flwr_run_trains(installed, place, tmp_path):
     app = "." if place == installed.clone else installed.clone
     out = tmp_path / "out"

@@ -47,7 +47,7 @@ def limited(*, epochs=4, max_bound=LIMIT, attack=None, defenses=({"name": "marve
         "data": {"name": "synthetic", "options": {"rows": 400, "test_rows": 60, "parties": 3}},
         "training": {"epochs": epochs, "batch_size": 50},
         "model": {"bottom": [8], "cut": 4, "top": [8], "dropout": 0.1},
-        "attack": {"names": ["norm"], "snapshots": [3], "max_bound": max_bound, **(attack or {})},
+        "attack": {"names": ["norm"], "snapshots": [3], "max_bound": max_bound, "informed": 0, **(attack or {})},
         "defenses": list(defenses),
         **sections,
     }

@@ -42,7 +42,10 @@ def limited(transport="inproc", *, epochs=3, on_leak="stop", **changes):
         "data": {"name": "synthetic", "options": {"rows": 160, "test_rows": 60, "parties": 3}},
         "training": {"epochs": epochs, "batch_size": 16},
         "model": {"bottom": [8], "cut": 4, "top": [8], "dropout": 0.1},
-        "attack": {"names": ["norm", "clustering"], "snapshots": [3], "max_leak": 0.99, "on_leak": on_leak},
+        "attack": {
+            **{"names": ["norm", "clustering"], "snapshots": [3], "max_leak": 0.99, "on_leak": on_leak},
+            "informed": 0,
+        },
         "defenses": [{"name": "iso", "t": 0.1}],
         "transport": {"kind": transport},
         **changes,

@@ -38,6 +38,7 @@ SETTINGS = {
     "numbers in bins": (mixed_data, {"model": {"numeric_embedding": "bins"}}),
     "without monitor": (mixed_data, {"attack": {"monitor": False}, "model": {"fusion": "sum"}}),
 }
+QUICK = ["own columns", "one looks, sometimes"]
 DEFENSES = [
     "",
     "iso(t=1.0)",
@@ -112,7 +113,9 @@ def exact(value):
     return value
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SETTINGS]
+)
 def test_every_step_of_a_run_in_a_stack_is_that_of_the_run_by_itself(setting, tmp_path):
     make, more = SETTINGS[setting]
     data = make()
