@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flower_vfl.attacks.base import Attack, AttackMethod
+from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.embedding.inference import InferenceAttack
 from flower_vfl.attacks.joint import JointAttack
-from flower_vfl.attacks.longitudinal.base import Memory, MemoryAttack
-from flower_vfl.auditing.evaluator import TOGETHER, AttackEvaluator, AuditLabels, Reference
+from flower_vfl.attacks.longitudinal.base import Memory
+from flower_vfl.auditing.attacked_view import AttackedView
+from flower_vfl.auditing.evaluator import AuditLabels, Reference
 from flower_vfl.auditing.joint_view import JointObserver
-from flower_vfl.auditing.longitudinal import LongitudinalEvaluator
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.auditing.recorder import NoRecorder, Recorder
 from flower_vfl.auditing.trained_model import FreshModels, TrainedModel, TrainedModelEvaluator
@@ -27,7 +27,7 @@ from flower_vfl.nn.layers import watched_layers
 from flower_vfl.parties.observation import Observation, ObservationPoint, PartyObserver
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.protocol.transcript import StepTrace, Transcript
+from flower_vfl.protocol.transcript import StepTrace
 from flower_vfl.registry import suggestion
 
 AUDIT_REFERENCE, AUDIT_ROW = "audit.reference", "audit.row"
@@ -91,6 +91,11 @@ class Attacker(PartyObserver):
         Classes that attacks on gradients detect, see `AuditLabels`.
     memory : Path, optional
         Folder of the row memory; without one it is in files without a name, gone with the process.
+
+    Attributes
+    ----------
+    view
+        The transcript, and the evaluators of attacks on it.
     """
 
     def __init__(
@@ -108,7 +113,6 @@ class Attacker(PartyObserver):
         memory: Path | None = None,
     ) -> None:
         self._point, self._placement = point, point.placement
-        self.transcript = Transcript()
         self._simulation, self._defended, self._fresh = simulation, defended, fresh
         self._trained_attacks = [attack for attack in attacks if isinstance(attack, InferenceAttack)]
         self._recorder = recorder or NoRecorder()
@@ -127,34 +131,21 @@ class Attacker(PartyObserver):
         self._layers = {layer: watched.get(layer) for layer in layers or ["cut", *watched]}
         self._audit = AuditLabels(len(point.table.train), positives=positives)
         self._test_audit = AuditLabels(len(point.table.test))
-        self._scorer = AttackEvaluator(
-            [attack for attack in attacks if isinstance(attack, Attack)],
+        self._joint = self._joint_observer(attacks)
+        self.view = AttackedView(
+            attacks,
             list(self._layers),
             self._audit,
+            point.schedule,
             party=point.party,
             source="attacker",
             defended=defended,
             recorder=self._recorder,
             every=every,
-            together=TOGETHER,
+            memory=memory,
+            keeps=() if self._joint is None else ("mean",),
+            take=None if self._joint is None else self._take,
         )
-        longitudinal = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
-        self._joint = self._joint_observer(attacks)
-        self._longitudinal: LongitudinalEvaluator | None = None
-        if longitudinal or self._joint is not None:
-            self._longitudinal = LongitudinalEvaluator(
-                longitudinal,
-                list(self._layers if longitudinal else ["cut"]),
-                self._audit,
-                point.schedule,
-                party=point.party,
-                source="attacker",
-                defended=defended,
-                recorder=self._recorder,
-                folder=memory,
-                keeps=() if self._joint is None else ("mean",),
-                take=None if self._joint is None else self._take,
-            )
 
     def _joint_observer(self, attacks: Sequence[AttackMethod]) -> JointObserver | None:
         joint = [attack for attack in attacks if isinstance(attack, JointAttack)]
@@ -172,13 +163,9 @@ class Attacker(PartyObserver):
         if self._joint is not None and layer == "cut":
             self._joint.take(epoch, memory)
 
-    def _looks_at(self, step: int) -> bool:
-        """Return whether an attack reads this step."""
-        return self._longitudinal is not None or self._scorer.scores(step)
-
     def begin_step(self, step: int) -> None:
         """Hold what passes the watched layers where an attack reads this step."""
-        self._seen.wanted = self._looks_at(step)
+        self._seen.wanted = self.view.reads(step)
 
     def before_backward(self, observation: Observation) -> None:
         """Take in the clean gradient of an oracle, if there is one, and follow it to the watched layers."""
@@ -265,7 +252,7 @@ class Attacker(PartyObserver):
     def after_backward(self, observation: Observation) -> None:
         """Record the step, and attack it where its scores can be compared with the labels."""
         step, rows = observation.step, observation.rows
-        if not self._looks_at(step):
+        if not self.view.reads(step):
             return
         gradients = {"cut": observation.gradient, **self._seen.gradients}
         outputs = {layer: output.detach() for layer, output in self._seen.outputs.items()}
@@ -280,12 +267,8 @@ class Attacker(PartyObserver):
             row, _ = self._reference
             self._references = Reference(row, {layer: g[row].flatten() for layer, g in gradients.items()})
         epoch, embedding = self._point.schedule.epoch_of(step), observation.output.detach()
-        self.transcript.record(StepTrace(step, epoch, read_only(rows), embedding, gradients, outputs))
-        if self._audit.complete:
-            with torch.no_grad():
-                self._scorer.score(self.transcript, self._references)
-                if self._longitudinal is not None:
-                    self._longitudinal.observe(step, rows, gradients)
+        with torch.no_grad():
+            self.view.observe(StepTrace(step, epoch, read_only(rows), embedding, gradients, outputs), self._references)
 
     def answer(self, frame: Frame) -> Frame | None:
         """Take in true labels for scoring, which come over the audit channel."""
@@ -303,38 +286,35 @@ class Attacker(PartyObserver):
 
     def check(self) -> None:
         """Check the row memory against a state that was restored."""
-        if self._longitudinal is not None:
-            self._longitudinal.check()
+        self.view.check()
 
     def forget(self) -> None:
         """Release the row memory."""
-        if self._longitudinal is not None:
-            self._longitudinal.forget()
+        self.view.forget()
 
     def settle(self) -> None:
         """Write down what the attacks read so far."""
-        if self._audit.complete:
-            self._scorer.settle()
+        self.view.settle()
         self._recorder.flush()
 
     def report(self, steps: int, *, trained: bool) -> dict[str, Any]:
         """Attack the trained model, and return what the attacks read where it could be scored."""
         self.settle()
-        leakage = self._scorer.entries() if self._audit.complete else []
-        if self._longitudinal is not None:
-            leakage += self._longitudinal.entries() if self._audit.complete else []
-            leakage += self._read_jointly(self._longitudinal) if trained else []
-        return {"leakage": [*leakage, *(self._read_trained_model(steps) if trained else [])]}
+        leakage = [*self.view.step_entries(), *self.view.history_entries()]
+        if trained:
+            leakage += [*self._read_jointly(), *self._read_trained_model(steps)]
+        return {"leakage": leakage}
 
-    def _read_jointly(self, remembered: LongitudinalEvaluator) -> list[dict[str, Any]]:
+    def _read_jointly(self) -> list[dict[str, Any]]:
         """Run the joint attacks where true labels are at hand to score them."""
-        if self._joint is None or not self._audit.complete:
+        history = self.view.history
+        if self._joint is None or history is None or not self._audit.complete:
             return []
         if not self._joint.taken and self._joint.epoch:  # by another process, or before a checkpoint
-            memory = remembered.again("cut", self._joint.epoch)
+            memory = history.again("cut", self._joint.epoch)
             if memory is not None:
                 self._joint.take(self._joint.epoch, memory)
-        return self._joint.entries(self._point.bottom, remembered.unread.get("cut", ""))
+        return self._joint.entries(self._point.bottom, history.unread.get("cut", ""))
 
     def _read_trained_model(self, steps: int) -> list[dict[str, Any]]:
         """Run the attacks on the trained model where true labels of the test rows are at hand to score them."""
@@ -367,17 +347,14 @@ class Attacker(PartyObserver):
             name: torch.from_numpy(audit.numbers) if audit.complete else None
             for name, audit in (("audit", self._audit), ("test_audit", self._test_audit))
         }
-        remembered = None if self._longitudinal is None else self._longitudinal.state()
         joint = None if self._joint is None else self._joint.state()
-        scores = {"scores": self._scorer.state(), "remembered": remembered, "joint": joint}
-        return {**scores, **audits, "classes": self._audit.classes, "changed": self._changed}
+        more = {"joint": joint, "classes": self._audit.classes, "changed": self._changed}
+        return {**self.view.state(), **audits, **more}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._scorer.restore(state["scores"])
+        self.view.restore(state)
         self._changed = state["changed"]
-        if self._longitudinal is not None:
-            self._longitudinal.restore(state["remembered"])
         if self._joint is not None:
             self._joint.restore(state["joint"])
         for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):

@@ -149,7 +149,7 @@ class Member:
         send_audit(audited, self.labels, test=test, timeout=self.config.transport.step_timeout)
         for party, machine in machines.items():
             part, state = trained.parties[party], machine.state()
-            seen = {"scores": evaluator_state(trained.seen[party])} if party in trained.seen else {}
+            seen = {"steps": evaluator_state(trained.seen[party])} if party in trained.seen else {}
             dropout = {"dropout": part.dropout[0]} if part.dropout else {}
             done = {"bottom": part.weights, "optimizers": part.optimizer, "next_step": schedule.steps}
             machine.restore({**state, **done, **dropout, "observer": {**state["observer"], **seen}})

@@ -78,7 +78,7 @@ def test_where_no_defense_changed_it_the_batchs_own_pass_tells_the_clean_gradien
         party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
     received = gradients(0, (16, 4))
     party.handle(answer(0, in_flight, reference=received[3], gradient=received))
-    of_batch = party.observer.transcript.last.gradients
+    of_batch = party.observer.view.transcript.last.gradients
     assert len(attack.told) == 3
     for layer, side in attack.told:
         assert torch.equal(side.tensor("reference"), of_batch[layer][3])
@@ -179,7 +179,7 @@ def test_being_told_changes_neither_weights_nor_what_the_transcript_holds(mixer,
             for step in range(4):
                 reference = gradients(step + 50, (4,)) if told else None
                 party.handle(answer(step, step + in_flight, reference=reference))
-                yield from party.observer.transcript.last.gradients.values()
+                yield from party.observer.view.transcript.last.gradients.values()
             yield from party.bottom.state_dict().values()
 
     assert all(torch.equal(a, b) for a, b in zip(list(train(True)), list(train(False)), strict=True))

@@ -229,7 +229,7 @@ def test_a_simulated_attacker_scores_the_cut_and_the_first_layer():
     party = drive(party, 0, 3, 1)
     entries = party.report()["leakage"]
     assert [(entry["layer"], entry["steps"]) for entry in entries] == [("cut", 3), ("first", 3)]
-    assert set(party.observer.transcript.last.gradients) == {"cut", "first"}
+    assert set(party.observer.view.transcript.last.gradients) == {"cut", "first"}
 
 
 def test_a_step_that_no_attack_reads_is_not_held():
@@ -238,7 +238,7 @@ def test_a_step_that_no_attack_reads_is_not_held():
     fill(party, 1)
     drive(party, 0, 4, 1)
     assert party.report()["leakage"][0]["steps"] == 2
-    assert party.observer.transcript.last.step == 2
+    assert party.observer.view.transcript.last.step == 2
 
 
 def test_half_of_the_audit_labels_are_not_enough_to_score():
@@ -266,7 +266,7 @@ def test_the_first_layer_gradient_is_the_one_that_autograd_gives():
     hidden.retain_grad()
     twin.bottom[4](twin.bottom[3](hidden)).backward(gradient_for(0))
     party.handle(ask(-1, 0, gradient_for(0)))
-    assert torch.equal(party.observer.transcript.last.gradients["first"], hidden.grad)
+    assert torch.equal(party.observer.view.transcript.last.gradients["first"], hidden.grad)
 
 
 def test_the_state_of_an_attacker_keeps_what_it_measured():

@@ -122,7 +122,7 @@ def test_what_is_measured_is_the_leak_of_all_rows_that_came(monkeypatch):
 
     def begun(attacker, point, **kwargs):
         begin(attacker, point, **kwargs)
-        party_of.update({id(memory): point.party for memory in attacker._longitudinal._memories.values()})
+        party_of.update({id(memory): point.party for memory in attacker.view.history._memories.values()})
 
     monkeypatch.setattr(Attacker, "__init__", begun)
     monkeypatch.setattr(RowMemory, "record", watched)
