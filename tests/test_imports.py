@@ -1,5 +1,6 @@
 """The layers hold, a violation would be caught, and importing the package is cheap."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,48 @@ def test_every_contract_is_kept():
     done = lint_imports(ROOT)
     assert done.returncode == 0, done.stdout
     assert f"Contracts: {len(CONTRACTS)} kept, 0 broken." in done.stdout
+
+
+def private_uses(source):
+    """The names with a leading underscore that a source takes from another module of this package."""
+    nodes = list(ast.walk(ast.parse(source)))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    own = [node for node in imports if node.level or (node.module or "").split(".")[0] == "flower_vfl"]
+    bound = {"flower_vfl", *(alias.asname or alias.name for node in own for alias in node.names)}
+    bound |= {alias.asname for node in nodes if isinstance(node, ast.Import) for alias in node.names if alias.asname}
+    used = [alias.name for node in imports for alias in node.names]
+    used += [node.attr for node in nodes if isinstance(node, ast.Attribute) and root_of(node) in bound]
+    return {name for name in used if name.startswith("_") and not name.startswith("__")}
+
+
+def root_of(node):
+    """The first name of a chain of attributes."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from flower_vfl.parties.feature import FeatureParty, _Pending",
+        "from flower_vfl.parties.feature import _Pending as Pending",
+        "from .feature import _Pending",
+        "def late():\n    from flower_vfl.parties.feature import (\n        _Pending,\n    )",
+        "from flower_vfl.parties import feature\nfeature._Pending",
+        "import flower_vfl.parties.feature as party\nparty._Pending",
+        "import flower_vfl.parties.feature\nflower_vfl.parties.feature._Pending",
+    ],
+)
+def test_a_private_name_of_another_module_is_found(source):
+    assert private_uses(source) == {"_Pending"}
+
+
+def test_no_module_uses_a_private_name_of_another():
+    paths = [path for folder in ("flower_vfl", "strategies", "simulations") for path in (ROOT / folder).rglob("*.py")]
+    assert len(paths) > 400
+    found = {str(path.relative_to(ROOT)): private_uses(path.read_text(encoding="utf8")) for path in paths}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(

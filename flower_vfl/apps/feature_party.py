@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -18,6 +17,7 @@ from flower_vfl.nn.initialise import new_model, seeded_initialisation
 from flower_vfl.nn.placement import Placement
 from flower_vfl.nn.pretraining import reconstruction_of
 from flower_vfl.parties.feature import FeatureParty, Store, embed
+from flower_vfl.parties.observation import ObservationPoint, PartyObserver
 from flower_vfl.parties.pretraining import Pretraining
 from flower_vfl.protocol.schedule import Schedule
 from flower_vfl.rng import Secret
@@ -38,7 +38,7 @@ def build_feature_party(
     store: Store | None = None,
     memory: Path | None = None,
 ) -> FeatureParty:
-    """Build a feature party, or an attacker if the configuration names it.
+    """Build a feature party, with an attacker that observes it if the configuration names it.
 
     `top` makes the model that an attacker rebuilds, and `memory` is the folder of its row memory.
     """
@@ -49,32 +49,49 @@ def build_feature_party(
     model = Placement.of(config).place(made)
     dropout = secret.generator("dropout", device=config.device)
     bind_dropout(model, dropout)
-    shared: dict[str, Any] = {
-        "alignment": aligned.digest,
-        "in_flight": config.transport.in_flight,
-        "dropout": dropout,
-        "placement": Placement.of(config),
-        "store": store,
-        "gradients": config.training.gradients,
-        "pretraining": _pretraining(name, config, table, model, schedule, secret),
-    }
-    optimizers = optimizers_of(config, model, schedule, optimizer)
-    attackers = config.parties.attackers or party_names(config, dataset)
-    if name not in attackers or not config.attack.names:
-        return FeatureParty(name, model, optimizers, table, schedule, **shared)
+    party = FeatureParty(
+        name,
+        model,
+        optimizers_of(config, model, schedule, optimizer),
+        table,
+        schedule,
+        alignment=aligned.digest,
+        in_flight=config.transport.in_flight,
+        dropout=dropout,
+        placement=Placement.of(config),
+        store=store,
+        gradients=config.training.gradients,
+        pretraining=_pretraining(name, config, table, model, schedule, secret),
+    )
+    if config.attack.names and name in (config.parties.attackers or party_names(config, dataset)):
+        factories = bottom, top
+        party.observer = _attacker(
+            party.point, config, secret, factories, simulation=simulation, recorder=recorder, memory=memory
+        )
+    return party
+
+
+def _attacker(
+    point: ObservationPoint,
+    config: Config,
+    secret: Secret,
+    factories: tuple[BottomFactory, TopFactory],
+    *,
+    simulation: bool,
+    recorder: Recorder | None,
+    memory: Path | None,
+) -> PartyObserver:
+    """Build the attacker that observes a party from this point."""
     from flower_vfl.attacks import make_attacks
     from flower_vfl.auditing.attacker import Attacker
     from flower_vfl.auditing.trained_model import FreshModels
 
+    bottom, top = factories
     return Attacker(
-        name,
-        model,
-        optimizers,
-        table,
-        schedule,
+        point,
         attacks=make_attacks(config.attack.calls),
         fresh=FreshModels(
-            bottom=lambda: bottom(table.spec, config),
+            bottom=lambda: bottom(point.table.spec, config),
             top=lambda shape, classes: top(shape, classes, config),
             seed=partial(secret.seed, "attacks"),
         ),
@@ -82,10 +99,9 @@ def build_feature_party(
         simulation=simulation,
         defended=bool(config.defenses),
         recorder=recorder,
-        every=config.attack.cadence(schedule.steps),
+        every=config.attack.cadence(point.schedule.steps),
         positives=config.attack.positives,
         memory=memory,
-        **shared,
     )
 
 

@@ -1,8 +1,8 @@
-"""An attacker: a feature party that follows the protocol to the letter and runs attacks on what it receives."""
+"""An attacker: an observer that runs attacks on what a feature party receives; the party follows the protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -12,22 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flower_vfl.attacks.base import Attack, AttackMethod
+from flower_vfl.attacks.base import AttackMethod
 from flower_vfl.attacks.embedding.inference import InferenceAttack
 from flower_vfl.attacks.joint import JointAttack
-from flower_vfl.attacks.longitudinal.base import Memory, MemoryAttack
-from flower_vfl.auditing.evaluator import TOGETHER, AttackEvaluator, AuditLabels, Reference
+from flower_vfl.attacks.longitudinal.base import Memory
+from flower_vfl.auditing.attacked_view import AttackedView
+from flower_vfl.auditing.evaluator import AuditLabels, Reference
 from flower_vfl.auditing.joint_view import JointObserver
-from flower_vfl.auditing.longitudinal import LongitudinalEvaluator
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.auditing.recorder import NoRecorder, Recorder
 from flower_vfl.auditing.trained_model import FreshModels, TrainedModel, TrainedModelEvaluator
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn.layers import watched_layers
-from flower_vfl.parties.feature import FeatureParty, _Pending
+from flower_vfl.parties.observation import Observation, ObservationPoint, PartyObserver
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Rows
-from flower_vfl.protocol.transcript import StepTrace, Transcript
+from flower_vfl.protocol.transcript import StepTrace
 from flower_vfl.registry import suggestion
 
 AUDIT_REFERENCE, AUDIT_ROW = "audit.reference", "audit.row"
@@ -58,20 +58,20 @@ class _Seen:
         return hook
 
 
-class Attacker(FeatureParty):
-    """A feature party with attacks attached.
+class Attacker(PartyObserver):
+    """An observer of a feature party that attacks what the party receives.
 
-    It records a transcript of what it received: cut gradients, and by going on with back-propagation the gradients of
-    its own earlier layers. In a simulation a scorer beside it compares the attacks' scores with true labels that come
-    over the audit channel, and gives oracle attacks the clean gradient of one positive that arrives the same way; the
-    attacks themselves see the transcript and the side information that they declare. Longitudinal attacks read, after
-    each epoch, the row memory. Once training is finished, attacks on the trained model read the test rows, and joint
-    attacks read gradients together with columns and embeddings, scored in the same way.
+    It records a transcript: cut gradients, and the gradients of the party's own earlier layers, which back-propagation
+    goes on to. In a simulation a scorer beside it compares the attacks' scores with true labels that come over the
+    audit channel, and gives oracle attacks the clean gradient of one positive that arrives the same way; the attacks
+    themselves see the transcript and the side information that they declare. Longitudinal attacks read, after each
+    epoch, the row memory. Once training is finished, attacks on the trained model read the test rows, and joint attacks
+    read gradients together with columns and embeddings, scored in the same way.
 
     Parameters
     ----------
-    *args, **kwargs
-        As for `FeatureParty`.
+    point : ObservationPoint
+        The observation point of the party.
     attacks : Sequence[AttackMethod]
         The attacks that it runs.
     fresh : FreshModels, optional
@@ -91,11 +91,17 @@ class Attacker(FeatureParty):
         Classes that attacks on gradients detect, see `AuditLabels`.
     memory : Path, optional
         Folder of the row memory; without one it is in files without a name, gone with the process.
+
+    Attributes
+    ----------
+    view
+        The transcript, and the evaluators of attacks on it.
     """
 
     def __init__(
         self,
-        *args: Any,
+        point: ObservationPoint,
+        *,
         attacks: Sequence[AttackMethod],
         fresh: FreshModels | None = None,
         layers: Sequence[str] = (),
@@ -105,10 +111,8 @@ class Attacker(FeatureParty):
         every: int = 1,
         positives: Sequence[int] = (),
         memory: Path | None = None,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
-        self.transcript = Transcript()
+        self._point, self._placement = point, point.placement
         self._simulation, self._defended, self._fresh = simulation, defended, fresh
         self._trained_attacks = [attack for attack in attacks if isinstance(attack, InferenceAttack)]
         self._recorder = recorder or NoRecorder()
@@ -116,7 +120,7 @@ class Attacker(FeatureParty):
         self._reference: tuple[int, Tensor] | None = None
         self._references: Reference | None = None
         self._received = False
-        watched = chosen_layers(self.bottom, layers, self.name)
+        watched = chosen_layers(point.bottom, layers, point.party)
         self._watched = watched.keys()
         self._changed = False
         """True if a gradient arrived that is not the clean one: then a defense is in force."""
@@ -125,44 +129,31 @@ class Attacker(FeatureParty):
         for layer, module in watched.items():
             module.register_forward_hook(self._seen.watch(layer))
         self._layers = {layer: watched.get(layer) for layer in layers or ["cut", *watched]}
-        self._audit = AuditLabels(len(self._table.train), positives=positives)
-        self._test_audit = AuditLabels(len(self._table.test))
-        self._scorer = AttackEvaluator(
-            [attack for attack in attacks if isinstance(attack, Attack)],
+        self._audit = AuditLabels(len(point.table.train), positives=positives)
+        self._test_audit = AuditLabels(len(point.table.test))
+        self._joint = self._joint_observer(attacks)
+        self.view = AttackedView(
+            attacks,
             list(self._layers),
             self._audit,
-            party=self.name,
+            point.schedule,
+            party=point.party,
             source="attacker",
             defended=defended,
             recorder=self._recorder,
             every=every,
-            together=TOGETHER,
+            memory=memory,
+            keeps=() if self._joint is None else ("mean",),
+            take=None if self._joint is None else self._take,
         )
-        longitudinal = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
-        self._joint = self._joint_observer(attacks)
-        self._longitudinal: LongitudinalEvaluator | None = None
-        if longitudinal or self._joint is not None:
-            self._longitudinal = LongitudinalEvaluator(
-                longitudinal,
-                list(self._layers if longitudinal else ["cut"]),
-                self._audit,
-                self._schedule,
-                party=self.name,
-                source="attacker",
-                defended=defended,
-                recorder=self._recorder,
-                folder=memory,
-                keeps=() if self._joint is None else ("mean",),
-                take=None if self._joint is None else self._take,
-            )
 
     def _joint_observer(self, attacks: Sequence[AttackMethod]) -> JointObserver | None:
         joint = [attack for attack in attacks if isinstance(attack, JointAttack)]
         if not joint:
             return None
         return JointObserver(
-            *(joint, self._table, self._audit, self._test_audit),
-            party=self.name,
+            *(joint, self._point.table, self._audit, self._test_audit),
+            party=self._point.party,
             defended=self._defended,
             placement=self._placement,
             seed=self._fresh.seed("joint") if self._fresh is not None else 0,
@@ -172,41 +163,31 @@ class Attacker(FeatureParty):
         if self._joint is not None and layer == "cut":
             self._joint.take(epoch, memory)
 
-    def _looks_at(self, step: int) -> bool:
-        """Return whether an attack reads this step."""
-        return self._longitudinal is not None or self._scorer.scores(step)
+    def begin_step(self, step: int) -> None:
+        """Hold what passes the watched layers where an attack reads this step."""
+        self._seen.wanted = self.view.reads(step)
 
-    def _embed(self, step: int) -> Frame:
-        self._seen.wanted = self._looks_at(step)
-        return super()._embed(step)
-
-    def _learn(self, step: int, frame: Frame) -> None:
-        self._reference, self._references = self._read_reference(frame), None
+    def before_backward(self, observation: Observation) -> None:
+        """Take in the clean gradient of an oracle, if there is one, and follow it to the watched layers."""
+        self._reference, self._references = self._read_reference(observation), None
         self._received = False
         if self._reference is not None and not self._changed:  # it is always right to follow: a GPU is read once
-            self._received = _holds(frame.tensors.get("gradient"), *self._reference)
+            self._received = _holds(observation.gradient, *self._reference)
             self._changed = not self._received
-        if self._pending and self._pending[0].output is not None:
-            self._follow(self._pending[0].rows, self._pending[0].output)
-        super()._learn(step, frame)
+        self._follow(observation.rows, observation.output)
 
-    def _repeat(self, pending: _Pending) -> Tensor:
-        self._seen.wanted = self._looks_at(pending.step)
-        output = super()._repeat(pending)
-        self._follow(pending.rows, output)
-        return output
-
-    def _read_reference(self, frame: Frame) -> tuple[int, Tensor] | None:
+    def _read_reference(self, observation: Observation) -> tuple[int, Tensor] | None:
         """Return the row of the known positive and its clean cut gradient (D,), if the frame tells them."""
+        frame, gradient = observation.frame, observation.gradient
         if not any(name.startswith("audit.") for name in (*frame.tensors, *frame.fields)):
             return None
         if not self._simulation:
             raise ProtocolError("a clean gradient came over the audit channel; a deployment refuses it")
-        clean = frame.tensor(AUDIT_REFERENCE, shape=(prod(self._shape),), dtype=self._dtype)
-        row, rows = frame.integer(AUDIT_ROW), len(self._pending[0].rows) if self._pending else 0
-        if not 0 <= row < rows:
-            raise ProtocolError(f"the clean gradient of row {row} came, the batch has {rows}")
-        return row, clean.to(self._placement.device)
+        clean = frame.tensor(AUDIT_REFERENCE, shape=(prod(gradient.shape[1:]),), dtype=gradient.dtype)
+        row = frame.integer(AUDIT_ROW)
+        if not 0 <= row < len(observation.rows):
+            raise ProtocolError(f"the clean gradient of row {row} came, the batch has {len(observation.rows)}")
+        return row, clean.to(gradient.device)
 
     def _follow(self, rows: Rows, output: Tensor) -> None:
         """Take the clean cut gradient of the one row through the party's own model, to the layers that are watched.
@@ -233,8 +214,10 @@ class Attacker(FeatureParty):
         if self._rows_independent is False:
             return None
         of_batch, self._seen.outputs = self._seen.outputs, {}
-        inputs = self._placement.bring_all(self._table.train.gather(rows))
-        output = self._placement.forward(self.bottom, *inputs) if self._rows_independent else self._dry_run(inputs)
+        inputs = self._placement.bring_all(self._point.table.train.gather(rows))
+        output = (
+            self._placement.forward(self._point.bottom, *inputs) if self._rows_independent else self._dry_run(inputs)
+        )
         alone, self._seen.outputs = self._seen.outputs, of_batch
         apart, size = (output.detach()[0] - expected).abs(), expected.abs()
         same = bool((apart <= self._placement.rounding * (size + 0.1 * size.max())).all())
@@ -246,14 +229,15 @@ class Attacker(FeatureParty):
 
     def _dry_run(self, inputs: list[Tensor]) -> Tensor:
         """Do the first pass of single rows where it can leave no trace, and see whether it would leave one."""
-        copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
-        drawn = None if self._dropout is None else self._dropout.get_state()
+        bottom, dropout = self._point.bottom, self._point.dropout
+        copies = {name: buffer.clone() for name, buffer in bottom.named_buffers()}
+        drawn = None if dropout is None else dropout.get_state()
         with torch.random.fork_rng(devices=[self._placement.device] if self._placement.on_card else []):
-            output = self._placement.forward(partial(functional_call, self.bottom, copies), tuple(inputs))
-        if any(not torch.equal(copies[name], buffer) for name, buffer in self.bottom.named_buffers()):
+            output = self._placement.forward(partial(functional_call, bottom, copies), tuple(inputs))
+        if any(not torch.equal(copies[name], buffer) for name, buffer in bottom.named_buffers()):
             self._left_traces = True
-        if self._dropout is not None and drawn is not None and not torch.equal(drawn, self._dropout.get_state()):
-            self._dropout.set_state(drawn)
+        if dropout is not None and drawn is not None and not torch.equal(drawn, dropout.get_state()):
+            dropout.set_state(drawn)
             self._left_traces = True
         return output
 
@@ -265,31 +249,31 @@ class Attacker(FeatureParty):
         found = torch.autograd.grad(output, list(watched.values()), seed, retain_graph=True, allow_unused=True)
         return {layer: g[row].flatten() for layer, g in zip(watched, found, strict=True) if g is not None}
 
-    def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:
-        if not self._looks_at(step):
+    def after_backward(self, observation: Observation) -> None:
+        """Record the step, and attack it where its scores can be compared with the labels."""
+        step, rows = observation.step, observation.rows
+        if not self.view.reads(step):
             return
-        gradients = {"cut": gradient, **self._seen.gradients}
+        gradients = {"cut": observation.gradient, **self._seen.gradients}
         outputs = {layer: output.detach() for layer, output in self._seen.outputs.items()}
         self._seen.outputs, self._seen.gradients = {}, {}
-        if self._watched - gradients.keys():
+        missing = self._watched - gradients.keys()
+        if missing:
             raise ConfigError(
-                f"party {self.name!r} gets no gradient at {', '.join(sorted(self._watched - gradients.keys()))}: watch "
+                f"party {self._point.party!r} gets no gradient at {', '.join(sorted(missing))}: watch "
                 "modules whose output is one tensor on the way to the embedding (attack.layers)"
             )
         if self._reference is not None and self._received:
             row, _ = self._reference
             self._references = Reference(row, {layer: g[row].flatten() for layer, g in gradients.items()})
-        epoch = self._schedule.epoch_of(step)
-        self.transcript.record(StepTrace(step, epoch, read_only(rows), embedding, gradients, outputs))
-        if self._audit.complete:
-            with torch.no_grad():
-                self._scorer.score(self.transcript, self._references)
-                if self._longitudinal is not None:
-                    self._longitudinal.observe(step, rows, gradients)
+        epoch, embedding = self._point.schedule.epoch_of(step), observation.output.detach()
+        with torch.no_grad():
+            self.view.observe(StepTrace(step, epoch, read_only(rows), embedding, gradients, outputs), self._references)
 
-    def _other(self, frame: Frame) -> Frame | None:
+    def answer(self, frame: Frame) -> Frame | None:
+        """Take in true labels for scoring, which come over the audit channel."""
         if frame.kind is not Kind.AUDIT:
-            return super()._other(frame)
+            return None
         if not self._simulation:
             raise ProtocolError("true labels came over the audit channel; a deployment refuses them")
         offset = frame.integer("offset")
@@ -300,59 +284,56 @@ class Attacker(FeatureParty):
         audit.fill(offset, piece, classes=frame.integer("classes"))
         return Frame(Kind.AUDITED, frame.step)
 
-    def _keep(self, frame: Frame) -> Frame | None:
-        answer = super()._keep(frame)
-        if self._longitudinal is not None and frame.kind is Kind.RESTORE:
-            self._longitudinal.check()
-        if self._longitudinal is not None and frame.kind is Kind.EXPORTED:
-            self._longitudinal.forget()
-        return answer
+    def check(self) -> None:
+        """Check the row memory against a state that was restored."""
+        self.view.check()
+
+    def forget(self) -> None:
+        """Release the row memory."""
+        self.view.forget()
 
     def settle(self) -> None:
         """Write down what the attacks read so far."""
-        if self._audit.complete:
-            self._scorer.settle()
+        self.view.settle()
         self._recorder.flush()
 
-    def report(self) -> dict[str, Any]:
-        """Attack the trained model, and add what the attacks read where it could be scored."""
+    def report(self, steps: int, *, trained: bool) -> dict[str, Any]:
+        """Attack the trained model, and return what the attacks read where it could be scored."""
         self.settle()
-        leakage = self._scorer.entries() if self._audit.complete else []
-        if self._longitudinal is not None:
-            leakage += self._longitudinal.entries() if self._audit.complete else []
-            leakage += self._read_jointly(self._longitudinal)
-            if not self.awaits_export:  # until then another party may be lost, and all return to their last state
-                self._longitudinal.forget()
-        return {**super().report(), "leakage": [*leakage, *self._read_trained_model()]}
+        leakage = [*self.view.step_entries(), *self.view.history_entries()]
+        if trained:
+            leakage += [*self._read_jointly(), *self._read_trained_model(steps)]
+        return {"leakage": leakage}
 
-    def _read_jointly(self, remembered: LongitudinalEvaluator) -> list[dict[str, Any]]:
+    def _read_jointly(self) -> list[dict[str, Any]]:
         """Run the joint attacks where true labels are at hand to score them."""
-        if self._joint is None or not self._audit.complete or self.discarded:
+        history = self.view.history
+        if self._joint is None or history is None or not self._audit.complete:
             return []
         if not self._joint.taken and self._joint.epoch:  # by another process, or before a checkpoint
-            memory = remembered.again("cut", self._joint.epoch)
+            memory = history.again("cut", self._joint.epoch)
             if memory is not None:
                 self._joint.take(self._joint.epoch, memory)
-        return self._joint.entries(self.bottom, remembered.unread.get("cut", ""))
+        return self._joint.entries(self._point.bottom, history.unread.get("cut", ""))
 
-    def _read_trained_model(self) -> list[dict[str, Any]]:
+    def _read_trained_model(self, steps: int) -> list[dict[str, Any]]:
         """Run the attacks on the trained model where true labels of the test rows are at hand to score them."""
         labels = self._test_audit.numbers
-        if self.discarded or not (self._trained_attacks and self._fresh and self._test_audit.complete and len(labels)):
+        if not (self._trained_attacks and self._fresh and self._test_audit.complete and len(labels)):
             return []
         scorer = TrainedModelEvaluator(
             labels,
             self._test_audit.classes,
-            party=self.name,
+            party=self._point.party,
             source="attacker",
             defended=self._defended,
             recorder=self._recorder,
-            step=self._next_step,
-            epoch=self._schedule.epoch_of(max(self._next_step - 1, 0)),
+            step=steps,
+            epoch=self._point.schedule.epoch_of(max(steps - 1, 0)),
         )
         model = TrainedModel(
-            self.bottom,
-            self._table,
+            self._point.bottom,
+            self._point.table,
             self._audit.numbers,
             self._test_audit.classes,
             self._fresh,
@@ -361,23 +342,19 @@ class Attacker(FeatureParty):
         return model.entries(self._trained_attacks, self._layers, scorer)
 
     def state(self) -> dict[str, Any]:
-        """Add what was measured so far."""
+        """Return what was measured so far, with the labels that it was compared with."""
         audits = {
             name: torch.from_numpy(audit.numbers) if audit.complete else None
             for name, audit in (("audit", self._audit), ("test_audit", self._test_audit))
         }
-        remembered = None if self._longitudinal is None else self._longitudinal.state()
         joint = None if self._joint is None else self._joint.state()
-        scores = {"scores": self._scorer.state(), "remembered": remembered, "joint": joint}
-        return {**super().state(), **scores, **audits, "classes": self._audit.classes, "changed": self._changed}
+        more = {"joint": joint, "classes": self._audit.classes, "changed": self._changed}
+        return {**self.view.state(), **audits, **more}
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        super().restore(state)
-        self._scorer.restore(state["scores"])
+        self.view.restore(state)
         self._changed = state["changed"]
-        if self._longitudinal is not None:
-            self._longitudinal.restore(state["remembered"])
         if self._joint is not None:
             self._joint.restore(state["joint"])
         for name, audit in (("audit", self._audit), ("test_audit", self._test_audit)):
@@ -406,8 +383,6 @@ def chosen_layers(bottom: nn.Module, layers: Sequence[str], party: str) -> dict[
     return {layer: known[layer] for layer in layers if layer != "cut"}
 
 
-def _holds(gradient: Tensor | None, row: int, clean: Tensor) -> bool:
+def _holds(gradient: Tensor, row: int, clean: Tensor) -> bool:
     """Return whether a received gradient (B, ...) has the clean one (D,) in that row: then no defense changed it."""
-    if gradient is None or gradient.dtype != clean.dtype or gradient.dim() < 2 or len(gradient) <= row:
-        return False  # one that does not fit is refused before it is used
-    return torch.equal(gradient[row].flatten(), clean.to(gradient.device))
+    return torch.equal(gradient[row].flatten(), clean)

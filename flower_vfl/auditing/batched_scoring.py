@@ -143,6 +143,38 @@ def said_of(attack: AttackMethod, said: Any, rows: int) -> NDArray[Any]:
     return found
 
 
+def rate(attack: RowAttack, rows: Tensor, known: Tensor | None) -> Tensor:
+    """Return an attack's scores of many batches at once: of the steps of one run, or of the runs of a stack.
+
+    Parameters
+    ----------
+    attack : RowAttack
+        The attack.
+    rows : Tensor
+        (..., B, D) gradients.
+    known : Tensor, optional
+        (..., k, D) its side information.
+
+    Returns
+    -------
+    Tensor
+        (..., B) scores.
+
+    Raises
+    ------
+    ArgumentError
+        When the attack does not return one number a row.
+    ConfigError
+        When it writes into its inputs.
+    """
+    said = ask(attack, partial(attack.rate, rows, known), [rows] if known is None else [rows, known])
+    if not isinstance(said, Tensor) or said.shape != rows.shape[:-1]:
+        given = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
+        wanted = tuple(rows.shape[:-1])
+        raise ArgumentError(f"the attack {attack.label!r} returned {given} for several batches: {wanted} is needed")
+    return said
+
+
 def _unasked(waiting: Sequence[PendingStep], place: int, layer: str, *, sequential: bool) -> list[Unasked]:
     """Return the steps that a target has not scored yet, those with gradients of one shape together.
 
@@ -164,19 +196,12 @@ def _ask_together(attack: RowAttack, layer: str, steps: Unasked, stacks: dict[An
     key = layer, tuple(step.step for step, _ in steps)
     if key not in stacks:
         stacks[key] = torch.stack([as_rows(step.gradients[layer]) for step, _ in steps])
-    shown = [stacks[key]]
-    told = [attack.told(rows, side) for rows, (_, side) in zip(shown[0], steps, strict=True)]
-    known = [one for one in told if one is not None]
-    shown += [torch.stack(known)] if known else []
-    rated = [tensor[0] for tensor in shown] if attack.sequential else shown
-    said = ask(attack, partial(attack.rate, rated[0], rated[1] if known else None), shown)
-    if attack.sequential and isinstance(said, Tensor):
-        said = said[None]
-    if not isinstance(said, Tensor) or said.shape != shown[0].shape[:2]:
-        given = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
-        wanted = tuple(shown[0].shape[:2])
-        raise ArgumentError(f"the attack {attack.label!r} returned {given} for several batches: {wanted} is needed")
-    return said
+    told = [attack.told(rows, side) for rows, (_, side) in zip(stacks[key], steps, strict=True)]
+    given = [one for one in told if one is not None]
+    known = torch.stack(given) if given else None
+    if not attack.sequential:
+        return rate(attack, stacks[key], known)
+    return rate(attack, stacks[key][0], None if known is None else known[0])[None]
 
 
 def _brought(said: Sequence[Any]) -> list[Any]:

@@ -7,10 +7,9 @@ measured at that party.
 from __future__ import annotations
 
 import logging
-import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -24,13 +23,13 @@ from flower_vfl.attacks.base import Attack, AttackMethod
 from flower_vfl.attacks.embedding.inference import InferenceAttack, TrainedView
 from flower_vfl.attacks.joint import JointAttack
 from flower_vfl.attacks.longitudinal.base import MemoryAttack
+from flower_vfl.auditing.attacked_view import AttackedView, largest
 from flower_vfl.auditing.columns import read_background
 from flower_vfl.auditing.epsilon import audit_epsilon
-from flower_vfl.auditing.evaluator import TOGETHER, AttackEvaluator, AuditLabels, Reference
+from flower_vfl.auditing.evaluator import AuditLabels, Reference
 from flower_vfl.auditing.halves import Split
 from flower_vfl.auditing.informed import DIRECTION, InformedAudit
 from flower_vfl.auditing.joint_view import group_unavailable, read_group
-from flower_vfl.auditing.longitudinal import LongitudinalEvaluator
 from flower_vfl.auditing.read_only import read_only
 from flower_vfl.auditing.recorder import Recorder
 from flower_vfl.auditing.selection import Candidate
@@ -39,7 +38,7 @@ from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.errors import FlowerVflError
 from flower_vfl.protocol.printable import reason_of
 from flower_vfl.protocol.schedule import Rows, Schedule
-from flower_vfl.protocol.transcript import StepTrace, Transcript
+from flower_vfl.protocol.transcript import StepTrace
 
 _log = logging.getLogger(__name__)
 
@@ -49,32 +48,11 @@ Columns: TypeAlias = Callable[[str], PartyTable]
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The monitor's state for one party or colluding group: the evaluators, and the step that is scored."""
+    """The monitor's state for one party or colluding group."""
 
     parties: tuple[str, ...]
-    scorer: AttackEvaluator
-    remembered: LongitudinalEvaluator | None
+    attacked: AttackedView
     informed: InformedAudit | None = None
-    transcript: Transcript = field(default_factory=Transcript)
-
-    @property
-    def latest(self) -> float:
-        """The largest leak that was last found, by attacks on a step or longitudinal ones."""
-        return _largest([self.scorer.latest, self._longitudinal])
-
-    @property
-    def last(self) -> float:
-        """The same, with the last step in it."""
-        return _largest([self.scorer.last, self._longitudinal])
-
-    @property
-    def epoch_leak(self) -> float:
-        """The largest leak over the steps of this epoch, or of longitudinal attacks since the last one."""
-        return _largest([self.scorer.epoch_leak, self._longitudinal])
-
-    @property
-    def _longitudinal(self) -> float:
-        return math.nan if self.remembered is None else self.remembered.latest
 
     def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return these parties' tensors side by side, (B, D); that of one party stays as it is."""
@@ -145,43 +123,32 @@ class LeakageMonitor:
         self._every, self._defended, self._recorder = every, defended, recorder
         self._informed, self._split = informed, split
         self._audits = sum(1 + len(_members(party)) for party in parties)
-        self._sent = [self._view("monitor", party, stepwise, longitudinal, defended=defended) for party in parties]
-        on_gradients = [attack for attack in stepwise if attack.sees == "gradients"]  # embeddings are what they are
-        self._unsent: list[_View] = []
-        if defended and (on_gradients or longitudinal):
-            self._unsent = [
-                self._view("undefended", party, on_gradients, longitudinal, defended=False) for party in parties
-            ]
-        self._watches, self._remembers = bool(stepwise), bool(longitudinal)
+        on_steps = [*stepwise, *longitudinal]
+        self._sent = [self._view("monitor", party, on_steps, defended=defended) for party in parties]
+        of_gradients = [attack for attack in stepwise if attack.sees == "gradients"]  # embeddings are what they are
+        undefended = [*of_gradients, *longitudinal] if defended else []
+        self._unsent = [self._view("undefended", party, undefended, defended=False) for party in parties if undefended]
+        self._attacks = bool(on_steps)
 
-    def _view(
-        self,
-        view: str,
-        party: str,
-        attacks: Sequence[Attack],
-        longitudinal: Sequence[MemoryAttack],
-        *,
-        defended: bool,
-    ) -> _View:
+    def _view(self, view: str, party: str, attacks: Sequence[AttackMethod], *, defended: bool) -> _View:
         """Return what attacks one party, or several together."""
-        shared: dict[str, Any] = {
-            "party": party,
-            "source": "monitor",
-            "defended": defended,
-            "recorder": self._recorder,
-            "view": view,
-        }
-        remembered = None
-        if longitudinal:
-            folder = None if self._memory is None else self._memory / f"{view}-{party}"
-            remembered = LongitudinalEvaluator(
-                longitudinal, ["cut"], self._labels, self._schedule, folder=folder, **shared
-            )
-        scorer = AttackEvaluator(attacks, ["cut"], self._labels, every=self._every, together=TOGETHER, **shared)
-        informed = self._audit(party, longitudinal) if self._informed and view == "monitor" else None
-        return _View(tuple(party.split("+")), scorer, remembered, informed)
+        attacked = AttackedView(
+            attacks,
+            ["cut"],
+            self._labels,
+            self._schedule,
+            party=party,
+            source="monitor",
+            defended=defended,
+            recorder=self._recorder,
+            every=self._every,
+            memory=None if self._memory is None else self._memory / f"{view}-{party}",
+            prefix=view,
+        )
+        informed = self._audit(party, attacks) if self._informed and view == "monitor" else None
+        return _View(tuple(party.split("+")), attacked, informed)
 
-    def _audit(self, party: str, longitudinal: Sequence[MemoryAttack]) -> InformedAudit:
+    def _audit(self, party: str, attacks: Sequence[AttackMethod]) -> InformedAudit:
         """Return the audit that fits readers to the labels, for one party or a colluding group."""
         return InformedAudit(
             self._labels.numbers,
@@ -196,7 +163,7 @@ class LeakageMonitor:
             members=_members(party),
             every=self._every,
             audits=self._audits,
-            direction=DIRECTION not in (attack.label for attack in longitudinal),
+            direction=DIRECTION not in (attack.label for attack in attacks),
         )
 
     @torch.no_grad()
@@ -227,17 +194,12 @@ class LeakageMonitor:
             Side information of oracle attacks, by party.
         """
         self.audit(step, epoch, rows, embeddings, gradients)
-        scores = self._watches and step % self._every == 0
-        if not (scores or self._remembers):
-            return
         for seen, tensors in ((self._sent, gradients), (self._unsent, clean)):
             for view in seen:
-                cut = {"cut": view.joined(tensors)}
-                if scores:
-                    view.transcript.record(StepTrace(step, epoch, read_only(rows), view.joined(embeddings), cut))
-                    view.scorer.score(view.transcript, view.reference(references))
-                if view.remembered is not None:
-                    view.remembered.observe(step, rows, cut)
+                if self._attacks and view.attacked.reads(step):
+                    cut = {"cut": view.joined(tensors)}
+                    trace = StepTrace(step, epoch, read_only(rows), view.joined(embeddings), cut)
+                    view.attacked.observe(trace, view.reference(references))
 
     @torch.no_grad()
     def audit(
@@ -257,12 +219,12 @@ class LeakageMonitor:
     @property
     def latest(self) -> float:
         """The largest leak AUC in one of the last 16 steps, or longitudinal; unlike `last`, it costs nothing."""
-        return _largest(view.latest for view in self._sent)
+        return largest(view.attacked.latest for view in self._sent)
 
     @property
     def last(self) -> float:
         """The largest leak AUC of the last step, or longitudinal, over parties and attacks."""
-        return _largest(view.last for view in self._sent)
+        return largest(view.attacked.last for view in self._sent)
 
     @property
     def epoch_leak(self) -> float:
@@ -270,7 +232,7 @@ class LeakageMonitor:
 
         For attacks on steps it is the 95 % quantile over the steps; for longitudinal attacks the last value.
         """
-        return _largest(view.epoch_leak for view in self._sent)
+        return largest(view.attacked.epoch_leak for view in self._sent)
 
     @property
     def reads_trained_models(self) -> bool:
@@ -323,8 +285,7 @@ class LeakageMonitor:
         """Return what was measured so far, as plain values."""
         return [
             {
-                "steps": view.scorer.state(),
-                "remembered": None if view.remembered is None else view.remembered.state(),
+                **view.attacked.state(),
                 "informed": None if view.informed is None else view.informed.state(),
             }
             for view in (*self._sent, *self._unsent)
@@ -333,22 +294,18 @@ class LeakageMonitor:
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Go on from what `state` returned."""
         for view, entry in zip((*self._sent, *self._unsent), state, strict=True):
-            view.scorer.restore(entry["steps"])
-            if view.remembered is not None:
-                view.remembered.restore(entry["remembered"])
-                view.remembered.check()
+            view.attacked.restore(entry)
+            view.attacked.check()
             if view.informed is not None:
                 view.informed.restore(entry["informed"])
 
     def entries(self) -> list[dict[str, Any]]:
         """Return one entry a party and attack for `result.json`."""
         views = (*self._sent, *self._unsent)
-        remembered = [view.remembered for view in views if view.remembered is not None]
-        found = [entry for view in views for entry in view.scorer.entries()]
         audits = [view.informed for view in views if view.informed is not None]
         return [
-            *found,
-            *(entry for scorer in remembered for entry in scorer.entries()),
+            *(entry for view in views for entry in view.attacked.step_entries()),
+            *(entry for view in views for entry in view.attacked.history_entries()),
             *(entry for audit in audits for entry in audit.entries()),
             *self._joint_entries,
             *self._trained_entries,
@@ -435,8 +392,7 @@ class LeakageMonitor:
     def forget(self) -> None:
         """Release the row memory, once training has ended."""
         for view in (*self._sent, *self._unsent):
-            if view.remembered is not None:
-                view.remembered.forget()
+            view.attacked.forget()
         if self._memory is not None:
             shutil.rmtree(self._memory, ignore_errors=True)
 
@@ -444,7 +400,3 @@ class LeakageMonitor:
 def _members(party: str) -> list[str]:
     """Return the members of a group such as "a+b"; none of a party alone."""
     return party.split("+") if "+" in party else []
-
-
-def _largest(values: Iterable[float]) -> float:
-    return max((value for value in values if not math.isnan(value)), default=math.nan)

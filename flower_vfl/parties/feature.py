@@ -24,6 +24,7 @@ from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.placement import IN_MEMORY, Placement
 from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.loading import Loader, gather
+from flower_vfl.parties.observation import Observation, ObservationPoint, PartyObserver
 from flower_vfl.parties.pretraining import Pretraining
 from flower_vfl.protocol.codec import OVERHEAD
 from flower_vfl.protocol.frame import Frame, Kind
@@ -93,6 +94,8 @@ class FeatureParty:
     on_finish : Callable[[FeatureParty], None]
         Called with the party when training is finished, before it reports: its results have to be on its disk by then,
         because nobody asks for them again.
+    observer : PartyObserver
+        Reads each step from the observation `point`; that of an honest party does nothing.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class FeatureParty:
         self._next_step = 0
         self._store, self._pretraining, self._gradients = store, pretraining, gradients
         self._best: BestModel | None = None
+        self.observer = PartyObserver()
         self.on_finish: Callable[[FeatureParty], None] = lambda _party: None
         self.on_exported: Callable[[FeatureParty], None] = lambda _party: None
         self.awaits_export = False
@@ -133,6 +137,11 @@ class FeatureParty:
         """Find the shape and number format of one row's embedding."""
         output = embed(self.bottom, self._table.train, self._schedule.train_batch(0)[:2], self._placement)
         return embedding_shape(output, f"party {self.name!r}"), output.dtype
+
+    @property
+    def point(self) -> ObservationPoint:
+        """The observation point, for an observer of this party."""
+        return ObservationPoint(self.name, self.bottom, self._table, self._schedule, self._placement, self._dropout)
 
     @property
     def frame_limit(self) -> int:
@@ -180,10 +189,13 @@ class FeatureParty:
         finally:
             self.seconds_compute += time.perf_counter() - started
 
-    def _other(self, frame: Frame) -> Frame | None:
+    def _other(self, frame: Frame) -> Frame:
         if frame.kind is Kind.PRETRAIN:
             return self._pretrain()
-        raise ProtocolError(f"party {self.name!r} does not take {frame.kind} frames")
+        answer = self.observer.answer(frame)
+        if answer is None:
+            raise ProtocolError(f"party {self.name!r} does not take {frame.kind} frames")
+        return answer
 
     def _pretrain(self) -> Frame:
         """Train by the party's own columns for a while, and say how far that is."""
@@ -214,6 +226,7 @@ class FeatureParty:
         exact = self._in_flight == 1
         state = None if self._dropout is None else self._dropout.get_state()
         set_mode(self.bottom, train=True)
+        self.observer.begin_step(step)
         inputs = self._loader.batch(step)
         with torch.set_grad_enabled(exact):
             given = inputs if exact else map(torch.clone, inputs)  # a model may change what it takes
@@ -229,11 +242,13 @@ class FeatureParty:
         pending = self._pending[0]
         shape = (len(pending.rows), *self._shape)
         gradient = frame.tensor("gradient", shape=shape, dtype=self._dtype).to(self._placement.device)
-        self._pending.popleft()
         output = pending.output if pending.output is not None else self._repeat(pending)
+        observation = Observation(step, pending.rows, output, gradient, frame)
+        self.observer.before_backward(observation)
+        self._pending.popleft()
         self.optimizers.zero_grad()
         torch.autograd.backward(output, gradient)
-        self._observe(pending.step, pending.rows, output.detach(), gradient, frame)
+        self.observer.after_backward(observation)
         self.optimizers.step()
 
     def _repeat(self, pending: _Pending) -> Tensor:
@@ -244,13 +259,11 @@ class FeatureParty:
             self._dropout.set_state(pending.dropout)
         copies = {name: buffer.clone() for name, buffer in self.bottom.named_buffers()}
         set_mode(self.bottom, train=True)
+        self.observer.begin_step(pending.step)
         output = self._placement.forward(partial(functional_call, self.bottom, copies), tuple(pending.inputs))
         if self._dropout is not None and now is not None:
             self._dropout.set_state(now)
         return output
-
-    def _observe(self, step: int, rows: Rows, embedding: Tensor, gradient: Tensor, frame: Frame) -> None:
-        """Take in one finished backward pass; an honest feature party does nothing here."""
 
     def _evaluate(self, frame: Frame) -> Frame:
         part = frame.text("part")
@@ -272,6 +285,7 @@ class FeatureParty:
                 raise ProtocolError(f"an {frame.kind} frame came before training was finished")
             self.awaits_export = False
             self.on_exported(self)
+            self.observer.forget()
             return None
         if frame.kind is Kind.KEEP:
             return self._choose_model(frame)
@@ -283,6 +297,7 @@ class FeatureParty:
         if frame.kind is Kind.RESTORE:
             count = frame.integer("count")  # which of several returns to one step it is
             self.restore(self._store.load(frame.step))
+            self.observer.check()
             return Frame(Kind.RESTORED, frame.step, {"count": count})
         if self._pending:
             raise ProtocolError(f"a {frame.kind} frame came while {len(self._pending)} steps wait for their gradient")
@@ -342,18 +357,22 @@ class FeatureParty:
         return Frame(Kind.REHEARSED, fields=fields, tensors={"embedding": embedding})
 
     def settle(self) -> None:
-        """Write pending results to disk; an honest feature party has none."""
+        """Write what is pending of the observer's results to disk."""
+        self.observer.settle()
 
     def report(self) -> dict[str, Any]:
-        """Return the party's report at the end: the digest of the weights that stay and its computing time."""
+        """Return the report at the end: the digest of the weights that stay, the computing time and what was seen."""
         weights = "" if self.discarded else weights_digest(self.bottom)
-        return {"weights": weights, "seconds_compute": self.seconds_compute}
+        seen = self.observer.report(self._next_step, trained=not self.discarded)
+        return {"weights": weights, "seconds_compute": self.seconds_compute, **seen}
 
     def _finish(self) -> Frame:
         if self._pending:
             raise ProtocolError(f"training was finished while {len(self._pending)} steps wait for their gradient")
         self.finished = True
         text = bytearray(json.dumps(self.report()), "utf8")
+        if not self.awaits_export:  # until then another party may be lost, and all return to their last state
+            self.observer.forget()
         report = Frame(Kind.REPORT, tensors={"report": torch.frombuffer(text, dtype=torch.uint8)})
         self.on_finish(self)
         return report
@@ -370,6 +389,7 @@ class FeatureParty:
             "finished": self.finished,
             "discarded": self.discarded,
             "best": None if self._best is None else self._best.state(),
+            "observer": self.observer.state(),
             **({} if self._pretraining is None else {"pretraining": self._pretraining.state()}),
         }
 
@@ -381,6 +401,7 @@ class FeatureParty:
         self.discarded = state["discarded"]
         self._best = BestModel.from_state(state["best"])
         self.seconds_compute = state["seconds_compute"]
+        self.observer.restore(state["observer"])
         if self._pretraining is not None and "pretraining" in state:
             self._pretraining.restore(state["pretraining"])
         else:

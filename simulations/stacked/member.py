@@ -149,10 +149,10 @@ class Member:
         send_audit(audited, self.labels, test=test, timeout=self.config.transport.step_timeout)
         for party, machine in machines.items():
             part, state = trained.parties[party], machine.state()
-            scores = {"scores": evaluator_state(trained.seen[party])} if party in trained.seen else {}
+            seen = {"steps": evaluator_state(trained.seen[party])} if party in trained.seen else {}
             dropout = {"dropout": part.dropout[0]} if part.dropout else {}
             done = {"bottom": part.weights, "optimizers": part.optimizer, "next_step": schedule.steps}
-            machine.restore({**state, **done, **dropout, **scores})
+            machine.restore({**state, **done, **dropout, "observer": {**state["observer"], **seen}})
         label, monitor = self._label_party(links), build_monitor(self.strategy, schedule)
         of_label = trained.label
         learned = {"modules": of_label.weights, "optimizers": of_label.optimizer, "dropout": of_label.dropout}

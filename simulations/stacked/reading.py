@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_vfl.attacks.base import HINTS, REFERENCE, RowAttack
+from flower_vfl.auditing.batched_scoring import rate
 from flower_vfl.auditing.evaluator import draw_positives
-from flower_vfl.auditing.read_only import ask
 from flower_vfl.metrics.of_many_runs import separations
 from flower_vfl.simulations.stacked.records import Reading, Records
 
@@ -179,9 +179,7 @@ class Readers:
                 told = _joined([references[party, view.layer] for party in view.parties])[:, None]
             hints = batch.at(batch.hints, rows) if self.most_hints else None
             for attack, (kept, possible) in zip(view.attacks, asked, strict=True):
-                side = _told(attack, told, hints)
-                scores = ask(attack, partial(attack.rate, rows, side), [rows] if side is None else [rows, side])
-                said.append(scores)
+                said.append(rate(attack, rows, _told(attack, told, hints)))
                 measured.append(kept)
                 known.append(possible)
         if said:  # one after the other they would be ten times as many operations

@@ -3,17 +3,66 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flower_vfl.attacks import Attack, InferenceAttack, RowAttack, make_attacks
-from flower_vfl.config import Config
+from flower_vfl.config import Config, leaf_paths
 from flower_vfl.errors import FlowerVflError
 from flower_vfl.simulations.sweep.trials import Trial
 from flower_vfl.strategies import DEFENSE_METHODS
 from flower_vfl.strategies.gradients.base import GradientDefense
 
 ALONE = "no other trial differs from it in seeds and defenses only"
+
+
+VARIES = frozenset({"seed", "schedule_seed", "defenses"})
+"""Keys in which the runs of a stack may differ; which defenses they may be is asked of these."""
+
+SERVES = frozenset(
+    {
+        *("device", "threads", "baselines", "checkpoint.keep"),
+        *("data.name", "data.path", "data.options"),
+        *("parties.features", "parties.label_features", "parties.attackers", "parties.colluding"),
+        *("model.network", "model.split", "model.cut", "model.bottom", "model.top", "model.dropout", "model.fusion"),
+        *("model.channels", "model.pools", "model.top_channels", "model.embedding_width", "model.numeric_embedding"),
+        *("training.batch_size", "training.eval_batch_size", "training.validation", "training.class_weights"),
+        *("training.optimizer", "training.learning_rate", "training.schedule"),
+        *("training.weight_decay", "training.embedding_decay"),
+        *("attack.names", "attack.layers", "attack.every", "attack.informed", "attack.positives", "attack.monitor"),
+        *("attack.on_leak", "attack.snapshots", "attack.embeddings", "attack.rebuilt"),
+        *("transport.wire_dtype", "transport.fallback", "transport.host", "transport.advertise", "transport.port"),
+        *("transport.max_frame_mib", "transport.connect_timeout", "transport.step_timeout"),
+        *("transport.reconnect_timeout", "transport.rejoin_timeout"),
+        *("align.method", "align.max_ids", "align.message_mib", "align.processes", "align.timeout"),
+    }
+)
+"""Keys that a stack takes with any value, which its runs share: it does by them what a run by itself does."""
+
+TAKES: Mapping[str, Callable[[Config], bool]] = {
+    "precision": lambda config: config.precision != "bfloat16",
+    "sinks": lambda config: not config.sinks,
+    "metrics_port": lambda config: not config.metrics_port,
+    "model.embedding_device": lambda config: config.model.embedding_device == "same" or config.device == "cpu",
+    "training.epochs": lambda config: config.training.patience > 0 or not config.training.ends_early,
+    "training.patience": lambda config: config.training.patience <= 0,
+    "training.order": lambda config: config.training.order == "random",
+    "training.clip_norm": lambda config: not config.training.clip_norm,
+    "training.pretrain": lambda config: not config.training.pretrain,
+    "training.gradients": lambda config: config.training.gradients,
+    "attack.canaries": lambda config: not config.attack.canaries,
+    "attack.audit": lambda config: config.attack.audit,
+    "attack.max_leak": lambda config: config.attack.max_leak == 1.0,
+    "attack.max_bound": lambda config: config.attack.max_bound == 1.0,
+    "transport.kind": lambda config: config.transport.kind == "inproc",
+    "transport.in_flight": lambda config: config.transport.in_flight == 1,
+    "checkpoint.every": lambda config: not config.checkpoint.every,
+    "privacy.ledger": lambda config: not config.privacy.ledger,
+}
+"""Keys with values for which each run does something of its own, and whether a configuration has none of these.
+
+A key that is in none of the three keeps every run out: whoever adds one decides.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,8 +93,7 @@ def groups(trials: Sequence[Trial]) -> list[Group]:
 
 def _shared(config: Config) -> str:
     """Return all of a configuration that runs in one stack have in common."""
-    values = config.model_copy(update={"seed": 0, "schedule_seed": -1, "defenses": []}).model_dump()
-    return json.dumps(values, sort_keys=True)
+    return json.dumps(config.model_dump(exclude=set(VARIES)), sort_keys=True)
 
 
 def obstacle(config: Config) -> str:
@@ -62,29 +110,14 @@ def obstacle(config: Config) -> str:
 
 
 def _obstacles(config: Config) -> Iterator[str]:
-    training, attack = config.training, config.attack
-    wrong = {
-        "training.patience": training.patience > 0,
-        'training.epochs = "auto"': training.patience < 0 and training.ends_early,
-        "training.clip_norm": training.clip_norm > 0.0,
-        "training.order = 'time'": training.order == "time",
-        "training.pretrain": training.pretrain > 0,
-        "training.gradients = false": not training.gradients,
-        "attack.max_leak": attack.max_leak < 1.0,
-        "attack.max_bound": attack.max_bound < 1.0,
-        "attack.audit = false": not attack.audit,
-        "attack.canaries": attack.canaries > 0,
-        "checkpoint.every": config.checkpoint.every != 0,
-        "transport.kind": config.transport.kind != "inproc",
-        "transport.in_flight": config.transport.in_flight != 1,
-        "model.embedding_device = 'cpu'": config.model.embedding_device == "cpu" and config.device != "cpu",
-        "precision": config.precision == "bfloat16",
-        "sinks": bool(config.sinks),
-        "privacy.ledger": bool(config.privacy.ledger),
-    }
-    yield from (f"{key} is set, which each run does for itself" for key, is_set in wrong.items() if is_set)
+    for key in leaf_paths(type(config)):
+        if key in TAKES:
+            if not TAKES[key](config):
+                yield f"{key} is set, which each run does for itself"
+        elif key not in VARIES | SERVES:
+            yield f"{key} is a key that nobody has decided about: put it into VARIES, SERVES or TAKES"
     try:
-        attacks = make_attacks(attack.calls)
+        attacks = make_attacks(config.attack.calls)
         kinds = DEFENSE_METHODS.find_all(entry["name"] for entry in config.defenses)
     except FlowerVflError as error:
         yield str(error)

@@ -17,10 +17,9 @@ from flower_vfl.apps.client_app import make_client_app
 from flower_vfl.apps.factories import computing, default_bottom
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.model import load_model, model_path
-from flower_vfl.auditing.attacker import Attacker
 from flower_vfl.config import build_config
 from flower_vfl.errors import ConfigError, DataError, OutputExistsError, PartyError, ProtocolError, TrainingError
-from flower_vfl.parties.feature import batch_limit
+from flower_vfl.parties.feature import FeatureParty, batch_limit
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.strategies import Observer, VerticalStrategy
 from flower_vfl.tracking import read_steps
@@ -154,8 +153,10 @@ def told(change, value):
     ],
 )
 def test_a_report_that_is_none_is_refused_where_it_is_wrong_and_costs_no_weights(tell, where, tmp_path, monkeypatch):
-    honest = Attacker.report
-    monkeypatch.setattr(Attacker, "report", lambda party: tell(honest(party)) if party.name == "b" else honest(party))
+    honest = FeatureParty.report
+    monkeypatch.setattr(
+        FeatureParty, "report", lambda party: tell(honest(party)) if party.name == "b" else honest(party)
+    )
     with pytest.raises(ProtocolError, match=rf"(?s)party 'b' .*{where}"):
         run(toy_config(), data=lambda _: toy_data(rows=200), out=tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -177,9 +178,9 @@ def test_whose_a_leak_is_and_who_measured_it_is_the_label_partys_own_word(monkey
         return {**report, "leakage": [{**entry, **forged} for entry in report["leakage"]]}
 
     found = []
-    honest = Attacker.report
+    honest = FeatureParty.report
     for report in (honest, forge):
-        monkeypatch.setattr(Attacker, "report", report)
+        monkeypatch.setattr(FeatureParty, "report", report)
         config = toy_config(attack={"names": ["norm", "hint(k=2)", "model_completion(k=4,draws=2)"]})
         found.append(run(config, data=lambda _: toy_data(rows=200)).summary)
     assert found[0]["leakage"] == found[1]["leakage"]
@@ -188,8 +189,10 @@ def test_whose_a_leak_is_and_who_measured_it_is_the_label_partys_own_word(monkey
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
 def test_a_report_may_be_longer_than_the_header_of_a_frame_and_than_any_batch(kind, monkeypatch):
-    honest = Attacker.report
-    monkeypatch.setattr(Attacker, "report", lambda party: (said := honest(party)) | {"leakage": said["leakage"] * 300})
+    honest = FeatureParty.report
+    monkeypatch.setattr(
+        FeatureParty, "report", lambda party: (said := honest(party)) | {"leakage": said["leakage"] * 300}
+    )
     config = toy_config(attack={"names": ["norm"], "monitor": False}, transport={"kind": kind})
     leakage = run(config, data=lambda _: toy_data(rows=200)).summary["leakage"]
     assert len(json.dumps(leakage)) > 2 * batch_limit(100, (8,))

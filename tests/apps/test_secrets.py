@@ -11,11 +11,11 @@ from flower_vfl.apps.factories import default_bottom, default_top
 from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.attacks.gradient.norm import score
-from flower_vfl.auditing.attacker import Attacker
 from flower_vfl.config import from_run_config, to_run_config
 from flower_vfl.errors import PartyError
 from flower_vfl.metrics import leak_auc
 from flower_vfl.nn import seeded_initialisation, weights_digest
+from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.rng import Secret
 from flower_vfl.strategies import Iso, VerticalStrategy
 from flower_vfl.strategies.gradients.iso import perturb
@@ -109,9 +109,9 @@ def test_in_a_deployment_true_labels_go_nowhere(tmp_path, monkeypatch):
 
 
 def test_in_a_deployment_what_a_party_says_of_leaks_is_no_part_of_the_result(tmp_path, monkeypatch):
-    honest = Attacker.report
+    honest = FeatureParty.report
     said = [{"attack": "norm", "label": "norm", "source": "monitor", "q95": 0.52}, 0]
-    monkeypatch.setattr(Attacker, "report", lambda party: {**honest(party), "leakage": said})
+    monkeypatch.setattr(FeatureParty, "report", lambda party: {**honest(party), "leakage": said})
     outcome = train(DeployedGrid, tmp_path, monkeypatch).base.outcome
     assert outcome.reports["a"]["leakage"] == []
     assert [entry["q95"] for entry in outcome.leakage if entry["label"] == "norm"] != [0.52]

@@ -118,13 +118,13 @@ def test_all_transports_measure_the_same():
 def test_scorers_get_the_labels_of_a_table_of_any_size_as_fast_as_they_take_them(kind, monkeypatch):
     data, config = toy_data(), toy_config(attack={"names": ["norm"]}, transport={"kind": kind})
     expected = run(config, data=lambda _: data).summary["leakage"]
-    take = Attacker._other
+    take = Attacker.answer
 
     def slowly(attacker, frame):
         time.sleep(0.001)
         return take(attacker, frame)
 
-    monkeypatch.setattr(Attacker, "_other", slowly)
+    monkeypatch.setattr(Attacker, "answer", slowly)
     monkeypatch.setattr(AuditLabels, "PIECE", 1)
     assert len(data.labels().train) > 2 * KEPT
     assert run(config, data=lambda _: data).summary["leakage"] == expected

@@ -12,6 +12,8 @@ from flower_vfl.attacks import make_attacks
 from flower_vfl.auditing.attacker import Attacker
 from flower_vfl.errors import ConfigError, ProtocolError
 from flower_vfl.nn import Optimizers, bind_dropout, seeded_initialisation
+from flower_vfl.nn.layers import watched_layers
+from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Schedule
 from tests.attacks.common import Remembering, gradients
@@ -21,21 +23,24 @@ SCHEDULE = Schedule(1, 100, 20, 16, 50, 2, 0.1)
 TABLE = toy_data(rows=100, test_rows=20, parties=1)
 
 
-def make_attacker(*, simulation=True, layers=(), in_flight=1, bottom=None, attacks=None):
+def make_attacked(*, simulation=True, layers=(), in_flight=1, bottom=None, attacks=None):
     with seeded_initialisation(3):
         model = bottom or nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 4))
     optimizers = Optimizers(model, "adam", learning_rate=0.01)
     dropout = torch.Generator().manual_seed(5)
     bind_dropout(model, dropout)
-    attacker = Attacker(
-        "a", model, optimizers, TABLE.party("a"), SCHEDULE, in_flight=in_flight, dropout=dropout,
+    party = FeatureParty(
+        "a", model, optimizers, TABLE.party("a"), SCHEDULE, in_flight=in_flight, dropout=dropout
+    )  # fmt: skip
+    party.observer = Attacker(
+        party.point,
         attacks=attacks or make_attacks([{"name": "cosine"}, {"name": "hint", "k": 1}]),
         layers=layers, simulation=simulation, defended=True,
     )  # fmt: skip
     if simulation:
         labels = torch.from_numpy(TABLE.target.train).to(torch.uint8)
-        attacker.handle(Frame(Kind.AUDIT, fields={"offset": 0, "classes": 2}, tensors={"labels": labels}))
-    return attacker
+        party.handle(Frame(Kind.AUDIT, fields={"offset": 0, "classes": 2}, tensors={"labels": labels}))
+    return party
 
 
 def answer(step, request, *, row=3, reference=None, gradient=None):
@@ -48,16 +53,16 @@ def answer(step, request, *, row=3, reference=None, gradient=None):
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_the_clean_gradient_is_followed_to_every_layer_of_the_partys_own_model(in_flight):
     attack = Remembering("reference")
-    attacker = make_attacker(layers=("cut", "first", "2"), in_flight=in_flight, attacks=[attack])
+    party = make_attacked(layers=("cut", "first", "2"), in_flight=in_flight, attacks=[attack])
     for step in range(in_flight):
-        attacker.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
-    model = make_attacker(attacks=[attack]).bottom  # the same weights; watched by nobody who is asked here
+        party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
+    model = make_attacked(attacks=[attack]).bottom  # the same weights; watched by nobody who is asked here
     x = TABLE.party("a").train.gather(SCHEDULE.train_batch(0)[3:4])[0]
     first = model[1](model[0](x))
     second = model[2](first)
     clean = gradients(9, (4,))
     expected = torch.autograd.grad(model[4](model[3](second)), (first, second), clean[None])
-    attacker.handle(answer(0, in_flight, reference=clean))
+    party.handle(answer(0, in_flight, reference=clean))
     told = {layer: side.tensor("reference") for layer, side in attack.told}
     assert torch.equal(told["cut"], clean)
     torch.testing.assert_close(told["first"], expected[0][0])
@@ -68,12 +73,12 @@ def test_the_clean_gradient_is_followed_to_every_layer_of_the_partys_own_model(i
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_where_no_defense_changed_it_the_batchs_own_pass_tells_the_clean_gradient_at_every_layer(in_flight):
     attack = Remembering("reference")
-    attacker = make_attacker(layers=("cut", "first", "2"), in_flight=in_flight, attacks=[attack])
+    party = make_attacked(layers=("cut", "first", "2"), in_flight=in_flight, attacks=[attack])
     for step in range(in_flight):
-        attacker.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
+        party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
     received = gradients(0, (16, 4))
-    attacker.handle(answer(0, in_flight, reference=received[3], gradient=received))
-    of_batch = attacker.transcript.last.gradients
+    party.handle(answer(0, in_flight, reference=received[3], gradient=received))
+    of_batch = party.observer.view.transcript.last.gradients
     assert len(attack.told) == 3
     for layer, side in attack.told:
         assert torch.equal(side.tensor("reference"), of_batch[layer][3])
@@ -82,9 +87,9 @@ def test_where_no_defense_changed_it_the_batchs_own_pass_tells_the_clean_gradien
 
 def test_at_the_cut_alone_the_clean_gradient_is_followed_nowhere():
     attack = Remembering("reference")
-    attacker = make_attacker(layers=("cut",), attacks=[attack])
-    attacker.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
-    attacker.handle(answer(0, 1, reference=torch.ones(4)))
+    party = make_attacked(layers=("cut",), attacks=[attack])
+    party.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+    party.handle(answer(0, 1, reference=torch.ones(4)))
     assert [(layer, side.tensor("reference").tolist()) for layer, side in attack.told] == [("cut", [1.0] * 4)]
 
 
@@ -137,26 +142,25 @@ def test_where_rows_depend_on_each_other_or_on_chance_the_graph_of_the_batch_is_
     attack, seen = Remembering("reference"), []
     with seeded_initialisation(3):
         bottom = MIXERS[mixer]()
-    attacker = make_attacker(bottom=bottom, attacks=[attack], in_flight=in_flight, layers=("cut", "first"))
-    follow = attacker._follow
+    party = make_attacked(bottom=bottom, attacks=[attack], in_flight=in_flight, layers=("cut", "first"))
+    look, passed = party.observer.before_backward, []
+    watched_layers(bottom)["first"].register_forward_hook(lambda module, inputs, output: passed.append(output))
 
-    def spy(rows, output):
-        (first,) = attacker._seen.outputs.values()
+    def spy(observation):
         clean = torch.zeros(16, 4)
         clean[3] = gradients(9, (4,))
-        seen.append(torch.autograd.grad(output, first, clean, retain_graph=True)[0][3])
-        first.grad = None
-        follow(rows, output)
+        seen.append(torch.autograd.grad(observation.output, passed[-1], clean, retain_graph=True)[0][3])
+        look(observation)
 
-    attacker._follow = spy
+    party.observer.before_backward = spy
     for step in range(in_flight):
-        attacker.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
+        party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
     for step in range(2):
-        attacker.handle(answer(step, step + in_flight, reference=gradients(9, (4,))))
+        party.handle(answer(step, step + in_flight, reference=gradients(9, (4,))))
     told = [side.tensor("reference") for layer, side in attack.told if layer == "first"]
     assert len(told) == 2
     assert all(torch.equal(a, b) for a, b in zip(told, seen, strict=True))
-    assert not attacker._rows_independent
+    assert not party.observer._rows_independent
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -164,28 +168,28 @@ def test_where_rows_depend_on_each_other_or_on_chance_the_graph_of_the_batch_is_
 def test_being_told_changes_neither_weights_nor_what_the_transcript_holds(mixer, in_flight):
     def train(told):
         with torch.random.fork_rng(), seeded_initialisation(3):
-            attacker = make_attacker(
+            party = make_attacked(
                 layers=("first",) if mixer else ("first", "2"),
                 bottom=MIXERS[mixer]() if mixer else None,
                 in_flight=in_flight,
             )
             torch.manual_seed(1)
             for step in range(in_flight):
-                attacker.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
+                party.handle(Frame(Kind.STEP, step, {"gradient_of": -1}))
             for step in range(4):
                 reference = gradients(step + 50, (4,)) if told else None
-                attacker.handle(answer(step, step + in_flight, reference=reference))
-                yield from attacker.transcript.last.gradients.values()
-            yield from attacker.bottom.state_dict().values()
+                party.handle(answer(step, step + in_flight, reference=reference))
+                yield from party.observer.view.transcript.last.gradients.values()
+            yield from party.bottom.state_dict().values()
 
     assert all(torch.equal(a, b) for a, b in zip(list(train(True)), list(train(False)), strict=True))
 
 
 def test_a_deployed_attacker_refuses_a_clean_gradient():
-    attacker = make_attacker(simulation=False)
-    attacker.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+    party = make_attacked(simulation=False)
+    party.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
     with pytest.raises(ProtocolError, match="a deployment refuses it"):
-        attacker.handle(answer(0, 1, reference=torch.ones(4)))
+        party.handle(answer(0, 1, reference=torch.ones(4)))
 
 
 @pytest.mark.parametrize(
@@ -198,18 +202,18 @@ def test_a_deployed_attacker_refuses_a_clean_gradient():
     ],
 )
 def test_a_clean_gradient_that_does_not_fit_is_refused_and_changes_no_weight(row, reference, reason):
-    attacker = make_attacker()
-    attacker.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
-    before = [p.clone() for p in attacker.bottom.parameters()]
+    party = make_attacked()
+    party.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+    before = [p.clone() for p in party.bottom.parameters()]
     with pytest.raises(ProtocolError, match=reason):
-        attacker.handle(answer(0, 1, row=row, reference=reference))
-    assert all(torch.equal(a, b) for a, b in zip(before, attacker.bottom.parameters(), strict=True))
-    attacker.handle(answer(0, 1, reference=torch.ones(4)))
+        party.handle(answer(0, 1, row=row, reference=reference))
+    assert all(torch.equal(a, b) for a, b in zip(before, party.bottom.parameters(), strict=True))
+    party.handle(answer(0, 1, reference=torch.ones(4)))
 
 
 def test_a_layer_that_does_not_exist_is_refused_with_those_that_do():
     with pytest.raises(ConfigError, match=r"'frist', which the model of party 'a'.*did you mean 'first'.* 0, 1, 2, 3"):
-        make_attacker(layers=("cut", "frist"))
+        make_attacked(layers=("cut", "frist"))
 
 
 def test_a_layer_without_a_gradient_is_told():
@@ -221,7 +225,7 @@ def test_a_layer_without_a_gradient_is_told():
         def forward(self, x):
             return self.used(x)
 
-    attacker = make_attacker(layers=("unused",), bottom=Aside())
-    attacker.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
+    party = make_attacked(layers=("unused",), bottom=Aside())
+    party.handle(Frame(Kind.STEP, 0, {"gradient_of": -1}))
     with pytest.raises(ConfigError, match=r"no gradient at unused.*attack\.layers"):
-        attacker.handle(answer(0, 1))
+        party.handle(answer(0, 1))

@@ -22,14 +22,14 @@ from tests.toys import toy_data
 SCHEDULE = Schedule(1, 100, 20, 16, 50, 2, 0.1)
 
 
-def make_party(kind=FeatureParty, *, in_flight=1, bottom=None, **more):
+def make_party(*, in_flight=1, bottom=None, **more):
     with seeded_initialisation(3):
         model = bottom or nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4))
     generator = torch.Generator().manual_seed(5)
     bind_dropout(model, generator)
     table = toy_data(rows=100, test_rows=20, parties=1).party("a")
     optimizers = Optimizers(model, "adam", learning_rate=0.01)
-    return kind("a", model, optimizers, table, SCHEDULE, in_flight=in_flight, dropout=generator, **more)
+    return FeatureParty("a", model, optimizers, table, SCHEDULE, in_flight=in_flight, dropout=generator, **more)
 
 
 def ask(step, gradient_of=-1, gradient=None):
@@ -202,8 +202,10 @@ def test_a_bottom_model_that_returns_no_batch_of_numbers_is_refused():
         make_party(bottom=Wrong())
 
 
-def make_attacker(**more):
-    return make_party(Attacker, attacks=[NormAttack()], **more)
+def make_attacked(**more):
+    party = make_party()
+    party.observer = Attacker(party.point, attacks=[NormAttack()], **more)
+    return party
 
 
 def audit_frame(rows=100):
@@ -212,69 +214,69 @@ def audit_frame(rows=100):
 
 
 def test_a_deployed_attacker_refuses_labels_and_scores_nothing():
-    attacker = make_attacker(simulation=False)
+    party = make_attacked(simulation=False)
     with pytest.raises(ProtocolError, match="deployment refuses"):
-        attacker.handle(audit_frame())
-    fill(attacker, 1)
-    drive(attacker, 0, 3, 1)
-    assert attacker.report()["leakage"] == []
+        party.handle(audit_frame())
+    fill(party, 1)
+    drive(party, 0, 3, 1)
+    assert party.report()["leakage"] == []
 
 
 def test_a_simulated_attacker_scores_the_cut_and_the_first_layer():
-    attacker = make_attacker(simulation=True)
-    attacker.handle(audit_frame())
-    fill(attacker, 1)
-    attacker = drive(attacker, 0, 3, 1)
-    entries = attacker.report()["leakage"]
+    party = make_attacked(simulation=True)
+    party.handle(audit_frame())
+    fill(party, 1)
+    party = drive(party, 0, 3, 1)
+    entries = party.report()["leakage"]
     assert [(entry["layer"], entry["steps"]) for entry in entries] == [("cut", 3), ("first", 3)]
-    assert set(attacker.transcript.last.gradients) == {"cut", "first"}
+    assert set(party.observer.view.transcript.last.gradients) == {"cut", "first"}
 
 
 def test_a_step_that_no_attack_reads_is_not_held():
-    attacker = make_attacker(simulation=True, every=2)
-    attacker.handle(audit_frame())
-    fill(attacker, 1)
-    drive(attacker, 0, 4, 1)
-    assert attacker.report()["leakage"][0]["steps"] == 2
-    assert attacker.transcript.last.step == 2
+    party = make_attacked(simulation=True, every=2)
+    party.handle(audit_frame())
+    fill(party, 1)
+    drive(party, 0, 4, 1)
+    assert party.report()["leakage"][0]["steps"] == 2
+    assert party.observer.view.transcript.last.step == 2
 
 
 def test_half_of_the_audit_labels_are_not_enough_to_score():
-    attacker = make_attacker(simulation=True)
-    attacker.handle(audit_frame(rows=50))
-    fill(attacker, 1)
-    drive(attacker, 0, 2, 1)
-    assert attacker.report()["leakage"] == []
+    party = make_attacked(simulation=True)
+    party.handle(audit_frame(rows=50))
+    fill(party, 1)
+    drive(party, 0, 2, 1)
+    assert party.report()["leakage"] == []
 
 
 def test_audit_labels_that_skip_rows_are_refused():
-    attacker = make_attacker(simulation=True)
+    party = make_attacked(simulation=True)
     piece = audit_frame().tensors["labels"][:10]
     with pytest.raises(ProtocolError, match="row 0 was next"):
-        attacker.handle(Frame(Kind.AUDIT, fields={"offset": 5, "classes": 2}, tensors={"labels": piece}))
+        party.handle(Frame(Kind.AUDIT, fields={"offset": 5, "classes": 2}, tensors={"labels": piece}))
 
 
 def test_the_first_layer_gradient_is_the_one_that_autograd_gives():
-    attacker = make_attacker(simulation=False)
+    party = make_attacked(simulation=False)
     twin = make_party()
-    attacker.handle(ask(0))
+    party.handle(ask(0))
     x = twin._loader.batch(0)[0]
     twin.bottom.train()
     hidden = twin.bottom[2](twin.bottom[1](twin.bottom[0](x)))
     hidden.retain_grad()
     twin.bottom[4](twin.bottom[3](hidden)).backward(gradient_for(0))
-    attacker.handle(ask(-1, 0, gradient_for(0)))
-    assert torch.equal(attacker.transcript.last.gradients["first"], hidden.grad)
+    party.handle(ask(-1, 0, gradient_for(0)))
+    assert torch.equal(party.observer.view.transcript.last.gradients["first"], hidden.grad)
 
 
 def test_the_state_of_an_attacker_keeps_what_it_measured():
-    attacker = make_attacker(simulation=True)
-    attacker.handle(audit_frame())
-    fill(attacker, 1)
-    attacker = drive(attacker, 0, 4, 1)
-    again = make_attacker(simulation=True)
-    again.restore(attacker.state())
-    assert again.report()["leakage"] == attacker.report()["leakage"]
+    party = make_attacked(simulation=True)
+    party.handle(audit_frame())
+    fill(party, 1)
+    party = drive(party, 0, 4, 1)
+    again = make_attacked(simulation=True)
+    again.restore(party.state())
+    assert again.report()["leakage"] == party.report()["leakage"]
 
 
 class Shelf:

@@ -120,9 +120,9 @@ def test_what_is_measured_is_the_leak_of_all_rows_that_came(monkeypatch):
     party_of = {}
     begin = Attacker.__init__
 
-    def begun(party, *args, **kwargs):
-        begin(party, *args, **kwargs)
-        party_of.update({id(memory): party.name for memory in party._longitudinal._memories.values()})
+    def begun(attacker, point, **kwargs):
+        begin(attacker, point, **kwargs)
+        party_of.update({id(memory): point.party for memory in attacker.view.history._memories.values()})
 
     monkeypatch.setattr(Attacker, "__init__", begun)
     monkeypatch.setattr(RowMemory, "record", watched)

@@ -3,9 +3,9 @@
 import pytest
 
 from flower_vfl.attacks import Attack, RowAttack
-from flower_vfl.config import build_config
+from flower_vfl.config import Config, build_config, leaf_paths
 from flower_vfl.simulations.sweep.definition import load_definition
-from flower_vfl.simulations.sweep.grouping import ALONE, groups, obstacle
+from flower_vfl.simulations.sweep.grouping import ALONE, SERVES, TAKES, VARIES, groups, obstacle
 from flower_vfl.simulations.sweep.trials import trials_of
 
 FIXED = {"training": {"epochs": 3}}  # otherwise validation ends a run, and each has an end of its own
@@ -63,6 +63,7 @@ OWN = "tests.simulations.sweep.test_grouping"
     ("changes", "words"),
     [
         ({"training.patience": 2}, "training.patience is set"),
+        ({"training.epochs": "auto"}, "training.epochs is set"),
         ({"training.clip_norm": 1.0}, "training.clip_norm is set"),
         ({"training.order": "time", "training.epochs": 1, "training.validation": 0.0}, "training.order"),
         ({"attack.max_leak": 0.9}, "attack.max_leak is set"),
@@ -74,6 +75,12 @@ OWN = "tests.simulations.sweep.test_grouping"
         ({"transport.in_flight": 2}, "transport.in_flight is set"),
         ({"model.embedding_device": "cpu", "device": "cuda"}, "model.embedding_device"),
         ({"sinks": ["wandb"]}, "sinks is set"),
+        ({"metrics_port": 9100}, "metrics_port is set"),
+        ({"precision": "bfloat16"}, "precision is set"),
+        ({"training.pretrain": 1}, "training.pretrain is set"),
+        ({"training.gradients": False}, "training.gradients is set"),
+        ({"attack.canaries": 8}, "attack.canaries is set"),
+        ({"privacy.ledger": "ledger.json"}, "privacy.ledger is set"),
         ({"attack.names": ["norm", "spectral"]}, "spectral is no RowAttack, which scores many runs at once"),
         ({"attack.names": [f"{OWN}:OneByOne"]}, "one_by_one is no RowAttack, which scores many runs at once"),
         ({"attack.names": ["nrom"]}, "nrom"),
@@ -94,3 +101,21 @@ def test_defenses_of_gradients_at_any_strength_can_be_stacked(defenses):
 
 def test_an_attack_of_ones_own_on_the_rows_of_a_step_can_be_stacked():
     assert obstacle(build_config(FIXED, {"attack.names": [f"{OWN}:Peak"]})) == ""
+
+
+def test_every_key_of_a_configuration_is_decided_about_once():
+    decided = [*VARIES, *SERVES, *TAKES]
+    assert sorted(decided) == sorted(leaf_paths())
+    assert all(takes(build_config(FIXED)) for takes in TAKES.values())
+
+
+class Wider(Config):
+    """A configuration with one key more."""
+
+    colour: str = "blue"
+
+
+def test_a_key_that_nobody_decided_about_keeps_every_run_out():
+    assert "colour is a key that nobody has decided about" in obstacle(
+        Wider.model_validate(build_config(FIXED).model_dump())
+    )
