@@ -1,4 +1,4 @@
-"""How much of its leak budget a run has used: what was reached after each epoch, beside the limits."""
+"""Use of a run's leak budget: the leak after each epoch, beside the limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Spent:
 
     @property
     def at(self) -> float | None:
-        """What was reached then."""
+        """Leak after the epoch in which the limit was passed; None where it was not."""
         return None if self.passed is None else self.reached[self.passed - 1]
 
     @property

@@ -1,4 +1,4 @@
-"""What a run's noise bounds under its model of the gradients, beside what attacks and oracles measured."""
+"""Bounds on the leak by a run's noise, under its model of the gradients, beside what attacks and oracles measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from flower_vfl.auditing.entries import AUDIT, CONDITIONAL
 from flower_vfl.metrics import Exceedances, detection_error_bound, exceedances, nearest_rank
-from flower_vfl.reports.leaks import label_of, on_embeddings, received, told, turns
+from flower_vfl.reports.leaks import label_of, on_embeddings, received, side_information, turns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,12 +61,12 @@ class Measured:
 
     @property
     def too_often(self) -> bool:
-        """Whether more steps are beyond chance than the model allows."""
+        """True if more steps are beyond chance than the model allows."""
         return self.found is not None and self.found.beyond_chance.size > self.found.expected
 
     @property
     def breaks(self) -> bool:
-        """Whether a reader that the bound is about exceeded it: no oracle, and on what was sent, at the cut."""
+        """True if a reader that the bound covers exceeded it: no oracle, on sent gradients, at the cut."""
         return self.too_often and not self.oracle and self.layer == "cut"
 
 
@@ -74,8 +74,8 @@ class Measured:
 class Certificate:
     """The bound that one defense logs about the gradients of one party, or of all of them together.
 
-    It is marginal: over all rows together, for rules that know nothing of a row but its gradient, if the gradients were
-    as the defense models them.
+    It is marginal: over all rows together, for rules whose only information on a row is its gradient, if the
+    gradients were as the defense models them.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class Certificate:
     bound, bound_last
         Bound on the leak AUC: mean over the steps, and of the last one.
     silent
-        Share of steps of which the theorem says nothing.
+        Share of steps for which the theorem gives no bound.
     error, asked
         Least detection error under the same model, and whether the user asked for this one. That of parties that
         collude is smaller than what was asked for each of them.
@@ -100,8 +100,8 @@ class Certificate:
     measured
         The attacks.
     conditional
-        What the conditional oracle measured, by party: a reader that knows everything of a row but its label, of which
-        the bound says nothing.
+        Leak that the conditional oracle measured, by party: a reader that knows everything of a row but its label,
+        which the bound does not cover.
     informed
         The entries of informed readers of single batches, fitted to labels of other rows.
     """
@@ -133,7 +133,7 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing that was measured contradicts the bound."""
+        """True if no measurement contradicts the bound."""
         return not self.broken and not self.exceeded
 
     @property
@@ -208,7 +208,7 @@ def _measured(run: Run, attack: str, party: str, layer: str, metric: str, bounds
         (e for e in received(run.result) if (label_of(e), e.get("party"), e.get("layer"), e.get("source")) == wanted),
         {"attack": attack},
     )
-    oracle, left_out = told(run.result, entry)
+    oracle, left_out = side_information(run.result, entry)
     turned = turns(entry)
     values = 1.0 - values if turned else values
     found, first = _exceeded(run, steps, values, bounds, left_out)

@@ -1,4 +1,4 @@
-"""Which run of several to recommend: the most useful one, by validation, of those in which no leak was found."""
+"""Recommendation among several runs: the most useful one, by validation, of those in which no leak was found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Choice:
-    """What a comparison says first.
+    """First statement of a comparison.
 
     Attributes
     ----------
@@ -141,5 +141,5 @@ def _utility(row: Row, measure: str) -> str:
     """Return what a run reaches on the test set, and what its defense costs there."""
     value, cost = row["last"].get(measure), row["cost"]
     words = METRICS[measure].replace("Test", "test")
-    told = f"It reaches a {words} of {number(value, 4)}"
-    return f"{told}, {signed(cost, 4)} against no defense." if cost is not None and cost != 0 else f"{told}."
+    reached = f"It reaches a {words} of {number(value, 4)}"
+    return f"{reached}, {signed(cost, 4)} against no defense." if cost is not None and cost != 0 else f"{reached}."

@@ -1,4 +1,4 @@
-"""What the page of several runs shows."""
+"""Content of the page that compares several runs."""
 
 from __future__ import annotations
 

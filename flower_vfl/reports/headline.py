@@ -53,13 +53,13 @@ class Lines:
 
     @property
     def title(self) -> str:
-        """Who it is, in words."""
+        """Name of the party or parties, in words."""
         names = self.party.split("+")
         return f"Party {self.party}" if len(names) == 1 else f"Parties {listed(names)} together"
 
     @property
     def status(self) -> str:
-        """What the verdict says of it."""
+        """Status in the verdict."""
         return str(self.verdict["status"])
 
     @property
@@ -75,7 +75,7 @@ class Lines:
 
     @property
     def null(self) -> float:
-        """What guessing reaches where the value was measured: by q95 for a practical attack, 0.5 for a reader."""
+        """Chance level of guessing where the value was measured: by q95 for a practical attack, 0.5 for a reader."""
         practical = self.verdict["leak"]["practical"]
         if practical is None or practical["reached"] != self.value or practical["null"] is None:
             return 0.5
@@ -117,7 +117,7 @@ class Lines:
 
     @property
     def practical_words(self) -> str:
-        """What the number of the worst practical attack is of."""
+        """Description of the number of the worst practical attack."""
         found = self.verdict["leak"]["practical"]
         if found is None:
             return ""
@@ -142,7 +142,7 @@ class Lines:
 
     @property
     def gain_words(self) -> str:
-        """What the gain is over, in words; empty where none was measured."""
+        """Baseline of the gain, in words; empty where none was measured."""
         found = self.verdict["gain"]
         if found is None:
             return ""
@@ -155,7 +155,7 @@ class Lines:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """How bad it is, to be compared: by status, then by what was reached."""
+        """Severity as a key to compare by: status, then the leak that was reached."""
         gain = self.verdict["gain"]
         leaks = self.verdict["leak"]["leaks"]
         return _RANK[self.status], leaks, self.value or 0.0, 0.0 if gain is None else float(gain["value"])
@@ -168,7 +168,7 @@ def _of_member(found: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Headline:
-    """What a report says first.
+    """First lines of a report.
 
     Attributes
     ----------
@@ -288,7 +288,7 @@ def status_of(results: Sequence[Result]) -> str:
 
 
 def headline_of(result: Result) -> Headline:
-    """Return the headline of a result; its verdict is made anew from what was measured."""
+    """Return the headline of a result; its verdict is computed again from what was measured."""
     verdict = verdict_of(result)
     lines = [Lines(str(party["party"]), party) for party in verdict["parties"]]
     ran = [label_of(entry) for entry in practical_entries(result) if entry.get("q95") is not None]
@@ -379,7 +379,7 @@ def _against(result: Result, headline: Headline) -> list[str]:
         return [stop, again, "Compare both runs: flower-vfl report with both folders shows what the defense costs."]
     worst = headline.worst
     if worst is not None and not worst.verdict["leak"]["leaks"]:
-        people = "noise averages out over people whose columns are alike."
+        people = "noise averages out over people whose columns are similar."
         return [stop, f"Train fewer epochs or with a stronger defense, and measure again: {people}"]
     practical = worst.verdict["leak"]["practical"] if worst is not None else None
     label = "" if practical is None else str(practical["label"])

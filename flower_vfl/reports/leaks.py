@@ -1,4 +1,4 @@
-"""The leaks of a result: which of them a party really received, and what the attack was told beyond that."""
+"""The leaks of a result: which of them a party really received, and the attack's side information."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
     "on_embeddings",
     "reached",
     "received",
-    "told",
+    "side_information",
     "turns",
     "unrepeated",
     "way_of",
@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 
-def told(result: Result, entry: Entry) -> tuple[bool, int]:
-    """Return whether an attack was told a clean gradient, which no real attacker has, and of how many positives.
+def side_information(result: Result, entry: Entry) -> tuple[bool, int]:
+    """Return whether an attack had a clean gradient, which no real attacker has, and the number of known positives.
 
     The first makes it an oracle; the second were left out when it was scored. Of the conditional oracle, which knows
     the gradients of every row for either label, none were left out.
@@ -60,21 +60,21 @@ def keeps_apart(entry: Entry) -> bool:
     return is_remembered(entry) and isinstance(params, dict) and params.get("reads") == "epochs"
 
 
-ADDED_UP = "adds up what came for each person"
+ADDED_UP = "adds up the gradients of each person"
 _WAYS = {
-    "last": "looks at what came for each person in one epoch alone",
-    "difference": "compares what came for each person in the last two epochs",
-    "epochs": "sets side by side what came for each person in every epoch",
+    "last": "reads the gradients of each person in one epoch alone",
+    "difference": "compares the gradients of each person in the last two epochs",
+    "epochs": "sets side by side the gradients of each person in every epoch",
 }
 
 
 def way_of(entry: Entry) -> str:
-    """Return in words how an attacker reads who remembers.
+    """Return in words how a longitudinal attack reads its history.
 
     Examples
     --------
     >>> way_of({"attack": "remembered_fit", "params": {"reads": "last"}}), way_of({"attack": "remembered_norm"})
-    ('looks at what came for each person in one epoch alone', 'adds up what came for each person')
+    ('reads the gradients of each person in one epoch alone', 'adds up the gradients of each person')
     """
     params = entry.get("params")
     reads = params.get("reads") if isinstance(params, dict) else None
@@ -102,9 +102,9 @@ def worst(
     attack
         Only this one, by its label.
     oracle
-        Only attacks that are told what no real attacker has, or only the others.
+        Only attacks with information that no real attacker has, or only the others.
     remembered
-        Only attacks that remember over the epochs, or only those on single steps.
+        Only longitudinal attacks, or only those on single steps.
     """
     entries = [
         entry
@@ -112,7 +112,7 @@ def worst(
         if entry.get("layer") == layer
         and entry.get("q95") is not None
         and attack in (None, label_of(entry))
-        and oracle in (None, told(result, entry)[0])
+        and oracle in (None, side_information(result, entry)[0])
         and remembered in (None, is_remembered(entry))
     ]
     return max(unrepeated(entries), key=reached, default=None)

@@ -1,4 +1,4 @@
-"""What attackers read who remember each person over the epochs, beside what single steps give away."""
+"""Leak to longitudinal attacks, beside the leak of single steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BOUND = ".auc_bound_remembered"
 
 NOTABLE = 0.02
-"""How much more must be read after the last epoch than after the first to say why."""
+"""Difference between the last epoch's leak and the first's from which the page explains it."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +41,27 @@ class Remembered:
 
     @property
     def turned(self) -> bool:
-        """Whether the scores are so wrong in some epoch that turned around they read more than as they are."""
+        """True if in some epoch the scores leak more when their sign is turned than as they are."""
         return 1.0 - min(self.values) > max(self.values)
 
     @property
     def leaks(self) -> Sequence[float]:
-        """What the attacker reads after each of the epochs: the values, or those of scores turned around."""
+        """Leak after each of the epochs: the values, or those of scores with turned sign."""
         return [1.0 - value for value in self.values] if self.turned else self.values
 
     @property
     def first(self) -> float:
-        """What it reads when it reads for the first time."""
+        """Leak at the first measurement."""
         return self.leaks[0]
 
     @property
     def last(self) -> float:
-        """What it reads after the last epoch."""
+        """Leak after the last epoch."""
         return self.leaks[-1]
 
     @property
     def knows(self) -> str:
-        """What the attacker was told, in words."""
+        """Side information of the attacker, in words."""
         params = self.entry.get("params")
         k = params.get("k") if isinstance(params, Mapping) else None
         if k is None:
@@ -87,7 +87,7 @@ def single_steps(result: Result, party: Any, layer: Any) -> Entry | None:
 
 
 def of_remembered(run: Run) -> dict[str, Any]:
-    """Return what the page of one run shows of attackers that remember."""
+    """Return what the page of one run shows of longitudinal attacks."""
     found = strongest(run.result)
     step = None if found is None else single_steps(run.result, found.entry.get("party"), found.entry.get("layer"))
     return {
@@ -103,12 +103,12 @@ def of_remembered(run: Run) -> dict[str, Any]:
 
 
 def _repeats(run: Run) -> bool:
-    """Return whether each person comes again in every epoch; in time order each comes once."""
+    """Return whether each person recurs in every epoch; in time order each occurs once."""
     return "periods" not in run.result
 
 
 def _averaged_out(run: Run, found: Remembered) -> bool:
-    """Return whether sums read more with time of what has noise that is drawn anew."""
+    """Return whether sums of gradients with fresh noise leak more with time."""
     defenses = (defense.get("params") for defense in run.result["defenses"])
     fresh = any(isinstance(params, dict) and params.get("rho", 1.0) < 1.0 for params in defenses)
     return fresh and _repeats(run) and way_of(found.entry) == ADDED_UP and found.last > found.first + NOTABLE

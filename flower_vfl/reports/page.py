@@ -24,7 +24,7 @@ from flower_vfl.reports.certified import certificates
 from flower_vfl.reports.comparison import of_several
 from flower_vfl.reports.figures import epoch_figure, leak_figure, snapshot_figures
 from flower_vfl.reports.headline import advice, headline_of, signed
-from flower_vfl.reports.leaks import label_of, reached, told, way_of
+from flower_vfl.reports.leaks import label_of, reached, side_information, way_of
 from flower_vfl.reports.longitudinal import of_remembered
 from flower_vfl.reports.periods import period_figures
 from flower_vfl.reports.proof import upper
@@ -168,7 +168,7 @@ def _of_one(run: Run) -> dict[str, Any]:
         "kept": words.kept_model(result),
         **of_budget(run),
         "certificates": certificates(run),
-        "leaks": [(e, told(result, e)[0]) for e in result["leakage"] if phase_of(e) == TRAIN],
+        "leaks": [(e, side_information(result, e)[0]) for e in result["leakage"] if phase_of(e) == TRAIN],
         **of_remembered(run),
         "gaps": words.not_tested(run),
         "defenses": words.defenses(run.result),

@@ -1,4 +1,4 @@
-"""Which settings are not beaten: no other predicts at least as well and leaks at most as much."""
+"""Settings that are not beaten: no other predicts at least as well and leaks at most as much."""
 
 from __future__ import annotations
 

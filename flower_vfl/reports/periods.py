@@ -26,7 +26,7 @@ def period_figures(run: Run) -> list[Markup]:
         return []
     names = dict(zip(table["period"].to_pylist(), table["name"].to_pylist(), strict=True))
     figures = []
-    null = _largest(table, metric="null_q95")  # attacks that were told positives have their own, a larger one
+    null = _largest(table, metric="null_q95")  # attacks that know positives have a larger one of their own
     for party, curves in _leaks(run).items():
         title = f"Leak by day, party {party}"
         figures.append(period_figure(title, "leak AUC (q95 of a day)", curves, names, null if null[0].size else None))

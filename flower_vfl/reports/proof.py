@@ -111,8 +111,8 @@ class Epsilon:
         return (
             "Whatever somebody works out from the messages of this training, the odds of a person's label move by a "
             f"factor of at most {number(factor, 1)}. Who gave a person {share(self.prior)} before is then between "
-            f"{share(low)} and {share(high)}, and not beyond. Two labels of one person, all else equal, are told "
-            f"apart with an AUC of at most {number(self.proof.auc)}."
+            f"{share(low)} and {share(high)}, and not beyond. The best test between two labels of one "
+            f"person, all else equal, has an AUC of at most {number(self.proof.auc)}."
         )
 
     @property

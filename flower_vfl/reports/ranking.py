@@ -1,4 +1,4 @@
-"""What runs are ranked by: validation chooses, and the test rows only measure what was chosen."""
+"""Ranking of runs: validation chooses, and the test rows only measure what was chosen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOT_RANKED = (
     "Nothing is ranked and nothing recommended: these runs have no validation part that compares them, and nothing may "
     "be chosen by the test rows. Set training.validation above 0."
 )
-"""What is said where no run has a value to rank by."""
+"""Message where no run has a value to rank by."""
 
 
 def validation_name(result: Mapping[str, Any]) -> str:

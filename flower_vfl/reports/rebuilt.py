@@ -1,4 +1,4 @@
-"""How many leaked labels rebuild the model: the answer of a run, in numbers and in words."""
+"""Number of leaked labels that rebuild the model: the answer of a run, in numbers and in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEASURES = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one party could rebuild of the model at the cut, from an entry of ``rebuild`` in ``result.json``.
+    """Part of the model at the cut that one party could rebuild, from an entry of ``rebuild`` in ``result.json``.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Answer:
 
     @property
     def at(self) -> Reached:
-        """What was reached with the labels that were enough, with the most that were tried where none was."""
+        """Accuracy with the labels that were enough, or with the most that were tried where none were."""
         return next((point for point in self.curve if point.k == self.k), self.curve[-1])
 
     def way(self, value: float) -> float:
@@ -72,7 +72,7 @@ class Answer:
 
     @property
     def tone(self) -> str:
-        """How bad it is; good only where the trained model is not known to help."""
+        """Severity; good only where the trained model is not known to help."""
         if self.federation is None:
             return "warn"
         if self.k is None:
@@ -82,7 +82,7 @@ class Answer:
 
     @property
     def alone_way(self) -> float | None:
-        """How far training from scratch comes with as many labels."""
+        """Progress of training from scratch with as many labels."""
         return next((self.way(point.value) for point in self.alone if point.k == self.at.k), None)
 
 

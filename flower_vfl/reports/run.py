@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds: configuration, result, the values along training and by day, snapshots, embeddings."""
+    """Content of a run's folder: configuration, result, the values along training and by day, snapshots, embeddings."""
 
     folder: Path
     config: str
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How it ended, such as "finished" or "failed"."""
+        """Status of its end, such as "finished" or "failed"."""
         return str(self.result.get("status", "finished"))
 
     @property
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether it ended by itself; what one measured that failed or was interrupted compares with nothing."""
+        """True if it ended by itself; a run that failed or was interrupted cannot be compared."""
         return self.status in ENDED
 
     def curve(self, **keys: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:

@@ -25,7 +25,7 @@ UTILITIES = {"test_auc": "test AUC (right is better)", "test_loss": "test loss (
 
 @dataclass(frozen=True, slots=True)
 class Strength:
-    """What tells a chain of defenses from the others beside it.
+    """Parameter by which a chain of defenses differs from the others beside it.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Setting:
     strength
         That of their defenses.
     rest
-        Everything else that was configured, to tell apart what only looks alike.
+        Everything else that was configured, to separate settings that only seem equal.
     runs
         The runs.
     """
@@ -137,7 +137,7 @@ class _Params:
         ]
         return cls(" ".join([str(defense.get("name")), *others]), numbers)
 
-    def told(self, varying: Collection[str], *, valued: bool) -> str:
+    def named(self, varying: Collection[str], *, valued: bool) -> str:
         """Return the defense with the numbers that vary, and those that are unusual, which always have their value."""
         shown = [
             f"{key} = {value:g}" if valued or key not in varying else key
@@ -163,22 +163,22 @@ def _varying(chains: Sequence[Sequence[_Params]]) -> list[list[str]]:
 
 
 def _strength(chain: Sequence[_Params], varying: Sequence[Sequence[str]]) -> Strength:
-    told = [(key, defense.numbers[key]) for defense, keys in zip(chain, varying, strict=True) for key in keys]
-    alone = len(told) == 1 and told[0][0] in (next(iter(defense.numbers), None) for defense in chain)
+    numbers = [(key, defense.numbers[key]) for defense, keys in zip(chain, varying, strict=True) for key in keys]
+    alone = len(numbers) == 1 and numbers[0][0] in (next(iter(defense.numbers), None) for defense in chain)
     family, title = (
-        " + ".join(defense.told(keys, valued=valued) for defense, keys in zip(chain, varying, strict=True))
+        " + ".join(defense.named(keys, valued=valued) for defense, keys in zip(chain, varying, strict=True))
         for valued in (False, True)
     )
     return Strength(
         family=family or "no defense",
         values=tuple(value for defense in chain for value in defense.numbers.values()),
-        name=", ".join(f"{value:g}" if alone else f"{key} = {value:g}" for key, value in told),
+        name=", ".join(f"{value:g}" if alone else f"{key} = {value:g}" for key, value in numbers),
         title=title or "no defense",
     )
 
 
 def families(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """Return the lines of a trade-off figure: one a family, with a run's name where two look alike."""
+    """Return the lines of a trade-off figure: one a family, with a run's name where two are equal."""
     lines: dict[tuple[str, str], list[Setting]] = {}
     for setting in settings:
         lines.setdefault((setting.family, setting.rest), []).append(setting)

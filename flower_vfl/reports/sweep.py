@@ -1,9 +1,10 @@
-"""What the page of a sweep shows: trade-offs with intervals over seeds, what is not beaten, tables to copy."""
+"""Content of the page of a sweep: trade-offs with intervals over seeds, what is not beaten, tables to copy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from flower_vfl.reports import words
 from flower_vfl.reports.export import to_csv, to_latex
 from flower_vfl.reports.figures import Point, setting_figure
 from flower_vfl.reports.headline import TONES, Worst, status_of, worst_of
-from flower_vfl.reports.leaks import reached, told, worst
+from flower_vfl.reports.leaks import reached, side_information, worst
 from flower_vfl.reports.ranking import NOT_RANKED, not_beaten, validation, validation_name
 from flower_vfl.reports.run import Run, load_run
 from flower_vfl.reports.settings import SEEDS, UTILITIES, measured_at, settings_of, strengths_of
@@ -96,7 +97,7 @@ class SweepSetting:
     def rest(self) -> str:
         """The values that are neither the problem nor the defense, in words."""
         known = {"defenses", *(key for key, _ in self.problem)}
-        return _told({key: value for key, value in self.values.items() if key not in known})
+        return _named({key: value for key, value in self.values.items() if key not in known})
 
     @property
     def title(self) -> str:
@@ -130,7 +131,7 @@ class SweepSetting:
 
     @property
     def null(self) -> float | None:
-        """What chance reaches where the worst leak was measured."""
+        """Chance level where the worst leak was measured."""
         return max((leak.null for leak in self._leaks), default=None)
 
     @property
@@ -208,15 +209,15 @@ def _gaps(settings: Sequence[SweepSetting]) -> list[tuple[str, list[str]]]:
 
 def _those(settings: Sequence[SweepSetting], runs: Set[str]) -> list[str]:
     """Return the settings of which all runs are meant, and the single runs of others; a few of many."""
-    told: list[str] = []
+    shown: list[str] = []
     for setting in settings:
         names = [run.name for run in setting.runs if run.name in runs]
-        whole = " · ".join(filter(None, (_told(dict(setting.problem)), setting.title)))
-        told += [whole] if len(names) == len(setting.runs) else names
-    return told if len(told) <= NAMED else [*told[:NAMED], f"{len(told) - NAMED:,} more"]
+        whole = " · ".join(filter(None, (_named(dict(setting.problem)), setting.title)))
+        shown += [whole] if len(names) == len(setting.runs) else names
+    return shown if len(shown) <= NAMED else [*shown[:NAMED], f"{len(shown) - NAMED:,} more"]
 
 
-def _told(values: Mapping[str, Any]) -> str:
+def _named(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
@@ -231,7 +232,7 @@ def _problem(values: Mapping[str, Any], settings: Sequence[SweepSetting]) -> dic
     # Figures of the trained models tell settings apart by their configurations.
     trained = of_settings(settings_of(runs), lines=12)
     return {
-        "title": _told(values),
+        "title": _named(values),
         "data": runs[0].result["dataset"],
         "parties": runs[0].parties(),
         "measure": words.METRICS[measure],
@@ -307,7 +308,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
                     lines.setdefault(name, []).append((strength.values, point))
                     ranked.append((_mean(setting.validation), point))
             if lines:
-                ordered = {name: [p for _, p in sorted(found, key=_strength)] for name, found in lines.items()}
+                ordered = {name: [p for _, p in sorted(found, key=itemgetter(0))] for name, found in lines.items()}
                 best = [ranked[index][1] for index in not_beaten([(rank, p.leak) for rank, p in ranked])]
                 edge = [(point.utility, point.leak) for point in best]
                 figure = setting_figure(
@@ -326,16 +327,12 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
 def _place(runs: Sequence[Run], attack: str, layer: str) -> str:
     """Return attack and layer in words; an oracle, which knows a clean gradient, is called one."""
     entry = next((e for run in runs if (e := worst(run.result, layer, attack=attack))), None)
-    oracle = entry is not None and told(runs[0].result, entry)[0]
+    oracle = entry is not None and side_information(runs[0].result, entry)[0]
     return f"{attack}{' (oracle)' if oracle else ''}, {layer}"
 
 
 def _mean(found: Estimate | None) -> float | None:
     return None if found is None else found.mean
-
-
-def _strength(pair: tuple[tuple[float, ...], Point]) -> tuple[float, ...]:
-    return pair[0]
 
 
 def _point(name: str, leak: Estimate, useful: Estimate) -> Point:

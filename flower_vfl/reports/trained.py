@@ -1,4 +1,4 @@
-"""What the trained models of runs give away: tables and figures of attacks on them, and of their embeddings."""
+"""Leak of the trained models of runs: tables and figures of attacks on them, and of their embeddings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHOWN = 500
 
 PERPLEXITY, FEWEST = 30.0, 10
 UNBALANCED = 0.02
-"""How much more than 1 / C the most frequent class must have for accuracy to need a companion."""
+"""Share above 1 / C of the most frequent class from which accuracy needs a companion."""
 
 VIEWS = {RECEIVED: "as sent", READ: "as the top model reads them"}
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from flower_vfl.apps.alone import BETTER
 from flower_vfl.auditing.entries import CONDITIONAL, READER_PHASES, phase_of, sends_nothing
 from flower_vfl.config.parsing import call
-from flower_vfl.reports.leaks import is_remembered, keeps_apart, label_of, on_embeddings, reached, received, told
+from flower_vfl.reports.leaks import (
+    is_remembered,
+    keeps_apart,
+    label_of,
+    on_embeddings,
+    reached,
+    received,
+    side_information,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +31,7 @@ LIMITS = {
     "leak limit": "The leak passed its limit (attack.max_leak)",
     "bound limit": "The bound on the leak passed its limit (attack.max_bound)",
 }
-"""What ended a run, by its status."""
+"""Reason for the end of a run, by its status."""
 
 USUAL = {"scope": "joint", "rho": 0.0, "spread": 0.1, "reduction": "mean", "distance": "angular", "form": "dcor"}
 """Parameters of defenses that are not worth a word where they are as usual."""
@@ -265,12 +273,12 @@ class Leak:
 
     @property
     def remembered(self) -> bool:
-        """Whether it was read of what came over the epochs, and not of single steps."""
+        """True if a longitudinal attack measured it, not one on single steps."""
         return is_remembered(self.entry)
 
     @property
     def turned(self) -> bool:
-        """Whether the scores are so wrong that turned around they read more than as they are."""
+        """True if the scores leak more when their sign is turned than as they are."""
         return self.reached > max(self.q95, self.null)
 
 
@@ -288,7 +296,7 @@ def worst_leak(run: Run, *, oracle: bool = False) -> Leak | None:
 
     Oracles know what no real attacker has, such as a clean gradient, and are asked for separately. They bound nothing.
     """
-    leaks = [graded(entry) for entry in received(run.result) if told(run.result, entry)[0] == oracle]
+    leaks = [graded(entry) for entry in received(run.result) if side_information(run.result, entry)[0] == oracle]
     return max((leak for leak in leaks if leak), key=lambda leak: (leak.level, leak.reached), default=None)
 
 
@@ -312,13 +320,15 @@ def _reasons(silent: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in sorted(silent, key=lambda entry: not entry.get("unavailable")):
         steps = entry.get("steps")
-        none = f"none of its {number(steps)} steps had both classes and what it is told" if steps else "it never read"
+        none = (
+            f"none of its {number(steps)} steps had both classes and its side information" if steps else "it never read"
+        )
         found.setdefault(label_of(entry), str(entry.get("unavailable") or none).rstrip("."))
     return dict(sorted(found.items()))
 
 
 def not_tested(run: Run) -> list[str]:
-    """Return what the run says nothing about, in sentences; an attack that ran and has no value has tested nothing."""
+    """Return in sentences what the run did not test; an attack that ran without a value has tested nothing."""
     if sends_nothing(run.result):
         return ["Predictions and metrics that are given away later: they depend on labels."]
     named = [entry for entry in run.result["leakage"] if phase_of(entry) not in READER_PHASES]
@@ -347,7 +357,7 @@ def not_tested(run: Run) -> list[str]:
     if not any(entry.get("phase") == "inference" for entry in leakage):
         gaps.append("Embeddings: what a party can read from its own trained model, after training.")
     if not any(is_remembered(entry) for entry in leakage):
-        gaps.append("Attackers that remember each person over the epochs, and so average noise away.")
+        gaps.append("Longitudinal attacks, which average noise away over the epochs.")
     elif _persistent(run) and not any(map(keeps_apart, leakage)):
         gaps.append(
             "Readers that keep the epochs apart. Of noise that stays with a person little is left in what differs "

@@ -1,4 +1,4 @@
-"""Whether training together was worth it, in words: the federation beside each party alone and the joined table."""
+"""Benefit of training together, in words: the federation beside each party alone and the joined table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Row(NamedTuple):
 
     @property
     def best(self) -> float:
-        """What the better model reaches."""
+        """Utility of the better model."""
         return max(self.values.values())
 
 

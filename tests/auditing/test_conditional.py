@@ -14,7 +14,7 @@ from torch import nn
 from flower_vfl.apps import run
 from flower_vfl.auditing.conditional import ConditionalOracle, log_ratio
 from flower_vfl.auditing.noise import WIDEST, GaussianNoise, LineNoise, hypotheses
-from flower_vfl.reports.leaks import told
+from flower_vfl.reports.leaks import side_information
 from flower_vfl.strategies import Iso, Marvell, MarvellFull, MaxNorm, VerticalStrategy
 from tests.toys import toy_config, toy_data
 
@@ -198,7 +198,7 @@ def test_a_run_reports_it_as_an_oracle_at_the_cadence_of_the_attacks():
     assert (entry["phase"], entry["source"], entry["layer"], entry["defended"]) == ("train", "monitor", "cut", True)
     assert (entry["steps"], entry["q95_null"]) == (norms["steps"], pytest.approx(norms["q95_null"]))
     assert entry["mean"] > norms["mean"]
-    assert told(result.summary, entry) == (True, 0)
+    assert side_information(result.summary, entry) == (True, 0)
 
 
 @pytest.mark.parametrize(

@@ -103,16 +103,6 @@ def test_there_is_a_census_preset():
     assert load_config("census").data.name == "census-income"
 
 
-def test_every_leaf_is_a_key_of_the_flower_app_so_that_flwr_run_takes_it():
-    import tomllib
-    from pathlib import Path
-
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf8"))
-    keys = project["tool"]["flwr"]["app"]["config"]
-    assert set(to_run_config(Config())) <= set(keys)
-    assert from_run_config(keys).data.name == "census-income"
-
-
 def test_an_empty_string_in_the_run_config_leaves_what_the_preset_says():
     config = from_run_config({"preset": "census", "training-epochs": "", "model-cut": 5, "out": "somewhere"})
     assert config.training.epochs == load_config("census").training.epochs

@@ -15,6 +15,7 @@ from flower_vfl.config import from_run_config, leaf_paths
 from flower_vfl.config.parsing import call, parse_defenses
 from flower_vfl.simulations.demo.plan import RUNS
 from flower_vfl.simulations.demo.table import COLUMNS
+from tests.packaging import run_config
 from tests.packaging.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))
@@ -59,11 +60,10 @@ def closure(todo):
     return found
 
 
-def test_flwr_run_can_override_every_configuration_leaf():
-    keys = set(PROJECT["tool"]["flwr"]["app"]["config"])
-    predictions = {f"predict-{name}" for name in ("run", "out", "ids", "data", "overwrite")}
-    others = {"preset", "job", "out", "resume"} | predictions
-    assert keys == others | {re.sub(r"[._]", "-", path) for path in leaf_paths()}
+def test_flwr_run_can_override_every_configuration_option():
+    text = run_config.FILE.read_text(encoding="utf8")
+    assert text == run_config.written(text), "run: python -m tests.packaging.run_config"
+    assert {re.sub(r"[._]", "-", path) for path in leaf_paths()} < set(PROJECT["tool"]["flwr"]["app"]["config"])
 
 
 def test_the_pinned_flower_is_that_of_the_app_for_its_hub_and_of_the_containers():

@@ -8,18 +8,12 @@ import pytest
 
 from flower_vfl.reports import render
 from flower_vfl.reports.choice import choice_of
-from flower_vfl.reports.figures import embeddings, snapshots, trade_off, training
 from flower_vfl.reports.headline import advice, headline_of
 from flower_vfl.simulations.tables import print_results
 from tests.auditing.test_verdict import DEFENDED, complete, informed, remembered, step
 from tests.reports.test_page import change, page
 
-
-@pytest.fixture(autouse=True)
-def _nothing_is_drawn(monkeypatch):
-    for module in (embeddings, snapshots, trade_off, training):
-        monkeypatch.setattr(module, "draw", lambda *_, **__: "<svg></svg>")
-
+pytestmark = pytest.mark.usefixtures("_nothing_is_drawn")
 
 FULL = [{"name": "marvell_full", "params": {"s": 4.0}}]
 
@@ -93,7 +87,7 @@ def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
         (complete(step("residual", 0.99)), {}, 'what the evidence recommends: defenses = ["marvell_full(s=4)"]'),
         (complete(step("direction", 0.64)), {"defenses": FULL}, "Make marvell_full(s=4) stronger"),
         (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "averages out over the epochs of a person"),
-        (complete(GAIN), {"defenses": FULL}, "people whose columns are alike"),
+        (complete(GAIN), {"defenses": FULL}, "people whose columns are similar"),
         (complete()[1:], {}, "add norm to attack.names"),
         ([e for e in complete() if e["phase"] != "audit"], {}, "attack.informed = 32768"),
         ([{**e, "steps": 7} if e["phase"] == "train" else e for e in complete()], {}, "at least 20 are needed"),

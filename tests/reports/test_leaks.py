@@ -1,4 +1,4 @@
-"""Which leaks a party really received, and what an attack was told beyond them."""
+"""Which leaks a party really received, and the attack's side information."""
 
 import pytest
 
@@ -20,14 +20,14 @@ def test_the_known_oracles_are_those_that_need_a_clean_gradient():
     assert known == leaks.ORACLES - {"conditional_oracle"}  # which a run measures, and no configuration names
 
 
-def test_a_result_says_what_its_attacks_were_told_also_of_a_users_own():
+def test_a_result_names_the_side_information_of_its_attacks_also_of_a_users_own():
     told = [
         {"label": "mine(k=2)", "needs": ["hints", "reference"], "hints": 2},
         {"label": "cosine", "needs": [], "hints": 0},
     ]
     known = result(attacks=told)
-    assert leaks.told(known, {"attack": "mine", "label": "mine(k=2)"}) == (True, 3)
-    assert leaks.told(known, {"attack": "cosine", "label": "cosine"}) == (False, 0)
+    assert leaks.side_information(known, {"attack": "mine", "label": "mine(k=2)"}) == (True, 3)
+    assert leaks.side_information(known, {"attack": "cosine", "label": "cosine"}) == (False, 0)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_result_says_what_its_attacks_were_told_also_of_a_users_own():
     ],
 )
 def test_where_a_result_does_not_say_the_names_do(given, expected):
-    assert leaks.told(result(), given) == expected
+    assert leaks.side_information(result(), given) == expected
 
 
 def test_what_would_have_been_sent_undefended_was_not_received():

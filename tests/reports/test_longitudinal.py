@@ -58,7 +58,7 @@ def text_of(folder):
 def test_the_page_sets_what_is_remembered_beside_single_steps(longitudinal_attacks):
     text = text_of(longitudinal_attacks())
     assert "A single step gives away a leak AUC of 0.6" in text
-    assert "But each person comes again in every epoch. Who adds up what came for each person, and knows" in text
+    assert "But each person comes again in every epoch. Who adds up the gradients of each person, and knows" in text
     assert "and knows nothing, read the labels of all people with 0.640" in text
     assert re.search(
         r"with 0\.840 after epoch 3 \(remembered_direction\)\. Noise that is drawn anew averages out", text
@@ -80,10 +80,10 @@ def test_the_largest_leak_of_a_run_is_the_remembered_one_where_that_is_larger(lo
 @pytest.mark.parametrize(
     ("attack", "params", "words"),
     [
-        ("remembered_difference", {"by": "norm"}, "compares what came for each person in the last two epochs"),
-        ("remembered_fit", {"k": 4, "reads": "difference"}, "compares what came for each person in the last two"),
-        ("remembered_quadratic", {"k": 4, "reads": "last"}, "looks at what came for each person in one epoch alone"),
-        ("remembered_network", {"k": 4, "reads": "epochs"}, "sets side by side what came for each person in every"),
+        ("remembered_difference", {"by": "norm"}, "compares the gradients of each person in the last two epochs"),
+        ("remembered_fit", {"k": 4, "reads": "difference"}, "compares the gradients of each person in the last two"),
+        ("remembered_quadratic", {"k": 4, "reads": "last"}, "reads the gradients of each person in one epoch alone"),
+        ("remembered_network", {"k": 4, "reads": "epochs"}, "sets side by side the gradients of each person in every"),
     ],
 )
 def test_a_reader_that_adds_up_nothing_is_not_said_to(longitudinal_attacks, attack, params, words):
@@ -96,7 +96,7 @@ def test_a_reader_that_adds_up_nothing_is_not_said_to(longitudinal_attacks, atta
 @pytest.mark.parametrize("params", [{"t": 1.0, "rho": 1.0}, {"alpha": 1.0}])
 def test_where_no_noise_is_drawn_anew_none_averages_out(longitudinal_attacks, params):
     text = text_of(longitudinal_attacks(defenses=({"name": "other", "params": params},)))
-    assert "Who adds up what came for each person" in text
+    assert "Who adds up the gradients of each person" in text
     assert "Noise that is drawn anew averages out" not in text
 
 
@@ -105,7 +105,7 @@ def test_in_time_order_nobody_comes_again(longitudinal_attacks):
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps({**result, "periods": []}))
     text = text_of(folder)
-    assert "Who adds up what came for each person" in text
+    assert "Who adds up the gradients of each person" in text
     assert "comes again" not in text
     assert "averages out" not in text
 
@@ -168,7 +168,7 @@ def test_what_was_not_read_to_the_end_is_told(longitudinal_attacks):
 
 
 def test_that_nobody_remembered_is_named_where_nobody_did(longitudinal_attacks, run_folder):
-    words = "Attackers that remember each person over the epochs, and so average noise away."
+    words = "Longitudinal attacks, which average noise away over the epochs."
     assert words in not_tested(load_run(run_folder("plain")))
     assert words not in not_tested(load_run(longitudinal_attacks()))
 

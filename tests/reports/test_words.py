@@ -108,7 +108,7 @@ def test_a_validation_part_whose_measure_is_unknown_has_chosen_nothing(measure):
 
 def test_what_never_was_tested_is_always_named():
     text = said_by(leak(0.6), leak(0.6, layer="first"), leak(0.6, phase="inference"))
-    for gap in ("norm", "Active attackers", "features", "remember"):
+    for gap in ("norm", "Active attackers", "features", "Longitudinal attacks"):
         assert gap in text
     assert "Embeddings" not in text
     assert "put together" not in text
@@ -150,11 +150,13 @@ def test_an_attack_that_measured_nothing_has_not_tested_anything():
     unread = leak(None, mean=0.0, attack="remembered_norm", phase="remembered", steps=0)
     text = said_by(leak(0.6), hint, failed, {**failed, "unavailable": ""}, unread)
     assert "Only norm measured anything" in text
-    assert "hint, which ran and measured nothing: none of its 8 steps had both classes and what it is told." in text
+    assert (
+        "hint, which ran and measured nothing: none of its 8 steps had both classes and its side information." in text
+    )
     assert "clustering, which ran and measured nothing: it needs 1000 rows." in text
     assert "remembered_norm, which ran and measured nothing: it never read." in text
     assert "Embeddings: what a party can read" in text
-    assert "Attackers that remember each person" in text
+    assert "Longitudinal attacks, which average noise" in text
     assert "Any attack at all: none measured anything." in said_by(hint)
 
 

@@ -1,4 +1,4 @@
-"""What a field of a line can be, and the columns of numbers that it becomes.
+"""Kinds of fields of a line, and the columns of numbers that they become.
 
 A categorical value becomes a key of 32 bits, exactly: these logs hold 8 hexadecimal digits or small whole numbers. Keys
 are counted and looked up by the million; `key_texts` gives back what the file says.
@@ -28,7 +28,7 @@ _DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 
 
 class Read(NamedTuple):
-    """What a field's values became.
+    """The encoded values of a field.
 
     Attributes
     ----------

@@ -98,12 +98,12 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Fitting:
-    """How columns are fitted.
+    """Settings for fitting the columns.
 
     Parameters
     ----------
     rows : {"train", "all"}
-        Rows that are looked at; "all" lets test rows into vocabularies and scales.
+        Rows that are read; "all" lets test rows into vocabularies and scales.
     scaling : {"standard", "min-max"}
         Numeric columns: as in own data, missing numbers with an indicator; or 0 to 1, missing numbers as 0.
     min_count : int

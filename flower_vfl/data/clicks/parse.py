@@ -26,7 +26,7 @@ _ASCII = bytes(range(128)) + b"?" * 128
 
 @dataclass(frozen=True)
 class Format:
-    """How the lines of a file are made.
+    """Format of the lines of a file.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Format:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a block became.
+    """The parsed content of a block.
 
     Parameters
     ----------

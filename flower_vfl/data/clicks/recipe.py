@@ -1,4 +1,4 @@
-"""What data sets of clicks share: their options, and the stages of their preparation."""
+"""Base class of click data sets: common options, and the stages of their preparation."""
 
 from __future__ import annotations
 

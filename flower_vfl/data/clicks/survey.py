@@ -1,4 +1,4 @@
-"""Which rows there are: read from the text, drawn for training and test, named by IDs of which none repeats."""
+"""Survey of the rows: read them from the text, draw them for training and test, give them unique IDs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows are kept, and which of these are for the test; what decides is the number of the row, or the day.
+    """Selection of the rows that are kept and of the test rows, by the number of the row or by its day.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Survey:
-    """What is known of all rows before they are encoded.
+    """Facts about all rows before they are encoded.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Source:
-    """What was read.
+    """The text that was read.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ class Work:
         self._folder = folder
 
     def has_piece(self, number: int) -> bool:
-        """Whether a block was read and is not encoded yet."""
+        """Return whether a block was read and is not encoded yet."""
         return self._piece(number).is_file()
 
     def keep_piece(self, number: int, rows: pa.Table, parsed: Parsed) -> None:
@@ -65,7 +65,7 @@ class Work:
         self._piece(number).unlink(missing_ok=True)
 
     def has_note(self, name: str) -> bool:
-        """Whether something of this name was noted."""
+        """Return whether a note of this name exists."""
         return (self._folder / f"{name}.json").is_file()
 
     def keep_note(self, name: str, content: dict[str, Any]) -> None:

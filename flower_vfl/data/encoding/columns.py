@@ -1,4 +1,4 @@
-"""What the columns of a prepared data set were taken for, read from what was prepared: it holds for every data set."""
+"""Kinds of the columns of any prepared data set, read from its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How columns become numbers: fitted on training rows only, kept beside the data, applied again to new rows.
+"""Encoding of columns as numbers: fitted on training rows only, kept beside the data, applied again to new rows.
 
 Numeric columns are compressed when they are skewed, ``sign(x) log(1 + |x|)``, then standardised. Categorical columns
 become ids: 0 stands for every value that training never saw (or saw too rarely), a missing value is one like others.

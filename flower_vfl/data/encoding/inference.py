@@ -1,4 +1,4 @@
-"""What the columns of a party's own file are taken for: decided on its training rows alone, with the reason."""
+"""Kinds of the columns of a party's own file, inferred from its training rows alone, with the reason."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MOSTLY = 0.95
 _ENOUGH = 20
 """Rows below which nothing is called almost unique."""
 _ALONE = 0.9
-"""Share of rows with a value that no other row has, from which a column says nothing of new rows."""
+"""Share of rows with a value that no other row has, from which a column is uninformative for new rows."""
 _WORDS = 4.0
 """Words of a value, on average, from which texts are free."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a user says of columns.
+    """Column kinds and settings that the user gives.
 
     Parameters
     ----------
@@ -84,13 +84,13 @@ def infer(table: pa.Table, rules: Rules, file: str) -> TableReader:
 
 def _decimal(columns: Mapping[str, pa.Array], rules: Rules) -> str:
     """Return what stands before fractions in a file, where the columns that tell say the same; else ""."""
-    told = set()
+    marks = set()
     for name, values in columns.items():
         if is_text(values) and rules.dtype.get(name, "number") == "number":
             found = pc.unique(values.drop_null())
-            told.add(decimal_of(found) if len(found) else "")
-    told.discard("")
-    return told.pop() if len(told) == 1 else ""
+            marks.add(decimal_of(found) if len(found) else "")
+    marks.discard("")
+    return marks.pop() if len(marks) == 1 else ""
 
 
 class _Column:

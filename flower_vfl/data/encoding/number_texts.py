@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from flower_vfl.data.encoding.values import parse_numbers
 
 SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "GBP", "CHF", "JPY", "INR")
-"""What may stand before or behind a number."""
+"""Signs that may stand before or behind a number."""
 
 _NAMED = {",": "decimal comma", ".": "decimal point"}
 _GROUPS = {",": "commas", ".": "points", " ": "spaces", "'": "apostrophes"}
@@ -25,7 +25,7 @@ _SAMPLE = 2000
 
 @dataclass(frozen=True)
 class NumberStyle:
-    """How the numbers of a column are written.
+    """Notation of the numbers of a column.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class NumberStyle:
 
     @property
     def plain(self) -> bool:
-        """Whether programs read such numbers as they are."""
+        """True if programs read such numbers as they are."""
         return self == NumberStyle()
 
     @property

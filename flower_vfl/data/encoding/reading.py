@@ -1,4 +1,4 @@
-"""How each column of a party's own file is read: decided on training rows, kept beside the data, used on new rows."""
+"""Formats of the columns of a party's own file: found on training rows, kept beside the data, used on new rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal["number", "category", "boolean", "date", "ignore"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 ABSENT = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "--")
-"""What stands for a missing value in any column, in any case of letters."""
+"""Texts that stand for a missing value in any column, in any case of letters."""
 
 TRUE = ("true", "yes", "y", "t", "on", "ja", "j", "oui", "si", "sí", "sim", "wahr", "vrai")
 FALSE = ("false", "no", "n", "f", "off", "nein", "non", "não", "nao", "falsch", "faux")
@@ -28,7 +28,7 @@ FALSE = ("false", "no", "n", "f", "off", "nein", "non", "não", "nao", "falsch",
 
 @dataclass(frozen=True)
 class Reading:
-    """How one column is read.
+    """Format in which one column is read.
 
     Parameters
     ----------
@@ -110,12 +110,12 @@ def part_name(column: str, part: str) -> str:
 
 
 def is_text(values: pa.Array) -> bool:
-    """Whether a column holds texts."""
+    """Return whether a column holds texts."""
     return bool(pa.types.is_string(values.type) or pa.types.is_large_string(values.type))
 
 
 def is_dated(values: pa.Array, text: str) -> bool:
-    """Whether a column has dates, not times of day alone."""
+    """Return whether a column has dates, not times of day alone."""
     return not pa.types.is_time(values.type) and DateFormat(text).dated
 
 
@@ -156,7 +156,7 @@ def present(column: pa.ChunkedArray | pa.Array, missing: Sequence[str], place: P
 
 @dataclass(frozen=True)
 class TableReader:
-    """How a party's own file is read.
+    """Reader of a party's own file.
 
     Parameters
     ----------

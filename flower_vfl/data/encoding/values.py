@@ -16,7 +16,7 @@ from flower_vfl.registry import suggestion
 
 MISSING = ""
 MISSING_TEXTS = (MISSING, "NA", "N/A", "NaN", "nan", "null", "NULL")
-"""What stands for a number or a label that is missing."""
+"""Texts that stand for a missing number or label."""
 
 _LARGEST = 1e150
 """The variance of larger numbers is none that a float can hold."""
@@ -27,7 +27,7 @@ Absent = Literal["error", "mean", "zero"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a column came from, for messages.
+    """Origin of a column, for messages.
 
     Parameters
     ----------

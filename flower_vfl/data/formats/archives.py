@@ -21,7 +21,7 @@ from typing import IO, cast
 from flower_vfl.errors import DataError
 
 BROKEN = (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError)
-"""What reading a file that is damaged, packed or in an archive, may raise."""
+"""Exceptions that a damaged file may raise when it is read, packed or in an archive."""
 
 _COMPRESSED: Mapping[bytes, Callable[[Path], object]] = {
     b"\x1f\x8b": gzip.open,
@@ -63,7 +63,7 @@ def size_of(path: Path) -> int:
 
 
 def plain_files(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Go once through an archive; nothing but its plain files is looked at, no link, device or file with holes.
+    """Go once through an archive and read only its plain files, no link, device or file with holes.
 
     Raises
     ------

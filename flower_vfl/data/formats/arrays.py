@@ -51,7 +51,7 @@ class StoredArrays:
 
     @property
     def spec(self) -> FeatureSpec:
-        """What a row looks like."""
+        """Shape and kind of a row."""
         return FeatureSpec(0, (), self.shape, pixels=self.pixels)
 
 
@@ -129,7 +129,7 @@ def _open_npz(path: Path, id_name: str) -> StoredArrays:
         raise DataError(f"{path}: {wrong[0]!r} has the shape {found[wrong[0]].shape}, the features have {values.shape}")
     pixels = values.dtype == np.uint8
     if not pixels:
-        with np.errstate(over="ignore"):  # what is too large is told with its row
+        with np.errstate(over="ignore"):  # values that are too large are reported with their row
             values = values.astype(np.float32)
     columns = {name: _column(path, name, array) for name, array in found.items()}
     return StoredArrays(

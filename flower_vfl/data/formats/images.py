@@ -1,4 +1,4 @@
-"""What data sets of images in classes have in common: which rows and classes are taken, and how they are written."""
+"""Common parts of data sets of images in classes: select rows and classes, and write them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flower_vfl.errors import DataError
 from flower_vfl.registry import suggestion
 
 DRAW_SEED = 2022
-"""Which rows are drawn depends on nothing but this: a thinned or limited set is the same everywhere."""
+"""Seed that alone decides which rows are drawn: a thinned or limited set is the same everywhere."""
 
 TEST_FIFTH = 5
 """A thinned set has one of so many examples in its test part, as the paper's 80/20."""

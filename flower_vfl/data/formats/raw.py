@@ -32,7 +32,7 @@ _NO_TEXT = {
 _BEGINNING = 4096
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-"""What separates the fields of tables, in words."""
+"""Separators of the fields of tables, in words."""
 
 
 def require_folder(path: Path, content: str) -> None:

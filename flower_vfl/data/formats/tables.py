@@ -34,7 +34,7 @@ _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the text of a table is written.
+    """Syntax of the text of a table.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(?:\./)?(train|test)/([^/]+)/[^/]+")
 _FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 IMAGE_ENDINGS = tuple(_FORMATS)
-"""How the names of images end that can be read."""
+"""Endings of the names of images that can be read."""
 
 _LARGEST, _LARGEST_PHOTO = 2**20, 64 * 2**20
 _PIECE = 512
@@ -201,7 +201,7 @@ def _eight_bits(image: Image) -> Image:
 
 
 def _reason(error: Exception) -> str:
-    """Return what Pillow says of a file; of one that it knows nothing of it names an object of ours."""
+    """Return Pillow's error message for a file; for an unknown format that message would name an internal object."""
     from PIL import UnidentifiedImageError
 
     return "its content is not that of one" if isinstance(error, UnidentifiedImageError) else str(error)

@@ -1,1 +1,1 @@
-"""Where data comes from: one file a data set, own files, and the catalog of all."""
+"""Sources of data: one file a data set, own files, and the catalog of all."""

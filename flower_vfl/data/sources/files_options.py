@@ -93,12 +93,12 @@ class FilesOptions(Options):
 
     @property
     def has_test_files(self) -> bool:
-        """Whether the test set comes in files of its own."""
+        """True if the test set comes in files of its own."""
         return bool(self.test_files or self.test_labels_file)
 
     @property
     def whole_ids(self) -> bool:
-        """Whether 1.0 is the ID 1."""
+        """True if 1.0 is the ID 1."""
         return self.dtype.get(self.id) == "integer"
 
     def dialect(self, key: str) -> Dialect:

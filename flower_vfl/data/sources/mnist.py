@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 DIGITS = tuple("0123456789")
 PACKAGED = Path("/usr/share/datasets/fashion-mnist")
-"""Where the Debian package dataset-fashion-mnist puts it."""
+"""Folder into which the Debian package dataset-fashion-mnist puts it."""
 
 _PREFIX: dict[Part, str] = {"train": "train", "test": "t10k"}
 _IMAGE = (28, 28)
@@ -84,11 +84,11 @@ class IdxRecipe(ImageRecipe):
 
     def origin(self, source: Path | None, options: ImageOptions) -> str:
         """Say whether the files are the published ones: those of MNIST and of its relatives have the same names."""
-        paths, told = self.inputs(source, options), super().origin(source, options)
+        paths, origin = self.inputs(source, options), super().origin(source, options)
         if [_digest(path) for path in paths] == self.digests:
-            return f"{told}, the published ones by their SHA-256"
+            return f"{origin}, the published ones by their SHA-256"
         _log.warning("the files in %s are not the published %s (SHA-256 differ)", paths[0].parent, self.name)
-        return f"{told}, NOT the published ones: their SHA-256 differ"
+        return f"{origin}, NOT the published ones: their SHA-256 differ"
 
 
 class Mnist(IdxRecipe):

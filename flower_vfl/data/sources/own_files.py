@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Raw(NamedTuple):
-    """What one file or folder holds.
+    """Content of one file or folder.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ class Files(Recipe):
 
 @dataclass(frozen=True)
 class IdSource:
-    """Where a party's IDs are.
+    """Location of a party's IDs.
 
     Parameters
     ----------

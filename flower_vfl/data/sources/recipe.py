@@ -1,4 +1,4 @@
-"""What a data set has to say to be in the catalog: one subclass, one file."""
+"""Base class of the data sets in the catalog: one subclass, one file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _word(kind: Any, value: Any) -> Any:
 
 
 class Recipe(ABC):
-    """How one data set is prepared from its raw form.
+    """Preparation of one data set from its raw form.
 
     A subclass declares the facts below and writes `write`; the catalog does the rest: options, cache, atomic folders.
     `pathless` says where data comes from that is read from no path. `published` are options with which its authors' own

@@ -1,4 +1,4 @@
-"""What data sets of texts share: one party has the texts, the label party has labels and nothing else."""
+"""Base class of text data sets: one party has the texts, the label party has labels and nothing else."""
 
 from __future__ import annotations
 

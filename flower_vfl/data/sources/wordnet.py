@@ -15,7 +15,7 @@ from flower_vfl.data.store.dataset import Part
 from flower_vfl.errors import DataError
 
 PACKAGED = Path("/usr/share/wordnet")
-"""Where the Debian package wordnet-base puts it."""
+"""Folder into which the Debian package wordnet-base puts it."""
 
 CLASSES = (
     *("Tops", "act", "animal", "artifact", "attribute", "body", "cognition", "communication", "event", "feeling"),

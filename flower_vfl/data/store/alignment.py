@@ -35,7 +35,7 @@ def digest_of(ids: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class AlignmentFile:
-    """What a party knows after an alignment.
+    """Result of an alignment at one party.
 
     Parameters
     ----------

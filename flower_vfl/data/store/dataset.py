@@ -93,7 +93,7 @@ class FeatureSpec:
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """How many ids each column of integers has."""
+        """Number of ids of each column of integers."""
         return (self.vocabulary,) * self.shape[0] if self.vocabulary else self.cardinalities
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -172,7 +172,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Alignment:
-    """What all parties must agree on before a row of one means the same person as the row of another.
+    """Facts that must be equal at all parties before their rows mean the same persons.
 
     Parameters
     ----------
@@ -303,7 +303,7 @@ class Dataset:
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
-        """What each class was called in the source; DataError when they were changed since."""
+        """Names of the classes in the source; DataError when they were changed since."""
         folder = self._labels_folder()
         where, facts = folder / layout.LABELS, layout.read_json(folder / layout.LABELS)
         names = tuple(str(name) for name in layout.entry(where, facts, "class_names", list))
@@ -313,7 +313,7 @@ class Dataset:
 
     @property
     def has_labels(self) -> bool:
-        """Whether this host holds the labels."""
+        """True if this host holds the labels."""
         return (self.folder / "labels").is_dir()
 
     def labels(self) -> Labels:
@@ -332,7 +332,7 @@ class Dataset:
 
     @property
     def has_ids(self) -> bool:
-        """Whether rows have IDs, not just numbers."""
+        """True if rows have IDs, not just numbers."""
         return (self.folder / "ids").is_dir()
 
     def id_column(self, part: Part) -> pa.ChunkedArray:

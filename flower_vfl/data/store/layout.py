@@ -32,10 +32,10 @@ IDS = "ids.json"
 """Digests of files of IDs, where the digest of the alignment is of another kind."""
 VECTORS, VOCABULARY = "vectors.npy", "vocabulary.parquet"
 ENCODINGS = (ENCODING, VOCABULARY)
-"""How a party's columns were encoded; there is no vocabulary where no column has categories."""
+"""Files of a party's encoding; there is no vocabulary where no column has categories."""
 
 UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, TokenError)
-"""What numpy may raise at a file of an array whose header somebody has changed."""
+"""Exceptions that numpy may raise at the file of an array whose header was changed."""
 
 _CHUNK_BYTES = 32 * 2**20
 _IDS = 2**16
@@ -274,7 +274,7 @@ class ArrayFile:
 
 
 def save_array(path: Path, array: NDArray[Any], dtype: str) -> None:
-    """Write an array (N, ...) by rows, as `ArrayFile` does: a disk that is full is told as one."""
+    """Write an array (N, ...) by rows, as `ArrayFile` does: a full disk is reported as such."""
     file = ArrayFile(path, array.shape, dtype)
     try:
         file.write(0, array)

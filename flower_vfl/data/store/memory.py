@@ -17,7 +17,7 @@ from flower_vfl.errors import DataError
 
 
 class VerticalData(Protocol):
-    """What a run needs of its data; each party asks for its own part only."""
+    """Data of a run; each party reads its own part only."""
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class VerticalData(Protocol):
 
     @property
     def alignment(self) -> Alignment:
-        """How many rows there are, and the digest of their ordered IDs."""
+        """Number of rows, and the digest of their ordered IDs."""
         ...
 
     def party(self, name: str) -> PartyTable:
@@ -50,7 +50,7 @@ class VerticalData(Protocol):
 
 @runtime_checkable
 class IdentifiedData(Protocol):
-    """What data may also say: which ID each training row has. Persistent noise follows it."""
+    """Data that can also name the ID of each training row. Persistent noise follows the ID."""
 
     def train_ids(self) -> Iterable[str] | None:
         """Return the IDs of the training rows in their order, all different; None where rows have numbers only."""
@@ -59,7 +59,7 @@ class IdentifiedData(Protocol):
 
 @runtime_checkable
 class DigestedData(Protocol):
-    """What data may also say: whether it is what it was. A training that was interrupted goes on with nothing else."""
+    """Data that can also give a digest of its content. An interrupted training resumes only with the same content."""
 
     def content_digest(self, party: str, *, labels: bool) -> str:
         """Return a digest of a party's columns (`party` is empty for none) and, with `labels`, of the labels.
@@ -132,7 +132,7 @@ class MemoryData:
 
     @property
     def alignment(self) -> Alignment:
-        """How many rows there are, and of which days."""
+        """Number of rows, and their days."""
         return Alignment(len(self.target.train), len(self.target.test), self.digest, self.periods)
 
     def party(self, name: str) -> PartyTable:
@@ -167,7 +167,7 @@ def array_table(name: str, train: NDArray[Any], test: NDArray[Any]) -> PartyTabl
 
 
 def _numbers(party: str, part: str, features: object) -> NDArray[np.float32]:
-    """Return features as float32; what is missing or too large is told now, not as a training that diverges."""
+    """Return features as float32; missing or too large values raise now, not as a training that diverges."""
     given = np.asarray(features)
     if given.dtype.kind not in "biuf":
         raise DataError(f"party {party!r}: {part} features are {given.dtype}; real numbers are needed")

@@ -1,4 +1,4 @@
-"""What parties of a data set may be called: the name of a party is that of its folder."""
+"""Rules for the names of parties: the name of a party is that of its folder."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import torch
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
-"""How the names of files with a header end."""
+"""Endings of the names of files with a header."""
 
 _ROWS = (*TABLES, ".txt", ".txt.gz")
-"""How the names of files with rows end; IDs that are asked for are one a line in a .txt."""
+"""Endings of the names of files with rows; a .txt holds one requested ID a line."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where a party's features come from, one batch of rows at a time."""
+"""Sources of a party's features, one batch of rows at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all figures share: inline SVG in which text stays text and every colour is the page's own, light or dark."""
+"""Common parts of all figures: inline SVG in which text stays text and every colour is the page's, light or dark."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SIDES: tuple[Side, ...] = (
     ("center", "bottom", 0.0, 14.0),
     ("center", "top", 0.0, -14.0),
 )
-"""Where a name beside a point may stand, after its usual place above to the right: alignments, and points of offset."""
+"""Places for a name beside a point, after the usual one above to the right: alignments, and points of offset."""
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -127,7 +127,7 @@ def short(name: str) -> str:
 
 
 def chance_band(axes: Axes, null: float | None) -> None:
-    """Shade where a score that knows nothing stays in nine of ten steps."""
+    """Shade the band in which a random score stays in nine of ten steps."""
     if null is not None:
         axes.axhspan(1 - null, null, color=BAND, alpha=0.22, linewidth=0, label="guessing")
     axes.axhline(0.5, color=BAND, linewidth=1)

@@ -1,4 +1,4 @@
-"""What a trained model gives away: attacks against utility, leaked labels, angles and maps of embeddings."""
+"""Figures of the leak of a trained model: attacks against utility, leaked labels, angles and maps of embeddings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRATCH = {"color": BAND, "linestyle": (0, (4, 2)), "marker": "x"}
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What an attacker reaches with so many leaked labels.
+    """Accuracy of an attacker with a number of leaked labels.
 
     Attributes
     ----------

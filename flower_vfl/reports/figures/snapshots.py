@@ -1,4 +1,4 @@
-"""What the gradients are made of, class by class, as training goes on (L22's Figure 2)."""
+"""Figures of the gradients' distribution by class, as training goes on (L22's Figure 2)."""
 
 from __future__ import annotations
 

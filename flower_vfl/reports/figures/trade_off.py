@@ -1,4 +1,4 @@
-"""What privacy costs: leak against utility, a point a run or a setting (L22's Figure 4)."""
+"""Figures of the price of privacy: leak against utility, a point a run or a setting (L22's Figure 4)."""
 
 from __future__ import annotations
 

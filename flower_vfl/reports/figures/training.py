@@ -1,4 +1,4 @@
-"""What happened along training: the leak of one run or of several (L22's Figure 3), and values by epoch."""
+"""Figures along training: the leak of one run or of several (L22's Figure 3), and values by epoch."""
 
 from __future__ import annotations
 

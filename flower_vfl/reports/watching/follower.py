@@ -28,7 +28,7 @@ MOST_VALUES = 20_000
 """Values of a curve that are kept: beyond that, of each two neighbours the larger one."""
 
 METRICS = ("train_loss", "auc", "monitor_auc", "batch_rows", "batch_positives")
-"""What is kept of a run's values."""
+"""Metrics of a run that are kept."""
 
 _PIECE = 2**22
 _LOG_BYTES, _LOG_LINES = 2**15, 60
@@ -52,7 +52,7 @@ class Curve:
     _values: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, step: int, value: float) -> None:
-        """Append a value; those of the same step and of later ones are forgotten."""
+        """Append a value; drop those of the same step and of later ones."""
         if self._steps and step <= self._steps[-1]:
             kept = bisect_left(self._steps, step)
             del self._steps[kept:], self._values[kept:]
@@ -76,7 +76,7 @@ class Curve:
 
 @dataclass
 class _Tail:
-    """How far a journal was read."""
+    """Position up to which a journal was read."""
 
     file: int
     offset: int = 0
@@ -99,7 +99,7 @@ class Ending:
 
 
 class Follower:
-    """What a run's folder tells while the run writes there.
+    """Reader of a run's folder while the run writes there.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class Follower:
 
     @property
     def ending(self) -> Ending | None:
-        """How the run ended; None while it is under way, also again."""
+        """End of the run; None while it is under way, also again."""
         result = self.folder / RESULT
         if not result.is_file() or self._begun_after(result):
             return None

@@ -1,4 +1,4 @@
-"""What the page of a run under way shows, from what its folder tells."""
+"""Content of the page of a run under way, from its folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_FIGURES = 12
 
 
 class View:
-    """The page of one run; what it shows is made anew when somebody asks, at most each few seconds.
+    """The page of one run; a request refreshes its content, at most once in a few seconds.
 
     Parameters
     ----------
