@@ -43,16 +43,24 @@ EPOCHS = 6
 EPSILONS = (0.5, 1.0, 2.0)
 MECHANISMS = ("randomised_response", "posterior", "laplace", "alibi", "prior")
 BASELINE = "randomised_response"
+PRETRAINED = "pretrained"
+ZERO = "no_gradients"
+
+
+def _local_head(mechanism: str, epsilon: float) -> dict[str, Any]:
+    return {"defenses": [{"name": "local_head", "epsilon": epsilon, "mechanism": mechanism}]}
+
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
+    ZERO: {"training.gradients": False, "training.pretrain": EPOCHS},
     **{
-        f"{mechanism}-{epsilon:g}": {"defenses": [{"name": "local_head", "epsilon": epsilon, "mechanism": mechanism}]}
-        for mechanism in MECHANISMS
+        f"{PRETRAINED}-{epsilon:g}": {**_local_head(BASELINE, epsilon), "training.pretrain": EPOCHS}
         for epsilon in EPSILONS
     },
+    **{f"{name}-{epsilon:g}": _local_head(name, epsilon) for name in MECHANISMS for epsilon in EPSILONS},
 }
-"""What each setting changes in the preset."""
+"""What each setting changes in the preset; randomised response is pre-trained, too, and so is what sends nothing."""
 
 COLUMNS = {
     "test AUC": "test_auc",
