@@ -92,6 +92,7 @@ def build_label_party(
         strategy,
         schedule,
         base.parties,
+        true_labels=base.labels.train,
         bottom=bottom,
         table=base.table,
         fusion=config.model.fusion,
