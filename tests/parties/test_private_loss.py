@@ -25,7 +25,12 @@ def private_head(monkeypatch):
 
 
 def config(name="own_methods.private_head:PrivateHead", **sections):
-    training = {"epochs": 6, "patience": 0, "batch_size": 16, "clip_norm": 0.2}  # clipping must not join private and sent gradients
+    training = {
+        "epochs": 6,
+        "patience": 0,
+        "batch_size": 16,
+        "clip_norm": 0.2,
+    }  # clipping must not join private and sent gradients
     return toy_config(**{"training": training, "attack": {"names": []}, "defenses": [{"name": name}], **sections})
 
 
@@ -67,5 +72,5 @@ class Reached(Defense):
 
 
 def test_modules_that_learn_from_true_labels_are_refused_in_what_leaves():
-    with pytest.raises(ConfigError, match="reaches modules of Reached.*would depend on true labels"):
+    with pytest.raises(ConfigError, match=r"reaches modules of Reached.*would depend on true labels"):
         run(config(f"{__name__}:Reached"), data=lambda _: toy_data(rows=60, test_rows=20))
