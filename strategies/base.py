@@ -49,6 +49,11 @@ class HookedStrategy(Strategy):
         """All strategies, innermost first: `begin`, `build`, `begin_batch` and the hooks that end call each of them."""
         return [self.base, *reversed(self.chain())]
 
+    @cached_property
+    def modules(self) -> nn.ModuleDict:
+        """The modules that the defense trains; empty until `build` adds some."""
+        return nn.ModuleDict()
+
     @property
     def other_labels(self) -> bool:
         """True if a defense asks for the gradients that other labels would give (`StepView.gradients_of`)."""
@@ -77,6 +82,30 @@ class HookedStrategy(Strategy):
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:
         """Return the loss of a batch; `z` is (B, D), all feature parties' embeddings side by side."""
+
+    def private_loss(self, z: Tensor, true_labels: Tensor, rows: Rows) -> Tensor | None:
+        """Return a loss of true labels, from which this defense's `modules` learn and nothing else; None by default.
+
+        A class that has one keeps modules for it alone: a training ends with an error where the loss of the hook `loss`
+        reaches them, since what leaves would then depend on true labels. They have an optimizer and clipping of their
+        own. It is called on each defense by itself, and does not pass the call on.
+
+        Parameters
+        ----------
+        z : Tensor
+            (B, D) embeddings of all feature parties and of the label party's own bottom model side by side, each as
+            `embed` returned it, without their graph.
+        true_labels, rows : Tensor, Rows
+            (B,) labels as they were before `prepare_labels`, and rows of the training table.
+        """
+        return None
+
+    @abstractmethod
+    def predict(self, z: Tensor) -> Tensor | None:
+        """Return the logits (B,) or (B, C) of a prediction; None where those of the shared top model count.
+
+        `z` is (B, D), as in `private_loss`, of any rows.
+        """
 
     @abstractmethod
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
@@ -265,11 +294,6 @@ class Defense(HookedStrategy):
         """The innermost strategy."""
         return self.strategy.base
 
-    @cached_property
-    def modules(self) -> nn.ModuleDict:
-        """The modules that the defense trains; empty until `build` adds some."""
-        return nn.ModuleDict()
-
     @property
     @abstractmethod
     def params(self) -> dict[str, Any]:
@@ -338,6 +362,9 @@ class Defense(HookedStrategy):
 
     def loss(self, logits: Tensor, labels: Tensor, z: Tensor) -> tuple[Tensor, Log]:  # noqa: D102
         return self.strategy.loss(logits, labels, z)
+
+    def predict(self, z: Tensor) -> Tensor | None:  # noqa: D102
+        return self.strategy.predict(z)
 
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:  # noqa: D102
         return self.strategy.protect(grads, labels, step)

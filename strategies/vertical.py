@@ -273,6 +273,10 @@ class VerticalStrategy(HookedStrategy):
         target = labels.to(logits.dtype)
         return nn.functional.binary_cross_entropy_with_logits(logits, target, weight=weight), {}
 
+    def predict(self, z: Tensor) -> Tensor | None:
+        """Leave predictions to the shared top model."""
+        return None
+
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Leave the gradients as they are."""
         return grads, {}

@@ -108,7 +108,7 @@ def audit_epsilon(
     classes, canaries : int
         Number of classes, and of labels that are coins; 0: none.
     delta : float
-        The delta of the claim that is audited; with canaries of two classes alone.
+        The delta of the claim that is audited; with canaries of two classes alone. An estimate is at delta 0.
     """
     beta = (1.0 - CONFIDENCE) / (len(SHARES) * max(1, len(found)))
     entries = []
@@ -124,7 +124,7 @@ def audit_epsilon(
         "lower": None if worst is None else worst["lower"],
         "party": None if worst is None else worst["party"],
         "confidence": CONFIDENCE,
-        "delta": delta,
+        "delta": delta if canaries else 0.0,
         "canaries": canaries,
         "parties": entries,
     }

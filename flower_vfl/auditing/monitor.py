@@ -93,6 +93,8 @@ class LeakageMonitor:
         Rows of each party that are kept for readers that are fitted to the labels; 0: none.
     split : Split
         The rows that these readers are fitted to and scored on, and those whose labels are coins.
+    delta : float
+        The delta of what the defenses prove, at which epsilon is measured.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class LeakageMonitor:
         memory: Path | None = None,
         informed: int = 0,
         split: Split = Split(0),  # noqa: B008 - it is frozen
+        delta: float = 0.0,
     ) -> None:
         self._labels, self._schedule, self._memory = labels, schedule, memory
         stepwise = [attack for attack in attacks if isinstance(attack, Attack)]
@@ -121,7 +124,7 @@ class LeakageMonitor:
         """The lower bounds on epsilon, ``epsilon`` of `result.json`; empty before the end and without readers."""
         longitudinal = [attack for attack in attacks if isinstance(attack, MemoryAttack)]
         self._every, self._defended, self._recorder = every, defended, recorder
-        self._informed, self._split = informed, split
+        self._informed, self._split, self._delta = informed, split, delta
         self._audits = sum(1 + len(_members(party)) for party in parties)
         on_steps = [*stepwise, *longitudinal]
         self._sent = [self._view("monitor", party, on_steps, defended=defended) for party in parties]
@@ -350,7 +353,8 @@ class LeakageMonitor:
                 if one.readers and one.rows.tobytes() not in known:
                     known[one.rows.tobytes()] = self._background(one.rows, tables, followed)
                 background[place] = known.get(one.rows.tobytes(), [])
-        return audit_epsilon(found, background, classes=self._labels.classes, canaries=self._split.canaries.size)
+        canaries = self._split.canaries.size
+        return audit_epsilon(found, background, classes=self._labels.classes, canaries=canaries, delta=self._delta)
 
     def _background(
         self,

@@ -24,12 +24,15 @@ class Measurement:
         True with canaries: it then holds whatever the data are. Else it is as good as the odds that were estimated.
     confidence
         Of all bounds of the run together.
+    delta
+        Epsilon is at least this at this delta, and at every smaller one.
     """
 
     lower: float
     party: str
     proven: bool
     confidence: float
+    delta: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,9 @@ class Proof:
     def refuted_by(self, found: Measurement | None) -> bool:
         """Return whether a measurement contradicts the proof.
 
-        An estimate never does, nor does any of a proof with a delta: measured is what epsilon is at delta 0.
+        An estimate never does, nor does a measurement at a smaller delta than that of the proof.
         """
-        return found is not None and found.proven and not self.delta and found.lower > self.epsilon
+        return found is not None and found.proven and self.delta <= found.delta and found.lower > self.epsilon
 
 
 def proof_of(result: Result) -> Proof | None:
@@ -85,4 +88,5 @@ def measurement_of(result: Result) -> Measurement | None:
     if found.get("lower") is None:
         return None
     proven = found.get("kind") == CANARIES
-    return Measurement(float(found["lower"]), str(found.get("party")), proven, float(found["confidence"]))
+    delta = float(found.get("delta", 0.0))
+    return Measurement(float(found["lower"]), str(found.get("party")), proven, float(found["confidence"]), delta)

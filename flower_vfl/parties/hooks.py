@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_vfl.errors import ConfigError
 from flower_vfl.protocol.schedule import Rows
@@ -47,6 +47,10 @@ class Hooks(Protocol):
     def other_labels(self) -> bool:
         """True if a defense asks in `protect` for the gradients that other labels would give."""
 
+    @property
+    def modules(self) -> nn.ModuleDict:
+        """The modules that a defense trains; empty where there are none."""
+
     def begin_batch(self, rows: Rows) -> None:
         """Take in which rows (B,) of the training table the next calls are about."""
 
@@ -58,6 +62,12 @@ class Hooks(Protocol):
 
         The term that a defense adds is logged as ``<name of the defense>.term``.
         """
+
+    def private_loss(self, z: Tensor, true_labels: Tensor, rows: Rows) -> Tensor | None:
+        """Return the loss from which this defense's own modules learn; None where there is none."""
+
+    def predict(self, z: Tensor) -> Tensor | None:
+        """Return the logits of a prediction; None where those of the shared top model count."""
 
     def protect(self, grads: Tensor, labels: Tensor, step: StepView | None = None) -> tuple[Tensor, Log]:
         """Change the cut gradients of all feature parties, (B, D), before they leave."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flower_vfl.data.store.dataset import PartyTable
 from flower_vfl.data.store.source import FeatureSource
-from flower_vfl.errors import TrainingError, UnprotectedBatchError
+from flower_vfl.errors import ConfigError, TrainingError, UnprotectedBatchError
 from flower_vfl.nn.dropout import bound_generators
 from flower_vfl.nn.optim import Optimizers, OwnOptimizer
 from flower_vfl.nn.placement import IN_MEMORY, Placement
@@ -24,7 +24,7 @@ from flower_vfl.parties.best import BestModel
 from flower_vfl.parties.feature import set_mode
 from flower_vfl.parties.hooks import Hooks, Log, StepView, checked_log
 from flower_vfl.parties.loading import Loader
-from flower_vfl.parties.network import NOTHING_LEARNED, LabelModel
+from flower_vfl.parties.network import NOTHING_LEARNED, LabelModel, side_by_side
 from flower_vfl.protocol.schedule import Part, Rows, Schedule
 from flower_vfl.protocol.tensors import is_finite
 
@@ -103,6 +103,8 @@ class LabelParty(LabelModel):
         The rows of each step.
     parties : Sequence[str]
         Feature parties, in the order in which their embeddings are joined.
+    true_labels : NDArray, optional
+        (N,) labels as they were before defenses prepared them, for `private_loss`; by default the prepared ones.
     bottom, table : nn.Module, PartyTable, optional
         The label party's own bottom model and columns; its embedding comes last.
     fusion : str
@@ -134,6 +136,7 @@ class LabelParty(LabelModel):
         schedule: Schedule,
         parties: Sequence[str],
         *,
+        true_labels: NDArray[Any] | None = None,
         bottom: nn.Module | None = None,
         table: PartyTable | None = None,
         fusion: str = "concat",
@@ -147,6 +150,7 @@ class LabelParty(LabelModel):
         super().__init__(top, hooks, parties, bottom=bottom, fusion=fusion, learned=learned, placement=placement)
         self.optimizers, self._learners = optimizers, tuple(learners)
         self._labels, self._schedule, self._table, self._clip_norm = labels, schedule, table, clip_norm
+        self._true_labels = labels if true_labels is None else true_labels
         self._keep_clean, self._snapshots, self._inside_every = keep_clean, frozenset(snapshots), 0
         has_own = bottom is not None and table is not None
         self._loader = Loader(table.train, schedule, placement) if table is not None and has_own else None
@@ -182,13 +186,14 @@ class LabelParty(LabelModel):
         rows = self._schedule.train_batch(step)
         for hooks in self._hooks.hook_targets:
             hooks.begin_batch(rows)
-        labels = self._batch_labels(rows)
+        labels = self._batch_labels(self._labels, rows)
         self._set_mode(train=True)
         device = self._placement.device
         received = {party: embeddings[party].detach().to(device).requires_grad_() for party in self._parties}
         parts, log = self._embed(received)
         ahead = self._ahead.pop(step, None)
-        logits = self.join(parts, self._own(self._inputs(step), train=True) if ahead is None else ahead)
+        own = self._own(self._inputs(step), train=True) if ahead is None else ahead
+        logits = self.join(parts, own)
         z = torch.cat([part.flatten(1) for part in parts], dim=1) if len(parts) > 1 else _flat(parts, logits)
         loss, more = self._hooks.loss(logits, labels, z)
         more = checked_log(more, "loss")
@@ -200,6 +205,7 @@ class LabelParty(LabelModel):
         torch.autograd.backward(loss, retain_graph=relabel is not None)
         joint, clipping = self._joint(received, labels)
         value = _finite(step, loss, joint, more)
+        more |= self._learn_privately(step, [*parts, *own], rows)
         inside = None if slopes is None else Inside(labels, logits.detach(), slopes, joint.clone(), clipping)
         clean = _split(joint.clone(), received) if self._keep_clean else {}
         widths = {party: leaf.shape[1:].numel() for party, leaf in received.items()}
@@ -208,6 +214,27 @@ class LabelParty(LabelModel):
         protected, protection = self._protect(joint, labels, view)
         gradients = _split(protected, received)
         return Step(rows, value, gradients, {**log, **more, **protection, **self._end_batch()}, clean, inside)
+
+    def _learn_privately(self, step: int, parts: Sequence[Tensor], rows: Rows) -> Log:
+        """Give defenses' modules the gradients of their private losses, which reach nothing else."""
+        log: Log = {}
+        for hooks in self._hooks.hook_targets:
+            parameters = list(hooks.modules.parameters())
+            if not parameters:
+                continue
+            loss = hooks.private_loss(side_by_side(parts), self._batch_labels(self._true_labels, rows), rows)
+            if loss is None:
+                continue
+            if any(parameter.grad is not None for parameter in parameters):
+                raise ConfigError(
+                    f"the `loss` of the defenses reaches modules of {hooks!r}, which has a `private_loss`: gradients "
+                    "that leave would depend on true labels; make the private modules in a defense of their own"
+                )
+            log[f"{getattr(hooks, 'name', 'defense')}.private_loss"] = _finite(step, loss, loss.detach(), log)
+            grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
+        return log
 
     def _end_batch(self) -> Log:
         log: Log = {}
@@ -262,9 +289,9 @@ class LabelParty(LabelModel):
         received = [embeddings[party].to(self._placement.device).requires_grad_() for party in self._parties]
         torch.autograd.backward(other.join(received, other._own(self._inputs(0), train=True)).sum())
 
-    def _batch_labels(self, rows: Rows) -> Tensor:
-        labels = torch.from_numpy(self._labels.take(rows).astype(np.int64, copy=False))
-        return labels.to(self._placement.device, non_blocking=True)
+    def _batch_labels(self, labels: NDArray[Any], rows: Rows) -> Tensor:
+        batch = torch.from_numpy(labels.take(rows).astype(np.int64, copy=False))
+        return batch.to(self._placement.device, non_blocking=True)
 
     def _embed(self, received: Mapping[str, Tensor]) -> tuple[list[Tensor], Log]:
         log: Log = {}

@@ -76,7 +76,9 @@ class LabelModel:
             self._hooks.embed(embeddings[party].to(device), party=party, train=False)[0] for party in self._parties
         ]
         inputs = () if self.bottom is None or own is None else gather(own, rows, self._placement)
-        return self.join(parts, self._own(inputs, train=False))
+        own_parts = self._own(inputs, train=False)
+        found = self._hooks.predict(side_by_side([*parts, *own_parts]))
+        return self.join(parts, own_parts) if found is None else as_logits(found)
 
     def _set_mode(self, *, train: bool) -> None:
         for module in (self.top, *self.learned.values()):
@@ -127,6 +129,11 @@ class LabelModel:
     def weights(self) -> str:
         """The digest of the label party's weights."""
         return weights_digest(self.module)
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """Return the embeddings (B, ...) of several parties as one, (B, D), without their graph."""
+    return torch.cat([part.detach().flatten(1) for part in parts], dim=1)
 
 
 def adds_to_logits(own: nn.Module) -> bool:

@@ -30,6 +30,9 @@ TONES = {LEAKS: "bad", NOT_TESTED: "warn", NO_LEAK: "good", PROVEN: "proof"}
 RECOMMENDED = "marvell_full(s=4)"
 """The defense that docs/results/shapes.md recommends for two classes."""
 
+WITH_PROOF = "local_head(epsilon=1)"
+"""The defense that docs/results/proof.md recommends where a proof is asked for."""
+
 PLAIN = "plain"
 """The colour of a number that is no verdict."""
 
@@ -376,7 +379,12 @@ def _against(result: Result, headline: Headline) -> list[str]:
     name = recommended.partition("(")[0]
     if not used:
         again = f'Train again with a defense. The evidence recommends {recommended}: defenses = ["{recommended}"].'
-        return [stop, again, "Compare both runs: flower-vfl report with both folders shows what the defense costs."]
+        proof = (
+            f'Where somebody asks for a proof, take {WITH_PROOF}: defenses = ["{WITH_PROOF}"], with '
+            "training.patience = 0. Noise on gradients has none."
+        )
+        compared = "Compare both runs: flower-vfl report with both folders shows what the defense costs."
+        return [stop, again, proof, compared]
     worst = headline.worst
     if worst is not None and not worst.verdict["leak"]["leaks"]:
         people = "noise averages out over people whose columns are similar."

@@ -31,6 +31,7 @@ from flower_vfl.training.checkpointing import MODEL, Checkpointing, Ledger
 from flower_vfl.training.context import TrainingContext
 from flower_vfl.training.factories import optimizers_of
 from flower_vfl.training.loop import Training
+from flower_vfl.training.privacy import proven_delta
 from flower_vfl.training.protocols import StrategySettings, TrainedStrategy
 from flower_vfl.training.replay_guard import ReplayGuard
 from flower_vfl.transport.base import Link
@@ -91,6 +92,7 @@ def build_label_party(
         strategy,
         schedule,
         base.parties,
+        true_labels=base.labels.train,
         bottom=bottom,
         table=base.table,
         fusion=config.model.fusion,
@@ -174,6 +176,7 @@ def build_monitor(
         memory=context.memory,
         informed=attack.informed,
         split=Split(base.secret.seed("informed"), base.canaries.rows),
+        delta=proven_delta(strategy),
     )
 
 

@@ -100,6 +100,12 @@ def open_account(
     return partial(_charge, strategy, ledger, training)
 
 
+def proven_delta(strategy: TrainedStrategy) -> float:
+    """Return the delta at which a strategy's smallest epsilon is proven; 0 where nothing is proven."""
+    guarantee = None if (defense := _proving(strategy)) is None else defense.guarantee()
+    return 0.0 if guarantee is None else guarantee.delta
+
+
 def _charge(strategy: TrainedStrategy, ledger: PrivacyLedger, training: Training) -> None:
     account = ledger.charge(training, datetime.now(UTC))
     limit, spent = account.limit, account.spent

@@ -163,7 +163,7 @@ def _changing_embeddings(strategy: TrainedStrategy) -> list[str]:
 
 
 def _overrides_embed(defense: TrainedDefense) -> bool:
-    return defense.writes("embed")
+    return defense.writes("embed") or defense.writes("predict")
 
 
 def _trained(value: object, kept: Collection[int]) -> bool:

@@ -71,10 +71,6 @@ class TrainedDefense(TrainedStrategy, Protocol):
     def guarantee(self) -> Guarantee | None:
         """Return what is proven of all that leaves; None where nothing is."""
 
-    @property
-    def modules(self) -> nn.ModuleDict:
-        """The modules that it trains."""
-
     def writes(self, hook: str) -> bool:
         """Return True if its class has a hook of its own; otherwise it delegates."""
 

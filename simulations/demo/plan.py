@@ -18,9 +18,13 @@ EPOCHS = 3
 BASELINE = "no-gradients"
 """The run in which nothing that depends on labels leaves: a defense that predicts worse should not be used."""
 
+PROOF = "local-head-e1"
+"""The run with a proof: its number of epochs, too, must not follow from labels."""
+
 RUNS = {
     "none": "",
     "marvell-full-s4": "marvell_full(s=4.0)",
+    PROOF: "local_head(epsilon=1.0)",
     "marvell-s4": "marvell(s=4.0)",
     "max-norm": "max_norm",
     "iso-t25": "iso(t=25.0)",
@@ -77,18 +81,25 @@ def demo_configs(overrides: Mapping[str, str], *, full: bool = False) -> dict[st
     usual = {"attack.names": ", ".join(_all_attacks())} if full else {"training.epochs": str(EPOCHS)}
     runs = FULL_RUNS if full else RUNS
     plain = load_config(PRESET, {**usual, **given}).model_dump()
-    return {
-        name: _baseline(plain) if name == BASELINE else build_config({**plain, "defenses": parse_defenses(text)})
-        for name, text in runs.items()
-    }
+    return {name: build_config(_settings(plain, name, text)) for name, text in runs.items()}
 
 
-def _baseline(plain: Mapping[str, Any]) -> Config:
-    """Return the configuration without gradients; bottom models are pre-trained for as long as heads are trained."""
-    training, attack = plain["training"], plain["attack"]
-    silent = {"gradients": False, "pretrain": training["pretrain"] or EPOCHS, "patience": 0}
-    unlimited = {"max_leak": 1.0, "max_bound": 1.0}
-    return build_config({**plain, "training": {**training, **silent}, "attack": {**attack, **unlimited}})
+def _settings(plain: Mapping[str, Any], name: str, defense: str) -> dict[str, Any]:
+    """Return the settings of one run; labels end neither the one with a proof nor the one without gradients.
+
+    Without gradients, bottom models are pre-trained for as long as heads are trained.
+    """
+    training, attack = dict(plain["training"]), dict(plain["attack"])
+    if name in (BASELINE, PROOF):
+        training["patience"] = 0
+        attack |= {"max_leak": 1.0, "max_bound": 1.0}
+    if name == BASELINE:
+        return {**plain, "attack": attack, "training": training | _silent(training)}
+    return {**plain, "attack": attack, "training": training, "defenses": parse_defenses(defense)}
+
+
+def _silent(training: Mapping[str, Any]) -> dict[str, Any]:
+    return {"gradients": False, "pretrain": training["pretrain"] or EPOCHS}
 
 
 def _all_attacks() -> list[str]:

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from flower_vfl.accounting import Guarantee
 from flower_vfl.apps import run
+from flower_vfl.auditing import monitor
 from flower_vfl.auditing.canaries import Canaries
 from flower_vfl.auditing.epsilon import CANARIES, ESTIMATED, Evidence, audit_epsilon
 from flower_vfl.auditing.halves import CANARY, CHOOSE, FIT, SCORE, Split
@@ -25,7 +27,7 @@ class HalfNoise(LocalHead):
 
     def __init__(self, strategy, epsilon=1.0, true=2.0):
         super().__init__(strategy, true)
-        self.epsilon = epsilon
+        self.epsilon, self.true = epsilon, true
 
 
 def candidate(scores, labels, parts, name="trees"):
@@ -181,7 +183,46 @@ def test_a_run_measures_its_epsilon_and_refutes_a_wrong_claim():
     assert summary["epsilon"]["lower"] > 1.5
 
 
-@pytest.mark.parametrize(("delta", "refuted"), [(0.0, True), (1e-6, False)])
-def test_a_claim_with_a_delta_is_not_refuted_by_a_bound_without_one(delta, refuted):
-    measured = Measurement(lower=1.2, party="a", proven=True, confidence=0.95)
-    assert Proof(1.0, 0.73, "own", delta).refuted_by(measured) is refuted
+class WithDelta(HalfNoise):
+    """The same claim, with a delta."""
+
+    name = "with_delta"
+
+    def __init__(self, strategy, epsilon=1.0, true=2.0, delta=1e-5):
+        super().__init__(strategy, epsilon, true)
+        self.delta = delta
+
+    @property
+    def params(self):
+        return {"epsilon": self.epsilon, "true": self.true, "delta": self.delta}
+
+    def guarantee(self):
+        return Guarantee(self.epsilon, self.delta)
+
+
+def test_a_run_audits_its_claim_at_the_delta_of_the_claim(monkeypatch):
+    lower, genuine = {}, monitor.audit_epsilon
+
+    def without_delta(*given, **named):
+        lower[0.0] = genuine(*given, **{**named, "delta": 0.0})["lower"]
+        return genuine(*given, **named)
+
+    monkeypatch.setattr(monitor, "audit_epsilon", without_delta)
+    given = toy_config(
+        training={"epochs": 2, "patience": 0, "batch_size": 256},
+        attack={"names": [], "informed": 8192, "canaries": 250},
+        defenses=[{"name": f"{__name__}:WithDelta", "true": 5.0}],
+    )
+    summary = run(given, data=lambda _: toy_data(rows=3000, test_rows=100, parties=1)).summary
+    assert summary["epsilon"]["delta"] == summary["defenses"][0]["proven"]["delta"] == 1e-5
+    assert 1.0 < summary["epsilon"]["lower"] < lower[0.0]  # a delta makes it smaller, and this claim is wrong anyway
+    assert summary["verdict"]["refuted"]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "measured", "refuted"),
+    [(0.0, 0.0, True), (1e-6, 0.0, False), (1e-6, 1e-6, True), (1e-9, 1e-6, True), (1e-6, 1e-9, False)],
+)
+def test_a_claim_is_refuted_by_a_bound_at_its_delta_or_a_larger_one(claimed, measured, refuted):
+    found = Measurement(lower=1.2, party="a", proven=True, confidence=0.95, delta=measured)
+    assert Proof(1.0, 0.73, "own", claimed).refuted_by(found) is refuted

@@ -84,6 +84,7 @@ def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
     ("leakage", "facts", "wanted"),
     [
         ([step("norm", 0.97, defended=False)], {"defenses": []}, 'defenses = ["marvell_full(s=4)"]'),
+        ([step("norm", 0.97, defended=False)], {"defenses": []}, "for a proof, take local_head(epsilon=1): defenses ="),
         (complete(step("residual", 0.99)), {}, 'what the evidence recommends: defenses = ["marvell_full(s=4)"]'),
         (complete(step("direction", 0.64)), {"defenses": FULL}, "Make marvell_full(s=4) stronger"),
         (complete(remembered(values=(0.6, 0.8))), {"defenses": FULL}, "averages out over the epochs of a person"),

@@ -153,6 +153,7 @@ def test_a_party_that_cannot_reach_the_endpoint_says_which_address(monkeypatch):
             time.sleep(0.01)
     assert type(errors[0]) is UnreachableError
     assert "127.0.0.1:1 could not be reached within 0.5 s" in str(errors[0])
+    assert "may have ended the run before: its log has the reason, such as a privacy ledger" in str(errors[0])
 
 
 def test_a_port_in_use_is_refused_by_its_setting():

@@ -4,7 +4,7 @@ import pytest
 
 from flower_vfl.config.schema import AttackConfig
 from flower_vfl.errors import ConfigError
-from flower_vfl.simulations.demo.plan import BASELINE, EPOCHS, FIRST, demo_configs
+from flower_vfl.simulations.demo.plan import BASELINE, EPOCHS, FIRST, PROOF, demo_configs
 
 
 def test_no_defense_and_the_recommended_one_come_first_and_differ_in_nothing_else():
@@ -15,9 +15,17 @@ def test_no_defense_and_the_recommended_one_come_first_and_differ_in_nothing_els
     assert second.defenses == [{"name": "marvell_full", "s": 4.0}]
     assert first.model_copy(update={"defenses": second.defenses}) == second
     assert {(*(d["name"] for d in config.defenses),) for config in configs.values()} == {
-        *((name,) for name in ("marvell_full", "marvell", "max_norm", "iso", "potential_energy")),
+        *((name,) for name in ("marvell_full", "local_head", "marvell", "max_norm", "iso", "potential_energy")),
         (),
     }
+
+
+def test_labels_end_neither_the_run_with_a_proof_nor_the_one_without_gradients():
+    configs = demo_configs({"training.patience": "2", "attack.max_leak": "0.9"})
+    ends = {name: (config.training.patience, config.attack.max_leak) for name, config in configs.items()}
+    assert {name for name, end in ends.items() if end == (0, 1.0)} == {PROOF, BASELINE}
+    assert set(ends.values()) == {(0, 1.0), (2, 0.9)}
+    assert [defense["name"] for defense in configs[PROOF].defenses] == ["local_head"]
 
 
 def test_full_runs_are_the_presets_and_have_more_attacks_than_every_run_has():

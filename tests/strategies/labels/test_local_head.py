@@ -1,14 +1,11 @@
 """Local heads: nothing that leaves depends on the true labels, and the network that predicts learns from them."""
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch
 
 from flower_vfl.apps import run
 from flower_vfl.data.store.dataset import Labels
-from flower_vfl.data.store.memory import MemoryData
 from flower_vfl.errors import ConfigError
 from flower_vfl.reports import render
 from flower_vfl.rng import Secret
@@ -17,7 +14,7 @@ from flower_vfl.strategies.labels import mechanisms
 from flower_vfl.strategies.labels.label_dp import flip, rate_of
 from flower_vfl.testing import check_defense
 from flower_vfl.training.assembly import build_defenses
-from flower_vfl.transport.inproc import InprocLink
+from tests.strategies.sent import sent_for
 from tests.toys import toy_config, toy_data
 
 ROWS = 64
@@ -48,31 +45,6 @@ def defense(epsilon=1.0, classes=2):
 @pytest.mark.parametrize("params", [{"epsilon": 4.0}, {"mechanism": "alibi"}, {"mechanism": "posterior"}], ids=str)
 def test_it_does_what_every_defense_must(params):
     check_defense(LocalHead, **params)
-
-
-class Sent:
-    """A digest of all frames that parties are sent, and their number."""
-
-    def __init__(self, monkeypatch):
-        self.digest, self.count, genuine = hashlib.sha256(), 0, InprocLink.send
-
-        def send(link, frame):
-            self.count += 1
-            self.digest.update(repr((link.party, frame.kind, frame.step, sorted(frame.fields.items()))).encode())
-            for name, tensor in sorted(frame.tensors.items()):
-                self.digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
-            genuine(link, frame)
-
-        monkeypatch.setattr(InprocLink, "send", send)
-
-
-def sent_for(labels, data, given, monkeypatch):
-    """Return the digest and number of the frames of a run with these labels, and its summary."""
-    other = MemoryData("toy", {name: data.party(name) for name in data.parties}, "label", labels)
-    with monkeypatch.context() as patch:
-        sent = Sent(patch)
-        summary = run(given, data=lambda _: other).summary
-    return sent.digest.hexdigest(), sent.count, summary
 
 
 def draw_from_nothing(monkeypatch):

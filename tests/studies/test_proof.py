@@ -1,0 +1,57 @@
+"""The tables of the page on label privacy with a proof, studies/proof/study.py, on known results."""
+
+import json
+
+import pytest
+
+from flower_vfl.config import load_config
+
+pytestmark = pytest.mark.usefixtures("beside_the_studies")
+
+
+def result(seed, auc, **more):
+    party = {
+        "leak": {"informed": {"reached": 0.9}, "practical": {"reached": 0.8}},
+        "gain": {"baseline": 0.87, "value": 0.03},
+    }
+    entry = {"environment": {"seed": seed}, "utility": {"last": {"test_auc": auc}}, "defenses": []}
+    return {**entry, "verdict": {"parties": [party]}, **more}
+
+
+def write(folder, results):
+    for one in results:
+        run = folder / f"seed-{one['environment']['seed']}"
+        run.mkdir(parents=True)
+        (run / "result.json").write_text(json.dumps(one))
+
+
+def test_a_claim_with_fewer_than_all_seeds_has_no_verdict_and_says_how_many(tmp_path):
+    from studies.proof import study
+
+    runs = tmp_path / "runs" / "census"
+    noise = (0.0, 0.0002, -0.0002, 0.0, 0.0)
+    write(runs / "none", [result(seed, 0.93) for seed in range(5)])
+    write(runs / "randomised_response-1", [result(seed, 0.929 + noise[seed]) for seed in range(5)])
+    write(runs / "prior-1", [result(seed, 0.92) for seed in range(4)])
+    write(runs / "no_gradients", [{**result(0, 0.92), "baseline": "no_gradients", "verdict": {"parties": []}}])
+    page = tmp_path / "proof.md"
+    marks = ("trade-off", "mechanisms", "claims")
+    page.write_text("".join(f"<!-- begin census {name} -->\n<!-- end census {name} -->\n" for name in marks))
+    study.make_page(tmp_path / "runs", tmp_path)
+    text = page.read_text()
+    assert "`randomised_response-1` costs at most .003 of test AUC | holds | -0.0010 ± 0.0002, 5 seeds |" in text
+    assert "`prior-1` predicts better than `randomised_response-1` | undecided | -0.0090 ± 0.0003, 4 seeds |" in text
+    assert "`randomised_response-1` predicts better than `no_gradients` | undecided | +0.0090, 1 seed |" in text
+    assert "| `no_gradients` |  |  | 1 | 0.9200 | -0.0100 |  |  |  |  |" in text
+
+
+def test_settings_are_configurations_and_pre_training_is_as_long_as_training():
+    from studies.proof import study
+
+    found = {
+        name: load_config("census", {"training.epochs": study.EPOCHS, **more}) for name, more in study.SETTINGS.items()
+    }
+    trained = {name for name, config in found.items() if config.training.pretrain == config.training.epochs}
+    assert trained == {"no_gradients", "pretrained-0.5", "pretrained-1", "pretrained-2"}
+    assert [name for name, config in found.items() if not config.training.gradients] == ["no_gradients"]
+    assert found["pretrained-2"].defenses == found["randomised_response-2"].defenses
