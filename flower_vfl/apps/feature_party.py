@@ -82,7 +82,7 @@ def build_feature_party(
         simulation=simulation,
         defended=bool(config.defenses),
         recorder=recorder,
-        every=config.attack.cadence(schedule.steps),
+        every=config.cadence(schedule.steps),
         positives=config.attack.positives,
         memory=memory,
         **shared,
