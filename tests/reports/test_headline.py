@@ -250,10 +250,13 @@ def test_a_comparison_in_which_everything_leaks_recommends_nothing_and_names_the
     folders = [
         write(run_folder, "none", step("norm", 0.97)),
         write(run_folder, "weak", *complete(step("residual", 0.7)), defenses=DEFENDED),
+        write(run_folder, "barely", step("norm", 0.65), defenses=ISO),  # less only because nothing else looked
     ]
     text = page(render(folders)).text
     assert "Every run leaks: none can be recommended." in text
-    assert "marvell(s=4) (run weak) leaks least: leak AUC 0.700, guessing reaches 0.550." in text
+    least = "marvell(s=4) (run weak) leaks least: leak AUC 0.700, guessing reaches 0.550."
+    assert f"{least} Others were not fully tested." in text
+    assert "Which leaks least was not tested" in page(render([folders[0], folders[2]])).text
 
 
 def test_a_comparison_recommends_no_run_that_was_not_tested(run_folder):
