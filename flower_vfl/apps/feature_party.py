@@ -99,7 +99,7 @@ def _attacker(
         simulation=simulation,
         defended=bool(config.defenses),
         recorder=recorder,
-        every=config.attack.cadence(point.schedule.steps),
+        every=config.cadence(point.schedule.steps),
         positives=config.attack.positives,
         memory=memory,
     )

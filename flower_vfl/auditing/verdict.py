@@ -293,6 +293,7 @@ def _practical(finding: Finding) -> dict[str, Any]:
         "phase": phase_of(finding.entry),
         "reached": finding.value,
         "null": part.get("q95_null"),
+        "steps": scored_steps(part),
         "p_value": finding.p_value,
         **({"class": part["class"]} if "class" in part else {}),
     }

@@ -292,7 +292,10 @@ class AttackConfig(Section):
         description="layers of their own models that attackers read; empty: the cut and what the model watches",
     )
     every: int = Field(
-        default=0, ge=0, description="score each so many steps; 0: about 64 steps of a run, each 16th at least"
+        default=0,
+        ge=0,
+        description="score each so many steps; 0: about 64 of the shortest run that patience allows, each 16th at "
+        "least",
     )
     informed: int = Field(
         default=65536,

@@ -117,15 +117,19 @@ def _with_proof(proven: Sequence[Row], leaking: Sequence[Row], measure: str) -> 
 
 
 def _least(leaking: Sequence[Row], measure: str) -> Choice:
-    """Say that every run leaks, and which does least."""
+    """Say that every run leaks, and which does least of those in which all that should have run did."""
+    found = "Every run leaks: none can be recommended." if len(leaking) > 1 else "The run leaks."
     known = [row for row in leaking if row["headline"].worst is not None and row["headline"].worst.value is not None]
-    if not known:
-        return Choice("Every run leaks: none can be recommended.", "", TONES[LEAKS])
-    row = min(known, key=lambda row: row["headline"].worst.value)
-    worst = row["headline"].worst
+    tested = [row for row in known if not row["headline"].missing]
+    if not tested:
+        unknown = "Which leaks least was not tested: not everything that could find a leak ran, or not on enough steps."
+        return Choice(found, unknown if known else "", TONES[LEAKS])
+    row = min(tested, key=lambda row: row["headline"].worst.value)
+    worst, name = row["headline"].worst, _name(row).replace("no defense", "No defense", 1)
+    others = " Others were not fully tested." if len(tested) < len(leaking) else ""
     return Choice(
-        "Every run leaks: none can be recommended." if len(leaking) > 1 else "The run leaks.",
-        f"{_name(row)} leaks least: leak AUC {number(worst.value)}, guessing reaches {number(worst.null)}. "
+        found,
+        f"{name} leaks least: leak AUC {number(worst.value)}, guessing reaches {number(worst.null)}.{others} "
         f"{_utility(row, measure)}",
         TONES[LEAKS],
     )

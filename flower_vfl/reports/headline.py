@@ -124,8 +124,10 @@ class Lines:
         found = self.verdict["leak"]["practical"]
         if found is None:
             return ""
-        remembered = found["phase"] == REMEMBERED
-        return "the largest after any epoch" if remembered else "no higher in 95 of 100 steps"
+        if found["phase"] == REMEMBERED:
+            return "the largest after any epoch"
+        few = found["steps"] < FEWEST_STEPS
+        return f"the largest of {found['steps']} steps" if few else "no higher in 95 of 100 steps"
 
     @property
     def informed(self) -> str:

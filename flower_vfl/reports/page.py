@@ -174,6 +174,7 @@ def _of_one(run: Run) -> dict[str, Any]:
         "defenses": words.defenses(run.result),
         "utility": [(words.METRICS.get(n, n), last.get(n), best.get(n)) for n in names if n in last or n in best],
         "last": kept_utility(result),
+        "epochs": last.get("epoch"),
         "nothing_chosen": nothing_chosen,
         "alone": {party: _dict(value).get(measure_alone, value) for party, value in result.get("alone", {}).items()},
         "alone_by": measure_alone,

@@ -128,7 +128,7 @@ class Epsilon:
             return (
                 f"Measured: {least} ({sure}). Of labels that were coins, {counts} guesses from the messages were right."
             )
-        expected = number(audit["expected"], 0)
+        expected = number(round(audit["expected"]))
         compared = f"{counts} guesses from the messages were right, {expected} by the estimated odds."
         if self.doubtful:
             return (
@@ -144,11 +144,12 @@ class Epsilon:
         if self.proof is not None or self.found is None:
             return ""
         factor = number(math.exp(math.floor(100 * self.found.lower) / 100), 1)
-        return (
-            f"{self.measured} {'So' if self.found.proven else 'If so,'} the messages move the odds of somebody's label "
-            f"by a factor of at least {factor}. "
-            "Nothing is proven of this defense: no number bounds epsilon from above."
+        moved = (
+            f" {'So' if self.found.proven else 'If so,'} the messages move the odds of somebody's label by a factor of "
+            f"at least {factor}."
         )
+        above = " Nothing is proven of this run: no number bounds epsilon from above."
+        return f"{self.measured}{moved if lower(self.found.lower) != '0.0' else ''}{above}"
 
     @property
     def _trainings(self) -> str:

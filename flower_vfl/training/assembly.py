@@ -172,7 +172,7 @@ def build_monitor(
         schedule,
         defended=bool(strategy.chain()),
         recorder=recorder or base.observer,
-        every=attack.cadence(schedule.steps),
+        every=base.config.cadence(schedule.steps),
         memory=context.memory,
         informed=attack.informed,
         split=Split(base.secret.seed("informed"), base.canaries.rows),

@@ -51,7 +51,7 @@ def build_conditional(strategy: TrainedStrategy, steps: int) -> ConditionalAudit
     if not defense.writes("noise_model"):
         return None
     parties = [*base.parties, *base.config.parties.coalitions(base.parties)]
-    oracle = ConditionalOracle(parties, base.labels.train, every=attack.cadence(steps), record=base.observer.add)
+    oracle = ConditionalOracle(parties, base.labels.train, every=base.config.cadence(steps), record=base.observer.add)
     return ConditionalAudit(oracle, defense)
 
 

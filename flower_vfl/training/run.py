@@ -171,7 +171,7 @@ class _Stages:
             monitor=self._monitor,
             observer=base.observer,
             outcome=base.outcome,
-            oracle=Oracle(base.step_attacks, base.audit_labels, base.config.attack.cadence(schedule.steps)),
+            oracle=Oracle(base.step_attacks, base.audit_labels, base.config.cadence(schedule.steps)),
             audited=self._audited,
             sample=_sample(base),
             guard=guard,

@@ -93,7 +93,7 @@ class StackedTraining:
         self.epochs: list[list[Epoch]] = [[] for _ in members]
         self._losses: list[Tensor] = []
         self.steps, self.seconds = 0, 0.0
-        self._every = self._config.attack.cadence(first.schedule.steps)
+        self._every = self._config.cadence(first.schedule.steps)
         self._values: list[list[Recorded]] = [[] for _ in members]
         self._audits = [
             build_monitor(member.strategy, member.schedule, recorder=RunRecorder(values))

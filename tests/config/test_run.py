@@ -446,6 +446,14 @@ def test_training_ends_early_only_where_nothing_fixes_its_length(values, patienc
     assert from_run_config(to_run_config(config)) == config
 
 
+@pytest.mark.parametrize(("epochs", "patience", "certain"), [(30, 0, 30), (30, 2, 3), (30, 29, 30), (4, 9, 4)])
+def test_a_run_that_patience_ends_at_once_still_has_64_scored_steps(epochs, patience, certain):
+    config = build_config({}, {"training.epochs": epochs, "training.patience": patience})
+    every = config.cadence(26 * epochs)
+    assert 64 <= len(range(0, 26 * certain, every)) < 128
+    assert config.cadence(10_000 * epochs) == 16
+
+
 def test_auto_is_a_word_and_no_number_stands_for_it():
     assert build_config({}, {"training.epochs": "auto"}).training.fitted(1_000).epochs == 71
     with pytest.raises(ConfigError, match=r"training\.patience: give a number above -1, or 'auto'"):

@@ -67,6 +67,11 @@ def test_leak_and_gain_are_two_lines_each_with_its_own_colour():
     assert worst.practical == "residual 0.990 (guessing 0.550)"
 
 
+@pytest.mark.parametrize(("steps", "words"), [(7, "the largest of 7 steps"), (20, "no higher in 95 of 100 steps")])
+def test_a_quantile_of_few_steps_is_called_the_largest_of_them(steps, words):
+    assert of(step("norm", 0.9, steps=steps)).lines[0].practical_words == words
+
+
 def test_a_line_is_amber_where_what_belongs_to_it_did_not_run():
     worst = of(*(e for e in complete() if len(e.get("sees", "")) != 2)).worst
     assert (worst.leak_tone, worst.gain_tone) == ("good", "warn")
@@ -161,7 +166,10 @@ def test_a_measurement_without_a_proof_bounds_nothing_from_above(run_folder):
     headline = headline_of(whole)
     assert headline.sentence.startswith("A party can read the labels")
     assert "factor of at least 8.2" in headline.epsilon.unbounded
-    assert "Nothing is proven of this defense" in headline.epsilon.unbounded
+    nothing = headline_of({**whole, "epsilon": measured(0.0, "estimated", expected=1396.4)}).epsilon.unbounded
+    assert "factor" not in nothing
+    assert "1,396 by the estimated odds" in nothing
+    assert "Nothing is proven of this run" in headline.epsilon.unbounded
     assert "Estimated: epsilon is at least 2.1" in headline.line
     folder = run_folder(steps=20, epochs=1, parties=("a",))
     change(folder, lambda found: found.update(epsilon=measured(2.1)))
@@ -237,10 +245,13 @@ def test_a_comparison_in_which_everything_leaks_recommends_nothing_and_names_the
     folders = [
         write(run_folder, "none", step("norm", 0.97)),
         write(run_folder, "weak", *complete(step("residual", 0.7)), defenses=DEFENDED),
+        write(run_folder, "barely", step("norm", 0.65), defenses=ISO),  # less only because nothing else looked
     ]
     text = page(render(folders)).text
     assert "Every run leaks: none can be recommended." in text
-    assert "marvell(s=4) (run weak) leaks least: leak AUC 0.700, guessing reaches 0.550." in text
+    least = "marvell(s=4) (run weak) leaks least: leak AUC 0.700, guessing reaches 0.550."
+    assert f"{least} Others were not fully tested." in text
+    assert "Which leaks least was not tested" in page(render([folders[0], folders[2]])).text
 
 
 def test_a_comparison_recommends_no_run_that_was_not_tested(run_folder):

@@ -140,6 +140,23 @@ def test_a_run_that_did_not_end_as_planned_says_so_and_why(run_folder):
     assert "planned end: failed. party b died" in page(render([folder])).text
 
 
+def test_a_run_that_patience_ended_went_as_planned_and_its_utility_is_of_the_model_that_was_kept(run_folder):
+    folder = run_folder(steps=40, epochs=4)
+
+    def stop(found):
+        best = {**found["utility"]["last"], "epoch": 2, "test_auc": 0.9321}
+        kept = {"step": 20, "epoch": 2, "chosen_by": "validation_auc"}
+        found["utility"]["best"] = best
+        found.update(status="early stopping", model=kept)
+
+    change(folder, stop)
+    text = page(render([folder])).text
+    assert "planned end" not in text
+    assert "validation no longer improved (training.patience). The model that all parties kept is the one" in text
+    assert "0.9321 test AUC of the model that all parties kept:" in " ".join(text.split())
+    assert "Epochs: 4." in text
+
+
 def test_columns_of_the_label_party_are_mentioned(run_folder):
     folder = run_folder(steps=3, epochs=1)
     assert "columns of its own" not in page(render([folder])).text

@@ -116,14 +116,14 @@ def _draw(
     if noise.everywhere > 0.0:
         stretched = beside((1.0 + levels / noise.everywhere).sqrt() - 1.0, work)
         inside = (normals @ directions).mul_(stretched.index_select(0, y.long()))
-        normals = torch.addmm(normals, inside, directions.T)
-    noisy = torch.add(work, normals, alpha=math.sqrt(noise.everywhere) * unit)
+        normals.addmm_(inside, directions.T)
+    noisy = torch.add(work, normals, alpha=math.sqrt(noise.everywhere) * unit, out=normals)
     if imitating is not None:
         lacking = beside((noise.levels - levels).sqrt(), work)
         missing = (imitating.to(work) @ directions).mul_(lacking.index_select(0, y.long()))
-        noisy = torch.addmm(noisy, missing, directions.T, alpha=unit)
+        noisy.addmm_(missing, directions.T, alpha=unit)
     lengths = source.draw(work, 1)[:, 0] * (math.sqrt(noise.along) * unit)
-    return torch.addr(noisy, lengths, line).to(g.dtype)
+    return noisy.addr_(lengths, line).to(g.dtype)
 
 
 def _model(noise: FullNoise, unit: float) -> GaussianNoise:

@@ -128,9 +128,9 @@ def estimate(g: Tensor, y: Tensor) -> Pair:
     check_two_classes("marvell_full", [unit], counts, len(g))
     # Class by class, and what is small in NumPy: a small operation of PyTorch takes ten times as long.
     order = torch.from_numpy(np.concatenate(sides)).to(work.device, non_blocking=True)
-    of_class = torch.split(work.index_select(0, order) / unit, counts)
+    of_class = torch.split(work.index_select(0, order).div_(unit), counts)
     centres = torch.stack([rows.mean(dim=0) for rows in of_class])
-    apart = [rows - centre for rows, centre in zip(of_class, centres, strict=True)]
+    apart = [rows.sub_(centre) for rows, centre in zip(of_class, centres, strict=True)]
     basis = _basis(torch.cat([*apart, centres[1:] - centres[:1]])) if g.shape[1] > len(g) else None
     inside = apart if basis is None else [rows @ beside(basis, rows) for rows in apart]
     covariances = torch.stack([rows.T @ rows for rows in inside]).double()
