@@ -228,7 +228,7 @@ class MethodNames:
         --------
         >>> MethodNames("tool", "nobody.tools", ("hammer", "saw")).check("hamer")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        flower_vfl.errors.ConfigError: there is no tool named 'hamer'; did you mean 'hammer'? Allowed: hammer, saw, or ...
+        flower_vfl.errors.ConfigError: there is no tool named 'hamer'; did you mean 'hammer'? Allowed: hammer, saw, ...
         """
         known = self.known()
         if ":" not in given and given not in known:
