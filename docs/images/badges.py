@@ -10,7 +10,8 @@ PROJECT = HERE.parents[1] / "pyproject.toml"
 _CHARACTER, _SPACE, _HEIGHT = 6.6, 14, 20  # pixels; of the font below, in the middle of its widths
 _PYTHON = "Programming Language :: Python :: "
 
-BADGE = """<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" role="img" aria-label="{left}: {right}">
+BADGE = """<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}"
+ role="img" aria-label="{left}: {right}">
 <rect width="{width:.0f}" height="{height}" rx="3" fill="#3b3f46"/>
 <path d="M{cut:.0f} 0h{rest:.0f}a3 3 0 0 1 3 3v14a3 3 0 0 1-3 3h-{rest:.0f}z" fill="#2563a8"/>
 <g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">
