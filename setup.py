@@ -1,12 +1,16 @@
-"""Adds commit and date to the version of what is built, 0.1.0+202611250901.gc7d0e37; pyproject.toml has the rest.
+"""Adds to pyproject.toml what a clone alone does not know: its commit, and the address of its repository.
+
+Commit and date are added to the version of what is built, 0.1.0+202611250901.gc7d0e37.
 
 setuptools-scm would need a dynamic version, and `flwr run .` needs the one that stands in pyproject.toml. A source
-distribution keeps the commit, because setuptools writes the tag into its setup.cfg.
+distribution keeps the commit, because setuptools writes the tag into its setup.cfg. GitHub's workflows name the
+repository; built there, the package has links to it, and the links of its README are whole.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -36,4 +40,32 @@ def commit() -> str:
     return f"+{built}{'.dirty' if changed else ''}" if built else ""
 
 
-setup(options={"egg_info": {"tag_build": tag}} if (tag := commit()) else {})
+def links(page: str) -> dict[str, str]:
+    """Return the links that a package index shows, of a repository at this address; none without an address."""
+    if not page:
+        return {}
+    names = {"Documentation": "docs/README.md", "Changelog": "CHANGELOG.md", "Security": "SECURITY.md"}
+    return {
+        "Source": page,
+        "Issues": f"{page}/issues",
+        **{name: f"{page}/blob/main/{to}" for name, to in names.items()},
+    }
+
+
+def with_whole_links(text: str, page: str) -> str:
+    """Return Markdown whose links and pictures, relative to the repository's root, name this address."""
+    if not page:
+        return text
+    pictures = re.sub(r"!\[([^]]*)]\((?!\w+:)([^)]+)\)", rf"![\1]({page}/raw/main/\2)", text)
+    return re.sub(r"]\((?!\w+:|#)([^)]+)\)", rf"]({page}/blob/main/\1)", pictures)
+
+
+REPOSITORY = os.environ.get("GITHUB_REPOSITORY", "")  # owner/name
+PAGE = f"https://github.com/{REPOSITORY}" if REPOSITORY else ""
+
+setup(
+    options={"egg_info": {"tag_build": tag}} if (tag := commit()) else {},
+    project_urls=links(PAGE),
+    long_description=with_whole_links((ROOT / "README.md").read_text(encoding="utf8"), PAGE),
+    long_description_content_type="text/markdown",
+)

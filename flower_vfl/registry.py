@@ -198,6 +198,57 @@ def _unknown(method: type, given: int, params: Iterable[str]) -> str:
     return f"there is no parameter {unknown[0]!r}; {suggestion(unknown[0], names)}"
 
 
+@dataclass(frozen=True, slots=True)
+class MethodNames:
+    """The names of one kind of method, built-in ones and those of other installed packages; no method is loaded.
+
+    Attributes
+    ----------
+    kind
+        "attack" or "defense", for messages.
+    group
+        Entry-point group in which other packages declare theirs.
+    builtin
+        The built-in ones.
+    """
+
+    kind: str
+    group: str
+    builtin: tuple[str, ...]
+
+    def check(self, given: str) -> None:
+        """Refuse a name that nobody has; a `module:Class` passes.
+
+        Raises
+        ------
+        ConfigError
+            Naming the nearest ones.
+
+        Examples
+        --------
+        >>> MethodNames("tool", "nobody.tools", ("hammer", "saw")).check("hamer")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        flower_vfl.errors.ConfigError: there is no tool named 'hamer'; did you mean 'hammer'? Allowed: hammer, saw, ...
+        """
+        known = self.known()
+        if ":" not in given and given not in known:
+            raise ConfigError(
+                f"there is no {self.kind} named {given!r}; {suggestion(given, known)}, or module:Class of what is "
+                "installed"
+            )
+
+    def known(self) -> set[str]:
+        """Return all names."""
+        return {*self.builtin, *self.declared()}
+
+    def declared(self) -> dict[str, list[EntryPoint]]:
+        """Return the entry points of other packages by name, without importing anything."""
+        declared: dict[str, list[EntryPoint]] = {}
+        for entry in _entries(self.group, tuple((place, _changed(place)) for place in sys.path)):
+            declared.setdefault(entry.name, []).append(entry)
+        return declared
+
+
 class Methods(Generic[M]):
     """All methods of one kind that a configuration can name: built-in ones and those of other installed packages.
 
@@ -214,7 +265,8 @@ class Methods(Generic[M]):
     """
 
     def __init__(self, kind: str, group: str, bases: tuple[type[M], ...], builtin: Mapping[str, type[M]]) -> None:
-        self.kind, self.group, self.builtin = kind, group, builtin
+        self.kind, self.builtin = kind, builtin
+        self.names = MethodNames(kind, group, tuple(builtin))
         self._bases = bases
 
     def find(self, given: str) -> type[M]:
@@ -227,18 +279,12 @@ class Methods(Generic[M]):
         """
         if ":" in given:
             return self._referenced(given)
-        declared = self._declared()
+        self.names.check(given)
+        declared = self.names.declared()
         clash = self._clash(given, declared)
         if clash:
             raise ConfigError(clash)
-        if given in self.builtin:
-            return self.builtin[given]
-        if given in declared:
-            return self._of_entry(declared[given][0])
-        known = {*self.builtin, *declared}
-        raise ConfigError(
-            f"there is no {self.kind} named {given!r}; {suggestion(given, known)}, or module:Class of what is installed"
-        )
+        return self.builtin[given] if given in self.builtin else self._of_entry(declared[given][0])
 
     def find_all(self, given: Iterable[str]) -> list[type[M]]:
         """Return the classes of one run, which results must be able to tell apart by their names.
@@ -287,7 +333,7 @@ class Methods(Generic[M]):
 
     def listed(self) -> list[Listed[M]]:
         """Return all that have a short name, built-in ones first; what cannot be used comes with the reason."""
-        declared = self._declared()
+        declared = self.names.declared()
         rows = [Listed(name, BUILT_IN, cls, self._clash(name, declared)) for name, cls in self.builtin.items()]
         for name in sorted(declared):
             for entry in declared[name]:
@@ -297,13 +343,6 @@ class Methods(Generic[M]):
                     method, problem = None, str(error)
                 rows.append(Listed(name, _owner(entry), method, problem))
         return rows
-
-    def _declared(self) -> dict[str, list[EntryPoint]]:
-        """Return the entry points of other packages by name, without importing anything."""
-        declared: dict[str, list[EntryPoint]] = {}
-        for entry in _entries(self.group, tuple((place, _changed(place)) for place in sys.path)):
-            declared.setdefault(entry.name, []).append(entry)
-        return declared
 
     def _clash(self, name: str, declared: Mapping[str, list[EntryPoint]]) -> str:
         """Return why a name is ambiguous; empty where it is not."""

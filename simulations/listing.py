@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_vfl.config import preset_names, preset_text, sweep_names
+from flower_vfl.config.methods import ATTACK_NAMES, DEFENSE_NAMES
 from flower_vfl.config.reference import Key, all_keys, find_keys, sections
 from flower_vfl.errors import ConfigError
 from flower_vfl.registry import lookup, suggestion
@@ -62,6 +63,9 @@ def print_method(name: str) -> None:
     ConfigError
         When there is none of this name.
     """
+    known = ATTACK_NAMES.known() | DEFENSE_NAMES.known()
+    if name not in known:
+        raise ConfigError(f"there is no attack or defense named {name!r}; {suggestion(name, known)}")
     from flower_vfl.simulations.methods import details
 
     kind, text, facts = details(name)

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from flower_vfl.attacks import ATTACK_METHODS, AttackMethod, InferenceAttack, JointAttack, MemoryAttack
 from flower_vfl.attacks.base import KINDS
-from flower_vfl.errors import ConfigError
-from flower_vfl.registry import Listed, suggestion
+from flower_vfl.registry import Listed, lookup
 from flower_vfl.strategies import DEFENSE_METHODS, Defense
 
 _NEEDS = {**KINDS, "leaked": "the labels of some training rows"}
@@ -62,6 +61,11 @@ def sentence(listed: Listed[AttackMethod] | Listed[Defense]) -> str:
 def details(name: str) -> tuple[str, str, Mapping[str, str]]:
     """Return what is known of an attack or a defense by this name.
 
+    Parameters
+    ----------
+    name : str
+        One that an installed package has (`config.methods` checks what was typed).
+
     Returns
     -------
     tuple
@@ -70,19 +74,14 @@ def details(name: str) -> tuple[str, str, Mapping[str, str]]:
     Raises
     ------
     ConfigError
-        When there is no such method; the message gives the nearest ones.
+        When there is no such method.
     """
-    attacks, defenses = ATTACK_METHODS.listed(), DEFENSE_METHODS.listed()
-    for attack in attacks:
-        if attack.name == name:
-            facts = facts_of_attack(attack.method) if attack.method else {}
-            return f"attack ({attack.source})", _text(attack), facts
-    for defense in defenses:
-        if defense.name == name:
-            facts = facts_of_defense(defense.method) if defense.method else {}
-            return f"defense ({defense.source})", _text(defense), facts
-    known = [*(attack.name for attack in attacks), *(defense.name for defense in defenses)]
-    raise ConfigError(f"there is no attack or defense named {name!r}; {suggestion(name, known)}")
+    attacks = {entry.name: entry for entry in ATTACK_METHODS.listed()}
+    if name in attacks:
+        attack = attacks[name]
+        return f"attack ({attack.source})", _text(attack), facts_of_attack(attack.method) if attack.method else {}
+    defense = lookup("defense", name, {entry.name: entry for entry in DEFENSE_METHODS.listed()})
+    return f"defense ({defense.source})", _text(defense), facts_of_defense(defense.method) if defense.method else {}
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -18,11 +18,14 @@ from flower_vfl.apps.alone import alone_by
 from flower_vfl.apps.result_schema import kept_utility
 from flower_vfl.auditing.verdict import NOT_TESTED
 from flower_vfl.config import build_config
-from flower_vfl.data.encoding.columns import class_counts, columns_of
+from flower_vfl.data.encoding.columns import Column, class_counts, columns_of
 from flower_vfl.data.sources.catalog import prepare
 from flower_vfl.data.sources.own_files import Files
 from flower_vfl.data.store.dataset import Dataset
 from flower_vfl.terminal import console
+
+_ANY_WIDTH = 10_000
+"""Width at which nothing is folded."""
 
 _CLASSES = 10
 """Largest number of classes that are listed."""
@@ -179,18 +182,38 @@ def prepare_data(
 
 
 def print_columns(dataset: Dataset) -> None:
-    """Print the columns of the parties that this host holds, and how many rows each class has where it holds labels."""
+    """Print the columns of the parties that this host holds, and how many rows each class has where it holds labels.
+
+    They are a table where it fits the terminal, else a few lines a column: names and options stay whole.
+    """
+    out, columns = Console(), columns_of(dataset)
+    table = _columns_table(dataset.name, columns)
+    if out.measure(table, options=out.options.update(width=_ANY_WIDTH)).maximum <= out.width:
+        out.print(table)
+    else:
+        out.print(Text(f"Columns of {dataset.name}", "bold"))
+        for column in columns:
+            out.print(_column_lines(column), soft_wrap=True)
+    counts = class_counts(dataset)
+    if counts:
+        most = sorted(counts, key=lambda name: counts[name], reverse=True)[:_CLASSES]
+        rows = ", ".join(f"{name!r}: {counts[name]:,}" for name in most)
+        more = f", and {len(counts) - len(most)} smaller ones" if len(counts) > len(most) else ""
+        out.print(f"training rows of {len(counts)} classes: {rows}{more}", markup=False, highlight=False)
+
+
+def _columns_table(name: str, columns: Sequence[Column]) -> Table:
+    """Return a row a column."""
     from flower_vfl.reports.words import share
 
-    table = Table(title=f"Columns of {escape(dataset.name)}")
+    table = Table(title=f"Columns of {escape(name)}")
     for heading, justify in (("party", "left"), ("column", "left"), ("type", "left"), ("missing", "right")):
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for heading in ("values", "rare"):
         table.add_column(heading, justify="right")
-    columns = columns_of(dataset)
     explained = any(column.why for column in columns)
     for heading in ("why", "to change") if explained else ():
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading)
     for column in columns:
         table.add_row(
             *map(Text, (column.party, column.name, column.kind)),
@@ -199,10 +222,16 @@ def print_columns(dataset: Dataset) -> None:
             share(column.rare),
             *(map(Text, (column.why, column.change)) if explained else ()),
         )
-    Console().print(table)
-    counts = class_counts(dataset)
-    if counts:
-        most = sorted(counts, key=lambda name: counts[name], reverse=True)[:_CLASSES]
-        rows = ", ".join(f"{name!r}: {counts[name]:,}" for name in most)
-        more = f", and {len(counts) - len(most)} smaller ones" if len(counts) > len(most) else ""
-        Console().print(f"training rows of {len(counts)} classes: {rows}{more}", markup=False, highlight=False)
+    return table
+
+
+def _column_lines(column: Column) -> Text:
+    """Return a column's name, what is known of it, and how to change that, in a line each."""
+    from flower_vfl.reports.words import share
+
+    facts = [column.kind, f"missing {share(column.missing)}"]
+    facts += [] if column.values is None else [f"{column.values:,} values"]
+    facts += [] if column.rare is None else [f"rare {share(column.rare)}"]
+    facts += [column.why] if column.why else []
+    text = Text.assemble(f"{column.party}: ", (column.name, "bold"), f"\n    {'; '.join(facts)}")
+    return text.append(f"\n    to change: {column.change}") if column.change else text

@@ -139,7 +139,9 @@ MISTAKES = """
 from flower_vfl.cli import main
 
 for words in ("runn", "run censsus", "run census --set epochs=1", "run census --set training.epochs=x",
-              "demo --set training.epoch=1", "run census --resume", "align nothing.toml --out x", "config epochs"):
+              "demo --set training.epoch=1", "run census --resume", "align nothing.toml --out x", "config epochs",
+              "methods nrom", "run census --set attack.names=nrom", "demo --set attack.names=nrom",
+              "run census --set defenses=marvel(s=4)", "tune census --set defenses=marvel"):
     try:
         main(words.split())
     except SystemExit as ended:

@@ -48,10 +48,12 @@ def run(
 ) -> None:
     """Train, attack and measure one configuration."""
     from flower_vfl.config import load_config
+    from flower_vfl.config.methods import check_methods
     from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.errors import ConfigError
 
     config = load_config(source, parse_assignments(set_ or []))
+    check_methods(config)
     check_resume(out, resume=resume)
     check_engine(engine, resources, address)
     if engine is Engine.flower and alone:
@@ -195,12 +197,15 @@ def demo(
     set_: SetOption = None,
 ) -> None:
     """Run the main job on real data: train, attack, compare, report."""
+    from flower_vfl.config.methods import check_methods
     from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.errors import FlowerVflError, InputError
     from flower_vfl.simulations.demo.plan import demo_configs
 
     check_resume(out, resume=resume)
     configs = demo_configs(parse_assignments(set_ or []), full=full)
+    for config in configs.values():
+        check_methods(config)
     from flower_vfl.simulations.demo.comparing import run_demo
     from flower_vfl.simulations.demo.table import print_last
 
@@ -239,13 +244,17 @@ def sweep(
 
     The configurations are a grid, or draws, over any keys.
     """
+    from flower_vfl.config.methods import check_methods
     from flower_vfl.config.parsing import parse_assignments
     from flower_vfl.errors import FlowerVflError, InputError
     from flower_vfl.simulations.sweep.definition import load_definition
+    from flower_vfl.simulations.sweep.trials import trials_of
 
     check_resume(out, resume=resume)
     folder = out or default_folder(source)
     definition, given = load_definition(source), parse_assignments(set_ or [])
+    for trial in trials_of(definition, given):
+        check_methods(trial.config)
     from flower_vfl.simulations.sweep.listing import print_sweep
     from flower_vfl.simulations.sweep.plan import print_plan
     from flower_vfl.simulations.sweep.sweeping import run_sweep
@@ -284,14 +293,16 @@ def tune(
 
     Validation chooses; run.toml in the folder has what it chose.
     """
+    from flower_vfl.config import load_config
+    from flower_vfl.config.methods import check_methods
     from flower_vfl.config.parsing import parse_assignments
 
     check_resume(out, resume=resume)
+    given = parse_assignments(set_ or [])
+    check_methods(load_config(source, given))
     from flower_vfl.simulations.sweep.tuned import CHOSEN, print_tuned, run_tune
 
     folder = out or default_folder(f"tune-{Path(source).stem}")
-    found = run_tune(
-        source, folder, parse_assignments(set_ or []), minutes=minutes, trials=trials, resume=resume, workers=workers
-    )
+    found = run_tune(source, folder, given, minutes=minutes, trials=trials, resume=resume, workers=workers)
     print_tuned(found)
     typer.echo(f"next: flower-vfl run {shlex.quote(str(folder / CHOSEN))}")

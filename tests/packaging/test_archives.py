@@ -1,5 +1,7 @@
 """What a wheel and a source distribution hold."""
 
+import email
+import re
 import subprocess
 import sys
 import tarfile
@@ -86,3 +88,22 @@ def test_what_is_built_from_a_repository_names_its_commit_and_a_release_does_not
     git("checkout", "-q", ".")
     git("tag", "v0.1.0")
     assert build(tree, "wheel", tmp_path / "release").name == "flower_vfl-0.1.0-py3-none-any.whl"
+
+
+def test_links_of_what_is_built_are_those_of_its_repository_where_that_is_known(built_wheel, tmp_path, monkeypatch):
+    def facts(wheel):
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+            return email.message_from_string(archive.read(name).decode("utf8"))
+
+    alone = facts(built_wheel)
+    assert alone.get_all("Project-URL") is None
+    assert alone.get_payload().strip() == (ROOT / "README.md").read_text(encoding="utf8").strip()
+    monkeypatch.setenv("GITHUB_REPOSITORY", "some/one")
+    known = facts(build(clone_to(tmp_path / "clone"), "wheel", tmp_path / "dist"))
+    assert "Source, https://github.com/some/one" in known.get_all("Project-URL")
+    targets = re.findall(r"]\(([^)]*)\)", known.get_payload())
+    assert len(targets) == len(re.findall(r"]\(([^)]*)\)", alone.get_payload()))
+    assert all(target.startswith(("https://", "#")) for target in targets)
+    assert "https://github.com/some/one/raw/main/docs/images/parties.svg" in targets
+    assert "https://github.com/some/one/blob/main/SECURITY.md" in targets

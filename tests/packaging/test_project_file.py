@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import runpy
 import sys
 import tomllib
 
@@ -74,6 +75,18 @@ def test_the_pinned_flower_is_that_of_the_app_for_its_hub_and_of_the_containers(
     texts = [file.read_text(encoding="utf8") for file in files if file.is_file()]
     tags = {tag for text in texts for tag in re.findall(r"flwr/super\w+:(\d[\d.]*\d)-py", text)}
     assert tags == {pinned}
+
+
+def test_the_badges_say_what_the_project_file_says():
+    made = runpy.run_path(str(ROOT / "docs" / "images" / "badges.py"))["badges"]()
+    for name, picture in made.items():
+        assert (ROOT / "docs" / "images" / name).read_text(encoding="utf8") == picture
+        assert f"(docs/images/{name})" in README
+    versions = [
+        part for entry in PROJECT["project"]["classifiers"] if (part := entry.rpartition(":: ")[2])[0].isdigit()
+    ]
+    assert f"python: {versions[0]} to {versions[-1]}" in made["python.svg"]
+    assert "Apache-2.0" in made["license.svg"]
 
 
 def test_flwr_run_without_overrides_runs_the_preset_over_sessions():

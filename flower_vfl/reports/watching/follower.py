@@ -31,7 +31,7 @@ METRICS = ("train_loss", "auc", "monitor_auc", "batch_rows", "batch_positives")
 """Metrics of a run that are kept."""
 
 _PIECE = 2**22
-_LOG_BYTES, _LOG_LINES = 2**15, 60
+_LOG_BYTES, _LOG_LINES = 2**15, 20
 _MOST_SERIES = 1000
 
 

@@ -161,6 +161,24 @@ def test_the_command_line_shows_the_columns_after_preparing_and_later(own, tmp_p
         assert f"training rows of 2 classes: {most}" in text
 
 
+def test_a_table_that_does_not_fit_becomes_lines_with_whole_names_and_options(tmp_path, capsys, monkeypatch):
+    long = "average_balance_of_the_last_twelve_months_in_euros"
+    rows = [f"p{number},{number / 7:.2f},{'xyz'[number % 3]},{number % 2}" for number in range(90)]
+    (tmp_path / "a.csv").write_text(f"id,{long},colour,label\n" + "\n".join(rows) + "\n")
+    dataset = prepare("files", out=tmp_path / "whole", options={"files": {"a": str(tmp_path / "a.csv")}})
+    shown = {}
+    for width in (60, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_columns(dataset)
+        shown[width] = capsys.readouterr().out.splitlines()
+    assert shown[60] == shown[80]
+    assert max(map(len, shown[80])) <= 80
+    assert f"a: {long}" in shown[80]
+    assert f"    to change: dtype.{long}=category" in shown[80]
+    assert "    category; missing 0 %; 3 values; rare 0 %; texts" in shown[80]
+    assert any(f"│ {long} " in line and f" dtype.{long}=category │" in line for line in shown[200])
+
+
 def test_only_the_largest_of_many_classes_are_counted_out_and_none_without_labels(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     rows = [f"p{number},{number % 7},c{min(number % 30, 11):02d}" for number in range(600)]

@@ -1,0 +1,29 @@
+"""Names of methods are checked before the methods are loaded, and are those that can be loaded."""
+
+import pytest
+
+from flower_vfl.attacks import ATTACK_METHODS
+from flower_vfl.config import build_config
+from flower_vfl.config.methods import ATTACK_NAMES, DEFENSE_NAMES, check_methods
+from flower_vfl.errors import ConfigError
+from flower_vfl.strategies import DEFENSE_METHODS
+
+
+def test_the_names_are_those_of_the_methods():
+    assert ATTACK_METHODS.names == ATTACK_NAMES
+    assert DEFENSE_METHODS.names == DEFENSE_NAMES
+
+
+@pytest.mark.parametrize("values", [{"attack.names": "norm, nrom"}, {"defenses": "iso(t=1.0), max_nrom"}], ids=str)
+def test_a_name_that_nobody_has_is_refused_as_it_is_where_methods_are_loaded(values):
+    config = build_config({}, values)
+    with pytest.raises(ConfigError) as refused:
+        check_methods(config)
+    methods, name = (ATTACK_METHODS, "nrom") if "attack.names" in values else (DEFENSE_METHODS, "max_nrom")
+    with pytest.raises(ConfigError) as of_methods:
+        methods.find(name)
+    assert str(refused.value) == str(of_methods.value)
+
+
+def test_names_of_methods_and_classes_by_reference_pass():
+    check_methods(build_config({}, {"attack.names": "norm, nowhere.at_all:Attack", "defenses": "iso(t=1.0)"}))
