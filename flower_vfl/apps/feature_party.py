@@ -115,4 +115,5 @@ def _pretraining(
         generator=secret.generator("pretrain"),
         placement=placement,
         patience=config.transport.step_timeout,
+        unaligned=table.unaligned,
     )
