@@ -200,6 +200,10 @@ def print_columns(dataset: Dataset) -> None:
             *(map(Text, (column.why, column.change)) if explained else ()),
         )
     Console().print(table)
+    unaligned = {name: dataset.party(name).unaligned for name in dataset.held}
+    if any(unaligned.values()):
+        rows = ", ".join(f"{name}: {len(source):,}" for name, source in unaligned.items() if source)
+        Console().print(f"rows of people whom others lack: {rows}", markup=False, highlight=False)
     counts = class_counts(dataset)
     if counts:
         most = sorted(counts, key=lambda name: counts[name], reverse=True)[:_CLASSES]

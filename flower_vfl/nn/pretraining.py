@@ -25,7 +25,7 @@ _WIDTH, _CHANNELS = 256, 32
 
 
 class Objective(nn.Module, ABC):
-    """What a bottom model is pre-trained for: a module behind its embeddings, and a loss."""
+    """An objective of pre-training: a module behind the embeddings of a bottom model, and a loss."""
 
     @abstractmethod
     def corrupt(self, inputs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:

@@ -29,8 +29,8 @@ class Pretraining:
     """Steps of pre-training; nothing of them leaves the party but their number.
 
     The batches are those of the first epochs of the schedule, so rows for validation are left out. Unaligned rows are
-    mixed with them, in an order of the same seed; what is told of the progress is then scaled to the steps that there
-    would be without them, so that it says nothing of how many there are.
+    mixed with them, in an order of the same seed. The progress that others see is scaled to the steps that there would
+    be without them: it does not depend on how many there are.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Pretraining:
 
     @property
     def done(self) -> int:
-        """How many of `steps` are done."""
+        """The number of `steps` that are done."""
         return self._done * self.steps // self._steps
 
     def work(self) -> None:

@@ -376,7 +376,7 @@ def _unaligned(
     """Return the rows of people whom not all parties have, as far as they can be used, and their classes.
 
     A row that lacks a number that may not be missing is left out, and so is one without a known label where the party
-    has labels. Others may be wrong in whatever way: nobody has looked at them before, and training does without them.
+    has labels. A value that cannot be read costs all of them, with a warning: training does without them.
     """
     path = str(raw.path)
     ids = read_ids(raw.table, options.id, path)

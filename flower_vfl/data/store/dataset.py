@@ -268,9 +268,8 @@ class Dataset:
             When there is no such party here, or when its files are not what they say they are.
         """
         folder = self._party_folder(name)
-        spec = read_spec(folder)
-        facts = layout.read_json(folder / layout.PARTY)
-        columns = tuple(str(column) for column in layout.entry(folder / layout.PARTY, facts, "columns", list))
+        spec, notes = read_spec(folder), folder / layout.PARTY
+        columns = tuple(str(column) for column in layout.entry(notes, layout.read_json(notes), "columns", list))
         source = PixelSource if spec.pixels else ArraySource
         sources = {
             part: source(
@@ -279,7 +278,7 @@ class Dataset:
                     for file, (shape, dtype) in spec.arrays().items()
                 )
             )
-            for part, rows in self._rows_in(folder / layout.PARTY).items()
+            for part, rows in self._rows_in(notes).items()
         }
         return PartyTable(name, spec, sources["train"], sources["test"], columns, sources.get(UNALIGNED))
 
