@@ -12,6 +12,7 @@ from flower_vfl.apps import run
 from flower_vfl.data.store.source import SomeRows
 from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.protocol.frame import Kind
+from flower_vfl.strategies.base import Defense
 from tests.toys import mixed_data, toy_config, with_unaligned
 
 DATA = mixed_data(rows=200, test_rows=60)
@@ -89,13 +90,27 @@ def test_they_are_read_before_the_first_step_only(monkeypatch):
     assert Watched.closed
 
 
+class Other(Defense):
+    """Trains on other labels, and proves nothing."""
+
+    name = "other"
+    params = property(lambda self: {})
+
+    def prepare_labels(self, labels):
+        return 1 - labels, {}
+
+
 def test_the_label_party_learns_from_its_own_unless_a_defense_answers_for_labels(caplog):
     alone = with_unaligned(DATA, 90)
     alone = replace(alone, tables={**alone.tables, "a": DATA.tables["a"]})
     with caplog.at_level(logging.INFO):
-        for chain, same in ([], False), ("local_head(epsilon=1.0)", True), ("label_dp", True):
+        for chain, same in (
+            ([], False),
+            ("local_head(epsilon=1.0)", True),
+            ("tests.training.test_unaligned:Other", True),
+        ):
             config = toy_config(training={"pretrain": 1, "patience": 0}, attack={"names": []}, defenses=chain)
             found = [run(config, data=lambda _, data=data: data).summary["weights"] for data in (DATA, alone)]
             assert (found[0] == found[1]) is same
     assert caplog.text.count("the label party's own bottom model learns from 90 unaligned rows too") == 1
-    assert caplog.text.count("the label party's unaligned rows are not used: l") == 2
+    assert caplog.text.count("the label party's unaligned rows are not used: ") == 2
