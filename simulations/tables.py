@@ -194,6 +194,10 @@ def print_columns(dataset: Dataset) -> None:
         out.print(Text(f"Columns of {dataset.name}", "bold"))
         for column in columns:
             out.print(_column_lines(column), soft_wrap=True)
+    unaligned = {name: dataset.party(name).unaligned for name in dataset.held}
+    if any(unaligned.values()):
+        rows = ", ".join(f"{name}: {len(source):,}" for name, source in unaligned.items() if source)
+        out.print(f"rows of people whom others lack: {rows}", markup=False, highlight=False)
     counts = class_counts(dataset)
     if counts:
         most = sorted(counts, key=lambda name: counts[name], reverse=True)[:_CLASSES]

@@ -92,7 +92,7 @@ def do(job: Job, config: Config, **more: Any) -> float:
         with FolderLock(part):  # held by a process whose study was killed and that goes on nevertheless
             shutil.rmtree(part)
     result = run(config, out=part, **more)
-    if result.status != "finished":
+    if result.status not in ("finished", "early stopping"):
         raise RuntimeError(f"{job.folder} ended with {result.status!r}")
     part.rename(job.folder)
     return time.perf_counter() - started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from string import ascii_lowercase
 
 import numpy as np
@@ -81,3 +82,10 @@ def text_data(rows: int = 80, test_rows: int = 40, *, classes: int = 3, length: 
     spec = FeatureSpec(0, (), (length,), vocabulary=vocabulary, vectors=vectors)
     table = PartyTable("text", spec, ArraySource(ids[:rows]), ArraySource(ids[rows:]), ("text",))
     return MemoryData("texts", {"text": table}, "label", Labels(y[:rows], y[rows:], classes))
+
+
+def with_unaligned(data: MemoryData, rows: int, *, seed: int = 9) -> MemoryData:
+    """The same, and so many rows more that each party of `mixed_data` has alone; the label party has their labels."""
+    more = mixed_data(rows, 1, seed=seed)
+    tables = {name: replace(table, unaligned=more.tables[name].train) for name, table in data.tables.items()}
+    return replace(data, tables=tables, target=replace(data.target, unaligned=more.target.train))

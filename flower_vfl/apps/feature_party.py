@@ -131,4 +131,5 @@ def _pretraining(
         generator=secret.generator("pretrain"),
         placement=placement,
         patience=config.transport.step_timeout,
+        unaligned=table.unaligned,
     )

@@ -235,7 +235,7 @@ class TrainingConfig(Section):
         default=0,
         ge=0,
         description="passes in which each feature party trains its bottom model on its own columns, without labels, "
-        "before the first step; nothing is sent; 0: off",
+        "before the first step, also on rows whose people others lack; nothing is sent; 0: off",
     )
     gradients: bool = Field(
         default=True,

@@ -24,12 +24,12 @@ LEVELS = 64
 _WIDTH, _CHANNELS = 256, 32
 
 
-class Reconstruction(nn.Module, ABC):
-    """A decoder of embeddings, and the loss of what it reconstructs."""
+class Objective(nn.Module, ABC):
+    """An objective of pre-training: a module behind the embeddings of a bottom model, and a loss."""
 
     @abstractmethod
     def corrupt(self, inputs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
-        """Return inputs (B, ...) of a bottom model without a part of what they say.
+        """Return the inputs (B, ...) of a bottom model, of a reconstruction without a part of what they say.
 
         Parameters
         ----------
@@ -41,10 +41,10 @@ class Reconstruction(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, z: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        """Return the loss, a scalar, of reconstructing inputs from the embeddings (B, ...) of corrupted ones."""
+        """Return the loss, a scalar, of the embeddings (B, ...) of corrupted inputs."""
 
 
-class TableReconstruction(Reconstruction):
+class TableReconstruction(Objective):
     r"""Reconstruct all columns of a table from the embedding of rows with some cells of other rows.
 
     Each cell is replaced, with the probability `TABLE_RATE`, by the value that a random row of the batch has there. A
@@ -94,7 +94,7 @@ class TableReconstruction(Reconstruction):
         return torch.stack(terms).mean()
 
 
-class ArrayReconstruction(Reconstruction):
+class ArrayReconstruction(Objective):
     r"""Reconstruct the hidden blocks of images, or the hidden cells of other arrays, from the embedding of the rest.
 
     Blocks of `BLOCK` times `BLOCK` pixels are set to zero, each with the probability `IMAGE_RATE`. Feature maps are
@@ -150,7 +150,29 @@ class ArrayReconstruction(Reconstruction):
         return mean
 
 
-def reconstruction_of(spec: FeatureShape, embedded: Sequence[int], owner: str) -> Reconstruction:
+class Classification(Objective):
+    """Tell the class of a row by a linear head behind its embedding; the class is the last of what is gathered.
+
+    Parameters
+    ----------
+    width : int
+        Width D of the flattened embedding.
+    classes : int
+        Number of classes.
+    """
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, classes)
+
+    def corrupt(self, inputs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:  # noqa: D102
+        return list(inputs[:-1])
+
+    def loss(self, z: Tensor, inputs: Sequence[Tensor]) -> Tensor:  # noqa: D102
+        return nn.functional.cross_entropy(self.head(z.flatten(1)), inputs[-1].to(z.device))
+
+
+def reconstruction_of(spec: FeatureShape, embedded: Sequence[int], owner: str) -> Objective:
     """Return the objective for a party's columns or images.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Pre-training of a feature party's bottom model by its own columns alone, in slices between two signs of life."""
+"""Pre-training of a bottom model by rows of its own party alone, in slices between two signs of life."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from flower_vfl.data.store.source import FeatureSource
+from flower_vfl.data.store.source import FeatureSource, JoinedRows, SomeRows
 from flower_vfl.errors import TrainingError
 from flower_vfl.nn.optim import Optimizers
 from flower_vfl.nn.placement import Placement
-from flower_vfl.nn.pretraining import Reconstruction
+from flower_vfl.nn.pretraining import Objective
 from flower_vfl.parties.loading import Loader
 from flower_vfl.protocol.schedule import Schedule
 
@@ -27,32 +28,41 @@ SLICE = 10.0
 class Pretraining:
     """Steps of pre-training; nothing of them leaves the party but their number.
 
-    The batches are those of the first epochs of the schedule, so rows for validation are left out.
+    The batches are those of the first epochs of the schedule, so rows for validation are left out. Unaligned rows are
+    mixed with them, in an order of the same seed. The progress that others see is scaled to the steps that there would
+    be without them: it does not depend on how many there are.
 
     Parameters
     ----------
     bottom : nn.Module
         The bottom model, on the device of `placement`.
-    objective : Reconstruction
-        With its decoder, on the same device.
+    objective : Objective
+        With its decoder or head, on the same device.
     source : FeatureSource
         The training rows.
     schedule : Schedule
         That of the training.
     epochs : int
-        Passes over the training rows.
+        Passes over the training rows, and over the unaligned ones.
     generator : torch.Generator
         Draws what is hidden; it follows from the party's own secret.
     placement : Placement
         The device of the models.
     patience : float
         Seconds that the label party waits for one answer.
+    unaligned : FeatureSource, optional
+        Rows of people whom not all parties have.
+
+    Attributes
+    ----------
+    steps : int
+        Steps as others know them, those of the schedule.
     """
 
     def __init__(
         self,
         bottom: nn.Module,
-        objective: Reconstruction,
+        objective: Objective,
         source: FeatureSource,
         schedule: Schedule,
         epochs: int,
@@ -60,14 +70,25 @@ class Pretraining:
         generator: torch.Generator,
         placement: Placement,
         patience: float,
+        unaligned: FeatureSource | None = None,
     ) -> None:
         schedule = replace(schedule, epochs=epochs)
-        self.steps, self.done = schedule.steps, 0
+        self.steps = schedule.steps
+        if unaligned is not None:
+            trained = np.setdiff1d(np.arange(schedule.rows), schedule.held_out)
+            source = JoinedRows(SomeRows(source, trained), unaligned)
+            schedule = replace(schedule, rows=len(source), validation=0.0)
+        self._steps, self._done = schedule.steps, 0
         self._bottom, self._objective, self._generator = bottom, objective, generator
         self._placement, self._loader = placement, Loader(source, schedule, placement)
         self._slice = min(SLICE, patience / 4)
         modules = nn.ModuleDict({"bottom": bottom, "objective": objective})
-        self._optimizers = Optimizers(modules, learning_rate=LEARNING_RATE, schedule="cosine", steps=self.steps)
+        self._optimizers = Optimizers(modules, learning_rate=LEARNING_RATE, schedule="cosine", steps=self._steps)
+
+    @property
+    def done(self) -> int:
+        """The number of `steps` that are done."""
+        return self._done * self.steps // self._steps
 
     def work(self) -> None:
         """Do steps until all are done or it is time for a sign of life; one at least, where one is left.
@@ -77,23 +98,23 @@ class Pretraining:
         TrainingError
             When the loss is not finite.
         """
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self.done
         self._bottom.train()
-        while self.done < self.steps:
+        while self._done < self._steps:
             self._step()
-            self.done += 1
-            if time.perf_counter() - started > self._slice:
+            self._done += 1
+            if self.done > before and time.perf_counter() - started > self._slice:
                 break
         self._optimizers.zero_grad()
 
     def _step(self) -> None:
-        inputs = self._loader.batch(self.done)
+        inputs = self._loader.batch(self._done)
         corrupted = self._objective.corrupt(inputs, self._generator)
         embedding = self._placement.forward(self._bottom, *corrupted)
         loss = self._objective.loss(embedding, inputs)
         if not bool(torch.isfinite(loss)):
             raise TrainingError(
-                f"pre-training diverged: the loss of step {self.done} is {loss.item()}; are columns of this party "
+                f"pre-training diverged: the loss of step {self._done} is {loss.item()}; are columns of this party "
                 "without scale? Prepare the data again, or set training.pretrain to 0"
             )
         self._optimizers.zero_grad()
@@ -103,7 +124,7 @@ class Pretraining:
     def state(self) -> dict[str, Any]:
         """Return everything but the bottom model that changes, as plain values and tensors."""
         return {
-            "done": self.done,
+            "done": self._done,
             "objective": dict(self._objective.state_dict()),
             "optimizers": self._optimizers.state_dict(),
             "generator": self._generator.get_state(),
@@ -111,7 +132,7 @@ class Pretraining:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self.done = state["done"]
+        self._done = state["done"]
         self._objective.load_state_dict(state["objective"])
         self._optimizers.load_state_dict(state["optimizers"])
         self._generator.set_state(state["generator"])

@@ -37,7 +37,7 @@ from flower_vfl.training.model_selection import ModelSelection
 from flower_vfl.training.outcome import Outcome
 from flower_vfl.training.party_report import read_report
 from flower_vfl.training.pipeline_depth import announce_depth, choose_depth
-from flower_vfl.training.pretraining import pretrain
+from flower_vfl.training.pretraining import own_pretraining, pretrain
 from flower_vfl.training.privacy import open_account
 from flower_vfl.training.probe import Cut, cut_of
 from flower_vfl.training.protocols import StrategySettings, TrainedStrategy
@@ -194,7 +194,8 @@ class _Stages:
         resumed = self._checkpointing is not None and self._context.resume and self._checkpointing.resume()
         if not resumed:
             timeout = base.config.transport.step_timeout
-            pretrain(links, self._schedule, base.config.training.pretrain, base.observer, timeout=timeout)
+            own = own_pretraining(self._strategy, self._label, self._schedule)
+            pretrain(links, self._schedule, base.config.training.pretrain, base.observer, timeout=timeout, own=own)
         if not resumed and self._audited:
             test = any(isinstance(attack, InferenceAttack | JointAttack) for attack in base.attacks)
             audited = {party: links[party] for party in self._audited}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from flower_vfl.parties.feature import FeatureParty
 from flower_vfl.parties.pretraining import Pretraining
 from flower_vfl.protocol.frame import Frame, Kind
 from flower_vfl.protocol.schedule import Schedule
-from tests.toys import mixed_data
+from tests.toys import mixed_data, with_unaligned
 
 SCHEDULE = Schedule(1, 100, 20, 16, 50, 2, 0.1)
 STEPS = 3 * 6
@@ -35,18 +36,19 @@ class Bottom(nn.Module):
         return self.layers(torch.cat([numbers, self.embedding(ids).flatten(1)], dim=1))
 
 
-def make_party(*, patience=1e9, seed=7, pretrain=True, scale=1.0):
+def make_party(*, patience=1e9, seed=7, pretrain=True, scale=1.0, unaligned=0):
     with seeded_initialisation(3):
         model = Bottom()
     dropout = torch.Generator().manual_seed(5)
     bind_dropout(model, dropout)
-    table = mixed_data(rows=100, test_rows=20).party("a")
+    data = mixed_data(rows=100, test_rows=20)
+    table = (with_unaligned(data, unaligned) if unaligned else data).party("a")
     with torch.no_grad():
         model.layers[0].weight.mul_(scale)
     with seeded_initialisation(4):
         objective = reconstruction_of(table.spec, (4,), "party 'a'")
     generator = torch.Generator().manual_seed(seed)
-    more = {"generator": generator, "placement": IN_MEMORY, "patience": patience}
+    more = {"generator": generator, "placement": IN_MEMORY, "patience": patience, "unaligned": table.unaligned}
     pretraining = Pretraining(model, objective, table.train, SCHEDULE, 3, **more) if pretrain else None
     optimizers = Optimizers(model, "adam", learning_rate=0.01)
     return FeatureParty("a", model, optimizers, table, SCHEDULE, dropout=dropout, pretraining=pretraining)
@@ -66,8 +68,8 @@ def pretrain(party, restart=lambda party: party):
     return party, answers
 
 
-def restarted(party):
-    fresh = make_party(patience=0.0, seed=99)
+def restarted(party, **more):
+    fresh = make_party(patience=0.0, seed=99, **more)
     fresh.restore(copy.deepcopy(party.state()))
     return fresh
 
@@ -82,6 +84,40 @@ def test_slices_and_restarts_between_them_give_the_weights_of_one_go():
     assert weights_digest(whole.bottom) == weights_digest(sliced.bottom) == weights_digest(again.bottom) != before
     assert torch.equal(whole.handle(ask(0)).tensors["embedding"], again.handle(ask(0)).tensors["embedding"])
     assert weights_digest(pretrain(make_party(seed=8))[0].bottom) != weights_digest(whole.bottom)
+
+
+def test_answers_say_nothing_of_unaligned_rows_which_are_trained_on():
+    whole, found = pretrain(make_party(unaligned=230))
+    assert found == [STEPS]
+    assert weights_digest(whole.bottom) != weights_digest(pretrain(make_party())[0].bottom)
+    for rows in (1, 230):
+        sliced, answers = pretrain(make_party(patience=0.0, unaligned=rows))
+        assert answers == list(range(1, STEPS + 1))
+    assert weights_digest(sliced.bottom) == weights_digest(whole.bottom)
+    again, _ = pretrain(make_party(patience=0.0, unaligned=230), lambda party: restarted(party, unaligned=230))
+    assert weights_digest(again.bottom) == weights_digest(whole.bottom)
+
+
+def test_each_epoch_goes_through_training_rows_and_unaligned_ones_once():
+    table = with_unaligned(mixed_data(rows=100, test_rows=20), 37).party("a")
+    seen = []
+
+    class Kept(nn.Module):
+        def corrupt(self, inputs, generator):
+            seen.append(inputs[0])
+            return inputs
+
+        def loss(self, z, inputs):
+            return z.sum() * 0.0
+
+    more = {"generator": torch.Generator(), "placement": IN_MEMORY, "patience": 1e9, "unaligned": table.unaligned}
+    Pretraining(Bottom(), Kept(), table.train, SCHEDULE, 2, **more).work()
+    trained = torch.from_numpy(np.setdiff1d(np.arange(100), SCHEDULE.held_out))
+    every = [table.train.gather(trained.numpy())[0], table.unaligned.gather(np.arange(37))[0]]
+    wanted = sorted(torch.cat(every).tolist())
+    rows = torch.cat(seen).tolist()
+    assert sorted(rows[:127]) == sorted(rows[127:]) == wanted
+    assert rows[:127] != rows[127:]
 
 
 def ask(step):

@@ -22,7 +22,7 @@ from flower_vfl.strategies import Observer
 from flower_vfl.training.pretraining import pretrain
 from flower_vfl.transport.inproc import InprocLink
 from tests.faults.common import Interrupt, outcome
-from tests.toys import mixed_data, text_data, toy_config, toy_data
+from tests.toys import mixed_data, text_data, toy_config, toy_data, with_unaligned
 
 SILENT = {"gradients": False, "pretrain": 2}
 ONE = {"names": ["norm"]}
@@ -84,7 +84,7 @@ def test_whatever_the_labels_are_parties_are_sent_the_same(frames):
 
 @pytest.mark.parametrize("training", [{"pretrain": 2}, SILENT], ids=["pre-training", "no gradients"])
 def test_all_transports_give_identical_weights_and_scores(training, tmp_path):
-    data, found = mixed_data(rows=200, test_rows=60), []
+    data, found = with_unaligned(mixed_data(rows=200, test_rows=60), 90), []
     for kind in ("inproc", "stream", "messages"):
         sections = {"model": {"dropout": 0.2, "bottom": [16, 16]}, "attack": ONE}
         config = toy_config(training=training, transport={"kind": kind}, **sections)

@@ -81,6 +81,40 @@ def encode_labels(train: pa.ChunkedArray, test: pa.ChunkedArray, place: Place, p
     return EncodedLabels(classes[0], classes[1], tuple(names))
 
 
+def known_labels(
+    column: pa.ChunkedArray, names: Sequence[str], place: Place, positive: str = "", missing: Sequence[str] = ()
+) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return which rows (N,) have a label that training knows, and the classes of these.
+
+    Parameters
+    ----------
+    column : pyarrow.ChunkedArray
+        Labels as they stand in the file.
+    names : sequence of str
+        What each class is called, as `encode_labels` found.
+    place : Place
+        Where they come from, for messages.
+    positive : str
+        What `encode_labels` was given.
+    missing : sequence of str
+        What stands for no label, besides the usual.
+
+    Raises
+    ------
+    DataError
+        When they look like a regression target.
+    """
+    kept = labelled(column, place, missing)
+    values = _canonical(column.filter(kept), place)
+    wanted = values if positive else pa.array(names)
+    known = pc.is_in(values, value_set=wanted)
+    mask = np.asarray(kept).copy()
+    mask[mask] = np.asarray(known)
+    values = values.filter(known)
+    classes = pc.cast(pc.equal(values, positive), pa.int64()) if positive else pc.index_in(values, value_set=wanted)
+    return pa.array(mask), _ids(classes)
+
+
 def labelled(column: pa.ChunkedArray, place: Place, missing: Sequence[str] = ()) -> pa.Array:
     """Return which rows (N,) have a label; `missing` is what stands for none, besides the usual.
 

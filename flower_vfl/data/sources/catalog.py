@@ -23,7 +23,7 @@ from flower_vfl.registry import lookup
 
 _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
-_REVISION = 2
+_REVISION = 3
 """Counts what prepared folders have got, or do not hold any more, since their layout's schema; what was cached before
 is prepared again."""
 

@@ -11,13 +11,16 @@ import logging
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
 from pydantic import Field
 
 from flower_vfl.data.encoding.encoding import fit_party
-from flower_vfl.data.encoding.labels import encode_labels
+from flower_vfl.data.encoding.ids import drawn
+from flower_vfl.data.encoding.labels import encode_labels, known_labels
 from flower_vfl.data.encoding.values import MISSING, Place, numbers
 from flower_vfl.data.formats.packages import packaged_folder
 from flower_vfl.data.formats.raw import find_file, opened, read_csv
@@ -68,6 +71,9 @@ class CensusOptions(Options):
 
     view: Literal["adults", "all"] = Field("adults", description='"adults": age 16 and older; "all": everybody')
     min_count: int = Field(1, ge=1, description="values that occur less often share the bucket of unseen values")
+    overlap: float = Field(
+        1.0, gt=0.0, le=1.0, description="part of the training people that both parties have; the rest are one's alone"
+    )
 
 
 class CensusIncome(Recipe):
@@ -108,6 +114,10 @@ class CensusIncome(Recipe):
             progress(0.3 * (step + 1))
         if not published:
             _log.warning("the files in %s are not the published Census-Income (SHA-256 differ)", paths["train"].parent)
+        shared, alone = _overlapping(np.array([int(name.partition("-")[2]) for name in ids["train"]]), options.overlap)
+        unaligned = {party: tables["train"].filter(pa.array(rows)) for party, rows in alone.items()}
+        tables["train"] = tables["train"].filter(pa.array(shared))
+        ids["train"] = np.array(ids["train"], dtype=object)[shared].tolist()
         builder.align(ids)
         features = [name for name in COLUMNS if name not in ("instance_weight", "label")]
         for party, columns in {
@@ -121,14 +131,21 @@ class CensusIncome(Recipe):
                 file=str(paths["train"]),
                 min_count=options.min_count,
             )
-            builder.add_table(party, encoding, tables, str(paths["train"].parent))
+            builder.add_table(party, encoding, tables, str(paths["train"].parent), unaligned[party])
             progress(0.8 if party == "a" else 0.9)
         place = Place(str(paths["train"].parent), "label")
-        builder.add_labels(encode_labels(tables["train"]["label"], tables["test"]["label"], place, POSITIVE))
+        labels = encode_labels(tables["train"]["label"], tables["test"]["label"], place, POSITIVE)
+        builder.add_labels(labels, known_labels(unaligned["b"]["label"], labels.names, place, POSITIVE)[1])
         origin = "published files, SHA-256 checked" if published else "NOT the published files: their SHA-256 differ"
         builder.finish(
             name=self.name, label_party="b", licence=self.licence, source=origin, options=options.model_dump()
         )
+
+
+def _overlapping(lines: NDArray[np.int64], overlap: float) -> tuple[NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
+    """Draw which people (N,) both parties have, by their line; of the others each party has one half."""
+    shared, of_registry = drawn(lines, overlap, "overlap"), drawn(lines, 0.5, "registry")
+    return shared, {"a": ~shared & of_registry, "b": ~shared & ~of_registry}
 
 
 def _packaged() -> Path | None:

@@ -14,11 +14,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from flower_vfl.data.encoding.encoding import PartyEncoding, fit_party
 from flower_vfl.data.encoding.ids import in_test_set, join_ids, read_ids, select_ids, whole_ids
 from flower_vfl.data.encoding.inference import infer
-from flower_vfl.data.encoding.labels import encode_labels, labelled, require_labels
+from flower_vfl.data.encoding.labels import EncodedLabels, encode_labels, known_labels, labelled, require_labels
 from flower_vfl.data.encoding.values import Place, require_columns
 from flower_vfl.data.formats.arrays import ROW, StoredArrays, holds_arrays, image_paths, open_arrays
 from flower_vfl.data.formats.tables import Dialect, read_header, read_table
@@ -82,18 +83,14 @@ class Files(Recipe):
         progress(0.5)
         label_party = _label_party(holder, aligned, options)
         check_parties(options.files, label_party)
+        labels = _labels({part: raw[part][holder] for part in PARTS}, tables[holder], options) if holder else None
+        unaligned: NDArray[np.int64] | None = None
         for number, party in enumerate(options.files):
-            self._add_party(builder, party, raw, tables[party], options, holds_labels=holder == party)
+            found = self._add_party(builder, party, raw, tables[party], options, labels if holder == party else None)
+            unaligned = found if holder == party else unaligned
             progress(0.5 + 0.4 * (number + 1) / len(options.files))
-        if holder:
-            for file, table, used in _used_rows({part: raw[part][holder] for part in PARTS}, tables[holder], options):
-                require_columns(table, [options.label], file)
-                place = Place(file, options.label)
-                cure = "; the option unlabelled=drop leaves such rows out"
-                require_labels(table.column(options.label), place, used, options.missing_values, cure=cure)
-            train, test = (tables[holder][part].column(options.label) for part in PARTS)
-            place = Place(str(raw["train"][holder].path), options.label)
-            builder.add_labels(encode_labels(train, test, place, options.positive))
+        if labels is not None:
+            builder.add_labels(labels, unaligned)
         builder.finish(
             name=self.name,
             label_party=label_party,
@@ -110,17 +107,17 @@ class Files(Recipe):
         raw: Mapping[Part, Mapping[str, _Raw]],
         tables: Mapping[Part, pa.Table],
         options: FilesOptions,
-        *,
-        holds_labels: bool,
-    ) -> None:
+        labels: EncodedLabels | None,
+    ) -> NDArray[np.int64] | None:
+        """Write a party's rows; return the classes of its unaligned ones, where it has the `labels`."""
         path, stored = str(raw["train"][party].path), raw["train"][party].arrays
         if stored is not None:
             self._add_arrays(builder, party, {part: raw[part][party] for part in PARTS}, tables)
-            return
+            return None
         columns = [name for name in tables["train"].column_names if name != options.id]
         if options.label and options.label in columns:
             columns.remove(options.label)
-            if not holds_labels:
+            if labels is None:
                 _log.warning("%s: column %r, called like the label, is no feature of %r", path, options.label, party)
         if not columns:
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label")
@@ -144,7 +141,10 @@ class Files(Recipe):
             missing=options.missing,
             min_count=options.min_count,
         )
-        builder.add_table(party, replace(encoding, reader=reader), tables, path)
+        encoding = replace(encoding, reader=reader)
+        unaligned, classes = _unaligned(raw["train"][party], tables, encoding, labels, options)
+        builder.add_table(party, encoding, tables, path, unaligned)
+        return classes
 
     def _add_arrays(
         self, builder: Builder, party: str, raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table]
@@ -354,6 +354,52 @@ def _used_rows(
     used = pa.concat_arrays([read_ids(tables[part], options.id, str(raw[part].path)) for part in PARTS])
     for file, table in {str(one.path): one.table for one in raw.values()}.items():
         yield file, table, pc.is_in(read_ids(table, options.id, file), value_set=used)
+
+
+def _labels(raw: Mapping[Part, _Raw], tables: Mapping[Part, pa.Table], options: FilesOptions) -> EncodedLabels:
+    """Return the labels of the rows that are used, after checking that each has one."""
+    for file, table, used in _used_rows(raw, tables, options):
+        require_columns(table, [options.label], file)
+        cure = "; the option unlabelled=drop leaves such rows out"
+        require_labels(table.column(options.label), Place(file, options.label), used, options.missing_values, cure=cure)
+    train, test = (tables[part].column(options.label) for part in PARTS)
+    return encode_labels(train, test, Place(str(raw["train"].path), options.label), options.positive)
+
+
+def _unaligned(
+    raw: _Raw,
+    tables: Mapping[Part, pa.Table],
+    encoding: PartyEncoding,
+    labels: EncodedLabels | None,
+    options: FilesOptions,
+) -> tuple[pa.Table | None, NDArray[np.int64] | None]:
+    """Return the rows of people whom not all parties have, as far as they can be used, and their classes.
+
+    A row that lacks a number that may not be missing is left out, and so is one without a known label where the party
+    has labels. A value that cannot be read costs all of them, with a warning: training does without them.
+    """
+    path = str(raw.path)
+    ids = read_ids(raw.table, options.id, path)
+    used = pa.concat_arrays([read_ids(tables[part], options.id, path) for part in PARTS])
+    rows, classes = raw.table.filter(pc.invert(pc.is_in(ids, value_set=used))), None
+    if not rows.num_rows:
+        return None, None
+    try:
+        if encoding.reader is not None and options.missing == "error":
+            read = encoding.reader.read(rows, path)
+            absent = [np.asarray(pc.is_null(read.column(name), nan_is_null=True)) for name in encoding.reader.numeric]
+            rows = rows.filter(pa.array(~np.any(absent, axis=0))) if absent else rows
+        if labels is not None:
+            place = Place(path, options.label)
+            column = rows.column(options.label)
+            known, classes = known_labels(column, labels.names, place, options.positive, options.missing_values)
+            rows = rows.filter(known)
+        encoding.encode(rows, path)
+    except DataError as error:
+        _log.warning("the rows of %s whose people others lack are not used: %s", path, error)
+        return None, None
+    _log.info("%s: %d rows of people whom others lack stay here, for training.pretrain", path, rows.num_rows)
+    return rows, classes
 
 
 def _label_party(holder: str, aligned: Mapping[Part, AlignmentFile], options: FilesOptions) -> str:

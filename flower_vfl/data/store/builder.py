@@ -16,7 +16,7 @@ from flower_vfl.data.encoding.encoding import PartyEncoding
 from flower_vfl.data.encoding.labels import EncodedLabels
 from flower_vfl.data.encoding.text import TextEncoding
 from flower_vfl.data.store import layout
-from flower_vfl.data.store.dataset import PARTS, Alignment, FeatureSpec, Part
+from flower_vfl.data.store.dataset import PARTS, UNALIGNED, Alignment, FeatureSpec, Part
 from flower_vfl.data.store.party_names import check_parties, check_party_name
 from flower_vfl.data.store.periods import Periods
 from flower_vfl.errors import DataError
@@ -45,6 +45,7 @@ class Builder:
         self.folder, self.notes = folder, notes
         self._rows: dict[Part, int] = {}
         self._parties: list[str] = []
+        self._unaligned: dict[str, int] = {}
         self._alignment = ""
 
     def align(self, ids: Mapping[Part, Sequence[str]]) -> None:
@@ -74,11 +75,22 @@ class Builder:
             files = {file: layout.digest(folder / file) for file in (f"{part}.parquet" for part in PARTS)}
             layout.write_json(folder / layout.IDS, {"files": files})
 
-    def add_table(self, party: str, encoding: PartyEncoding, tables: Mapping[Part, pa.Table], file: str) -> None:
-        """Encode and write a party's table, its rows already in the shared order."""
+    def add_table(
+        self,
+        party: str,
+        encoding: PartyEncoding,
+        tables: Mapping[Part, pa.Table],
+        file: str,
+        unaligned: pa.Table | None = None,
+    ) -> None:
+        """Encode and write a party's table, its rows already in the shared order, and those that others lack."""
         spec = FeatureSpec(encoding.numeric_width, encoding.cardinalities)
-        for part in PARTS:
-            numeric, categorical = encoding.encode(tables[part], file)
+        written: dict[str, pa.Table] = {part: tables[part] for part in PARTS}
+        if unaligned is not None and unaligned.num_rows:
+            written[UNALIGNED] = unaligned
+            self._unaligned[party] = unaligned.num_rows
+        for part, table in written.items():
+            numeric, categorical = encoding.encode(table, file)
             arrays: dict[str, NDArray[Any]] = {"numeric.npy": numeric, "categorical.npy": categorical}
             for name, (_, dtype) in spec.arrays().items():
                 layout.save_array(self.folder / party / part / name, arrays[name], dtype)
@@ -162,10 +174,11 @@ class Builder:
         """
         check_party_name(party)
         files = {}
-        for part in PARTS:
+        unaligned = {UNALIGNED: self._unaligned[party]} if party in self._unaligned else {}
+        for part, rows in [*self._rows.items(), *unaligned.items()]:
             for name, (shape, dtype) in spec.arrays().items():
                 path = self.folder / party / part / name
-                layout.check_array(path, (self._rows[part], *shape), dtype, spec.levels)
+                layout.check_array(path, (rows, *shape), dtype, spec.levels)
                 files[f"{part}/{name}"] = layout.digest(path)
         if spec.vectors is not None:
             path = self.folder / party / layout.VECTORS
@@ -179,25 +192,35 @@ class Builder:
         width = 0 if spec.vectors is None else spec.vectors.shape[1]
         shown = {**asdict(replace(spec, vectors=None)), "vectors": width}
         del shown["quantiles"]
-        facts = {"spec": shown, "columns": list(columns), "files": files}
+        facts = {"spec": shown, "columns": list(columns), "files": files, **unaligned}
         layout.write_json(self.folder / party / layout.PARTY, facts)
         self._parties.append(party)
 
-    def add_labels(self, labels: EncodedLabels) -> None:
-        """Write the labels, rows in the shared order."""
-        for part, values in zip(PARTS, (labels.train, labels.test), strict=True):
+    def add_labels(self, labels: EncodedLabels, unaligned: NDArray[np.int64] | None = None) -> None:
+        """Write the labels, rows in the shared order, and (U,) those of the label party's unaligned rows in theirs."""
+        written: dict[str, NDArray[np.int64]] = {"train": labels.train, "test": labels.test}
+        if unaligned is not None and len(unaligned):
+            written[UNALIGNED] = unaligned
+        for part, values in written.items():
             layout.save_array(self.folder / "labels" / f"{part}.npy", values, "int64")
-        self.finish_labels(labels.names)
+        self.finish_labels(labels.names, 0 if unaligned is None else len(unaligned))
 
-    def finish_labels(self, names: Sequence[str]) -> None:
+    def finish_labels(self, names: Sequence[str], unaligned: int = 0) -> None:
         """Check the labels that were written and note what each class, from 0, is called."""
         files = {}
-        for part in PARTS:
+        more = {UNALIGNED: unaligned} if unaligned else {}
+        for part, rows in [*self._rows.items(), *more.items()]:
             path = self.folder / "labels" / f"{part}.npy"
-            layout.check_array(path, (self._rows[part],), "int64", (len(names),))
+            layout.check_array(path, (rows,), "int64", (len(names),))
             files[f"{part}.npy"] = layout.digest(path)
         digest = layout.names_digest(names)
-        facts = {"classes": len(names), "class_names": list(names), "class_names_sha256": digest, "files": files}
+        facts = {
+            "classes": len(names),
+            "class_names": list(names),
+            "class_names_sha256": digest,
+            "files": files,
+            **more,
+        }
         layout.write_json(self.folder / "labels" / layout.LABELS, facts)
 
     def finish(

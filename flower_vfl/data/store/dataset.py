@@ -12,6 +12,8 @@ A prepared folder looks like this, and a party's host needs only the manifest an
                                       (images: uint8; texts: int32 word ids)
     <party>/vectors.npy               of texts: where the vector of each word starts (V, W) float32; may be absent
     labels/labels.json, {train,test}.npy
+    <party>/unaligned/*.npy           rows of people whom others lack, counted in party.json alone; may be absent
+    labels/unaligned.npy              the labels of the label party's
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
+UNALIGNED = "unaligned"
+"""The folder of a party's rows that are nobody else's, beside those of its parts."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,8 @@ class PartyTable:
         The rows, in the order that all parties share.
     columns : tuple of str
         Names of the columns, numeric first.
+    unaligned : FeatureSource, optional
+        Rows of people whom not all parties have. Pre-training reads them, on the party's own host; nothing else does.
     """
 
     name: str
@@ -130,6 +136,7 @@ class PartyTable:
     train: FeatureSource
     test: FeatureSource
     columns: tuple[str, ...]
+    unaligned: FeatureSource | None = None
 
     def __post_init__(self) -> None:
         if self.spec.numeric and self.spec.quantiles is None:
@@ -148,6 +155,8 @@ class Labels:
         whole numbers that are written as floats, are copied as int64.
     classes : int
         Number of classes.
+    unaligned : ndarray, (U,), optional
+        Of the label party's unaligned rows, in their order.
 
     Raises
     ------
@@ -158,11 +167,12 @@ class Labels:
     train: NDArray[np.int64]
     test: NDArray[np.int64]
     classes: int
+    unaligned: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.classes, int | np.integer):
             raise DataError(f"the number of classes is a whole number, given {self.classes!r}")
-        for part in PARTS:
+        for part in (*PARTS, *(() if self.unaligned is None else (UNALIGNED,))):
             values = whole_labels(getattr(self, part))
             object.__setattr__(self, part, values)
             low, high = int(values.min(initial=0)), int(values.max(initial=0))
@@ -258,20 +268,25 @@ class Dataset:
             When there is no such party here, or when its files are not what they say they are.
         """
         folder = self._party_folder(name)
-        spec = read_spec(folder)
-        facts = layout.read_json(folder / layout.PARTY)
-        columns = tuple(str(column) for column in layout.entry(folder / layout.PARTY, facts, "columns", list))
+        spec, notes = read_spec(folder), folder / layout.PARTY
+        columns = tuple(str(column) for column in layout.entry(notes, layout.read_json(notes), "columns", list))
         source = PixelSource if spec.pixels else ArraySource
         sources = {
             part: source(
                 *(
-                    layout.open_array(folder / part / file, (self.rows(part), *shape), dtype)
+                    layout.open_array(folder / part / file, (rows, *shape), dtype)
                     for file, (shape, dtype) in spec.arrays().items()
                 )
             )
-            for part in PARTS
+            for part, rows in self._rows_in(notes).items()
         }
-        return PartyTable(name, spec, sources["train"], sources["test"], columns)
+        return PartyTable(name, spec, sources["train"], sources["test"], columns, sources.get(UNALIGNED))
+
+    def _rows_in(self, notes: Path) -> dict[str, int]:
+        """Return the number of rows of each part of a folder; of unaligned ones its notes say it."""
+        found: dict[str, int] = {part: self.rows(part) for part in PARTS}
+        facts = layout.read_json(notes)
+        return found | ({UNALIGNED: layout.count(notes, facts, UNALIGNED)} if UNALIGNED in facts else {})
 
     def encoding(self, name: str) -> PartyEncoding:
         """Return how a party's columns were encoded, to encode new rows for predictions."""
@@ -325,10 +340,11 @@ class Dataset:
             When this host does not hold them, or when they are not classes 0 to C - 1.
         """
         folder = self._labels_folder()
-        arrays = [layout.open_array(folder / f"{part}.npy", (self.rows(part),), "int64", "c") for part in PARTS]
-        for part, array in zip(PARTS, arrays, strict=True):
-            layout.check_range(folder / f"{part}.npy", array[:, None], [self.classes])
-        return Labels(arrays[0], arrays[1], self.classes)
+        arrays = {}
+        for part, rows in self._rows_in(folder / layout.LABELS).items():
+            arrays[part] = layout.open_array(folder / f"{part}.npy", (rows,), "int64", "c")
+            layout.check_range(folder / f"{part}.npy", arrays[part][:, None], [self.classes])
+        return Labels(arrays["train"], arrays["test"], self.classes, arrays.get(UNALIGNED))
 
     @property
     def has_ids(self) -> bool:
@@ -406,16 +422,14 @@ class Dataset:
             if (self.folder / name).is_dir():
                 spec = self.spec(name)
                 self._verify_encoding(name)
-                for part in PARTS:
+                for part, rows in self._rows_in(self.folder / name / layout.PARTY).items():
                     for file, (shape, dtype) in spec.arrays().items():
-                        layout.verify_array(
-                            self.folder / name, f"{part}/{file}", (self.rows(part), *shape), dtype, spec.levels
-                        )
+                        layout.verify_array(self.folder / name, f"{part}/{file}", (rows, *shape), dtype, spec.levels)
                 if spec.vectors is not None:
                     layout.verify_array(self.folder / name, layout.VECTORS, spec.vectors.shape, "float32", ())
         if (self.folder / "labels").is_dir():
-            for part in PARTS:
-                layout.verify_array(self.folder / "labels", f"{part}.npy", (self.rows(part),), "int64", (self.classes,))
+            for part, rows in self._rows_in(self.folder / "labels" / layout.LABELS).items():
+                layout.verify_array(self.folder / "labels", f"{part}.npy", (rows,), "int64", (self.classes,))
             if len(self.class_names) != self.classes:
                 raise DataError(f"{self.folder / 'labels' / layout.LABELS} does not name {self.classes} classes")
 

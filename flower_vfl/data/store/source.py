@@ -61,6 +61,70 @@ class SomeRows:
         return self._source.gather(self._rows[rows])
 
 
+class JoinedRows:
+    """The rows of one source, and behind them those of another with the same features.
+
+    Parameters
+    ----------
+    first, second : FeatureSource
+        Where they come from.
+    """
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: FeatureSource, second: FeatureSource) -> None:
+        self._first, self._second = first, second
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._first) + len(self._second)
+
+    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
+        """Return copies of the features at `rows` of both."""
+        import torch
+
+        of_first = rows < len(self._first)
+        back = torch.from_numpy(np.argsort(np.argsort(~of_first, kind="stable"), kind="stable"))
+        pairs = zip(
+            self._first.gather(rows[of_first]), self._second.gather(rows[~of_first] - len(self._first)), strict=True
+        )
+        return tuple(torch.cat(pair)[back] for pair in pairs)
+
+
+class LabelledRows:
+    """The rows of a source, each with its class as the last of its tensors.
+
+    Parameters
+    ----------
+    source : FeatureSource
+        The features.
+    labels : ndarray of whole numbers, (N,)
+        The classes, in the order of its rows.
+
+    Raises
+    ------
+    DataError
+        When there are more or fewer classes than rows.
+    """
+
+    __slots__ = ("_labels", "_source")
+
+    def __init__(self, source: FeatureSource, labels: NDArray[np.integer]) -> None:
+        if len(source) != len(labels):
+            raise DataError(f"{len(source)} rows need a label each, given {len(labels)}")
+        self._source, self._labels = source, labels
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._source)
+
+    def gather(self, rows: NDArray[np.integer]) -> tuple[torch.Tensor, ...]:
+        """Return copies of the features at `rows`, and of their classes (B,)."""
+        import torch
+
+        return (*self._source.gather(rows), torch.from_numpy(self._labels[rows].astype(np.int64)))
+
+
 def quantiles(source: FeatureSource, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return quantiles of the numeric columns of some rows, evenly spread, and of their distinct values, (2 Q, F)."""
     rows = np.linspace(0, len(source), min(len(source), _SAMPLE), endpoint=False).astype(np.int64)

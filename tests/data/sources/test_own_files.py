@@ -4,10 +4,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from flower_vfl.data.formats.tables import read_table
 from flower_vfl.data.sources.catalog import load, prepare
 from flower_vfl.data.sources.own_files import id_sources
+from flower_vfl.data.store.parts import write_part
 from flower_vfl.errors import ConfigError, DataError
 
 ROWS = 60
@@ -428,6 +430,56 @@ def test_who_is_not_in_all_files_needs_no_number(two, tmp_path, value):
     changed(tmp_path, id=["stranger", *columns()["id"][1:]], income=["1", value, *columns()["income"][2:]])
     with pytest.raises(DataError, match=r"a\.csv: column 'income', row 2 |numbers but for 1 of"):
         load("files", options=two | {"join": "inner"})
+
+
+def manifest_of(folder):
+    return (folder / "manifest.json").read_text()
+
+
+def test_people_whom_others_lack_stay_in_their_party_s_folder(two, tmp_path):
+    ours, theirs = columns(), bank()
+    more = {"id": ["x1", "x2", "x3"], "income": ["0.5", "", "1.5"], "town": ["Ulm", "Bonn", "Rome"]}
+    changed(tmp_path, **{name: [*values, *more[name]] for name, values in ours.items()})
+    others = {"id": ["y1", "y2", "y3", "y4"], "balance": [1, 2, 3, 4], "label": ["bad", "", "good", "never seen"]}
+    changed(tmp_path, "b.csv", **{name: [*values, *others[name]] for name, values in theirs.items()})
+    dataset = prepare("files", out=tmp_path / "out", options=two | {"join": "inner", "positive": ""})
+    dataset.verify()
+    a, b = dataset.party("a"), dataset.party("b")
+    encoded = dataset.encoding("a").encode(pa.table({name: [more[name][0], more[name][2]] for name in more}))
+    assert [t.tolist() for t in a.unaligned.gather(np.arange(2))] == [array.tolist() for array in encoded]
+    assert (len(a.unaligned), len(b.unaligned)) == (2, 2)  # one lacks its number; of the others two lack a known label
+    encoded = dataset.encoding("b").encode(pa.table({"balance": [1, 3]}))
+    assert b.unaligned.gather(np.arange(2))[0].tolist() == encoded[0].tolist()
+    assert dataset.labels().unaligned.tolist() == [dataset.class_names.index(name) for name in ("bad", "good")]
+    assert not {"x1", "x3", "y1"} & {*dataset.ids("train"), *dataset.ids("test")}
+
+    part = write_part(tmp_path / "out", "a", tmp_path / "part")
+    assert len(part.party("a").unaligned) == 2
+    assert not (tmp_path / "part" / "b").exists()
+    assert not (tmp_path / "part" / "labels").exists()
+    changed(tmp_path)
+    changed(tmp_path, "b.csv")
+    plain = prepare("files", out=tmp_path / "plain", options=two | {"join": "inner", "positive": ""})
+    assert plain.party("a").unaligned is plain.labels().unaligned is None
+    assert manifest_of(tmp_path / "plain") == manifest_of(tmp_path / "out")
+    rows = np.arange(dataset.alignment.rows)
+    for one, other in zip(a.train.gather(rows), plain.party("a").train.gather(rows), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_value_that_cannot_be_read_where_nobody_looked_costs_those_rows_only(two, tmp_path, caplog):
+    changed(tmp_path, **{name: [*values, "?!" if name == "income" else "x"] for name, values in columns().items()})
+    dataset = load("files", options=two | {"join": "inner"})
+    assert dataset.party("a").unaligned is None
+    assert "whose people others lack are not used" in caplog.text
+    assert dataset.alignment.rows + dataset.alignment.test_rows == ROWS
+
+
+def test_with_a_positive_class_the_rest_of_unaligned_labels_is_the_other_one(two, tmp_path):
+    more = {"id": ["y1", "y2", "y3"], "balance": [1, 2, 3], "label": ["bad", "good", "other"]}
+    changed(tmp_path, "b.csv", **{name: [*values, *more[name]] for name, values in bank().items()})
+    dataset = load("files", options=two | {"join": "inner", "positive": "bad"})
+    assert dataset.labels().unaligned.tolist() == [1, 0, 0]
 
 
 def test_a_missing_label_in_a_file_of_test_rows_is_found_there(two, tmp_path):

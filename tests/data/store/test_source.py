@@ -4,7 +4,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_vfl.data.store.source import ArraySource, FeatureSource, PixelSource, SomeRows
+from flower_vfl.data.store.source import (
+    ArraySource,
+    FeatureSource,
+    JoinedRows,
+    LabelledRows,
+    PixelSource,
+    SomeRows,
+)
 from flower_vfl.errors import DataError
 
 shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -115,3 +122,21 @@ def test_some_rows_of_a_source_are_those_in_their_order():
     assert len(some) == 4
     (found,) = some.gather(np.array([3, 0, 1]))
     assert found.tolist() == [[0.0], [7.0], [2.0]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.lists(st.integers(0, 10), max_size=20))
+def test_joined_and_labelled_rows_are_those_of_arrays_behind_each_other(rows):
+    numbers, ids = np.arange(22.0).reshape(11, 2), np.arange(11)[:, None] * 3
+    parts = [ArraySource(numbers[part], ids[part]) for part in (slice(0, 4), slice(4, 11))]
+    classes = np.arange(11) % 3
+    joined = JoinedRows(LabelledRows(parts[0], classes[:4]), LabelledRows(parts[1], classes[4:]))
+    assert len(joined) == 11
+    found = joined.gather(np.array(rows, np.int64))
+    for tensor, wanted in zip(found, (numbers, ids, classes), strict=True):
+        assert tensor.tolist() == wanted[np.array(rows, np.int64)].tolist()
+
+
+def test_rows_without_a_label_each_are_refused():
+    with pytest.raises(DataError, match="4 rows need a label each, given 3"):
+        LabelledRows(ArraySource(np.zeros((4, 1))), np.zeros(3, np.int64))

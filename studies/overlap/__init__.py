@@ -1,0 +1,1 @@
+"""What unaligned rows are worth where few people are shared."""

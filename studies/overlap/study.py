@@ -1,0 +1,141 @@
+"""What unaligned rows are worth where parties share few people. The study behind `overlap.md`.
+
+Usage::
+
+    python -m studies overlap run                       # all runs; a finished one is not made again
+    python -m studies overlap run --settings off-5 on-5 off-100 --seeds 0
+    python -m studies overlap page                      # the table and the verdict of the page from the runs
+
+Runs lie in `--runs` (default runs/overlap) as `census/<setting>/seed-<n>`, a setting being `off-` or `on-` and the
+overlap in percent; `page` writes `overlap.json` and the marked blocks of `overlap.md`, in `docs/results`. Models are
+those of the preset; length, batches and learning rate fit the number of aligned rows, and the best epoch by validation
+is kept. The test people are the same, whatever the overlap. Nothing attacks these runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from studies.common import (
+    Job,
+    Study,
+    Summary,
+    Values,
+    Verdict,
+    by_setting,
+    claim_table,
+    do,
+    interval,
+    places,
+    shown,
+    table,
+    verdict,
+    write_page,
+)
+
+CENSUS = "census"
+OVERLAPS = (1, 5, 20, 100)
+"""Percent of the training people that both parties have; of the others each has one half."""
+
+PRETRAIN = 6
+"""Passes over a party's rows before the first step: as many as the preset trains for."""
+
+TARGET = 0.5
+SETTINGS = [f"{mode}-{overlap}" for overlap in OVERLAPS for mode in ("off", "on")]
+SEEDS = range(3)
+PLAIN = {"attack.names": [], "attack.informed": 0, "attack.snapshots": [], "attack.embeddings": 0, "threads": 1}
+FITTED = {
+    **{f"training.{name}": "auto" for name in ("epochs", "batch_size", "learning_rate")},
+    "training.schedule": "constant",
+}
+
+
+def settings_of(setting: str, seed: int, *, quick: bool) -> dict[str, Any]:
+    """Return what a run changes in the preset."""
+    mode, _, percent = setting.partition("-")
+    pretrain = (1 if quick else PRETRAIN) if mode == "on" else 0
+    short = {"training.epochs": 1} if quick else {}
+    overlap = {"data.options.overlap": int(percent) / 100, "training.pretrain": pretrain}
+    return {**PLAIN, **FITTED, **overlap, **short, "seed": seed}
+
+
+def run_one(job: Job) -> float:
+    """Do one run and return its seconds."""
+    from flower_vfl import load_config
+
+    return do(job, load_config(CENSUS, settings_of(job.setting, job.seed, quick=job.options["quick"])))
+
+
+def _numbers(result: Summary) -> Iterator[tuple[str, float]]:
+    utility = result["utility"]
+    kept = utility.get("best") or utility["last"]
+    yield from ((name, kept[name]) for name in ("validation_auc", "test_auc"))
+
+
+def utility_table(summary: Summary) -> str:
+    """Write a row an overlap: test AUC without unaligned rows and with them, and the gain of each seed."""
+    found, rows = summary["settings"], []
+    for overlap in OVERLAPS:
+        pair = [found.get(f"{mode}-{overlap}") for mode in ("off", "on")]
+        if None in pair:
+            continue
+        at = places(summary, [f"off-{overlap}", f"on-{overlap}"])
+        off, on = (
+            np.asarray(found[setting]["test_auc"])[at[setting]] for setting in (f"off-{overlap}", f"on-{overlap}")
+        )
+        gains = ", ".join(f"{gain:+.4f}" for gain in on - off)
+        rows.append([f"{overlap} %", shown(off, 4), shown(on, 4), gains])
+    return table(["overlap", "aligned rows only", "with `training.pretrain`", "gain, each seed"], rows)
+
+
+def recovered(summary: Summary, overlap: int) -> Values:
+    """Return which part of the distance to all rows the unaligned ones recover, (S,), of the seeds that have all runs.
+
+    Raises
+    ------
+    KeyError
+        Where one of the three settings has no run.
+    """
+    settings = [f"off-{overlap}", f"on-{overlap}", "off-100"]
+    at = places(summary, settings)
+    off, on, whole = (np.asarray(summary["settings"][name]["test_auc"])[at[name]] for name in settings)
+    return np.asarray((on - off) / (whole - off), dtype=np.float64)
+
+
+def claims(summary: Summary) -> list[Verdict]:
+    """Return whether half of the distance is recovered at each overlap that was run."""
+    found = []
+    for overlap in OVERLAPS[:-1]:
+        if {f"off-{overlap}", f"on-{overlap}", "off-100"} <= summary["settings"].keys():
+            parts = recovered(summary, overlap)
+            mean, half = interval(parts)
+            holds = None if abs(mean - TARGET) < half else mean > TARGET
+            each = ", ".join(f"{part:.2f}" for part in parts)
+            claim = f"at {overlap} %, at least half of the distance to all rows is recovered"
+            found.append(verdict(claim, holds, f"{shown(parts, 2)}; each seed: {each}"))
+    return found
+
+
+def make_page(runs: Path, out: Path) -> None:
+    """Compute everything that the page shows from the runs' files."""
+    summary = by_setting(runs / CENSUS, SETTINGS, _numbers)
+    if summary["settings"]:
+        summary["claims"] = claims(summary)
+        blocks = {"census": utility_table(summary), "claims": claim_table(summary["claims"])}
+        write_page(out / "overlap.md", {CENSUS: summary}, blocks)
+
+
+STUDY = Study(
+    __doc__,
+    "overlap",
+    studies=[CENSUS],
+    settings=SETTINGS,
+    seeds=SEEDS,
+    quick=["off-1", "on-1"],
+    run_one=run_one,
+    make_page=make_page,
+)

@@ -1,0 +1,116 @@
+"""Rows whose people others lack: they change the weights that training begins with, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flower_vfl.apps import run
+from flower_vfl.data.store.source import SomeRows
+from flower_vfl.parties.feature import FeatureParty
+from flower_vfl.protocol.frame import Kind
+from flower_vfl.strategies.base import Defense
+from tests.toys import mixed_data, toy_config, with_unaligned
+
+DATA = mixed_data(rows=200, test_rows=60)
+
+
+@pytest.fixture
+def frames(monkeypatch):
+    """What each party is sent and what it answers; times of computing, which come last, are left out."""
+    seen = []
+
+    def recorded(party, frame):
+        answer = handle(party, frame)
+        found = [(one.kind, one.step, dict(one.fields), _plain(one)) for one in (frame, answer) if one is not None]
+        if frame.kind not in (Kind.FINISH, Kind.EXPORTED):
+            seen.append(found)
+        return answer
+
+    handle = FeatureParty.handle
+    monkeypatch.setattr(FeatureParty, "handle", recorded)
+    return seen
+
+
+def _plain(frame):
+    return {name: tensor.tolist() for name, tensor in frame.tensors.items()}
+
+
+def trained(data, **training):
+    return run(toy_config(training=training, attack={"names": []}), data=lambda _: data).summary["weights"]
+
+
+def test_without_pre_training_nothing_depends_on_them(frames):
+    found = [(trained(data), frames.copy(), frames.clear())[:2] for data in (DATA, with_unaligned(DATA, 90))]
+    assert found[0] == found[1]
+
+
+def test_before_the_first_embedding_parties_say_the_same_whatever_they_hold(frames):
+    said, weights = [], []
+    for data in (with_unaligned(DATA, 1), with_unaligned(DATA, 300), with_unaligned(DATA, 300, seed=8)):
+        frames.clear()
+        weights.append(trained(data, pretrain=2))
+        first = next(place for place, found in enumerate(frames) if found[0][0] is Kind.STEP)
+        said.append(frames[:first])
+        kinds = [found[0][0] for found in frames]
+        assert Kind.PRETRAIN in kinds[:first]
+        assert Kind.PRETRAIN not in kinds[first:]
+    assert said[0] == said[1] == said[2]
+    for party in ("a", "label"):
+        assert len({found[party] for found in weights}) == 3
+
+
+class Watched(SomeRows):
+    """Unaligned rows that may be read before the first step only."""
+
+    closed = False
+
+    def gather(self, rows):
+        assert not Watched.closed
+        return super().gather(rows)
+
+
+def test_they_are_read_before_the_first_step_only(monkeypatch):
+    data = with_unaligned(DATA, 90)
+    tables = {
+        name: replace(table, unaligned=Watched(table.unaligned, np.arange(90))) for name, table in data.tables.items()
+    }
+    handle = FeatureParty.handle
+
+    def closing(party, frame):
+        if frame.kind is Kind.STEP:
+            Watched.closed = True
+        return handle(party, frame)
+
+    monkeypatch.setattr(FeatureParty, "handle", closing)
+    trained(replace(data, tables=tables), pretrain=1)
+    assert Watched.closed
+
+
+class Other(Defense):
+    """Trains on other labels, and proves nothing."""
+
+    name = "other"
+    params = property(lambda self: {})
+
+    def prepare_labels(self, labels):
+        return 1 - labels, {}
+
+
+def test_the_label_party_learns_from_its_own_unless_a_defense_answers_for_labels(caplog):
+    alone = with_unaligned(DATA, 90)
+    alone = replace(alone, tables={**alone.tables, "a": DATA.tables["a"]})
+    with caplog.at_level(logging.INFO):
+        for chain, same in (
+            ([], False),
+            ("local_head(epsilon=1.0)", True),
+            ("tests.training.test_unaligned:Other", True),
+        ):
+            config = toy_config(training={"pretrain": 1, "patience": 0}, attack={"names": []}, defenses=chain)
+            found = [run(config, data=lambda _, data=data: data).summary["weights"] for data in (DATA, alone)]
+            assert (found[0] == found[1]) is same
+    assert caplog.text.count("the label party's own bottom model learns from 90 unaligned rows too") == 1
+    assert caplog.text.count("the label party's unaligned rows are not used: ") == 2
