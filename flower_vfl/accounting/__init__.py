@@ -4,7 +4,7 @@
 account of it over trainings on the same labels.
 """
 
-from flower_vfl.accounting.composition import Release, calibrate, compose_epsilon, largest_auc, privacy_losses
+from flower_vfl.accounting.composition import Release, calibrate, compose_epsilon, largest_auc
 from flower_vfl.accounting.guarantee import Guarantee
 from flower_vfl.accounting.mechanisms import Bounded, Gaussian, Laplace, Mechanism, RandomisedResponse
 
@@ -19,5 +19,4 @@ __all__ = [
     "calibrate",
     "compose_epsilon",
     "largest_auc",
-    "privacy_losses",
 ]

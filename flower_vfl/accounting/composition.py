@@ -90,7 +90,9 @@ def compose_epsilon(releases: Iterable[Release], delta: float = 0.0) -> float:
     check_delta(delta)
     if 0.0 < delta < SMALLEST_DELTA:
         raise ArgumentError(f"delta must be 0, or at least {SMALLEST_DELTA}, given {delta!r}")
-    counts = _counted(releases)
+    counts = Counter[Mechanism]()  # coordinates that each mechanism draws
+    for release in releases:
+        counts[release.mechanism] += release.draws * release.mechanism.coordinates
     total = sum(count * mechanism.pure / mechanism.coordinates for mechanism, count in counts.items())
     if delta == 0.0 or not counts:
         return float(total)
@@ -113,19 +115,6 @@ def largest_auc(epsilon: float, delta: float = 0.0) -> float:
     [0.622, 0.731, 0.881]
     """
     return 1.0 - (1.0 - delta) ** 2 / (1.0 + math.exp(min(epsilon, 700.0)))
-
-
-def privacy_losses(releases: Iterable[Release]) -> Any:
-    """Return the privacy loss distribution of several releases together, of `dp_accounting.pld`.
-
-    It is discretised so that it never promises too much [Doroshenko et al., *Connect the dots*, 2022].
-
-    Raises
-    ------
-    SetupError
-        Where `dp-accounting` is missing.
-    """
-    return _losses(_counted(releases))
 
 
 def calibrate(make: Callable[[float], Mechanism], epsilon: float, delta: float = 0.0, *, draws: int = 1) -> Mechanism:
@@ -182,14 +171,6 @@ def calibrate(make: Callable[[float], Mechanism], epsilon: float, delta: float =
     while excess(exponent) > 0.0:
         exponent, step = exponent + step, 2.0 * step
     return make(math.exp(exponent))
-
-
-def _counted(releases: Iterable[Release]) -> Counter[Mechanism]:
-    """Return how many coordinates are drawn by each mechanism."""
-    counts = Counter[Mechanism]()
-    for release in releases:
-        counts[release.mechanism] += release.draws * release.mechanism.coordinates
-    return counts
 
 
 def _gaussian_epsilon(counts: Counter[Mechanism], delta: float) -> float:

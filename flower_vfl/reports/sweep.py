@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,7 @@ def _figures(settings: Sequence[SweepSetting], places: Sequence[tuple[str, str]]
                     lines.setdefault(name, []).append((strength.values, point))
                     ranked.append((_mean(setting.validation), point))
             if lines:
-                ordered = {name: [p for _, p in sorted(found, key=_strength)] for name, found in lines.items()}
+                ordered = {name: [p for _, p in sorted(found, key=itemgetter(0))] for name, found in lines.items()}
                 best = [ranked[index][1] for index in not_beaten([(rank, p.leak) for rank, p in ranked])]
                 edge = [(point.utility, point.leak) for point in best]
                 figure = setting_figure(
@@ -332,10 +333,6 @@ def _place(runs: Sequence[Run], attack: str, layer: str) -> str:
 
 def _mean(found: Estimate | None) -> float | None:
     return None if found is None else found.mean
-
-
-def _strength(pair: tuple[tuple[float, ...], Point]) -> tuple[float, ...]:
-    return pair[0]
 
 
 def _point(name: str, leak: Estimate, useful: Estimate) -> Point:

@@ -126,3 +126,11 @@ def make_result(utility, leakage, defenses, steps, epochs, parties):
 def run_folder(tmp_path):
     """Returns a function that writes a run into a folder of this name."""
     return lambda name="run", **facts: write_run(tmp_path / name, **facts)
+
+
+@pytest.fixture
+def _nothing_is_drawn(monkeypatch):
+    from flower_vfl.reports.figures import embeddings, snapshots, trade_off, training
+
+    for module in (embeddings, snapshots, trade_off, training):
+        monkeypatch.setattr(module, "draw", lambda *_, **__: "<svg></svg>")

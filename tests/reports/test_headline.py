@@ -8,18 +8,12 @@ import pytest
 
 from flower_vfl.reports import render
 from flower_vfl.reports.choice import choice_of
-from flower_vfl.reports.figures import embeddings, snapshots, trade_off, training
 from flower_vfl.reports.headline import advice, headline_of
 from flower_vfl.simulations.tables import print_results
 from tests.auditing.test_verdict import DEFENDED, complete, informed, remembered, step
 from tests.reports.test_page import change, page
 
-
-@pytest.fixture(autouse=True)
-def _nothing_is_drawn(monkeypatch):
-    for module in (embeddings, snapshots, trade_off, training):
-        monkeypatch.setattr(module, "draw", lambda *_, **__: "<svg></svg>")
-
+pytestmark = pytest.mark.usefixtures("_nothing_is_drawn")
 
 FULL = [{"name": "marvell_full", "params": {"s": 4.0}}]
 

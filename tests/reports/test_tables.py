@@ -13,7 +13,6 @@ from flower_vfl.apps.sweeps import Entry, write_record
 from flower_vfl.metrics import Exceedances, Observations
 from flower_vfl.reports import render, render_sweep
 from flower_vfl.reports.certified import Certificate, Measured
-from flower_vfl.reports.figures import embeddings, snapshots, trade_off, training
 from flower_vfl.reports.sweep import of_sweep
 from tests.reports.test_page import change, page
 from tests.reports.test_trained import rebuilt
@@ -22,10 +21,7 @@ MARVELL = {"name": "marvell", "params": {"s": 4.0, "scope": "joint"}}
 CUT = {"party": "a", "layer": "cut", "source": "attacker", "metric": "auc", "phase": "train", "defended": False}
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_drawn(monkeypatch):
-    for module in (embeddings, snapshots, trade_off, training):
-        monkeypatch.setattr(module, "draw", lambda *_, **__: "<svg></svg>")
+pytestmark = pytest.mark.usefixtures("_nothing_is_drawn")
 
 
 class Tables(HTMLParser):
