@@ -80,15 +80,15 @@ def utility_table(summary: Summary) -> str:
     """Write a row an overlap: test AUC without unaligned rows and with them, and the gain of each seed."""
     found, rows = summary["settings"], []
     for overlap in OVERLAPS:
-        pair = [found.get(f"{mode}-{overlap}") for mode in ("off", "on")]
-        if None in pair:
-            continue
-        at = places(summary, [f"off-{overlap}", f"on-{overlap}"])
-        off, on = (
-            np.asarray(found[setting]["test_auc"])[at[setting]] for setting in (f"off-{overlap}", f"on-{overlap}")
-        )
-        gains = ", ".join(f"{gain:+.4f}" for gain in on - off)
-        rows.append([f"{overlap} %", shown(off, 4), shown(on, 4), gains])
+        pair = [f"off-{overlap}", f"on-{overlap}"]
+        shows = [shown(found[name]["test_auc"], 4) if name in found else "not run" for name in pair]
+        gains = ""
+        if found.keys() >= set(pair):
+            at = places(summary, pair)
+            off, on = (np.asarray(found[name]["test_auc"])[at[name]] for name in pair)
+            gains = ", ".join(f"{gain:+.4f}" for gain in on - off)
+        if found.keys() & set(pair):
+            rows.append([f"{overlap} %", *shows, gains])
     return table(["overlap", "aligned rows only", "with `training.pretrain`", "gain, each seed"], rows)
 
 

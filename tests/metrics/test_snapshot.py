@@ -10,8 +10,6 @@ from scipy.stats import ks_2samp
 from flower_vfl.metrics import ArgumentError, observations, snapshot
 from flower_vfl.metrics.snapshot import MOST
 
-QUANTITIES = {"residual", "slope_norm", "gradient_norm", "slope_cosine", "gradient_cosine"}
-
 
 def batch(negatives=30, positives=9, width=5, seed=0):
     rng = np.random.default_rng(seed)

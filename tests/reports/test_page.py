@@ -16,7 +16,6 @@ from flower_vfl.tracking import StepLog
 from tests.toys import toy_config, toy_data
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
-SVG_VOID = {"path", "use", "rect", "line", "circle"}
 
 
 class Page(HTMLParser):

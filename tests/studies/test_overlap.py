@@ -36,4 +36,6 @@ def test_the_page_has_gains_and_the_part_of_the_distance_of_each_seed(tmp_path):
     text = page.read_text()
     assert "| 5 % | 0.9050 ± 0.0635 | 0.9250 ± 0.0635 | +0.0200, +0.0200 |" in text
     assert "| at 5 %, at least half of the distance to all rows is recovered | holds | 0.67 ± 0.00; each" in text
-    assert "1 %" not in text
+    assert "| 1 % | 0.8000 | not run |  |" in text
+    assert "at 1 %" not in text
+    assert "20 %" not in text
