@@ -24,7 +24,7 @@ PROOF = "local-head-e1"
 RUNS = {
     "none": "",
     "marvell-full-s4": "marvell_full(s=4.0)",
-    PROOF: "local_head(epsilon=1.0)",
+    PROOF: "local_head(epsilon=1.0, mechanism=randomised_response)",
     "marvell-s4": "marvell(s=4.0)",
     "max-norm": "max_norm",
     "iso-t25": "iso(t=25.0)",
