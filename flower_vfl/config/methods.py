@@ -32,7 +32,7 @@ def check_methods(config: Config) -> None:
     """Refuse a configuration that names an attack or a defense which no installed package has.
 
     Only the part that composes a run needs the methods: a host without attacks may lack a package of attacks. So this
-    is no part of reading a configuration. A `module:Class` is not looked at.
+    is no part of reading a configuration. A `module:Class` is not checked.
 
     Raises
     ------
