@@ -113,7 +113,7 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
     Raises
     ------
     SetupError
-        When the cluster cannot be reached, or its nodes are not set up for this.
+        When Ray does not start, the cluster cannot be reached, or its nodes are not set up for this.
     """
     with contextlib.ExitStack() as ending:
         ending.enter_context(_environment(settings(address)))
@@ -121,7 +121,7 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
         if not ray.is_initialized():
             options = {"address": address} if address else _here(ending.enter_context(own_files()))
             ending.callback(ray.shutdown)
-            with _own_signals():
+            with _own_signals(), _in_words():
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
         for name, level in _LEVELS.items():
             logging.getLogger(name).setLevel(level)
@@ -207,6 +207,19 @@ def _own_signals() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """Say that Ray did not start; it raises errors of any class, with texts of many lines."""
+    try:
+        yield
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SetupError(
+            f"Ray did not start: {line[:400]}; it gives up after about a minute, which a machine that is short of "
+            "processors or memory needs: let other work end, and start this again"
+        ) from error
 
 
 def _resources(node: dict[str, Any]) -> tuple[float, float]:

@@ -104,6 +104,16 @@ def test_a_signal_that_comes_while_ray_starts_is_not_taken_for_rays_own_end():
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_ray_that_does_not_start_is_told_in_a_sentence(monkeypatch, tmp_path):
+    def slow(**_):
+        raise RuntimeError("Failed to start GCS.\n Last 0 lines of error files:")
+
+    monkeypatch.setattr("ray.init", slow)
+    words = r"Ray did not start: Failed to start GCS\.; [^\n]*start this again$"
+    with pytest.raises(SetupError, match=words), cluster.ray_cluster("", tmp_path):
+        pass
+
+
 @pytest.mark.parametrize("length", [25, 26, 60])
 def test_the_paths_of_rays_sockets_are_short_enough_wherever_temporary_files_go(length, monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t" * (length - 13)) as usual:
