@@ -83,7 +83,7 @@ def test_the_badges_say_what_the_project_file_says():
         assert (ROOT / "docs" / "images" / name).read_text(encoding="utf8") == picture
         assert f"(docs/images/{name})" in README
     versions = [
-        part for entry in PROJECT["project"]["classifiers"] if (part := entry.rpartition(":: ")[2])[0].isdigit()
+        part for entry in PROJECT["project"]["classifiers"] if (part := entry.rpartition("Python :: ")[2])[0].isdigit()
     ]
     assert f"python: {versions[0]} to {versions[-1]}" in made["python.svg"]
     assert "Apache-2.0" in made["license.svg"]
