@@ -132,8 +132,9 @@ class LabelModel:
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    """Return the embeddings (B, ...) of several parties as one, (B, D), without their graph."""
-    return torch.cat([part.detach().flatten(1) for part in parts], dim=1)
+    """Return embeddings (B, ...) side by side, (B, D), without their graph; logits (B,) are a column."""
+    found = [part.detach() for part in parts]
+    return torch.cat([part.flatten(1) if part.dim() > 1 else part[:, None] for part in found], dim=1)
 
 
 def adds_to_logits(own: nn.Module) -> bool:

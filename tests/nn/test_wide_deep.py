@@ -81,6 +81,9 @@ class Plain:
     def embed(self, z, *, party="", train=True):
         return z, {}
 
+    def predict(self, z):
+        return None
+
 
 def test_its_logits_are_added_to_those_of_the_top_model():
     top, wide, z = nn.Linear(4, 1), Wide(SPEC), torch.randn(5, 4)

@@ -29,7 +29,7 @@ def leaks(monkeypatch):
 
         def measured(monitor):
             found.fget(monitor)  # what waits is compared
-            return 1.0 if monitor._sent[0].scorer._epoch[0] >= first else 0.5
+            return 1.0 if monitor._sent[0].attacked._steps._epoch[0] >= first else 0.5
 
         monkeypatch.setattr(LeakageMonitor, "epoch_leak", property(measured))
 
