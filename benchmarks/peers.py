@@ -96,7 +96,7 @@ def main() -> int:
     ratio = Sample(ratios)
     report(
         "peers",
-        target="none: it is said how it is",
+        target="none",
         met=True,
         quick=given.quick,
         ids_a_side=count,

@@ -121,7 +121,7 @@ def ray_cluster(address: str, folder: Path) -> Iterator[Cluster]:
         if not ray.is_initialized():
             options = {"address": address} if address else _here(ending.enter_context(own_files()))
             ending.callback(ray.shutdown)
-            with _own_signals(), _in_words():
+            with _own_signals(), _start_errors(address):
                 ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
         for name, level in _LEVELS.items():
             logging.getLogger(name).setLevel(level)
@@ -210,15 +210,16 @@ def _own_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_words() -> Iterator[None]:
-    """Say that Ray did not start; it raises errors of any class, with texts of many lines."""
+def _start_errors(address: str) -> Iterator[None]:
+    """Turn errors of `ray.init`, which are of any class and many lines long, into a `SetupError` of one line."""
     try:
         yield
     except Exception as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        failed = f"the Ray cluster at {address} could not be joined" if address else "Ray did not start"
         raise SetupError(
-            f"Ray did not start: {line[:400]}; it gives up after about a minute, which a machine that is short of "
-            "processors or memory needs: let other work end, and start this again"
+            f"{failed}: {line[:400]}; Ray has a time limit for this, which a machine without free processors or memory "
+            "may not meet: let other work end, then start this again"
         ) from error
 
 

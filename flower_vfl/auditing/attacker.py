@@ -61,8 +61,8 @@ class _Seen:
 class Attacker(PartyObserver):
     """An observer of a feature party that attacks what the party receives.
 
-    It records a transcript: cut gradients, and the gradients of the party's own earlier layers, which back-propagation
-    goes on to. In a simulation a scorer beside it compares the attacks' scores with true labels that come over the
+    It records a transcript: cut gradients, and the gradients of the party's own earlier layers, from the party's
+    backward pass. In a simulation a scorer beside it compares the attacks' scores with true labels that come over the
     audit channel, and gives oracle attacks the clean gradient of one positive that arrives the same way; the attacks
     themselves see the transcript and the side information that they declare. Longitudinal attacks read, after each
     epoch, the row memory. Once training is finished, attacks on the trained model read the test rows, and joint attacks

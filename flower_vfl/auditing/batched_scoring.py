@@ -167,12 +167,12 @@ def rate(attack: RowAttack, rows: Tensor, known: Tensor | None) -> Tensor:
     ConfigError
         When it writes into its inputs.
     """
-    said = ask(attack, partial(attack.rate, rows, known), [rows] if known is None else [rows, known])
-    if not isinstance(said, Tensor) or said.shape != rows.shape[:-1]:
-        given = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
+    scores = ask(attack, partial(attack.rate, rows, known), [rows] if known is None else [rows, known])
+    if not isinstance(scores, Tensor) or scores.shape != rows.shape[:-1]:
+        given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         wanted = tuple(rows.shape[:-1])
         raise ArgumentError(f"the attack {attack.label!r} returned {given} for several batches: {wanted} is needed")
-    return said
+    return scores
 
 
 def _unasked(waiting: Sequence[PendingStep], place: int, layer: str, *, sequential: bool) -> list[Unasked]:

@@ -135,10 +135,10 @@ class Config(Section):
         return self
 
     def cadence(self, steps: int) -> int:
-        """Return at which of so many steps attacks are scored, each so many: `AttackConfig.cadence`.
+        """Return the distance between two scored steps, in a run of so many: `AttackConfig.cadence`.
 
-        Where patience may end training, the steps that it has for certain are divided: a run that ends early must not
-        be left with too few scored steps for a 95 % quantile.
+        Where patience may end training, it follows from the steps of the shortest run: that, too, must have enough
+        scored steps for a 95 % quantile.
 
         Examples
         --------

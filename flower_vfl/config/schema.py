@@ -294,8 +294,8 @@ class AttackConfig(Section):
     every: int = Field(
         default=0,
         ge=0,
-        description="score each so many steps; 0: about 64 of the shortest run that patience allows, each 16th at "
-        "least",
+        description="score one of so many steps; 0: at least 64 steps of the shortest run that patience allows, or one "
+        "of 16",
     )
     informed: int = Field(
         default=65536,
@@ -370,7 +370,7 @@ class AttackConfig(Section):
         return self.model_copy(update={"names": [], "informed": 0, "canaries": 0, "max_leak": 1.0, "max_bound": 1.0})
 
     def cadence(self, steps: int) -> int:
-        """Return at which of so many steps attacks are scored: each so many.
+        """Return the distance between two scored steps, in a run of so many.
 
         Examples
         --------

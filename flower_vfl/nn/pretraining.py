@@ -29,7 +29,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def corrupt(self, inputs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
-        """Return the inputs (B, ...) of a bottom model, of a reconstruction without a part of what they say.
+        """Return the inputs (B, ...) of a bottom model; a reconstruction hides a part of them.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class ArrayReconstruction(Objective):
 
 
 class Classification(Objective):
-    """Tell the class of a row by a linear head behind its embedding; the class is the last of what is gathered.
+    """Predict the class of a row by a linear head behind its embedding; the class is the last of its tensors.
 
     Parameters
     ----------

@@ -235,19 +235,19 @@ def _becomes_ready(channel: grpc.Channel, timeout: float) -> bool:
 def _unreachable(address: str, timeout: float) -> str:
     """Return advice for an endpoint that does not answer this host."""
     host = address.rpartition(":")[0].strip("[]")
-    words = (
-        f"the label party's session endpoint {address} could not be reached within {timeout:g} s. The label party may "
-        "have ended the run before: its log has the reason, such as a privacy ledger that allows no further training. "
-        "Otherwise"
+    words = f"the label party's session endpoint {address} could not be reached within {timeout:g} s"
+    ended = (
+        "If none of this is the cause, the label party may have ended the run before: its log has the reason, such as "
+        "a privacy ledger that allows no further training"
     )
     if host in ("localhost", "::1") or host.startswith("127."):
         return (
-            f"{words}, {address} is an address of this host itself; if the label party has another host, its "
-            "configuration must name one that parties can dial, in transport.host (and transport.advertise)"
+            f"{words}: that is an address of this host itself; if the label party has another host, its configuration "
+            f"must name one that parties can dial, in transport.host (and transport.advertise). {ended}"
         )
     return (
-        f"{words}, is the address right, does this host resolve its name, and do firewalls on both sides let it "
-        f"through? On this host try: flower-vfl doctor --dial {address}"
+        f"{words}: is the address right, does this host resolve its name, and do firewalls on both sides let it "
+        f"through? On this host try: flower-vfl doctor --dial {address}. {ended}"
     )
 
 

@@ -17,7 +17,7 @@ ALONE = "no other trial differs from it in seeds and defenses only"
 
 
 VARIES = frozenset({"seed", "schedule_seed", "defenses"})
-"""Keys in which the runs of a stack may differ; which defenses they may be is asked of these."""
+"""Keys in which the runs of a stack may differ. Whether a defense can be in a stack is checked for each defense."""
 
 SERVES = frozenset(
     {
@@ -37,7 +37,7 @@ SERVES = frozenset(
         *("align.method", "align.max_ids", "align.message_mib", "align.processes", "align.timeout"),
     }
 )
-"""Keys that a stack takes with any value, which its runs share: it does by them what a run by itself does."""
+"""Keys that may have any value, the same for all runs of a stack; a stack follows them as a single run does."""
 
 TAKES: Mapping[str, Callable[[Config], bool]] = {
     "precision": lambda config: config.precision != "bfloat16",
@@ -59,9 +59,9 @@ TAKES: Mapping[str, Callable[[Config], bool]] = {
     "checkpoint.every": lambda config: not config.checkpoint.every,
     "privacy.ledger": lambda config: not config.privacy.ledger,
 }
-"""Keys with values for which each run does something of its own, and whether a configuration has none of these.
+"""Keys of which a stack can follow some values only, each with the test of a configuration's value.
 
-A key that is in none of the three keeps every run out: whoever adds one decides.
+A key that is in none of the three collections keeps every run out of stacks, until somebody adds it to one.
 """
 
 

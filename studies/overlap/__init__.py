@@ -1,1 +1,1 @@
-"""What unaligned rows are worth where few people are shared."""
+"""The gain in test AUC by unaligned rows, where parties share few people."""

@@ -1,4 +1,4 @@
-"""What unaligned rows are worth where parties share few people. The study behind `overlap.md`.
+"""The gain in test AUC by unaligned rows, where parties share few people: the study behind `overlap.md`.
 
 Usage::
 

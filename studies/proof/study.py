@@ -63,7 +63,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     **{f"{name}-{epsilon:g}": _local_head(name, epsilon) for name in MECHANISMS for epsilon in EPSILONS},
 }
-"""What each setting changes in the preset; randomised response is pre-trained, too, and so is what sends nothing."""
+"""Changes to the preset, by setting.
+
+`pretrained` is randomised response after pre-training, `no_gradients` is pre-training alone.
+"""
 
 COLUMNS = {
     "test AUC": "test_auc",

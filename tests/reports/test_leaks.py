@@ -1,4 +1,4 @@
-"""Which leaks a party really received, and the attack's side information."""
+"""The leaks of gradients that a party really received, and the side information of attacks."""
 
 import pytest
 

@@ -139,7 +139,7 @@ def test_a_run_that_did_not_end_as_planned_says_so_and_why(run_folder):
     assert "planned end: failed. party b died" in page(render([folder])).text
 
 
-def test_a_run_that_patience_ended_went_as_planned_and_its_utility_is_of_the_model_that_was_kept(run_folder):
+def test_a_run_that_ended_by_patience_is_no_failure_and_names_the_model_of_its_utility(run_folder):
     folder = run_folder(steps=40, epochs=4)
 
     def stop(found):

@@ -138,7 +138,7 @@ print(*modes)
 
 
 @pytest.mark.slow
-def test_a_process_that_imported_ray_before_can_start_a_cluster_and_has_its_own_settings_afterwards(tmp_path):
+def test_a_cluster_starts_after_an_import_of_ray_and_leaves_its_settings_as_they_were(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-c", _AFTER_AN_IMPORT]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)

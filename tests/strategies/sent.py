@@ -1,4 +1,4 @@
-"""What feature parties are sent in a run, for tests of what it depends on."""
+"""A digest of the frames that feature parties receive in a run, to test what these depend on."""
 
 import hashlib
 

@@ -6,7 +6,6 @@ import logging
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from flower_vfl.apps import run
 from flower_vfl.data.store.source import SomeRows
@@ -16,27 +15,6 @@ from flower_vfl.strategies.base import Defense
 from tests.toys import mixed_data, toy_config, with_unaligned
 
 DATA = mixed_data(rows=200, test_rows=60)
-
-
-@pytest.fixture
-def frames(monkeypatch):
-    """What each party is sent and what it answers; times of computing, which come last, are left out."""
-    seen = []
-
-    def recorded(party, frame):
-        answer = handle(party, frame)
-        found = [(one.kind, one.step, dict(one.fields), _plain(one)) for one in (frame, answer) if one is not None]
-        if frame.kind not in (Kind.FINISH, Kind.EXPORTED):
-            seen.append(found)
-        return answer
-
-    handle = FeatureParty.handle
-    monkeypatch.setattr(FeatureParty, "handle", recorded)
-    return seen
-
-
-def _plain(frame):
-    return {name: tensor.tolist() for name, tensor in frame.tensors.items()}
 
 
 def trained(data, **training):
@@ -49,16 +27,16 @@ def test_without_pre_training_nothing_depends_on_them(frames):
 
 
 def test_before_the_first_embedding_parties_say_the_same_whatever_they_hold(frames):
-    said, weights = [], []
+    before, weights = [], []
     for data in (with_unaligned(DATA, 1), with_unaligned(DATA, 300), with_unaligned(DATA, 300, seed=8)):
         frames.clear()
         weights.append(trained(data, pretrain=2))
-        first = next(place for place, found in enumerate(frames) if found[0][0] is Kind.STEP)
-        said.append(frames[:first])
-        kinds = [found[0][0] for found in frames]
+        kinds = [frame[0] for _, frame, _ in frames]
+        first = kinds.index(Kind.STEP)
+        before.append(frames[:first])
         assert Kind.PRETRAIN in kinds[:first]
         assert Kind.PRETRAIN not in kinds[first:]
-    assert said[0] == said[1] == said[2]
+    assert before[0] == before[1] == before[2]
     for party in ("a", "label"):
         assert len({found[party] for found in weights}) == 3
 
