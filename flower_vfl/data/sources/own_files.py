@@ -121,7 +121,9 @@ class Files(Recipe):
                 _log.warning("%s: column %r, called like the label, is no feature of %r", path, options.label, party)
         if not columns:
             raise DataError(f"{path}: no column is left for party {party!r} besides ID and label")
-        reader = infer(tables["train"].select(columns), options.rules(columns), path)
+        used, own = (read_ids(table, options.id, path) for table in (tables["train"], raw["train"][party].table))
+        rows = np.asarray(pc.index_in(used, value_set=own), dtype=np.int64)
+        reader = infer(tables["train"].select(columns), options.rules(columns), path, rows)
         named = options.rules(columns).dtype
         left_out = [f"{one.name!r} ({one.why})" for one in reader.columns if not one.columns and one.name not in named]
         if not (reader.numeric or reader.categorical):
