@@ -7,9 +7,10 @@ Usage::
     python -m studies overlap page                      # the table and the verdict of the page from the runs
 
 Runs lie in `--runs` (default runs/overlap) as `census/<setting>/seed-<n>`, a setting being `off-` or `on-` and the
-overlap in percent; `page` writes `overlap.json` and the marked blocks of `overlap.md`, in `docs/results`. Models are
-those of the preset; length, batches and learning rate fit the number of aligned rows, and the best epoch by validation
-is kept. The test people are the same, whatever the overlap. Nothing attacks these runs.
+overlap in percent, or `on18-5` for 18 passes of pre-training at an overlap of 5 %; `page` writes `overlap.json` and
+the marked blocks of `overlap.md`, in `docs/results`. Models are those of the preset; length, batches and learning rate
+fit the number of aligned rows, and the best epoch by validation is kept. The test people are the same, whatever the
+overlap. Nothing attacks these runs.
 """
 
 from __future__ import annotations
@@ -44,8 +45,14 @@ OVERLAPS = (1, 5, 20, 100)
 PRETRAIN = 6
 """Passes over a party's rows before the first step: as many as the preset trains for."""
 
+PASSES_AT = 5
+"""The overlap, in percent, at which more passes were tried."""
+
+MORE_PASSES = (18, 36)
 TARGET = 0.5
 SETTINGS = [f"{mode}-{overlap}" for overlap in OVERLAPS for mode in ("off", "on")]
+PASSES = {PRETRAIN: f"on-{PASSES_AT}"} | {passes: f"on{passes}-{PASSES_AT}" for passes in MORE_PASSES}
+SETTINGS += [PASSES[passes] for passes in MORE_PASSES]
 SEEDS = range(3)
 PLAIN = {"attack.names": [], "attack.informed": 0, "attack.snapshots": [], "attack.embeddings": 0, "threads": 1}
 FITTED = {
@@ -57,7 +64,8 @@ FITTED = {
 def settings_of(setting: str, seed: int, *, quick: bool) -> dict[str, Any]:
     """Return what a run changes in the preset."""
     mode, _, percent = setting.partition("-")
-    pretrain = (1 if quick else PRETRAIN) if mode == "on" else 0
+    pretrain = int(mode.removeprefix("on") or PRETRAIN) if mode != "off" else 0
+    pretrain = min(pretrain, 1) if quick else pretrain
     short = {"training.epochs": 1} if quick else {}
     overlap = {"data.options.overlap": int(percent) / 100, "training.pretrain": pretrain}
     return {**PLAIN, **FITTED, **overlap, **short, "seed": seed}
@@ -90,6 +98,34 @@ def utility_table(summary: Summary) -> str:
         if found.keys() & set(pair):
             rows.append([f"{overlap} %", *shows, gains])
     return table(["overlap", "aligned rows only", "with `training.pretrain`", "gain, each seed"], rows)
+
+
+def passes_table(summary: Summary) -> str:
+    """Write a row a number of passes: validation AUC of the seeds that all have, and test AUC of the best by it alone.
+
+    Empty where no seed has more than one number of passes.
+    """
+    found = {passes: name for passes, name in PASSES.items() if name in summary["settings"]}
+    at = places(summary, list(found.values())) if len(found) > 1 else {}
+    if not any(at.values()):
+        return ""
+    aucs = {
+        measure: {n: np.asarray(summary["settings"][name][measure])[at[name]] for n, name in found.items()}
+        for measure in ("validation_auc", "test_auc")
+    }
+    chosen = max(found, key=lambda passes: float(aucs["validation_auc"][passes].mean()))
+    rows = [
+        [
+            str(passes),
+            str(len(values)),
+            shown(values, 4),
+            ", ".join(f"{value:.4f}" for value in values),
+            shown(aucs["test_auc"][passes], 4) if passes == chosen else "",
+        ]
+        for passes, values in aucs["validation_auc"].items()
+    ]
+    heads = ["passes", "seeds", "validation AUC", "each seed", "test AUC, of the best by validation"]
+    return table(heads, rows)
 
 
 def recovered(summary: Summary, overlap: int) -> Values:
@@ -125,7 +161,11 @@ def make_page(runs: Path, out: Path) -> None:
     summary = by_setting(runs / CENSUS, SETTINGS, _numbers)
     if summary["settings"]:
         summary["claims"] = claims(summary)
-        blocks = {"census": utility_table(summary), "claims": claim_table(summary["claims"])}
+        blocks = {
+            "census": utility_table(summary),
+            "passes": passes_table(summary),
+            "claims": claim_table(summary["claims"]),
+        }
         write_page(out / "overlap.md", {CENSUS: summary}, blocks)
 
 

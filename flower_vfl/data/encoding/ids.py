@@ -18,6 +18,7 @@ from flower_vfl.rng import scattered
 
 Join = Literal["strict", "inner"]
 _ID_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+_SHORTENED = r"^[0-9][.][0-9]+[eE][+][0-9]+$"
 
 
 def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
@@ -49,7 +50,16 @@ def read_ids(table: pa.Table, column: str, file: str) -> pa.Array:
         )
     empty = pc.equal(ids, "")
     if pc.any(empty).as_py():
-        raise DataError(f"{file}: row {pc.index(empty, True).as_py() + 1} has no ID in column {column!r}")
+        raise DataError(
+            f"{file}: row {pc.index(empty, True).as_py() + 1} has no ID in column {column!r}; leave such rows out, or "
+            "name the column of the ID in the option id"
+        )
+    if len(ids) and pc.all(pc.match_substring_regex(ids, _SHORTENED)).as_py():
+        raise DataError(
+            f"{file}: IDs in column {column!r} are numbers with an exponent, from row 1 on: a program shortened "
+            "them, and their last digits are lost; write the file again with this column as text, or name the column "
+            "of the ID in the option id"
+        )
     counts = pc.value_counts(ids)
     repeated = counts.filter(pc.greater(counts.field(1), 1)).field(0)
     if len(repeated):

@@ -60,7 +60,8 @@ def test_a_refused_join_says_how_many_and_names_the_rows_but_no_id():
     ("column", "text"),
     [
         (["x", "y", "x", "y", "z"], "2 IDs of column 'id' occur more than once, in rows 1, 2, 3, 4"),
-        (["x", None], "row 2 has no ID"),
+        (["x", None], "row 2 has no ID in column 'id'; .* option id"),
+        (["1.23E+14", "4.6e+15"], "column 'id' are numbers with an exponent, from row 1 on: .* option id$"),
         (["x", " "], "row 2 has no ID"),
         ([1.0, 2.0], "fractions"),
         (["7", " 7"], "occur more than once"),
@@ -69,6 +70,11 @@ def test_a_refused_join_says_how_many_and_names_the_rows_but_no_id():
 def test_ids_that_repeat_or_are_missing_are_refused(column, text):
     with pytest.raises(DataError, match=text):
         read_ids(pa.table({"id": column}), "id", "t.csv")
+
+
+def test_codes_some_of_which_look_like_shortened_numbers_are_ids():
+    assert len(read_ids(pa.table({"id": ["1.5E+5", "7F+5"]}), "id", "t")) == 2
+    assert len(read_ids(pa.table({"id": ["12E5", "40E5"]}), "id", "t")) == 2
 
 
 def test_whole_numbers_and_texts_are_the_same_ids():
