@@ -56,7 +56,11 @@ def test_settings_are_configurations_and_pre_training_is_as_long_as_training():
     found, on_credit = by_study
     assert on_credit["none"].data.name == "files"
     trained = {name for name, config in found.items() if config.training.pretrain == config.training.epochs}
-    assert trained == {"no_gradients", "pretrained-0.5", "pretrained-1", "pretrained-2"}
+    assert trained == {
+        "no_gradients",
+        *(f"pretrained-{epsilon}" for epsilon in ("0.5", "1", "2", "8")),
+        "pretrained_posterior-1",
+    }
     assert [name for name, config in found.items() if not config.training.gradients] == ["no_gradients"]
     assert found["pretrained-2"].defenses == found["randomised_response-2"].defenses
 
