@@ -156,19 +156,23 @@ _PROVEN = (("epsilon", 2), ("proven_auc", 3))
 
 
 def against_baseline(summary: Summary) -> str:
-    """Write, seed by seed, how other mechanisms compare with randomised response at the same epsilon."""
+    """Write, seed by seed, how settings compare with one that has the same epsilon, or none."""
     rows = [
-        [f"`{one}`", *(_signed(*paired(summary, one, other, name), 4) for name in ("test_auc", "informed", "gain"))]
+        [
+            f"`{one}`",
+            f"`{other}`",
+            *(_signed(*paired(summary, one, other, name), 4) for name in ("test_auc", "informed", "gain")),
+        ]
         for one, other in _pairs(summary)
     ]
-    return table(["setting", "test AUC, more", "informed, more", "gain, more"], rows)
+    return table(["setting", "against", "test AUC, more", "informed, more", "gain, more"], rows)
 
 
 def _pairs(summary: Summary) -> list[tuple[str, str]]:
     there = summary["settings"]
     others = (PRETRAINED, *MECHANISMS[1:])
     found = [(f"{other}-{e:g}", f"{BASELINE}-{e:g}") for other in others for e in EPSILONS]
-    found += [(f"{PRETRAINED}_posterior-1", f"{PRETRAINED}-1")]
+    found += [(f"{PRETRAINED}_posterior-1", f"{PRETRAINED}-1"), (f"{PRETRAINED}-1", f"{NOISE}-4")]
     return [pair for pair in found if set(pair) <= set(there)]
 
 
