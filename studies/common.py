@@ -227,17 +227,21 @@ def undefended(studies: Iterable[str], collect: Callable[[str], Summary]) -> dic
     return {study: summary for study, summary in found.items() if "none" in summary["settings"]}
 
 
+def earlier(page: Path) -> dict[str, Summary]:
+    """Return the numbers beside a page, by study; nothing where there are none."""
+    numbers = page.with_suffix(".json")
+    return json.loads(numbers.read_text(encoding="utf8")) if numbers.is_file() else {}
+
+
 def write_page(page: Path, studies: Mapping[str, Summary], blocks: Mapping[str, str]) -> dict[str, Summary]:
     """Write the numbers beside a page, and its generated blocks into it; return the numbers of all its studies.
 
     A study without runs keeps the numbers and blocks that it has.
     """
-    numbers = page.with_suffix(".json")
-    there = json.loads(numbers.read_text(encoding="utf8")) if numbers.is_file() else {}
-    all_studies: dict[str, Summary] = {**there, **studies}
+    all_studies = {**earlier(page), **studies}
     text = json.dumps(all_studies, indent=1, allow_nan=False)
     text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)  # a list, a line
-    numbers.write_text(f"{text}\n", encoding="utf8")
+    page.with_suffix(".json").write_text(f"{text}\n", encoding="utf8")
     if page.is_file():
         page.write_text(fill(page.read_text(encoding="utf8"), blocks), encoding="utf8")
     return all_studies

@@ -22,7 +22,7 @@ from flower_vfl.registry import METHOD_NAME
 from flower_vfl.strategies import DEFENSE_METHODS
 from flower_vfl.strategies.base import Defense, HookedStrategy
 from flower_vfl.strategies.gradients.base import GradientDefense
-from flower_vfl.testing import protection
+from flower_vfl.testing import promises, protection
 from flower_vfl.testing.common import borrowed_name, name_problems, parameter_problems, run_checks
 from flower_vfl.testing.protection import PROTECTION
 from flower_vfl.testing.runs import runs
@@ -55,7 +55,9 @@ def check_defense(defense_class: type[Defense], *, waive: Sequence[str] = (), **
     on exactly where it was, noise included; batches of one class, one row, no row, of zeros, with a zero row, with
     values that are not finite or of 1e-30 and 1e30 are changed, withheld as zeros or refused with an error of ours,
     never sent as they are; what is logged are numbers, also at the end of an epoch; what `bound` promises then is a
-    leak AUC; embeddings and losses can be differentiated; it delegates to the strategy that it wraps. Where nothing of
+    leak AUC; embeddings and losses can be differentiated; a private loss reaches the modules of its class and nothing
+    else; where an epsilon is promised by a draw that is kept, other true labels with the same draw change no gradient
+    of two epochs, and none decides when training ends; it delegates to the strategy that it wraps. Where nothing of
     this fails and a run can import the class by its name, it is trained, interrupted, resumed and asked for
     predictions, which must be those of a run that nobody interrupted.
 
@@ -76,7 +78,8 @@ def check_defense(defense_class: type[Defense], *, waive: Sequence[str] = (), **
     subject = Subject(defense_class, params)
     protects = getattr(defense_class, "protect", Defense.protect) is not Defense.protect
     hooks = (*(PROTECTION if protects else ()), _labels, _embeddings, _losses, _epochs)
-    checks = (_parameters, _number_of_classes, *hooks, _repeatable, _state, _nesting)
+    promised_of_labels = (promises.private_losses, promises.kept_draws, promises.ends)
+    checks = (_parameters, _number_of_classes, *hooks, *promised_of_labels, _repeatable, _state, _nesting)
     with _as_in_a_run():
         run_checks("a defense", subject.title, params, subject, ((_declarations,), checks, (runs,)), waive=waive)
 
@@ -114,7 +117,8 @@ def _declarations(subject: Subject) -> Iterator[str]:
     written = [hook for hook in subject.hooks if getattr(cls, hook) is not getattr(GradientDefense, hook)]
     written += ["perturb"] if subject.perturbs else []
     if not written:
-        yield "it overrides no hook: prepare_labels, embed, loss or protect, or perturb of GradientDefense"
+        named = "prepare_labels, embed, loss, private_loss or protect, or perturb of GradientDefense"
+        yield f"it overrides no hook: {named}"
     for hook in written:
         if not (getattr(cls, hook).__doc__ or "").strip():
             yield f"`{hook}` has no docstring"

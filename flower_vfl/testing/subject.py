@@ -31,7 +31,7 @@ PARTIES: tuple[Mapping[str, int], ...] = (ONE_PARTY, {"a": 5, "b": 3, "c": 48}, 
 FEATURE_MAP = (3, 4, 4)
 """The shape of an embedding of width 48; others are vectors."""
 
-_HOOKS = ("prepare_labels", "embed", "loss", "protect")
+_HOOKS = ("prepare_labels", "embed", "loss", "private_loss", "predict", "protect")
 _ROWS, _TABLE = 64, 512
 
 

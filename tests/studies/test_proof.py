@@ -1,6 +1,7 @@
 """The tables of the page on label privacy with a proof, studies/proof/study.py, on known results."""
 
 import json
+import shutil
 
 import pytest
 
@@ -48,10 +49,32 @@ def test_a_claim_with_fewer_than_all_seeds_has_no_verdict_and_says_how_many(tmp_
 def test_settings_are_configurations_and_pre_training_is_as_long_as_training():
     from studies.proof import study
 
-    found = {
-        name: load_config("census", {"training.epochs": study.EPOCHS, **more}) for name, more in study.SETTINGS.items()
-    }
+    by_study = [
+        {name: load_config(base, {"training.epochs": study.EPOCHS, **more}) for name, more in study.SETTINGS.items()}
+        for base in study.STUDIES.values()
+    ]
+    found, on_credit = by_study
+    assert on_credit["none"].data.name == "files"
     trained = {name for name, config in found.items() if config.training.pretrain == config.training.epochs}
-    assert trained == {"no_gradients", "pretrained-0.5", "pretrained-1", "pretrained-2"}
+    assert trained == {
+        "no_gradients",
+        *(f"pretrained-{epsilon}" for epsilon in ("0.5", "1", "2", "8")),
+        "pretrained_posterior-1",
+    }
     assert [name for name, config in found.items() if not config.training.gradients] == ["no_gradients"]
     assert found["pretrained-2"].defenses == found["randomised_response-2"].defenses
+
+
+def test_a_seed_without_a_run_keeps_its_numbers_and_a_new_run_replaces_them(tmp_path):
+    from studies.proof import study
+
+    runs, page = tmp_path / "runs" / "census", tmp_path / "proof.md"
+    for folder, auc in ((runs / "none", 0.93), (runs / "prior-1", 0.92)):
+        write(folder, [result(seed, auc) for seed in range(2)])
+    study.make_page(tmp_path / "runs", tmp_path)
+    shutil.rmtree(runs)
+    write(runs / "prior-1", [result(seed, 0.91) for seed in (1, 2)])
+    study.make_page(tmp_path / "runs", tmp_path)
+    settings = json.loads(page.with_suffix(".json").read_text())["census"]["settings"]
+    assert settings["none"]["test_auc"] == [0.93, 0.93]
+    assert (settings["prior-1"]["seeds"], settings["prior-1"]["test_auc"]) == ([0, 1, 2], [0.92, 0.91, 0.91])

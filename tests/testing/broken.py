@@ -4,8 +4,10 @@ import math
 
 import torch
 
+from flower_vfl.accounting import RandomisedResponse, Release
 from flower_vfl.errors import ConfigError, UnprotectedBatchError
-from flower_vfl.strategies import Defense, GradientDefense
+from flower_vfl.strategies import Defense, GradientDefense, Guarantee
+from flower_vfl.strategies.labels.label_dp import flip, label_dependent_ends
 from tests.testing.right import Norms, Promising, Remembering, Right
 
 
@@ -555,3 +557,121 @@ class Kept(Norms):
         if train:
             self.modules["mean"](inner.detach().abs().reshape(-1, 1))
         return inner - self.modules["mean"].running_mean, log
+
+
+class Drawing(Defense):
+    """Randomises labels once; the shared network and a private head learn, each from its own labels."""
+
+    name = "drawing"
+    two_classes_only = True
+    alone = True
+    params = {}  # noqa: RUF012
+
+    def __init__(self, strategy):
+        super().__init__(strategy)
+        self.received, self.rows = None, None
+
+    def begin(self):
+        """Refuse what would end a training by true labels."""
+        if label_dependent_ends(self.base.config):
+            raise ConfigError("drawing: set training.patience to 0 and limits of attacks to 1")
+
+    def guarantee(self):
+        """Return an epsilon of 1."""
+        return Guarantee(1.0, release=Release(RandomisedResponse(1.0, 2), kept=True))
+
+    def prepare_labels(self, labels):
+        """Draw."""
+        generator = self.base.secret.generator("defense", self.name)
+        return self.strategy.prepare_labels(flip(labels, classes=2, rate=0.2689, generator=generator))
+
+    def begin_batch(self, rows):
+        self.rows = rows
+
+    def build(self, cut, device):
+        self.modules["head"] = torch.nn.Linear(sum(map(math.prod, cut.values())), 1)
+
+    def embed(self, z, *, party="", train=True):
+        """Keep the embedding."""
+        inner, log = self.strategy.embed(z, party=party, train=train)
+        self.received = inner
+        return inner, log
+
+    def private_loss(self, z, true_labels, rows):
+        """Return the loss of the private head."""
+        return torch.nn.functional.binary_cross_entropy_with_logits(self.predict(z), true_labels.to(z.dtype))
+
+    def predict(self, z):
+        """Return what the private head predicts."""
+        return self.modules["head"](z)[:, 0]
+
+
+class Peeking(Drawing):
+    """Has its gradients protected by what true labels say."""
+
+    def protect(self, grads, labels, step=None):
+        """Turn positives around."""
+        inner, log = self.strategy.protect(grads, labels, step)
+        true = torch.from_numpy(self.base.labels.train[self.rows]).to(inner)
+        return torch.where(true[:, None] > 0.5, -inner, inner), log
+
+
+class Joined(Drawing):
+    """Trains the shared network on true labels, and does not cut what flows back."""
+
+    def prepare_labels(self, labels):
+        """Leave the labels to the shared network."""
+        return self.strategy.prepare_labels(labels)
+
+
+class Reaching(Drawing):
+    """Computes its private loss from embeddings that it kept, through which gradients flow back."""
+
+    def private_loss(self, z, true_labels, rows):
+        """Return the loss."""
+        return super().private_loss(z, true_labels, rows) + self.received.square().mean()
+
+
+class Sharing(Drawing):
+    """Adds a private loss of the shared top model."""
+
+    def private_loss(self, z, true_labels, rows):
+        """Return the loss."""
+        shared = self.base.top(z)[:, 0]
+        return super().private_loss(z, true_labels, rows) + (shared - true_labels).square().mean()
+
+
+class Backward(Drawing):
+    """Goes back through the received embeddings by itself."""
+
+    def private_loss(self, z, true_labels, rows):
+        """Return the loss, after the gradient of another one was added to what leaves."""
+        (self.received * (true_labels.to(z.dtype) - 0.5)[:, None]).sum().backward()
+        return super().private_loss(z, true_labels, rows)
+
+
+class Learning(Drawing):
+    """Has a private loss of nothing that it learns."""
+
+    def private_loss(self, z, true_labels, rows):
+        """Return the loss of a head that belongs to nobody."""
+        return (z.sum(dim=1).requires_grad_() - true_labels).square().mean()
+
+
+class Wide(Drawing):
+    """Predicts a column of logits."""
+
+    def private_loss(self, z, true_labels, rows):
+        """Return the loss of the private head."""
+        return (self.modules["head"](z)[:, 0] - true_labels).square().mean()
+
+    def predict(self, z):
+        """Return what the private head predicts."""
+        return self.modules["head"](z)
+
+
+class Ending(Drawing):
+    """Lets early stopping end a training, and promises an epsilon nevertheless."""
+
+    def begin(self):
+        """Refuse nothing."""

@@ -26,7 +26,17 @@ def test_every_built_in_defense_passes(defense, params):
 
 
 @pytest.mark.parametrize(
-    "defense", [right.Right, right.Norms, right.Remembering, right.Promising, right.Grid, right.Clipped, broken.Kept]
+    "defense",
+    [
+        right.Right,
+        right.Norms,
+        right.Remembering,
+        right.Promising,
+        right.Grid,
+        right.Clipped,
+        broken.Kept,
+        broken.Drawing,
+    ],
 )
 def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without(defense):
     check_defense(defense)
@@ -99,6 +109,14 @@ def test_a_users_own_defense_passes_with_noise_or_without_with_memory_or_without
         (broken.Gossiping, "`end_epoch` calls the strategy that it wraps, which is called by itself"),
         (broken.Lonely, "another of its kind: lonely: once only; if that is wrong, name the alternative in `twice`"),
         (broken.Bypassing, "declares `two_classes_only` and takes three"),
+        (broken.Peeking, r"with the same draw other true labels change the gradients of step 0 \(1 party\)"),
+        (broken.Joined, "with the same draw other true labels change the gradients of step 0"),
+        (broken.Backward, "with the same draw other true labels change the gradients of step 0"),
+        (broken.Reaching, "private_loss: its gradient reaches the embeddings that parties sent"),
+        (broken.Sharing, "private_loss: its gradient reaches the shared top model"),
+        (broken.Learning, "private_loss: it reaches none of its `modules`"),
+        (broken.Wide, r"predict: finite logits \(64,\) are needed for two classes, given \(64, 1\)"),
+        (broken.Ending, r"(?s)with training.patience = 1 true labels decide.*with attack.max_leak = 0.6 true labels"),
         (broken.Averaging, "runs: it raised NotRestoredError: the label party cannot be rebuilt from its weights"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
