@@ -160,6 +160,15 @@ class Lines:
         return f"{number(found['reached'])}{ends}{of_class}{_of_member(found)}"
 
     @property
+    def unread(self) -> str:
+        """Why the informed reader of the gradients has no value; empty where it has one."""
+        missing = (str(reason) for reason in self.verdict["not_run"])
+        why = next(
+            (one.partition(": ")[2] for one in missing if one.startswith("informed reader of the gradients")), ""
+        )
+        return "" if self.informed else why or "did not run"
+
+    @property
     def gain(self) -> str:
         """The advantage with its sign; empty where none was measured."""
         found = self.verdict["gain"]

@@ -111,6 +111,13 @@ def test_a_line_is_amber_where_what_belongs_to_it_did_not_run():
     assert (worst.leak_tone, worst.gain_tone) == ("warn", "good")
 
 
+def test_an_informed_reader_without_a_number_says_why():
+    why = "too few rows to fit readers to: 1 of class 1 and 101 others; 10 of each are needed"
+    assert of(*complete(informed(None, None, unavailable=why))).worst.unread == why
+    assert of(*(e for e in complete() if e["phase"] != "audit")).worst.unread == "did not run"
+    assert of(*complete()).worst.unread == ""
+
+
 def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
     leakage = [*complete()[1:], *complete(party="b")[1:], *complete(party="a+b")]
     assert of(*leakage, parties=("a", "b")).missing == ["norm: did not run (party a and party b)"]
