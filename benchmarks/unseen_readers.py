@@ -253,7 +253,9 @@ def samples(audit: Recording) -> Iterator[tuple[str, str, Matrix, Labels, NDArra
     whole = came.all(axis=0)
     kept = np.sort(np.concatenate([_some(generator, (parts == part) & whole, most) for part, most in MOST.items()]))
     y, of, fitted = (audit.truth[kept] > 0).astype(np.int64), parts[kept], parts[kept] == FIT
-    views: list[tuple[str, Matrix]] = [(f"epoch {at + 1}", rich(by_epoch[at, kept], fitted)) for at in (0, -1)]
+    views: list[tuple[str, Matrix]] = [
+        (f"{which} epoch", rich(by_epoch[at, kept], fitted)) for which, at in (("first", 0), ("last", -1))
+    ]
     mean = rich(by_epoch[:, kept].mean(axis=0), fitted)
     every = np.concatenate([*by_epoch[:, kept]], axis=1)
     sizes = np.linalg.norm(by_epoch[:, kept], axis=2).T
