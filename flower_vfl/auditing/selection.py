@@ -69,8 +69,8 @@ class Sample:
             count = int(np.count_nonzero(of_class))
             if min(count, len(of_class) - count) < least:
                 return (
-                    f"too few rows: to {names[part]} there are {count} of class {positive} and "
-                    f"{len(of_class) - count} others; {least} of each are needed"
+                    f"too few rows to {names[part]}: {count} of class {positive} and {len(of_class) - count} others; "
+                    f"{least} of each are needed"
                 )
         return ""
 

@@ -67,8 +67,8 @@ class Lines:
 
     @property
     def tone(self) -> str:
-        """The colour of its status."""
-        return TONES[self.status]
+        """The colour of its status; amber where no leak was found and an interval lies wholly above chance."""
+        return TONES[NOT_TESTED if self.status == NO_LEAK and self.open else self.status]
 
     @property
     def value(self) -> float | None:
@@ -89,7 +89,9 @@ class Lines:
         """The colour of the first line; with a proof it is a number beside it, and neither alarm nor all-clear."""
         if self.status == PROVEN:
             return PLAIN
-        return self._tone(leaks=self.verdict["leak"]["leaks"], known=self.value is not None and not self._gaps("leak"))
+        leak = self.verdict["leak"]
+        known = self.value is not None and not self._gaps("leak") and not self._above(leak["informed"], 0.5)
+        return self._tone(leaks=leak["leaks"], known=known)
 
     @property
     def gain_tone(self) -> str:
@@ -97,7 +99,25 @@ class Lines:
         gain = self.verdict["gain"]
         if self.status == PROVEN:
             return PLAIN
-        return self._tone(leaks=gain is not None and gain["leaks"], known=gain is not None)
+        return self._tone(
+            leaks=gain is not None and gain["leaks"], known=gain is not None and not self._above(gain, 0.0)
+        )
+
+    @property
+    def open(self) -> bool:
+        """Whether an interval lies wholly above chance that the test over the whole run does not reject.
+
+        That is no alarm: of many intervals one lies there by chance. It is no all-clear either, so it is amber.
+        """
+        leak, gain = self.verdict["leak"], self.verdict["gain"]
+        found = ((leak["leaks"], leak["informed"], 0.5), (gain is not None and gain["leaks"], gain, 0.0))
+        return any(not leaks and self._above(one, chance) for leaks, one, chance in found)
+
+    @staticmethod
+    def _above(found: Mapping[str, Any] | None, chance: float) -> bool:
+        """Return whether the 95 % interval of what was found lies wholly above chance."""
+        ends = None if found is None else found.get("interval95")
+        return isinstance(ends, Sequence) and len(ends) == 2 and float(ends[0]) > chance
 
     @staticmethod
     def _tone(*, leaks: bool, known: bool) -> str:
@@ -140,6 +160,15 @@ class Lines:
         return f"{number(found['reached'])}{ends}{of_class}{_of_member(found)}"
 
     @property
+    def unread(self) -> str:
+        """Why the informed reader of the gradients has no value; empty where it has one."""
+        missing = (str(reason) for reason in self.verdict["not_run"])
+        why = next(
+            (one.partition(": ")[2] for one in missing if one.startswith("informed reader of the gradients")), ""
+        )
+        return "" if self.informed else why or "did not run"
+
+    @property
     def gain(self) -> str:
         """The advantage with its sign; empty where none was measured."""
         found = self.verdict["gain"]
@@ -160,10 +189,10 @@ class Lines:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Severity as a key to compare by: status, then the leak that was reached."""
+        """Severity as a key to compare by: status, what is open, then the leak that was reached."""
         gain = self.verdict["gain"]
         leaks = self.verdict["leak"]["leaks"]
-        return _RANK[self.status], leaks, self.value or 0.0, 0.0 if gain is None else float(gain["value"])
+        return _RANK[self.status], leaks, self.open, self.value or 0.0, 0.0 if gain is None else float(gain["value"])
 
 
 def _of_member(found: Mapping[str, Any]) -> str:
@@ -201,7 +230,14 @@ class Headline:
     @property
     def tone(self) -> str:
         """The colour of the headline."""
-        return self.epsilon.tone if self.epsilon is not None and self.epsilon.proof is not None else TONES[self.status]
+        if self.epsilon is not None and self.epsilon.proof is not None:
+            return self.epsilon.tone
+        return TONES[NOT_TESTED if self.open else self.status]
+
+    @property
+    def open(self) -> bool:
+        """Whether no leak was found, but an interval of a party lies wholly above chance."""
+        return self.status == NO_LEAK and any(lines.open for lines in self.lines)
 
     @property
     def worst(self) -> Lines | None:
@@ -222,6 +258,11 @@ class Headline:
             return "Whether the gradients give the labels away was not tested."
         if self.status == NOT_TESTED:
             return "No leak was found, but not everything that could find one ran: not tested."
+        if self.open:
+            return (
+                "No leak was found at a level of 5 % for the whole run, but one reader's 95 % interval lies wholly "
+                "above guessing."
+            )
         if self.status == NO_LEAK:
             return "No leak was found: nothing that ran reads the labels better than by guessing."
         who = "Parties that put their gradients together can read" if "+" in worst.party else "A party can read"
@@ -354,6 +395,11 @@ def advice(result: Result, headline: Headline) -> list[str]:
         steps += _against(result, headline)
     if headline.missing:
         steps += _to_test(headline)
+    if headline.open:
+        steps.append(
+            "Run it again with two other seeds, and let flower-vfl report compare them: of many intervals one lies "
+            "above guessing by chance, a leak lies there each time."
+        )
     if headline.status == NO_LEAK:
         steps.append("Keep this report with the model, and name its date and its version where you refer to it.")
         steps.append(

@@ -67,6 +67,38 @@ def test_leak_and_gain_are_two_lines_each_with_its_own_colour():
     assert worst.practical == "residual 0.990 (guessing 0.550)"
 
 
+ABOVE = {"advantage": 0.015, "advantage_interval95": [0.003, 0.027], "advantage_p_value": 0.008}
+
+
+@pytest.mark.parametrize(
+    ("entry", "tones"),
+    [
+        (informed(0.915, 1e-9, ("gradients", "embeddings"), **ABOVE), ("good", "warn")),
+        (informed(0.52, 0.02, interval95=[0.501, 0.539]), ("warn", "good")),
+    ],
+)
+def test_an_interval_wholly_above_chance_is_amber_where_no_test_rejects(entry, tones):
+    headline = of(*complete(entry))
+    assert headline.status == "no leak found"
+    assert (headline.worst.leak_tone, headline.worst.gain_tone) == tones
+    assert headline.tone == headline.worst.tone == "warn"
+    assert "95 % interval lies wholly above guessing" in headline.sentence
+    assert "two other seeds" in advised(*complete(entry))
+
+
+def test_an_interval_that_holds_chance_is_green():
+    headline = of(*complete(informed(0.51, 0.1, interval95=[0.495, 0.525])))
+    assert (headline.tone, headline.worst.leak_tone, headline.open) == ("good", "good", False)
+
+
+def test_the_party_with_an_interval_above_chance_stands_first():
+    leakage = [
+        *complete(informed(0.53, 0.4)),
+        *complete(informed(0.52, 0.02, ("gradients",), "b", interval95=[0.501, 0.539]), party="b"),
+    ]
+    assert of(*leakage, parties=("a", "b")).worst.party == "b"
+
+
 @pytest.mark.parametrize(("steps", "words"), [(7, "the largest of 7 steps"), (20, "no higher in 95 of 100 steps")])
 def test_a_quantile_of_few_steps_is_called_the_largest_of_them(steps, words):
     assert of(step("norm", 0.9, steps=steps)).lines[0].practical_words == words
@@ -77,6 +109,13 @@ def test_a_line_is_amber_where_what_belongs_to_it_did_not_run():
     assert (worst.leak_tone, worst.gain_tone) == ("good", "warn")
     worst = of(*(e for e in complete() if e["attack"] != "shell")).worst
     assert (worst.leak_tone, worst.gain_tone) == ("warn", "good")
+
+
+def test_an_informed_reader_without_a_number_says_why():
+    why = "too few rows to fit readers to: 1 of class 1 and 101 others; 10 of each are needed"
+    assert of(*complete(informed(None, None, unavailable=why))).worst.unread == why
+    assert of(*(e for e in complete() if e["phase"] != "audit")).worst.unread == "did not run"
+    assert of(*complete()).worst.unread == ""
 
 
 def test_what_did_not_run_is_named_once_with_the_parties_of_which_it_is_true():
