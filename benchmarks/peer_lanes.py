@@ -97,6 +97,32 @@ def _environment(folder: Path, work: Path, **more: str) -> dict[str, str]:
     return {**clean, "BESIDE_WORK": str(work), "BESIDE_TICKS": str(folder / "ticks"), "OMP_NUM_THREADS": "1", **more}
 
 
+def _run(gate: Gate, folder: Path, command: list[str], work: Path) -> None:
+    """Run what says its steps, in this folder, and end it with all its processes."""
+    log = folder / "log"
+    with _followed(gate, folder) as follow, log.open("wb") as words:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=_environment(folder, work),
+            stdout=words,
+            stderr=words,
+            start_new_session=True,
+        )
+        try:
+            follow(process, log)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def fate(gate: Gate, python: str, work: Path) -> None:
+    """Train by FATE's trainers for networks, each side a process, with FATE's own federation on one machine."""
+    with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as temporary:
+        _run(gate, Path(temporary), [python, str(BESIDE / "hetero_nn.py")], work)
+
+
 def nvflare(gate: Gate, python: str, work: Path) -> None:
     """Train by NVFlare's SplitNN workflow in its simulator, each site a process, the server between them."""
     with tempfile.TemporaryDirectory(prefix="flower-vfl-benchmark-") as temporary:
@@ -104,21 +130,7 @@ def nvflare(gate: Gate, python: str, work: Path) -> None:
         job = folder / "job"
         _write_job(job)
         command = [python, "-m", "nvflare.cli", "simulator", str(job), "-w", str(folder / "workspace"), "-n", "2"]
-        log = folder / "log"
-        with _followed(gate, folder) as follow, log.open("wb") as words:
-            process = subprocess.Popen(
-                [*command, "-t", "2"],
-                env=_environment(folder, work),
-                stdout=words,
-                stderr=words,
-                start_new_session=True,
-            )
-            try:
-                follow(process, log)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        _run(gate, folder, [*command, "-t", "2"], work)
 
 
 def _write_job(folder: Path) -> None:

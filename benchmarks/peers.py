@@ -9,6 +9,9 @@ with the same weights and see the same batches: the losses of both are compared.
   NVFlare, a step of its SplitNN workflow in its simulator, with a learner of ours (it has none):
     python3 -m venv /tmp/nvflare && /tmp/nvflare/bin/pip install torch==2.13.0 nvflare==2.9.0
     python benchmarks/peers.py --nvflare-python /tmp/nvflare/bin/python
+  FATE, a step of its trainers for networks across a cut, without its servers:
+    python3 -m venv /tmp/fate && /tmp/fate/bin/pip install torch==2.13.0 pyfate==2.2.0
+    python benchmarks/peers.py --fate-python /tmp/fate/bin/python
   Flower's vertical example, a step of its scheme in its simulation, with the Flower that is installed here:
     python benchmarks/peers.py --flower-example
 
@@ -26,13 +29,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from alignment import write_ids
-from harness import Measured, Sample, compare, report
+from harness import Gate, Measured, Sample, compare, report
 from lanes import joined, preset, split_processes
-from peer_lanes import flower, nvflare, write_work
+from peer_lanes import fate, flower, nvflare, write_work
 
 from flower_vfl import align, build_config
 from flower_vfl.config import Config
@@ -58,13 +62,19 @@ def read_arguments() -> argparse.Namespace:
     options.add_argument("--quick", action="store_true", help="a smoke run: small, and its numbers say nothing")
     options.add_argument("--psi-python", metavar="PATH", help="a Python that has openmined-psi")
     options.add_argument("--nvflare-python", metavar="PATH", help="a Python that has torch and nvflare")
+    options.add_argument("--fate-python", metavar="PATH", help="a Python that has torch and pyfate")
     options.add_argument("--flower-example", action="store_true", help="Flower's example scheme, by this Python")
     options.add_argument("--ids", type=int, default=20_000, help="IDs a side of an intersection (default: 20000)")
     options.add_argument("--pairs", type=int, default=7, help="pairs of intersections (default: 7)")
     given = options.parse_args()
-    if not (given.psi_python or given.nvflare_python or given.flower_example):
+    if not (given.psi_python or given.nvflare_python or given.fate_python or given.flower_example):
         options.error("name at least one peer; --help says how to install each")
-    for name, module in (("psi_python", "private_set_intersection"), ("nvflare_python", "nvflare")):
+    needed = {
+        "psi_python": "private_set_intersection",
+        "nvflare_python": "nvflare",
+        "fate_python": "fate.ml.nn.hetero.hetero_nn",
+    }
+    for name, module in needed.items():
         if python := getattr(given, name):
             _check_python(options, python, f"--{name.replace('_', '-')}", module)
     return given
@@ -144,14 +154,16 @@ def numbers(quick: bool, parties: int, width: int, batch_size: int, **model: Any
     )
 
 
-def steps_of_nvflare(folder: Path, python: str, quick: bool) -> dict[str, Any]:
-    """Compare a step of the census preset's perceptron, two parties, with NVFlare's SplitNN workflow."""
+def steps(
+    folder: Path, quick: bool, lane: Callable[[Gate, str, Path], None], python: str, package: str
+) -> dict[str, Any]:
+    """Compare a step of the census preset's perceptron, two parties, with a package in an environment of its own."""
     config = numbers(quick, 1, 64, 1024)
-    work = folder / "nvflare.pt"
+    work = folder / f"{package}.pt"
     bytes_each_way = write_work(config, work)
     size = {"starts": 1, "blocks": 3, "steps": 4} if quick else {"starts": 4, "blocks": 16, "steps": 20}
-    lanes = (("nvflare", nvflare, python, work), ("ours", split_processes, config), ("plain", joined, config))
-    found = {"version": version(python, "nvflare"), "bytes_each_way": bytes_each_way}
+    lanes = ((package, lane, python, work), ("ours", split_processes, config), ("plain", joined, config))
+    found = {"version": version(python, package), "bytes_each_way": bytes_each_way}
     return found | _described(compare(lanes, **size))
 
 
@@ -202,7 +214,9 @@ def main() -> int:
             count, pairs = (1_000, 1) if given.quick else (given.ids, given.pairs)
             found["openmined-psi"] = intersection(folder, given.psi_python, count, pairs)
         if given.nvflare_python:
-            found["nvflare"] = steps_of_nvflare(folder, given.nvflare_python, given.quick)
+            found["nvflare"] = steps(folder, given.quick, nvflare, given.nvflare_python, "nvflare")
+        if given.fate_python:
+            found["fate"] = steps(folder, given.quick, fate, given.fate_python, "pyfate")
         if given.flower_example:
             found["flower_example"] = steps_of_flower(folder, given.quick)
     report("peers", target="none", met=True, quick=given.quick, **found)
