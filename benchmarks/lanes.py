@@ -30,6 +30,7 @@ from flower_vfl.apps.local_grid import LocalGrid
 from flower_vfl.apps.result import RunResult
 from flower_vfl.apps.server_app import make_server_app
 from flower_vfl.config import Config, build_config, load_config, to_run_config
+from flower_vfl.data import PartyTable, VerticalData
 from flower_vfl.nn import bind_dropout, fuse, seeded_initialisation
 from flower_vfl.nn.fusion import fused_shape
 from flower_vfl.nn.placement import Placement
@@ -146,8 +147,8 @@ def joined(gate: Gate, config: Config, opened: DataFactory = open_data) -> None:
         _joined(gate, config, opened)
 
 
-def _joined(gate: Gate, config: Config, opened: DataFactory) -> None:
-    data, placement = opened(config), Placement.of(config)
+def networks(config: Config, data: VerticalData) -> tuple[dict[str, nn.Module], dict[str, PartyTable], nn.Module]:
+    """Return each party's bottom model, its table, and the top model, with the weights that a run begins with."""
     parties = list(party_names(config, data))
     holder = data.label_party
     own = holder if config.parties.label_features and holder in data.parties and holder not in parties else ""
@@ -159,17 +160,23 @@ def _joined(gate: Gate, config: Config, opened: DataFactory) -> None:
             spec = tables[party].spec
             bottoms[party] = default_own(spec, 2, config) if party == own else default_bottom(spec, config)
         bind_dropout(bottoms[party], secret.generator("dropout", device=config.device))
-    schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
-    adding = [party for party, bottom in bottoms.items() if adds_to_logits(bottom)]
-    few = schedule.train_batch(0)[:2]
+    few = schedule_of(config, data.alignment.rows, data.alignment.test_rows).train_batch(0)[:2]
     with torch.no_grad():
         shapes = [
             tuple(bottom.eval()(*tables[party].train.gather(few)).shape[1:])
             for party, bottom in bottoms.items()
-            if party not in adding
+            if not adds_to_logits(bottom)
         ]
     with seeded_initialisation(Secret.for_simulation(config.seed, "label").seed("weights", "top")):
         top = default_top(fused_shape(shapes, config.model.fusion), 2, config)
+    return bottoms, tables, top
+
+
+def _joined(gate: Gate, config: Config, opened: DataFactory) -> None:
+    data, placement = opened(config), Placement.of(config)
+    bottoms, tables, top = networks(config, data)
+    adding = [party for party, bottom in bottoms.items() if adds_to_logits(bottom)]
+    schedule = schedule_of(config, data.alignment.rows, data.alignment.test_rows)
     network = placement.place(nn.ModuleList([*bottoms.values(), top])).train()
     optimizers = plain_optimizers(network, config.training.learning_rate)
     labels = torch.from_numpy(data.labels().train)

@@ -205,5 +205,8 @@ def test_workflows_and_forms_can_be_read_and_run_the_readmes_commands():
     shown = (ROOT / "README.md").read_text(encoding="utf8").split("<!-- test-command -->")[1].split("```")[1]
     assert all(command in shown for command in commands)
     assert any(step.get("run") == ".ci/run" for step in jobs["all"]["steps"])
+    tried = " ".join(step.get("run", "") for step in jobs["flower"]["steps"])
+    assert 'pip install --upgrade "flwr[simulation]"' in tried  # past the bound
+    assert '-m "flower' in tried
     versions = {line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if "Python :: 3." in line}
     assert set(jobs["quick"]["strategy"]["matrix"]["python"]) == versions
