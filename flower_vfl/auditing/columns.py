@@ -62,6 +62,7 @@ def read_with_columns(
     *,
     party: str,
     defended: bool,
+    lengths: torch.Tensor | None = None,
     classes: int = 2,
     positives: Sequence[int] = (1,),
     members: Members = ALONE,
@@ -80,6 +81,8 @@ def read_with_columns(
         The feature party, or several that put together what they have, as "a+b".
     defended : bool
         True if any defense is in force.
+    lengths : Tensor, optional
+        (n, L) logarithms of the lengths of each row's gradients over the epochs, which their mean does not show.
     classes : int
         Number of classes.
     positives : Sequence[int]
@@ -90,7 +93,8 @@ def read_with_columns(
     summary = LeakSummary(INFORMED, party, phase=AUDIT, source="monitor", defended=defended)
     entry = {**summary.result(), "label": INFORMED, "sees": SEES, "steps": None, "one_class_steps": None}
     evidences = [evidence(part) for _, part in members.views(view.gradients)]
-    gradients = torch.cat([view.gradients.double(), *evidences], dim=1).float().numpy()
+    of_lengths = [] if lengths is None else [lengths.double()]
+    gradients = torch.cat([view.gradients.double(), *evidences, *of_lengths], dim=1).float().numpy()
     own = _matrices(view.train, words=view.words)
     bare = Sample(np.zeros((len(y), 0), dtype=np.float32), y, parts)
     with_gradients = [np.concatenate([matrix, gradients], axis=1) for matrix in own]

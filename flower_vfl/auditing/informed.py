@@ -317,9 +317,11 @@ class InformedAudit:
         if found is None:
             return
         rows, view = found
+        lengths = None if self._panel is None else self._panel.lengths[self._panel.arrived].flatten(1)
         y, parts = self._labels[rows].astype(np.int64), self._split.parts(rows)
         entry = read_with_columns(
             *(view, y, parts),
+            lengths=lengths,
             party=self._party,
             defended=self._defended,
             classes=self._classes,

@@ -67,3 +67,17 @@ def test_a_party_whose_columns_are_too_wide_is_read_by_its_embeddings(inputs):
     own = view.train if inputs else OwnRows((torch.zeros(1500, 1100),), view.train.embeddings)
     entry = read_with_columns(JointView(view.gradients, own, view.test), y, parts, party="a", defended=False)
     assert entry["advantage"] > 0.03
+
+
+def test_lengths_over_the_epochs_are_read_beside_a_mean_gradient_that_tells_nothing():
+    generator = np.random.default_rng(0)
+    y = (generator.random(3000) < 0.3).astype(np.int64)
+    noise = [torch.from_numpy(generator.normal(size=(3000, width))).float() for width in (4, 3, 2)]
+    nobody = OwnRows((noise[1][:0],), noise[2][:0])
+    view = JointView(noise[0], OwnRows((noise[1],), noise[2]), nobody)
+    parts = np.repeat([0, 1, 2], 1000).astype(np.int8)
+    lengths = torch.from_numpy(y[:, None] + generator.normal(size=(3000, 1))).float()
+    without = read_with_columns(view, y, parts, party="a", defended=True)
+    found = read_with_columns(view, y, parts, lengths=lengths, party="a", defended=True)
+    assert without["mean"] < 0.57
+    assert abs(found["mean"] - 0.76) < 0.04  # of two normal classes a standard deviation apart: Phi(1 / sqrt 2)
