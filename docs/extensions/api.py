@@ -1,4 +1,7 @@
-"""A page for each public module."""
+"""A page for each package, with a section for each of its public modules.
+
+Sphinx writes a list of all pages into each page, so a page a module would take most of the time of a build.
+"""
 
 from __future__ import annotations
 
@@ -54,16 +57,31 @@ def _exported(module: str) -> list[str]:
     return ["## Names", "", "| name | what it is |", "|---|---|", *rows, ""] if rows else []
 
 
-def page(module: str) -> str:
-    """Return the page of a module; that of a package leads to its modules."""
-    children = [name for name in modules() if name.rpartition(".")[0] == module]
-    lines = [f"# {module}", "", "```{eval-rst}", f".. automodule:: {module}", "```", ""]
-    if hasattr(import_module(module), "__path__"):
-        lines += _exported(module)
-    if children:
-        listed = [f"- {{py:mod}}`{name}`: {_title(name)}" for name in children]
-        lines += ["## Modules", "", *listed, "", "```{toctree}", ":hidden:", "", *children, "```", ""]
+def _is_package(module: str) -> bool:
+    return hasattr(import_module(module), "__path__")
+
+
+def packages() -> list[str]:
+    """Return the names of all public packages, the outer ones before what is in them."""
+    return [name for name in modules() if _is_package(name)]
+
+
+def page(package: str) -> str:
+    """Return the page of a package: what it hands on, its packages, and a section for each of its modules."""
+    children = [name for name in modules() if name.rpartition(".")[0] == package]
+    inner = [name for name in children if _is_package(name)]
+    lines = [f"# {package}", "", *_described(package), *_exported(package)]
+    if inner:
+        listed = [f"- {{py:mod}}`{name}`: {_title(name)}" for name in inner]
+        lines += ["## Packages", "", *listed, "", "```{toctree}", ":hidden:", "", *inner, "```", ""]
+    for module in children:
+        if module not in inner:
+            lines += [f"## {module}", "", *_described(module)]
     return "\n".join(lines)
+
+
+def _described(module: str) -> list[str]:
+    return ["```{eval-rst}", f".. automodule:: {module}", "```", ""]
 
 
 def plain_commands(app: object, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
@@ -77,10 +95,10 @@ def plain_commands(app: object, what: str, name: str, value: object, options: ob
 
 
 def write_pages(docs: Path) -> None:
-    """Write the pages of all modules, and remove those of modules that are gone."""
+    """Write the pages of all packages, and remove those of packages that are gone."""
     folder = docs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {folder / f"{module}.md": page(module) for module in modules()}
+    pages = {folder / f"{package}.md": page(package) for package in packages()}
     for old in folder.glob("*.md"):
         if old not in pages:
             old.unlink()
@@ -91,6 +109,6 @@ def write_pages(docs: Path) -> None:
 
 def overview() -> str:
     """Return a list of the packages, and where their pages are."""
-    tops = [name for name in modules() if name.count(".") == 1]
+    tops = [name for name in packages() if name.count(".") == 1]
     listed = [f"- {{py:mod}}`{name}`: {_title(name)}" for name in tops]
     return "\n".join([*listed, "", "```{toctree}", ":hidden:", "", "api/flower_vfl", "```"])
