@@ -176,7 +176,7 @@ def _different(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _choose(
     summaries: Sequence[Mapping[str, Any]], cases: Mapping[str, Mapping[str, Any]], measure: str, minutes: float
 ) -> Tuned:
-    """Return what validation chose among the trials that ended."""
+    """Return what validation chose among the trials that ended; of equal ones, the least validation loss."""
     by_run = {str(summary["run"]): summary for summary in summaries}
     found = {run: value for run, summary in by_run.items() if (value := validation(summary)) is not None}
     if not found:
@@ -184,7 +184,12 @@ def _choose(
             f"no trial ended within {minutes:g} minutes with a validation to compare; give more with --minutes, and go "
             "on with --resume"
         )
-    scores = dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+    def order(run: str) -> tuple[float, float]:
+        loss = kept_utility(by_run[run]).get("validation_loss")
+        return -found[run], float(loss) if isinstance(loss, int | float) else math.inf
+
+    scores = {run: found[run] for run in sorted(found, key=order)}
     given, best = next(iter(cases)), next(iter(scores))
     changed = {key: value for key, value in cases[best].items() if value != cases[given][key]}
     kept = kept_utility(by_run[best])

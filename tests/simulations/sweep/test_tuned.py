@@ -9,6 +9,7 @@ from flower_vfl.config import load_config
 from flower_vfl.data.sources.catalog import load
 from flower_vfl.errors import ConfigError
 from flower_vfl.reports.ranking import validation
+from flower_vfl.simulations.sweep.trials import trials_of
 from flower_vfl.simulations.sweep.tuned import run_tune, search_space
 
 FILE = """
@@ -47,6 +48,26 @@ def test_without_validation_rows_nothing_is_searched(file, tmp_path):
     with pytest.raises(ConfigError, match=r"training\.validation is 0: set it to 0\.1"):
         run_tune(str(file), tmp_path / "out", {"training.validation": "0"}, minutes=1, trials=2)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"), [((0.30, 0.20, 0.25), 1), ((0.20, 0.20, 0.25), 0)], ids=["a smaller loss", "the given ones"]
+)
+def test_of_settings_that_validate_equally_the_loss_decides_and_then_the_given_ones(
+    file, tmp_path, monkeypatch, losses, chosen
+):
+    runs = []
+
+    def ended(definition, out, **options):
+        runs.extend(trial.run for trial in trials_of(definition))
+        last = [{"validation_auc": 1.0, "validation_loss": loss} for loss in losses]
+        return [{"run": run, "utility": {"last": use}} for run, use in zip(runs, last, strict=True)]
+
+    monkeypatch.setattr("flower_vfl.simulations.sweep.tuned.run_sweep", ended)
+    (tmp_path / "out").mkdir()
+    tuned = run_tune(str(file), tmp_path / "out", {}, minutes=1, trials=3)
+    assert tuned.run == runs[chosen]
+    assert bool(tuned.values) == (chosen != 0)
 
 
 @pytest.mark.slow
