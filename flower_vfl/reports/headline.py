@@ -105,7 +105,7 @@ class Lines:
 
     @property
     def open(self) -> bool:
-        """Whether an interval lies wholly above chance that the test over the whole run does not reject.
+        """True if an interval lies wholly above chance that the test over the whole run does not reject.
 
         That is no alarm: of many intervals one lies there by chance. It is no all-clear either, so it is amber.
         """
@@ -236,7 +236,7 @@ class Headline:
 
     @property
     def open(self) -> bool:
-        """Whether no leak was found, but an interval of a party lies wholly above chance."""
+        """True if no leak was found, but an interval of a party lies wholly above chance."""
         return self.status == NO_LEAK and any(lines.open for lines in self.lines)
 
     @property
