@@ -99,8 +99,9 @@ class Reading:
             row = int(bad.argmax())
             raise DataError(
                 f"{place.file}: column {place.column!r}, row {row + 1} holds {values[row].as_py()!r}, {needed} is "
-                f"needed; training rows were taken for that ({self.why}). If it stands for a missing value, name it "
-                f"in the option missing_values; dtype.{self.name}=category takes the column for categories"
+                f"needed; training rows were taken for that ({self.why}). Correct it, or prepare the data again: "
+                f"the option missing_values names what stands for a missing value, dtype.{self.name}=category takes "
+                "the column for categories"
             )
 
 
