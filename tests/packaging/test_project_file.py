@@ -3,6 +3,7 @@
 import importlib.metadata
 import re
 import runpy
+import subprocess
 import sys
 import tomllib
 
@@ -194,6 +195,24 @@ def test_every_page_is_on_the_map_that_the_readme_links():
         page for page in wanted if "project" in page.parts or "api" in page.parts or page.name == "index.md"
     }
     assert wanted - {map_of_pages} - listed - shown_elsewhere == set()  # pages of the site alone
+
+
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [
+        ("github-workflows", ".github/workflows/*.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/[!c]*.yml"),
+        ("github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+        ("citation-file-format", "CITATION.cff"),
+        ("compose-spec", "docs/deployment/containers/*/compose.yaml"),
+    ],
+)
+def test_what_other_programs_read_follows_their_schema(schema, pattern):
+    files = [str(path) for path in ROOT.glob(pattern)]
+    assert files
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_workflows_and_forms_can_be_read_and_run_the_readmes_commands():
