@@ -218,7 +218,7 @@ def ended(path: Path) -> bool:
     ("kibibytes", "least", "stacking"),
     [
         pytest.param(100, 0, "on", id="from the start", marks=pytest.mark.release),
-        pytest.param(2000, 1, "off", id="in the midst"),
+        pytest.param(4000, 1, "off", id="in the midst"),
     ],
 )
 def test_a_full_disk_ends_a_sweep_by_name_and_with_space_it_goes_on_without_repeating_what_has_finished(
